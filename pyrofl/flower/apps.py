@@ -50,12 +50,8 @@ def to_record(records: Mapping[str, Any]) -> Any:
     """Write records as Flower's record."""
     app = flower()["app"]
     content, text = serialize(records)
-    return app.RecordDict(
-        {
-            "arrays": app.ArrayRecord({"tensors": app.Array(np.frombuffer(content, np.uint8))}),
-            "words": app.ConfigRecord({"json": text}),
-        }
-    )
+    arrays = app.ArrayRecord({"tensors": app.Array(np.frombuffer(content, np.uint8))})
+    return app.RecordDict({"arrays": arrays, "words": app.ConfigRecord({"json": text})})
 
 
 def from_record(record: Any) -> Records:
@@ -80,9 +76,8 @@ def client_app(mods: Sequence[Any] = ()) -> Any:
     for mod in mods:
         name = getattr(mod, "__name__", type(mod).__name__)
         if name in ODD_MODS:
-            raise ValueError(
-                f"mod {name}: {ODD_MODS[name]}; expected none of {', '.join(ODD_MODS)}"
-            )
+            expected = f"none of {', '.join(ODD_MODS)}"
+            raise ValueError(f"mod {name}: {ODD_MODS[name]}; expected {expected}")
     modules = flower()
     app = modules["clientapp"].ClientApp(mods=list(mods) or None)
 
@@ -155,9 +150,11 @@ def server_app() -> Any:
         out.mkdir(parents=True, exist_ok=True)
         end = Path(str(config["end"]) or out / "end.json")
         how = sites, int(config["least"]) or sites, float(config["timeout"])
-        settings = Settings(*how, _whose(end.with_name(WHOSE)))
+        nodes = end.with_name(WHOSE)  # node -> the site whose key it has
+        known = json.loads(nodes.read_text(encoding="utf-8")) if nodes.exists() else None
+        whose = known and {int(node): name for node, name in known.items()}
         say = partial(_say, out / LOG)
-        write_json(end, _ended(project, out, GridTransport(grid), settings, say))
+        write_json(end, _ended(project, out, GridTransport(grid), Settings(*how, whose), say))
 
     return app
 
@@ -167,13 +164,6 @@ def _end_as_orphan(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(FAILED)
-
-
-def _whose(file: Path) -> dict[int, str] | None:
-    """Return node -> site whose key it has; None without keys."""
-    if not file.exists():
-        return None
-    return {int(n): name for n, name in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def _say(log: Path, text: str) -> None:

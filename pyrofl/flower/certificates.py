@@ -51,10 +51,8 @@ def refuse_certificate(host: str, cert: str, key: str, ca: str) -> None:
             "and its own key, in PEM and without password"
         ) from error
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = [
-        trusted.wrap_bio(down, up, server_hostname=host),
-        serving.wrap_bio(up, down, server_side=True),
-    ]
+    client = trusted.wrap_bio(down, up, server_hostname=host)
+    sides = [client, serving.wrap_bio(up, down, server_side=True)]
     with _refused(f"--cert {cert}", ca, host):
         for side in sides + sides:
             with suppress(ssl.SSLWantReadError):
@@ -66,9 +64,8 @@ def _trusting(ca: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
-        raise ValueError(
-            f"--ca {ca} cannot be used ({error}); expected a certificate in PEM"
-        ) from error
+        told = f"--ca {ca} cannot be used ({error})"
+        raise ValueError(f"{told}; expected a certificate in PEM") from error
 
 
 @contextmanager
@@ -79,7 +76,5 @@ def _refused(who: str, ca: str, host: str = "") -> Iterator[None]:
     except ssl.SSLError as error:
         why = getattr(error, "verify_message", "") or error.reason or "no TLS"
         name = f"for {host}" if host else "of that name"
-        raise ValueError(
-            f"{who} does not prove who it is: {why}; expected a certificate that {ca} has signed, "
-            f"{name} and of today"
-        ) from error
+        expected = f"a certificate that {ca} has signed, {name} and of today"
+        raise ValueError(f"{who} does not prove who it is: {why}; expected {expected}") from error

@@ -61,10 +61,8 @@ def up(args: Namespace) -> None:
     project = Project.read(args.folder)
     files = sorted((project.folder / "sites").glob("*.csv"))
     if len(files) < args.sites:
-        raise ValueError(
-            f"{project.folder / 'sites'} holds {len(files)} CSV files; expected one for each of "
-            f"--sites {args.sites}"
-        )
+        told = f"{project.folder / 'sites'} holds {len(files)} CSV files"
+        raise ValueError(f"{told}; expected one for each of --sites {args.sites}")
     project.build(args.sites, server=True)
     for file in files[: args.sites]:
         rows_of(project, str(file), file.stem)
@@ -74,8 +72,9 @@ def up(args: Namespace) -> None:
         port = serve_on(group, LOOPBACK, free_port(), [])
         connect(group.home, f"{LOOPBACK}:{port}")
         for file in files[: args.sites]:
+            data, state = str(file.absolute()), str(out / STATES / file.stem)
             node = {"name": file.stem, "project": str(project.folder.absolute())}
-            node |= {"data": str(file.absolute()), "state": str(out / STATES / file.stem)}
+            node |= {"data": data, "state": state}
             start_node(group, file.stem, f"{LOOPBACK}:{port}", node, ["--insecure"])
         ended = run(args, group, project, out)
     finish(args, out, ended)
@@ -107,9 +106,8 @@ def serve(args: Namespace) -> None:
 def refuse_too_few(args: Namespace) -> None:
     """Refuse a server that would wait for more sites than there are."""
     if (args.min_sites or 0) > args.sites:
-        raise ValueError(
-            f"--min-sites is {args.min_sites}; expected no more than --sites, {args.sites}"
-        )
+        most = f"no more than --sites, {args.sites}"
+        raise ValueError(f"--min-sites is {args.min_sites}; expected {most}")
 
 
 def kept_by(group: ProcessGroup) -> list[str]:
@@ -255,9 +253,8 @@ def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> di
     """Submit the run, print the server's log, and return how it ended."""
     end = group.home / f"{group.mark}.json"  # another run of Flower's may still be there, and end
     begin = (out / LOG).stat().st_size if (out / LOG).exists() else 0
-    sites = args.sites
-    settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": sites}
-    settings |= {"least": args.min_sites or sites, "timeout": float(args.timeout)}
+    settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": args.sites}
+    settings |= {"least": args.min_sites or args.sites, "timeout": float(args.timeout)}
     settings |= {"end": str(end)}
     words = ["flwr", "run", str(project.folder), CONNECTION, "--format", "json"]
     told = json.loads(group.ask(*words, "--run-config", words_of(settings)))
@@ -295,9 +292,8 @@ def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) ->
 
 def state(group: ProcessGroup, number: str) -> str:
     """Return the status of a run in Flower, such as "running"."""
-    found = json.loads(
-        group.ask("flwr", "list", CONNECTION, "--run-id", number, "--format", "json")
-    )
+    words = ("flwr", "list", CONNECTION, "--run-id", number, "--format", "json")
+    found = json.loads(group.ask(*words))
     return str(found["runs"][0]["status"]) if found.get("runs") else "unknown"
 
 

@@ -20,7 +20,6 @@ from pyrofl.flower.results import ResultStore
 from pyrofl.flower.site import ASK, LOST, ORDER, OVER, REFUSED, REPLY, TOLD, label
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.transport import Server
-from pyrofl.inference.transport.wire import Flat
 
 Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""
@@ -33,20 +32,12 @@ PAUSE = 0.5  # seconds between two checks for sites
 
 @dataclass(frozen=True)
 class Settings:
-    """How long a server waits, and for how many sites.
+    """How long a server waits, and for how many sites."""
 
-    Attributes:
-        sites: it begins when so many are there.
-        least: smallest number of sites that a round is made of; a round with fewer replies is
-            repeated, up to `REPEATS` times.
-        timeout: seconds that a round waits for replies, and that the server waits for sites.
-        whose: as of `Registry`.
-    """
-
-    sites: int
-    least: int
-    timeout: float
-    whose: Mapping[int, str] | None = None
+    sites: int  # it begins when so many are there
+    least: int  # smallest number of sites of a round; one with fewer replies is repeated
+    timeout: float  # seconds that a round waits for replies, and the server for sites
+    whose: Mapping[int, str] | None = None  # as of `Registry`
 
 
 def coordinate(
@@ -58,15 +49,7 @@ def coordinate(
 ) -> dict[str, ResultStore]:
     """Make the rounds that are left, test after each, and write tables and figures.
 
-    Args:
-        project: with the methods.
-        out: folder of the server's states and of the results; a run in it is resumed.
-        transport: carries messages.
-        settings: how many sites, and how long, to wait for.
-        say: prints a line.
-
-    Returns:
-        The results of every method.
+    The folder `out` holds the server's states and the results; a run in it is resumed.
     """
     with ExitStack() as held:
         out.mkdir(parents=True, exist_ok=True)
@@ -84,27 +67,25 @@ def coordinate(
 
 def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
     """Return the sites as the run began, or all that are there now."""
-    if path.exists():
+    is_resumed = path.exists()
+    if is_resumed:
         found = json.loads(path.read_text(encoding="utf-8"))
         if len(found) != settings.sites:
             raise ValueError(
                 f"{path.parent} holds a run of {len(found)} sites ({', '.join(found)}); expected "
                 f"--sites {len(found)}, or another --out"
             )
-        register.expected = _sites(found)
+    else:
+        wait(register, settings.sites, settings.timeout)
+        there = sorted(register.sites.items())
+        found = {name: [list(site.names), list(site.sizes)] for name, site in there}
+        write_json(path, found)
+    expected = {name: (tuple(names), tuple(sizes)) for name, (names, sizes) in found.items()}
+    register.expected = expected
+    if is_resumed:
         with suppress(Stopped):  # a late site only misses rounds
-            wait(register, len(found), settings.timeout)
-        return register.expected
-    wait(register, settings.sites, settings.timeout)
-    there = sorted(register.sites.items())
-    found = {name: [list(site.names), list(site.sizes)] for name, site in there}
-    write_json(path, found)
-    register.expected = _sites(found)
-    return register.expected
-
-
-def _sites(found: Mapping[str, Any]) -> Sites:
-    return {name: (tuple(names), tuple(sizes)) for name, (names, sizes) in found.items()}
+            wait(register, settings.sites, settings.timeout)
+    return expected
 
 
 def wait(register: Registry, count: int, timeout: float) -> None:
@@ -114,11 +95,8 @@ def wait(register: Registry, count: int, timeout: float) -> None:
     while len(register.sites) < count:
         if time.monotonic() > end:
             there = ", ".join(sorted(register.sites)) or "none"
-            raise Stopped(
-                f"{len(register.sites)} sites are there after {timeout:g} s ({there}); expected "
-                f"{count} (--min-sites, --timeout)",
-                FAILED,
-            )
+            told = f"{len(register.sites)} sites are there after {timeout:g} s ({there})"
+            raise Stopped(f"{told}; expected {count} (--min-sites, --timeout)", FAILED)
         time.sleep(PAUSE)
         register.look()
 
@@ -137,21 +115,14 @@ class Rounds:
     ) -> None:
         """Start, or resume the run in the folder."""
         self.project, self.registry, self.settings, self.say = project, register, settings, say
-        self.sites = sites
-        self._repeated = 0
+        self.sites, self._repeated = sites, 0
         sizes = {
             n: size for names, each in sites.values() for n, size in zip(names, each, strict=True)
         }
         self.methods = project.build(len(sizes), server=True)
+        roster = list(sizes), list(sizes.values()), project.type, project.seed
         self.servers = {
-            name: Server(
-                method,
-                list(sizes),
-                list(sizes.values()),
-                project.type,
-                project.seed,
-                state=out / name / "server",
-            )
+            name: Server(method, *roster, state=out / name / "server")
             for name, method in self.methods.items()
         }
         self.stores = {
@@ -167,14 +138,12 @@ class Rounds:
     def step(self) -> None:
         """Evaluate the last round and make the next, of all methods that have one left."""
         wait(self.registry, self.settings.least, self.settings.timeout)
-        holders = {
-            name: site for name, (site, _) in self.sites.items() if name in self.registry.sites
-        }
+        there = self.registry.sites
+        holders = {name: clients for name, (clients, _) in self.sites.items() if name in there}
         begun = time.monotonic()
         messages: dict[str, Records] = {name: {} for name in holders}
-        training = [
-            n for n, server in self.servers.items() if server.state.number < self.project.rounds
-        ]
+        rounds = self.project.rounds
+        training = [n for n, server in self.servers.items() if server.state.number < rounds]
         asking = [n for n, store in self.stores.items() if store.due]
         for method, server in self.servers.items():
             records = {}
@@ -192,7 +161,7 @@ class Rounds:
             count = range(len(self.stores[method].asked))
             self.stores[method].scored([_told(answers, label(TOLD, method, i)) for i in count])
         for method in training:
-            self._take(method, self.servers[method], answers, time.monotonic() - begun)
+            self._take(method, answers, time.monotonic() - begun)
         if training:
             number = max(self.servers[n].state.number for n in training)
             self.say(
@@ -208,10 +177,8 @@ class Rounds:
             return False
         self._repeated += 1
         number = self.servers[training[0]].state.number + 1
-        told = (
-            f"round {number}: {replied} sites replied; expected at least {self.settings.least} "
-            "(--min-sites)"
-        )
+        least = f"at least {self.settings.least} (--min-sites)"
+        told = f"round {number}: {replied} sites replied; expected {least}"
         if self._repeated > REPEATS:
             raise Stopped(f"{told}; it was repeated {REPEATS} times", FAILED)
         self.say(f"{told}; the round is repeated")
@@ -233,12 +200,10 @@ class Rounds:
             self.say(f"no reply of {', '.join(missing)}")
         return answers
 
-    def _take(
-        self, method: str, server: Server, answers: Mapping[str, Records], seconds: float
-    ) -> None:
+    def _take(self, method: str, answers: Mapping[str, Records], seconds: float) -> None:
         """Aggregate the replies of a round; clients that lost their state start as new ones."""
-        old = server.state
-        state = server.take(_told(answers, label(REPLY, method)))
+        old = self.servers[method].state
+        state = self.servers[method].take(_told(answers, label(REPLY, method)))
         for reason in state.rejected:
             self.say(f"{method}: {reason}")
         self.stores[method].made(old, state, seconds)
@@ -246,17 +211,14 @@ class Rounds:
 
     def _take_back(self, method: str, answers: Mapping[str, Records]) -> None:
         """Make new clients of those that report that their state is lost."""
-        for site, answer in answers.items():
-            if lost := answer.get(label(LOST, method)):
-                self._rejoin(method, self.servers[method], site, lost)
-
-    def _rejoin(self, method: str, server: Server, site: str, lost: Flat) -> None:
-        names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]
-        try:
-            server.reset_clients(names)
-        except ValueError as error:
-            self.say(f"{site} cannot rejoin {method}: {error}")
-        else:
+        for site, lost in _told(answers, label(LOST, method)).items():
+            names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]
+            try:
+                self.servers[method].reset_clients(names)
+            except ValueError as error:
+                self.say(f"{site} cannot rejoin {method}: {error}")
+            else:
+                self.say(f"{site} has lost its state of {method}: {', '.join(names)} restart")
             self.say(f"{site} has lost its state of {method}: {', '.join(names)} restart")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-
-from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.files import run_folder
@@ -24,13 +22,7 @@ FEW = (2, 3)  # rows of each client; what leaves must not depend on how many the
 def leaving(
     project: Project, data: Federation, min_scored_rows: int | None = MIN_SCORED_ROWS
 ) -> str:
-    """Return a table of all that goes to the server, once as a site joins and in every round.
-
-    Args:
-        project: with the methods.
-        data: rows of the site.
-        min_scored_rows: as of `pyrofl.Client`.
-    """
+    """Return a table of all that goes to the server, once as a site joins and in every round."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
         scored = min_scored_rows is not None
@@ -70,11 +62,8 @@ def leaving(
 
 def _cut(data: Federation, count: int) -> Federation:
     """Return a federation with a few rows of each client."""
-
-    def short(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(rows[:count] for rows in parts)
-
-    return replace(data, train=short(data.train), test=short(data.test))
+    train, test = (tuple(rows[:count] for rows in part) for part in (data.train, data.test))
+    return replace(data, train=train, test=test)
 
 
 def _tested(data: Federation) -> Part:

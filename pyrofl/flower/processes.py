@@ -167,14 +167,9 @@ def free_port() -> int:
 def connect(home: Path, address: str, ca: str = "") -> None:
     """Write how Flower's own commands reach the server."""
     safe = f"root-certificates = {json.dumps(ca)}" if ca else "insecure = true"
-    lines = [
-        "[superlink]",
-        f'default = "{CONNECTION}"',
-        f"[superlink.{CONNECTION}]",
-        f'address = "{address}"',
-        safe,
-    ]
-    (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
+    lines += [f'address = "{address}"', safe, ""]
+    (home / "config.toml").write_text("\n".join(lines), encoding="utf-8")
 
 
 def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import runpy
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import Count, ShareBelowOne, Whole, check_fields
+from pyrofl.arguments import Count, ShareBelowOne, Whole, check_fields, known
 from pyrofl.data import Federation
 from pyrofl.data.loaders.csv_files import LIKELIHOODS
 from pyrofl.data.outlines import outline
 from pyrofl.data.roster import names_of
-from pyrofl.data.tables.columns import complete, read
+from pyrofl.data.tables.columns import Column, complete, read
 from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.tasks import Task, network
 from pyrofl.inference.engine.server_round import by_round
@@ -32,42 +34,24 @@ OWN = ("folder", "unlabelled")  # of one side: not compared
 
 @dataclass(frozen=True)
 class Project:
-    """What is in the table [tool.pyrofl] of a project folder.
+    """What is in the table [tool.pyrofl] of a project folder."""
 
-    Attributes:
-        folder: where it was read.
-        methods: names as `pyrofl list` has them, or "FILE.py:NAME", a function of a federation
-            without rows (`pyrofl.data.outline`) that returns a method. All are trained side by
-            side.
-        features: columns of x, in this order.
-        target: column of y.
-        classes: names of the classes, at every site the same; none for a number.
-        likelihood: see `pyrofl list`.
-        settings: of methods, as --set.
-        net: network, as --net.
-        group: column that identifies the client, if a site has several.
-        rounds: of training.
-        seed: of all random numbers.
-        dtype: "float32" or "float64".
-        test_share: share of each client's rows that is kept for testing.
-        unlabelled: CSV file in the server's folder, rows without target that the server learns
-            from; sites need none.
-    """
-
-    folder: Path
+    folder: Path  # where it was read
+    # Names as `pyrofl list` has them, or "FILE.py:NAME", a function of a federation without rows
+    # (`pyrofl.data.outline`) that returns a method. All are trained side by side.
     methods: tuple[str, ...]
-    features: tuple[str, ...]
-    target: str
-    classes: tuple[str, ...] = ()
-    likelihood: str = "categorical"
-    settings: tuple[str, ...] = ()
-    net: str = "softmax"
-    group: str = ""
+    features: tuple[str, ...]  # columns of x, in this order
+    target: str  # column of y
+    classes: tuple[str, ...] = ()  # at every site the same; none for a number
+    likelihood: str = "categorical"  # see `pyrofl list`
+    settings: tuple[str, ...] = ()  # of methods, as --set
+    net: str = "softmax"  # as --net
+    group: str = ""  # column that identifies the client, if a site has several
     rounds: Count = 10
-    seed: Whole = 0
+    seed: Whole = 0  # of all random numbers
     dtype: Literal["float32", "float64"] = "float32"
-    test_share: ShareBelowOne = 0.2
-    unlabelled: str = ""
+    test_share: ShareBelowOne = 0.2  # of each client's rows
+    unlabelled: str = ""  # CSV file of the server alone: rows without target to learn from
 
     @classmethod
     def read(cls, folder: str | Path) -> Project:
@@ -108,16 +92,18 @@ class Project:
             check_fields(self)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        known = self.likelihood.partition(":")[0] in LIKELIHOODS
         categorical = self.likelihood == "categorical"
         fits = {
-            "likelihood": (known, f"one of {', '.join(LIKELIHOODS)}"),
+            "likelihood": (
+                self.likelihood.partition(":")[0] in LIKELIHOODS,
+                f"one of {', '.join(LIKELIHOODS)}",
+            ),
             "classes": (
                 len(self.classes) > 1 if categorical else not self.classes,
                 "two names or more for categorical, and none for others",
             ),
             "features": (
-                self.target not in self.features and self.group not in self.features,
+                not {self.target, self.group} & {*self.features},
                 "no target and no group among them",
             ),
         }
@@ -162,16 +148,24 @@ class Project:
         own = {m.rpartition(":")[2]: self._own(m, data) for m in self.methods if m not in named}
         return {label: (found | own)[label] for label in self.labels}
 
+    def columns(self, path: str, owners: Sequence[str] = ()) -> dict[str, Column]:
+        """Read the columns of a CSV file; features and owners must be there, without gaps."""
+        table = read(path)
+        for name in (*self.features, *owners):
+            known(name, list(table), f"column in {path}:")
+        complete([table[name] for name in (*self.features, *owners)], "refuse")
+        return table
+
+    def x(self, columns: Mapping[str, Column]) -> Tensor:
+        """Return the features in the project's order, float32 [N, columns]."""
+        for name in self.features:
+            columns[name].refuse_text("numbers as features")
+            columns[name].refuse_odd("write numbers")
+        return torch.from_numpy(np.stack([columns[n].single() for n in self.features], 1))
+
     def spare(self) -> Tensor:
         """Read the server's rows without target, [U, x]."""
-        path = str(self.folder / self.unlabelled)
-        table = read(path)
-        if missing := [name for name in self.features if name not in table]:
-            raise ValueError(f"{path} has no column {missing[0]!r}; expected all features")
-        used = [table[name] for name in self.features]
-        whole = complete(used, "refuse")
-        columns = [torch.from_numpy(column.at(whole).single()) for column in used]
-        return torch.stack(columns, 1).to(self.type)
+        return self.x(self.columns(str(self.folder / self.unlabelled))).to(self.type)
 
     def _here(self, spec: str) -> str:
         """Find "FILE.py:NAME" in the project folder."""

@@ -31,10 +31,8 @@ def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
         for name, value in flat.items():
             if torch.is_tensor(value):
                 same = value.dim() > 0 and len(value) > 1 and not value.stride(0)
-                words[label][f"{MARK}{name}"] = [
-                    key := str(len(tensors)),
-                    len(value) if same else 0,
-                ]
+                key, clients = str(len(tensors)), len(value) if same else 0
+                words[label][f"{MARK}{name}"] = [key, clients]
                 row = (value[:1] if same else value).detach().cpu()
                 tensors[key] = row.clone(memory_format=torch.contiguous_format)
             else:

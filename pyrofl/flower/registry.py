@@ -41,20 +41,15 @@ class Member:
 
 @dataclass
 class Registry:
-    """The sites that are there.
-
-    Attributes:
-        sites: name -> site.
-        expected: site -> clients and sizes of the run; None before it has begun.
-        whose: node -> the site whose key it has; None where nodes need no key.
-    """
+    """The sites that are there."""
 
     project: Project
     transport: Transport
     say: Callable[[str], None]
-    sites: dict[str, Member] = field(default_factory=dict)
+    sites: dict[str, Member] = field(default_factory=dict)  # name -> site
+    # Site -> clients and sizes of the run; None before it has begun.
     expected: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] | None = None
-    whose: Mapping[int, str] | None = None
+    whose: Mapping[int, str] | None = None  # node -> the site whose key it has; None without keys
     _met: dict[int, Flat | None] = field(default_factory=dict)  # what a node said; None: refused
     _said: set[tuple[int, str]] = field(default_factory=set)
 
@@ -70,10 +65,6 @@ class Registry:
         for node, said in sorted(self._met.items()):
             if said is not None:
                 self._place(node, said)
-
-    def nodes(self) -> dict[int, str]:
-        """Return node -> the site that it speaks for."""
-        return {site.node: name for name, site in self.sites.items()}
 
     def _heard(self, node: int, answer: Records) -> Flat | None:
         """Return the introduction of a node; None, with a line, if there is none."""
@@ -117,12 +108,10 @@ class Registry:
             return ""
         if name not in self.expected:
             return f"the run has begun without it; expected one of {', '.join(self.expected)}"
-        names, sizes = self.expected[name]
-        if (names, sizes) != (site.names, site.sizes):
-            was, now = (
-                dict(zip(*of, strict=True)) for of in ((names, sizes), (site.names, site.sizes))
-            )
-            return f"its clients have {now} rows; expected {was}, as when the run began"
+        now = site.names, site.sizes
+        if self.expected[name] != now:
+            was, are = (dict(zip(*of, strict=True)) for of in (self.expected[name], now))
+            return f"its clients have {are} rows; expected {was}, as when the run began"
         return ""
 
     def _tell(self, node: int, text: str) -> None:

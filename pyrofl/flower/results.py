@@ -35,18 +35,12 @@ from pyrofl.inference.transport.wire import Flat
 
 KEPT = "records.safetensors"
 TRIES = 3  # of an evaluation without answers
+# Fields of a project that are those of an experiment.
+SAME = ("target", "likelihood", "net", "settings", "rounds", "seed", "test_share")
 
 
 class ResultStore:
-    """Stores the records of rounds and the scores of one method on disk after each.
-
-    Args:
-        folder: of the method's results.
-        project: with rounds and classes.
-        name: of the method.
-        method: of any round.
-        server: of the method.
-    """
+    """Stores the records of rounds and the scores of one method on disk after each."""
 
     def __init__(
         self, folder: Path, project: Project, name: str, method: Method, server: Server
@@ -56,12 +50,11 @@ class ResultStore:
         self.method, self.server = method, server
         self.scores: list[Scores] = []
         self._tries = 0
-        roster = server.roster
-        shape, classes = (len(project.features),), project.classes
-        data = outline(roster.names, roster.sizes, shape, (), classes, project.type)
-        columns = Preprocessor(tuple(map(Prepared, project.features)))  # read as they are
-        source = Source(project.target, project.features, preparation=columns)
-        data = hidden(facts(replace(data, source=source)))
+        roster, features = server.roster, project.features
+        shape = (roster.names, roster.sizes, (len(features),), (), project.classes, project.type)
+        columns = Preprocessor(tuple(map(Prepared, features)))  # read as they are
+        source = Source(project.target, features, preparation=columns)
+        data = hidden(facts(replace(outline(*shape), source=source)))
         self.run = Run(method, data, server.state, server.seed)
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / KEPT).exists():
@@ -116,8 +109,7 @@ class ResultStore:
 
     def finish(self) -> list[str]:
         """Write tables and figures; return why figures are lacking."""
-        run, scores = self.run, self.scores
-        folder = self.folder
+        run, scores, folder = self.run, self.scores, self.folder
         write_tables(folder, run, scores, {})
         run_folder.write_json(folder / "run.json", self._facts())
         save(run, folder / run_folder.CHECKPOINT)
@@ -140,23 +132,17 @@ class ResultStore:
 
     def _facts(self) -> dict[str, Any]:
         """Return what run.json holds."""
-        run, names = self.run, self.server.roster.names
+        run, project, names = self.run, self.project, self.server.roster.names
+        same: dict[str, Any] = {name: getattr(project, name) for name in SAME}
         experiment = Experiment(
             methods=(self.name,),
-            data=f"sites of {self.project.folder}",
-            target=self.project.target,
-            features=",".join(self.project.features),
-            likelihood=self.project.likelihood,
-            net=self.project.net,
-            settings=self.project.settings,
-            rounds=self.project.rounds,
-            seed=self.project.seed,
+            data=f"sites of {project.folder}",
+            features=",".join(project.features),
             partition="groups",
-            test_share=self.project.test_share,
             out=str(self.folder),
+            **same,
         )
-        seed, likelihood = self.project.seed, self.project.likelihood
-        return facts_of(experiment, run, self.scores, seed, likelihood) | {
+        return facts_of(experiment, run, self.scores, project.seed, project.likelihood) | {
             "project": self.project.agreed,
             "sizes": dict(zip(names, self.server.roster.sizes.tolist(), strict=True)),
             "each_round": [

@@ -58,13 +58,8 @@ def greeting(project: Project) -> Records:
 class Site:
     """The rows of a site and the states of its clients.
 
-    Args:
-        name: unique among the sites.
-        project: the site's own copy of the project; its method is run, and no other.
-        data: CSV file.
-        state: folder of the clients' states and of the log.
-        rejoin: clients that have lost their state return as new clients.
-        min_scored_rows: as of `pyrofl.Client`.
+    Its own copy of the project is run, and no other. Clients that have lost their state return as
+    new ones if they may `rejoin`. The folder `state` has the clients' states and the log.
     """
 
     def __init__(
@@ -143,24 +138,17 @@ class Site:
     ) -> Predictions:
         """Predict rows of a client from its own state and the server's last message.
 
-        Args:
-            method: label.
-            x: rows, [N, columns].
-            client: name.
-            model: view; default the one that the method is about.
-            asked: adapted, draws and seed of `Run.predict`.
+        Rows are [N, columns]; other arguments are those of `Run.predict`.
         """
         known(method, self.project.labels, "method")
         view = model or usual(by_round(self.project.build(self.data.clients)[method])(0))[0]
         path = self._question(method, view)
         if not path.exists():
-            found = [
-                one.stem.partition(" ")[2] for one in path.parent.glob(f"{method} *.safetensors")
-            ]
-            have = f"one of {', '.join(sorted(found))}" if found else "a study after an evaluation"
-            raise ValueError(
-                f"the server has sent no {view} model of {method} to {self.name}; expected {have}"
-            )
+            there = path.parent.glob(f"{method} *.safetensors")
+            found = sorted(one.stem.partition(" ")[2] for one in there)
+            have = f"one of {', '.join(found)}" if found else "a study after an evaluation"
+            told = f"the server has sent no {view} model of {method} to {self.name}"
+            raise ValueError(f"{told}; expected {have}")
         question = checkpoint_file.read(path, {})
         return self.client(method, question).predict(question, x, client, **asked)
 
@@ -178,10 +166,9 @@ class Site:
         clients = number(flat, "clients")
         if clients not in self._built:
             self._built[clients] = self.project.build(clients)
-        built = self._built[clients][method]
-        least = self.min_scored_rows
-        how: dict[str, Any] = {"state": self.state / method, "min_scored_rows": least}
-        return Client(built, self.data, self.project.seed, **how)
+        how: dict[str, Any] = {"min_scored_rows": self.min_scored_rows}
+        how["state"] = self.state / method
+        return Client(self._built[clients][method], self.data, self.project.seed, **how)
 
 
 def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
