@@ -118,6 +118,8 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
         bins: client -> bins [bins], as `pyrofl.checks.calibration_by_client` returns them.
         ax: where to draw; None makes a figure.
     """
+    from scipy.stats import binomtest
+
     figure, axes = style.one_panel(6.4, style.height(len(bins)), ax, grid=None)
     names, places = [], np.arange(len(bins))
     sure, right, low, high = np.full((4, len(bins)), np.nan)
@@ -127,7 +129,8 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
         names.append(f"{name} ({rows:.0f} rows, ECE {float(calibration_error(found)[0]):.2f})")
         if rows:
             sure[j], right[j] = (count @ values / rows for values in (confidence, share))
-            low[j], high[j] = wilson(right[j], rows)
+            test = binomtest(round(right[j] * rows), int(rows))
+            low[j], high[j] = test.proportion_ci(method="wilson")
     error = np.maximum((right - low, high - right), 0.0)  # where all are right, but for rounding
     look: dict[str, Any] = {"fmt": "o", "color": COLOURS[0], "ms": 5, "lw": 1.6}
     axes.errorbar(right, places, xerr=error, **look, label="right (share), 95% interval")
@@ -136,19 +139,6 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
     axes.set(xlabel="share of the client's rows; probability of the predicted class")
     axes.set_xlim(right=1.01)
     return with_legend(figure, [axes], ax=ax)
-
-
-def wilson(share: float, rows: float) -> tuple[float, float]:
-    """Return the ends of Wilson's 95% interval of a share of so many rows.
-
-    >>> low, high = wilson(0.9, 10)
-    >>> round(low, 3), round(high, 3)
-    (0.596, 0.982)
-    """
-    z = 1.959964
-    centre = (share + z**2 / (2 * rows)) / (1 + z**2 / rows)
-    half = z * (share * (1 - share) / rows + z**2 / (4 * rows**2)) ** 0.5 / (1 + z**2 / rows)
-    return centre - half, centre + half
 
 
 def narrowing(

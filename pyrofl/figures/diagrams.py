@@ -62,10 +62,8 @@ def plates(relations: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     tall = max(Counter(node.column for node in nodes).values())
     size = (WIDE * columns + 0.4, TALL * tall + 1.3)
     figure, axes = style.one_panel(*size, ax, grid=None)
-    axes.set(
-        xlim=(-0.6 * WIDE, (columns - 0.4) * WIDE),
-        ylim=(-0.75 - TALL * tall / 2, TALL * tall / 2 + 0.55),
-    )
+    axes.set_xlim(-0.6 * WIDE, (columns - 0.4) * WIDE)
+    axes.set_ylim(-0.75 - TALL * tall / 2, TALL * tall / 2 + 0.55)
     axes.set_axis_off()
     for depth, (name, words) in enumerate(PLATES.items()):
         _box(axes, [n for n in nodes if name in n.plates], words, depth)
@@ -100,17 +98,10 @@ def _nodes(relations: Mapping[str, Any]) -> list[Node]:
         home[tensor] = found[place, role]
     for name, site in relations.items():
         reads = tuple(dict.fromkeys(home[n] for n in site.reads if n in home))
-        key: Any = (site.distribution, site.plates, site.observed, reads)
-        key = (*key, name) if not _weight(name) else key
-        home[name] = put(
-            key, Node(site.distribution, site.plates, site.observed, [], [*reads]), name
-        )
+        of = (site.distribution, site.plates, site.observed)
+        alone = "" if "." in name else name  # a network's weights are many, and drawn alike
+        home[name] = put((*of, reads, alone), Node(*of, [], [*reads]), name)
     return nodes
-
-
-def _weight(name: str) -> bool:
-    """Say whether a site is one of a network's, which are many and drawn alike."""
-    return "." in name
 
 
 def _placed(nodes: list[Node]) -> list[Node]:
@@ -156,21 +147,11 @@ def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
     low, high = low + 0.05 + 0.28 * depth, high - 0.05 - 0.14 * depth
     pad = 0.56 - 0.09 * depth
     corner, size = (left - pad * WIDE, low), (right - left + 2 * pad * WIDE, high - low)
-    look: dict[str, Any] = {
-        "boxstyle": "round,pad=0,rounding_size=0.12",
-        "fc": "none",
-        "ec": "#666666",
-    }
-    axes.add_patch(FancyBboxPatch(corner, *size, lw=1.2, **look))
-    axes.text(
-        corner[0] + size[0] - 0.1,
-        low + 0.07,
-        words,
-        ha="right",
-        va="bottom",
-        fontsize=10,
-        color="#444444",
-    )
+    look: dict[str, Any] = {"fc": "none", "ec": "#666666", "lw": 1.2}
+    shape = "round,pad=0,rounding_size=0.12"
+    axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=shape, **look))
+    place, look = (corner[0] + size[0] - 0.1, low + 0.07), {"ha": "right", "va": "bottom"}
+    axes.text(*place, words, fontsize=10, color="#444444", **look)
 
 
 def _arrow(axes: Axes, parent: Node, child: Node) -> None:
@@ -191,8 +172,7 @@ def _draw(axes: Axes, node: Node) -> None:
     tensor = node.kind in TENSORS
     wide, tall = 0.8 * WIDE, 0.66 * TALL
     face, edge = _colours(node)
-    round_ = 0.02 if tensor else 0.36
-    shape = f"round,pad=0,rounding_size={round_}"
+    shape = f"round,pad=0,rounding_size={0.02 if tensor else 0.36}"
     corner = (node.at[0] - wide / 2, node.at[1] - tall / 2)
     look: dict[str, Any] = {"boxstyle": shape, "fc": face, "ec": edge, "lw": 1.4, "zorder": 2}
     axes.add_patch(FancyBboxPatch(corner, wide, tall, **look))

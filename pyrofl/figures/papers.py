@@ -15,15 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "after_epochs",
-    "alphas",
-    "confidence_histogram",
-    "densities",
-    "distance",
-    "histograms",
-    "simplex",
-]
+__all__ = ["after_epochs", "alphas", "confidence_histogram", "densities", "distance"]
+__all__ += ["histograms", "simplex"]
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
 

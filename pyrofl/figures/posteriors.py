@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["cost", "courses", "forest", "lines", "pooling", "shrinkage"]
 
 MOST_ROWS = 30  # that can be read one by one
+MOST_LETTERS = 16  # of the name of a dot
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
 GOLDEN = 0.618034  # multiples of it, less their whole parts, keep apart
 NEAR = "grey: shifts below 0.2 sds, ratios within 15%"
@@ -76,24 +77,18 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
             _apart(axes, column, values, places, names)
             worst = int(np.abs(values - target).argmax())
             if len(part) > 1:
-                label = _label(str(part.index[worst]), variable)
+                label = str(part.index[worst])
+                if len(label) > MOST_LETTERS:  # then without what all of the lane have in common
+                    inner = label.removeprefix(f"{variable}[").removesuffix("]")
+                    label = style.short(inner, MOST_LETTERS)
                 longest = max(longest, len(label))
                 _name(axes, label, values[worst], places[worst], target)
         farthest = float(np.abs(table[column] - target).max())
         _reach(axes, column, farthest / (1 - 0.045 * longest))  # with room for the names
-        style.name_rows(axes, [_counted(name, len(part)) for name, part in lanes.items()])
+        counted = ((name, len(part)) for name, part in lanes.items())
+        style.name_rows(axes, [f"{name} ({n})" if n > 1 else name for name, n in counted])
     grid[0].lines[1].set_label("a coordinate of the variable; the farthest has its name")
     return with_legend(figure, grid[:1], note=_note(table))
-
-
-def _label(name: str, variable: str, most: int = 16) -> str:
-    """Return the name of a coordinate, or what tells it from the others if that is shorter."""
-    inner = name.removeprefix(f"{variable}[").removesuffix("]")
-    return name if len(name) <= most else style.short(inner, most)
-
-
-def _counted(name: str, rows: int) -> str:
-    return f"{name} ({rows})" if rows > 1 else name
 
 
 def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:

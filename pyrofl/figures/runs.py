@@ -21,16 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "comparison",
-    "convergence",
-    "curves",
-    "reliability",
-    "save",
-    "try_out",
-    "tuning",
-    "watched",
-]
+__all__ = ["comparison", "convergence", "curves", "reliability", "save", "try_out", "tuning"]
+__all__ += ["watched"]
 
 # A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
 # and then a bin of hundreds can be a handful of different ones: it must hold 2% of all as well.
@@ -109,9 +101,8 @@ def convergence(run: Any) -> Figure:
     table, verdict = run.convergence(), run.verdict
     moved = table.melt(["round", "site"] + ["seed"] * ("seed" in table), [*PARTS], "part").dropna()
     if moved.empty:
-        raise ValueError(
-            f"the run moved nothing that is known ({verdict}); expected an aggregation"
-        )
+        why = f"the run moved nothing that is known ({verdict})"
+        raise ValueError(f"{why}; expected an aggregation")
     moved["small"] = moved["part"].map(verdict.small)
     late = moved[moved["round"] > moved["round"].max() - LATE]
     far = (late["value"] / late["small"]).groupby(late["site"], sort=False).mean()
@@ -163,10 +154,8 @@ def watched(run: Any) -> Figure:
             axes.plot(*zip(*at, strict=True), label=words[name], **looks[words[name]])
     for name, fact in facts.items():
         if fact.high is not None:
-            over = any(
-                one.records and one.records[-1].watched.get(name, 0.0) > fact.high for one in runs
-            )
-            told = "too high" if over else "not too high"
+            last = (records[-1].watched.get(name, 0.0) for records in each if records)
+            told = "too high" if any(value > fact.high for value in last) else "not too high"
             label = f"limit {fact.high:g}: {told} after the last round"
             axes.axhline(fact.high, color=looks[words[name]]["color"], linestyle=":", label=label)
     axes.set_ylabel(*words.values() if len(words) == 1 else ["value"])

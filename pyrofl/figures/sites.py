@@ -30,7 +30,8 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     counts = np.asarray(counts)
     clients, kinds = counts.shape
     wide = float(np.clip(0.32 * clients, 3, 10))
-    heights = [1.0] + [_tall(kinds)] * (kinds > 1)
+    tall = float(np.clip(0.25 * kinds, 1.5, 6))  # inches for the classes
+    heights = [1.0] + [tall] * (kinds > 1)
     figure = style.canvas(wide + 2, sum(heights) + 1.4)
     grid = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False).ravel()
     bars, *heat = grid
@@ -40,28 +41,23 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     bars.spines[["top", "right"]].set_visible(False)
     style.label_places(grid[-1].xaxis, names, clients, "client", room=wide / clients)
     for axes in heat:
-        _classes(figure, axes, counts, classes)
+        _classes(figure, axes, counts, classes, tall / 0.15)
     return figure
 
 
-def _tall(kinds: int) -> float:
-    """Return the height of so many classes, in inches."""
-    return float(np.clip(0.25 * kinds, 1.5, 6))
-
-
-def _classes(figure: Figure, heat: Axes, counts: Any, classes: Sequence[str]) -> None:
+def _classes(
+    figure: Figure, heat: Axes, counts: Any, classes: Sequence[str], aspect: float
+) -> None:
     """Draw rows of each class, [clients, classes], as colours."""
     from matplotlib.colors import PowerNorm
 
-    kinds = counts.shape[1]
     edges = [np.arange(places + 1) - 0.5 for places in counts.shape]
     # The root shows the few rows of a class beside the many.
     look: dict[str, Any] = {"norm": PowerNorm(0.5, vmin=0, vmax=max(1, counts.max()))}
     look["linewidth"] = 0.5 if max(counts.shape) <= 40 else 0
     image = heat.pcolormesh(*edges, counts.T, cmap="Blues", edgecolors="white", **look)
     heat.invert_yaxis()
-    style.label_places(heat.yaxis, classes, kinds, "class")
-    aspect = _tall(kinds) / 0.15
+    style.label_places(heat.yaxis, classes, counts.shape[1], "class")
     bar = figure.colorbar(image, ax=heat, label="rows of the class", pad=0.01, aspect=aspect)
     bar.locator = style.whole_numbers(6)
 

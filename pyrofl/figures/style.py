@@ -38,11 +38,8 @@ METRICS = {
     "rmse": "root mean squared error (units of y)",
     "crps": "continuous ranked probability score (units of y)",
 }
-POPULATIONS = {
-    "training": "clients that train",
-    "held_out": "new clients",
-    "pooled": "all test rows",
-}
+POPULATIONS = {"training": "clients that train", "held_out": "new clients"}
+POPULATIONS["pooled"] = "all test rows"
 SHARES = {"smallest_": "smallest 10% of clients", "pooled_": POPULATIONS["pooled"]}
 ADAPTED = {"none": "", "adapt": ", adapted", "phases": ", trained once more"}
 
@@ -228,9 +225,8 @@ def label_places(
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Label places 0, 1... from top to bottom, one for each row."""
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_yticks(
-        range(len(names)), [plain(short(n)) for n in names], fontsize=9 if len(names) <= 40 else 6
-    )
+    size = 9 if len(names) <= 40 else 6
+    axes.set_yticks(range(len(names)), [plain(short(n)) for n in names], fontsize=size)
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
 
@@ -242,15 +238,7 @@ def with_legend(
     note: str = "",
     ax: Axes | None = None,
 ) -> Figure:
-    """Put one legend above all panels, or in the reader's `ax`; return the figure.
-
-    Args:
-        figure: to return.
-        panels: whose labels are taken.
-        order: of the labels.
-        note: above them.
-        ax: axes of the reader's own, if he gave some; other panels of his figure are let alone.
-    """
+    """Put one legend above all panels, or in the reader's `ax` alone; return the figure."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
