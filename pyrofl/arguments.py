@@ -20,17 +20,7 @@ from math import inf
 from numbers import Integral, Real
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 CHECKED = ("pyrofl", "torch")  # whose classes in annotations are meant
 KNOWN = ("builtins", "torch", "numpy", "pandas", "pyrofl")  # whose classes stand for nothing else
@@ -107,14 +97,11 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Refuse the first value that its annotation does not allow, by the argument's name."""
     for name, value in values.items():
         if name in hints and (expected := _unlike(value, hints[name])):
-            shown = repr(value) if _is_short(value) else f"a {type(value).__name__}"
+            is_short = value is None or isinstance(value, str | Real)
+            shown = repr(value) if is_short else f"a {type(value).__name__}"
             raise ValueError(f"{name} is {shown}; expected {expected}")
         if isinstance(value, str | PurePath) and "\0" in str(value):
             raise ValueError(f"{name} is {str(value)!r}; expected no NUL character in it")
-
-
-def _is_short(value: Any) -> bool:
-    return value is None or isinstance(value, str | Real)
 
 
 class _Allowed(NamedTuple):
@@ -130,9 +117,8 @@ def _allowed(hint: Any) -> _Allowed:
     given = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kinds = [get_origin(k) if _is_checked(get_origin(k)) else k for k in given]  # Chains[Run] too
     ranges = [k for k in kinds if get_origin(k) is Annotated]
-    return _Allowed(
-        kinds, ranges, [w for k in kinds if get_origin(k) is Literal for w in get_args(k)]
-    )
+    words = [w for k in kinds if get_origin(k) is Literal for w in get_args(k)]
+    return _Allowed(kinds, ranges, words)
 
 
 def _unlike(value: Any, hint: Any) -> str:

@@ -13,23 +13,14 @@ DEPARTURES, USE = "Departures from ", "Use it "
 
 @dataclass(frozen=True)
 class Paper:
-    """The docstring of a method's module.
+    """The docstring of a method's module."""
 
-    Attributes:
-        name: of the method, as its paper writes it.
-        headline: what it does, in a line.
-        source: who wrote it up, and where.
-        parts: what follows, in order: a text, or the lines of a block of equations.
-        use: where to use it, and what it assumes.
-        departures: what is not as in the paper; "" where all is.
-    """
-
-    name: str
-    headline: str
-    source: str
-    parts: tuple[str | tuple[str, ...], ...]
-    use: str
-    departures: str
+    name: str  # of the method, as its paper writes it
+    headline: str  # what it does, in a line
+    source: str  # who wrote it up, and where
+    parts: tuple[str | tuple[str, ...], ...]  # in order: a text, or lines of a block of equations
+    use: str  # where to use it, and what it assumes
+    departures: str  # what is not as in the paper; "" where all is
 
     @property
     def equations(self) -> tuple[tuple[str, ...], ...]:

@@ -49,12 +49,7 @@ class Interval:
 
 
 def interval(differences: NDArray[Any], binary: bool = False) -> Interval:
-    """Return the mean of paired differences [N] and its 95% interval.
-
-    Args:
-        differences: the larger, the better.
-        binary: they are of scores that are 0 or 1, or means of such.
-    """
+    """Return the mean of paired differences [N] of scores, 0 or 1 if binary; its 95% interval."""
     from scipy.stats import t
 
     d = np.asarray(differences, dtype=float)
@@ -79,16 +74,8 @@ def interval_over_seeds(
 
     The interval is Student's, cut to the differences that are possible: both scores lie between
     `least` and `most`, and the mean of `base` lies in its own 95% interval. With accuracies and a
-    base of 0.90 and 0.91, no difference is above 1 - 0.8415 = 0.1585.
-
-    Args:
-        score: of one method, by seed.
-        base: of the method that it is compared with, for the same seeds.
-        least: smallest possible score.
-        most: largest possible score.
-
-    Returns:
-        Its ends are NaN for fewer than two seeds.
+    base of 0.90 and 0.91, no difference is above 1 - 0.8415 = 0.1585. Its ends are NaN for fewer
+    than two seeds.
     """
     found, of = interval(score - base), interval(base)
     if found.low != found.low:
@@ -100,29 +87,15 @@ def interval_over_seeds(
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far probabilities are off, before and after they are scaled.
+    """How far probabilities are off, before and after they are scaled."""
 
-    Attributes:
-        temperature: the geometric mean of those of both halves; above 1, the model was too sure.
-        ece: expected calibration error of the most probable class, before and after.
-        nll: in nats per row, likewise.
-    """
-
-    temperature: float
-    ece: tuple[float, float]
-    nll: tuple[float, float]
+    temperature: float  # geometric mean of those of both halves; above 1, the model was too sure
+    ece: tuple[float, float]  # of the most probable class, before and after
+    nll: tuple[float, float]  # in nats per row, likewise
 
 
 def calibrate(probs: NDArray[Any], y: NDArray[Any]) -> Calibration:
-    """Scale each half of the rows by the temperature of the other, so that no row fits itself.
-
-    Args:
-        probs: [N, K].
-        y: [N], whole numbers below K.
-
-    Raises:
-        ValueError: if there are fewer than 4 rows.
-    """
+    """Scale probabilities [N, K] of y [N], half of the rows by the other half's temperature."""
     if len(y) < 4:
         raise ValueError(f"there are {len(y)} rows; expected 4 at least, 2 in each half")
     logs = np.log(np.clip(probs, np.finfo(np.float32).tiny, 1.0))
@@ -140,11 +113,11 @@ def temperature(logs: NDArray[Any], y: NDArray[Any]) -> float:
     """Return the temperature that makes rows [N] of log probabilities [N, K] most likely."""
     from scipy.optimize import minimize_scalar
 
+    def loss(cold: float) -> float:
+        return _nll(tempered(logs, np.exp(cold)), y)
+
     ends = (-np.log(HOTTEST), np.log(HOTTEST))
-    best = minimize_scalar(
-        lambda cold: _nll(tempered(logs, np.exp(cold)), y), bounds=ends, method="bounded"
-    )
-    return float(np.exp(best.x))
+    return float(np.exp(minimize_scalar(loss, bounds=ends, method="bounded").x))
 
 
 def tempered(logs: NDArray[Any], temperature: float) -> NDArray[Any]:

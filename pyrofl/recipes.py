@@ -84,11 +84,7 @@ def _of_module(value: Any) -> bool:
 
 
 def told(value: Any, what: str = "it") -> Any:
-    """Write down a value, and how it was made.
-
-    Raises:
-        ValueError: naming the first part of it that cannot be made again, `what` if that is all.
-    """
+    """Write down a value, and how it was made."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, Integral | Real):
@@ -110,11 +106,7 @@ def told(value: Any, what: str = "it") -> Any:
 
 
 def made(told: Any) -> Any:
-    """Make what was written down again.
-
-    Raises:
-        ValueError: if it names what the library does not have.
-    """
+    """Make what was written down again."""
     if isinstance(told, (*PLAIN, int, float)):
         return told
     if "call" in told:

@@ -20,9 +20,8 @@ def begin_command() -> None:
     try:
         os.getcwd()
     except OSError:
-        leave(
-            "error: the working directory does not exist any more; change to another one", REFUSED
-        )
+        gone = "the working directory does not exist any more"
+        leave(f"error: {gone}; change to another one", REFUSED)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted)
 
