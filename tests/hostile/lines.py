@@ -7,7 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from hostile.case import DONE, NOBODY, Case, shown
-from hostile.flags import DIGITS, EITHER, GAP, LITTLE, MOST, RUN, SCHOOLS, fill, places, twin
+from hostile.flags import (
+    DIGITS,
+    EITHER,
+    GAP,
+    LITTLE,
+    MOST,
+    RUN,
+    SCHOOLS,
+    fill,
+    places,
+    project,
+    twin,
+)
 from hypothesis import strategies as st
 
 # The beginning of a line, and its ends, each after ">" with what must be told of it.
@@ -66,7 +78,9 @@ def lines(draw: Callable[..., Any]) -> Case:
         begin = draw(st.sampled_from(sorted(LINES)))
         end, _, told = draw(st.sampled_from(LINES[begin].split())).partition(">")
         line = f"{begin}{end}".replace("~", " ")
-        return fill(line, make=places).telling(told.replace("~", " "))
+        return fill(line, make=project if begin == "flower " else places).telling(
+            told.replace("~", " ")
+        )
     if kind == "helpful":
         line = draw(st.sampled_from(HELPFUL.split())).replace("~", " ")
         return fill(line, "", (DONE,), writes=False)

@@ -123,7 +123,7 @@ def cells(draw: Callable[..., Any]) -> Case:
         warned = "from which nearly all its variance comes"
         return fill(wanted, "", (*EITHER, NOBODY, ENDED), make=making(content), warned=warned)
     # What is no number must not be dropped from the target either.
-    if drop and place != "target":
+    if cell not in ODD or (drop and place != "target"):
         return fill(wanted, "", EITHER, make=making(content))
     return fill(wanted, make=making(content)).telling("t.csv")
 

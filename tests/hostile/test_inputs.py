@@ -34,6 +34,8 @@ SOME, MANY = 18, 200  # examples of a kind in the ordinary suite, and when slow
 
 def meet(kind: str, examples: int) -> Counter[str]:
     """Meet so many inputs of a kind; return how often they ended how."""
+    import arviz  # noqa: F401  # which writes into the home folder once a day
+
     ends: Counter[str] = Counter()
 
     @how(

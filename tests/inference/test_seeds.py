@@ -87,6 +87,7 @@ def test_all_streams_that_the_library_uses_are_different(monkeypatch):
     reference.centralised(method, data, 2, steps=2, state=run.state)
     assert {key[1] for key in asked} == set(Stream) - {Stream.PRIVACY}  # which is not asked for
     assert all(key[1] in tuple(Stream) for key in asked)
+    assert any(key[1:3] == (Stream.ROWS, Stream.PRIOR) for key in asked)  # not those of the sites
     keys = [*asked, *((seed,) for seed in range(50))]  # with one number alone data are made
     assert len({begin(*key) for key in keys}) == len(keys) > 150
 
