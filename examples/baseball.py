@@ -1,7 +1,8 @@
-"""Shrink batting averages: who hit best in April is not who hits best for the rest of 1970.
+"""Estimate batting averages of 18 players from their first 45 at-bats of the 1970 season.
 
-Efron and Morris' 18 batters as clients. Each keeps his ability; the population's mean and spread
-get a posterior. At the end the rest of the season tells which estimate was better.
+The clients are the players of Efron and Morris. Abilities are local parameters; the mean and the
+standard deviation of the population are shared. The estimates are compared with the averages of the
+rest of the season.
 
 Run: python examples/baseball.py [--quick] [--out FOLDER]
 """
@@ -19,14 +20,14 @@ from pyrofl.files.run_folder import table
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
 parser.add_argument("--out", type=Path, default=Path("results/baseball"))
 args = parser.parse_args()
 torch.set_num_threads(1)
 
 
 def model(received, local, batch):
-    """Let logits of the abilities be normal around mu."""
+    """Sample the logits of the abilities from a normal population."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(-1.0, 1.0))
         tau = pyro.sample("tau", dist.HalfNormal(0.5))
@@ -57,12 +58,16 @@ first, rest = (
     for part in (data.train, data.test)
 )
 estimates = {
-    "his own 45 at-bats": first,
+    "first 45 at-bats": first,
     "federated posterior": ability["mean"].to_numpy(),
     "NUTS": ability["reference_mean"].to_numpy(),
 }
 error = {name: ((guess - rest) ** 2).mean() ** 0.5 for name, guess in estimates.items()}
-print(table(["estimate", "error of the season"], [[n, f"{e:.3f}"] for n, e in error.items()]))
+print(
+    table(
+        ["estimate", "RMSE for the rest of the season"], [[n, f"{e:.3f}"] for n, e in error.items()]
+    )
+)
 
 posterior, centre = tuple(ability[c] for c in ("mean", "low", "high")), float(first.mean())
 figure = figures.shrinkage(data.names, first, posterior, centre, "batting average", truth=rest)

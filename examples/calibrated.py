@@ -1,4 +1,4 @@
-"""Who is calibrated? Intervals of every method that claims a posterior, where the truth is known.
+"""Measure the coverage of credible intervals of all methods with a posterior, on simulated data.
 
 Run: python examples/calibrated.py [--quick] [--only NAMES] [--out FOLDER]
 """
@@ -32,17 +32,17 @@ from pyrofl.models import (
 from pyrofl.tensors import generator
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="20 replications, to see that it runs")
-parser.add_argument("--only", default="", help="methods, such as pvi,fald; default all")
+parser.add_argument("--quick", action="store_true", help="Short run with 20 replications.")
+parser.add_argument("--only", default="", help="Methods, such as pvi,fald (default: all).")
 parser.add_argument("--out", type=Path, default=Path("results/calibrated"))
 args = parser.parse_args()
-print("In full this takes about an hour on one core; with --quick, seconds.", flush=True)
+print("A full run takes about an hour on one core; --quick takes seconds.", flush=True)
 torch.set_num_threads(1)
 
 sizes = [14, 6, 9, 4, 7]
 rows = torch.arange(sum(sizes)).split(sizes)
 x = torch.randn(sum(sizes), 2, generator=generator(0), dtype=torch.float64)
-x[:, 1] = 0.85 * x[:, 0] + 0.53 * x[:, 1]  # columns that are alike, so that weights depend
+x[:, 1] = 0.85 * x[:, 0] + 0.53 * x[:, 1]  # correlated columns, so that the weights are correlated
 data = Federation(x, 0 * x[:, 0], rows, [r[:0] for r in rows], names=tuple("ABCDE"))
 net = nets.build("linear", (2,), 1)
 linear = {"likelihood": likelihoods.normal()}
@@ -50,12 +50,14 @@ fixed = linear | {"prior": priors.fixed(dist.Normal, 0.0, 1.0)}
 sgd = {"epochs": 40 if args.quick else 300, "batch": None, "lr": 0.1}
 full = {"guide": guides.full_covariance}
 natural = {"moments": "natural", "lr": 1.0, "epochs": 3, "draws": 8}
-step = 0.3 / float(torch.linalg.eigvalsh(x.T @ x)[-1])  # of the chain, a seventh of the stable
+step = 0.3 / float(
+    torch.linalg.eigvalsh(x.T @ x)[-1]
+)  # of the chain, a seventh of the largest stable step
 chain = fixed | {"batch": None, "lr": step, "discard": 0.2, "keep": 10_000}
 longest = 20 if args.quick else 600
 local = 2 if args.quick else 40
 
-# What clients share: one w for all. (method, setting, builder, rounds)
+# Shared parameters: one w for all clients. (method, setting, builder, rounds)
 ONE = [
     ("pvi", "full", pvi.build(net, covariance="full", lr=1.0, epochs=3, **fixed), 8),
     ("pvi", "diagonal", pvi.build(net, lr=1.0, epochs=3, **fixed), 15),
@@ -89,7 +91,7 @@ ONE = [
     ),
     ("fedpa", "4 samples", fedpa.build(net, samples=4, batch=4, **fixed), 30),
 ]
-# What each client has: w_j around a common one, of which the server learns mean and spread.
+# Local parameters: w_j of each client; the server learns the mean and spread of their population.
 OWN = [
     (
         "fedpop",
@@ -126,15 +128,15 @@ curves = {"all clients": {}, "each client": {}}
 
 
 def shared(method):
-    """Let all clients have one w, also where the method says nothing of it."""
+    """Return the method with w declared as shared by all clients."""
     return (
         method if method.shared else replace(method, metadata=method.metadata.extend({"w": SHARED}))
     )
 
 
 def row(claim, name, setting, method, rounds):
-    """Return a row of the table: what intervals covered, and what a fit costs."""
-    # Draws of a chain are to be nearly independent, for which there must be few.
+    """Return a row of the table: coverage of the intervals, bytes and seconds of a fit."""
+    # Few draws of a chain are nearly independent; ranks require independent draws.
     few = many | {"draws": 19} if name == "fald" else many
     found = checks.sbc(method, data, rounds=rounds, allow_diverged=True, **few)
     curves[claim][f"{name} {setting}"] = next(iter(found.of_client("A").values()))
@@ -146,13 +148,13 @@ def row(claim, name, setting, method, rounds):
     sent = rounds * int((run.state.up + run.state.down).max())
     error = (0.95 * 0.05 / few["replications"]) ** 0.5
     good = found.p_value > 0.01 and abs(covered["95%"] - 0.95) < 3 * error
-    told = {n: f"{v:.0%}" for n, v in covered.items()}
+    shares = {n: f"{v:.0%}" for n, v in covered.items()}
     return {
         "posterior of": claim,
         "method": name,
         "setting": setting,
         "rounds": rounds,
-        **told,
+        **shares,
         "smallest p": f"{found.p_value:.2g}",
         "calibrated": "yes" if good else "**no**",
         "failed": len(found.failed),
@@ -174,7 +176,7 @@ for claim, variants in (("all clients", ONE), ("each client", OWN)):
 
 args.out.mkdir(parents=True, exist_ok=True)
 known = args.out / "calibrated.csv"
-if chosen and known.exists():  # rows of other methods stay
+if chosen and known.exists():  # keep the rows of other methods
     with known.open(newline="") as file:
         lines += [line for line in csv.DictReader(file) if line["method"] not in chosen]
 with known.open("w", newline="") as file:

@@ -1,7 +1,7 @@
-"""Fit eight schools without pooling their data, and see what federation costs beside NUTS.
+"""Fit the eight-schools model without pooling the data, and compare its posterior with NUTS.
 
-Every school keeps its effect; what travels is one normal factor on the population's mean and
-spread. The same ten lines of Pyro run in both fits.
+The effect of a school is a local parameter. Each school sends one normal factor for the mean and
+the standard deviation of the population. Both fits use the same model.
 
 Run: python examples/eight_schools.py [--quick] [--out FOLDER]
 """
@@ -18,14 +18,14 @@ from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
 parser.add_argument("--out", type=Path, default=Path("results/eight_schools"))
 args = parser.parse_args()
 torch.set_num_threads(1)
 
 
 def model(received, local, batch):
-    """Let effects of schools be normal around mu, non-centred."""
+    """Sample the effects from a normal population, in a non-centred parametrization."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         tau = pyro.sample("tau", dist.HalfCauchy(5.0))
@@ -60,7 +60,7 @@ figure = figures.shrinkage(
     raw=data.y,
     posterior=(theta["mean"], theta["low"], theta["high"]),
     centre=table.loc["mu", "mean"],
-    title="effect of coaching (points of the test)",
+    title="effect of coaching (test points)",
 )
 figures.save(figure, args.out / "shrinkage.png")
 print(f"figures: {args.out / 'cost.png'}, {args.out / 'shrinkage.png'}")

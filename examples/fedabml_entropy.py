@@ -1,7 +1,7 @@
-"""Do clients notice strange data? Entropy of their predictions, in and out of distribution.
+"""Compare the entropy of predictions in and out of distribution (FedABML, figure 5).
 
-Without --ood the strange data are the same images with their pixels shuffled. FedAvg, fine-tuned,
-is one model without a posterior: what it knows of strange rows any network does.
+Without --ood, the out-of-distribution data are the same images with shuffled pixels. Fine-tuned
+FedAvg is the baseline: a single model without a posterior.
 
 Run: python examples/fedabml_entropy.py [--data npz:PATH] [--ood npz:PATH] [--quick] [--out FOLDER]
 """
@@ -22,18 +22,18 @@ from pyrofl.tensors import generator
 HEAD = ("method", "seed", "accuracy", "known", "strange", "auroc")
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
-parser.add_argument("--data", default="digits", help="digits, or images such as npz:PATH")
-parser.add_argument("--ood", help="images of the same shape, such as npz:PATH")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
+parser.add_argument("--data", default="digits", help="digits, or images such as npz:PATH.")
+parser.add_argument("--ood", help="Out-of-distribution images of the same shape, such as npz:PATH.")
 parser.add_argument("--clients", type=int, default=10)
-parser.add_argument("--per-class", type=int, default=300, help="training rows of each class")
+parser.add_argument("--per-class", type=int, default=300, help="Training rows per class.")
 parser.add_argument("--net", default="mlp:50")
 parser.add_argument("--rounds", type=int, default=15)
-parser.add_argument("--draws", type=int, default=20, help="of every posterior")
+parser.add_argument("--draws", type=int, default=20, help="Draws of every posterior.")
 parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--out", type=Path, default=Path("results/fedabml_entropy"))
 args = parser.parse_args()
-print("In full this takes about ten minutes on one core; with --quick, seconds.", flush=True)
+print("A full run takes about ten minutes on one core; --quick takes seconds.", flush=True)
 rounds, seeds = (2, 1) if args.quick else (args.rounds, args.seeds)
 
 dataset = datasets.per_class(datasets.load(args.data), args.per_class)
@@ -53,7 +53,7 @@ METHODS = {
 
 @cache
 def asked(name: str, seed: int) -> tuple[pyrofl.Run, dict[str, Any]]:
-    """Train, and ask every client about its own test rows and about the strange ones."""
+    """Return the run and the uncertainty of every client for its test rows and for other rows."""
     method, draws = METHODS[name]
     data = federations.split(dataset, "labels:5", args.clients, seed=seed)
     some = pyrofl.participation.fraction(0.5)
@@ -67,7 +67,7 @@ def asked(name: str, seed: int) -> tuple[pyrofl.Run, dict[str, Any]]:
 
 
 def measure(name: str, seed: int) -> list[list[float]]:
-    """Return accuracy, mean entropies and how well entropy tells strange rows from known ones."""
+    """Return accuracy, mean entropies and the AUROC of entropy for out-of-distribution rows."""
     run, found = asked(name, seed)
     how = {"model": "personal", "adapted": "adapt", "draws": METHODS[name][1]}
     means = [float(found[word].mean("total").mean()) for word in ("known", "strange")]
@@ -89,4 +89,4 @@ print(files.means(files.by(lines, "method"), columns))
 _, found = asked("FedABML", 0)
 shown = {word: one.by_client("total") for word, one in found.items()}
 figures.save(figures.densities(shown, len(dataset.classes)), args.out / "entropy.png")
-print(f"{args.out} holds entropy.csv and entropy.png")
+print(f"Results saved to {args.out}: entropy.csv, entropy.png")

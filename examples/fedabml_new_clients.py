@@ -1,8 +1,9 @@
-"""How fast do clients that never trained learn? Accuracy after epochs of fine-tuning (FedABML).
+"""Measure the accuracy of held-out clients after epochs of fine-tuning (FedABML, table 2).
 
-FedABML is fine-tuned with one step for each minibatch, as the others, and with five, as it trains:
-five epochs of the one are as many steps as one of the other. It takes five times the steps of the
-others in training, too, unless k is 1; "25 epochs" is FedAvg with as many.
+FedABML is fine-tuned with one step per minibatch, as the other methods, and with five, as in its
+training. Five epochs of the former have as many steps as one epoch of the latter. In training,
+FedABML also takes five times the steps of the others, unless k is 1; "25 epochs" is FedAvg with the
+same number of steps.
 
 Run: python examples/fedabml_new_clients.py [--data npz:PATH] [--quick] [--full] [--out FOLDER]
 """
@@ -20,12 +21,14 @@ from pyrofl.models import fedabml, fedavg, fedprox
 HEAD = ("clients", "rows", "rounds", "method", "seed", "epochs", "steps", "accuracy")
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
-parser.add_argument("--full", action="store_true", help="the paper's own scale, with its CNN")
-parser.add_argument("--data", default="digits", help="digits, or images such as npz:PATH")
-parser.add_argument("--labels", type=int, default=2, help="at most so many labels per client")
-parser.add_argument("--clients", type=int, default=50, help="a fifth of them trains")
-parser.add_argument("--per-class", type=int, default=500, help="training rows of each class")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
+parser.add_argument("--full", action="store_true", help="Use the scale and the CNN of the paper.")
+parser.add_argument("--data", default="digits", help="digits, or images such as npz:PATH.")
+parser.add_argument("--labels", type=int, default=2, help="Maximum number of labels per client.")
+parser.add_argument(
+    "--clients", type=int, default=50, help="Number of clients; a fifth of them trains."
+)
+parser.add_argument("--per-class", type=int, default=500, help="Training rows per class.")
 parser.add_argument("--net", default="softmax")
 parser.add_argument("--rounds", type=int, default=30)
 parser.add_argument("--seeds", type=int, default=3)
@@ -37,7 +40,7 @@ if args.full:
 if args.quick:
     args.rounds, args.seeds, few, many = 2, 1, (0, 1, 2), ()
 
-# Learning rates, out of 0.003 to 0.3: best or near it for each on the clients that train.
+# Learning rates from 0.003 to 0.3, best or nearly best for each method on the training clients.
 plain = {"lr": 0.03, "momentum": 0.0, "batch": 50}
 common = {"kl": 0.01, "draws": 2, "epochs": 5, "lr": 0.1}
 methods = {
@@ -50,7 +53,7 @@ methods = {
     "FedAvg+FT, 25 epochs": lambda tune: fedavg.build(net, epochs=25, fine_tune=tune, **plain),
     "FedProx+FT": lambda tune: fedprox.build(net, mu=0.05, fine_tune=tune, **plain),
 }
-TRAINED = {"FedABML, 5 steps a batch": "FedABML"}  # these differ in fine-tuning alone
+TRAINED = {"FedABML, 5 steps a batch": "FedABML"}  # the two differ in fine-tuning only
 dataset = datasets.load(args.data)
 if not args.full:
     dataset = datasets.per_class(dataset, args.per_class)
@@ -60,7 +63,7 @@ net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
 def measure(
     clients: int, rows: int, rounds: int, name: str, seed: int
 ) -> Iterator[tuple[int, int, float]]:
-    """Train with a fifth of the clients; yield epochs, steps a batch, accuracy of the others."""
+    """Yield epochs, steps per batch and accuracy of the held-out clients."""
     train = max(2, clients // 5)
     data = federations.split(
         dataset, f"labels:{args.labels}", train, seed=seed, held_out=clients - train
@@ -93,4 +96,4 @@ curves = {
     for name, some in files.by(lines, "method").items()
 }
 figures.save(figures.after_epochs(few, curves), args.out / "new_clients.png")
-print(f"{args.out} holds new_clients.csv and new_clients.png")
+print(f"Results saved to {args.out}: new_clients.csv, new_clients.png")

@@ -1,9 +1,10 @@
-"""Does the server find the exact posterior mean of two linear regressions? (FedABML, figure 2).
+"""Compare the server of FedABML and FedAvg with an exact posterior mean (FedABML, figure 2).
 
-It does, and FedAvg stays away from it: that is the figure. The loss after ten more steps of each
-client, in the second table, is another matter. It rises from the random start on, for both: the
-exact mean of all data is far from each client's own optimum in the direction that it can hardly
-see, so on this fixture the better start for the whole is the worse one for each.
+The task is two linear regressions. The server of FedABML converges to the exact posterior mean,
+that of FedAvg does not (figure and first table). The second table is the loss after ten more steps
+of each client. It increases from the random start for both methods: the exact mean of all data is
+far from the optimum of each client in the direction that its data hardly determine. On this
+example, the better global estimate is the worse initialization for each client.
 
 Run: python examples/fedabml_toy.py [--quick] [--out FOLDER]
 """
@@ -25,7 +26,7 @@ from pyrofl.models import fedabml, fedavg
 from pyrofl.tensors import generator
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two short runs, to see that it works")
+parser.add_argument("--quick", action="store_true", help="Two short runs.")
 parser.add_argument("--out", type=Path, default=Path("results/fedabml_toy"))
 args = parser.parse_args()
 runs, rounds = (2, 3) if args.quick else (5, 40)
@@ -33,7 +34,7 @@ net = nets.build("linear", (2,), 1)
 
 
 def draw(seed: int) -> ConjugateTask:
-    """Give each of two clients 50 rows that say much about one weight and little of the other."""
+    """Return two clients with 50 rows each that determine one weight well and the other poorly."""
     rng = generator(seed)
     x = [torch.randn(50, 2, generator=rng).double() * torch.tensor([1, 0.1**0.5])]
     x.append(torch.randn(50, 2, generator=rng).double() * torch.tensor([0.1**0.5, 1]))
@@ -44,14 +45,14 @@ def draw(seed: int) -> ConjugateTask:
 
 
 def follow(name: str, task: ConjugateTask, seed: int) -> tuple[list[float], list[float]]:
-    """Return, round by round, how far the server is off and the clients after fine-tuning."""
-    # Ten steps a round; the learning rate of a mean over 50 rows is half the inverse curvature.
+    """Return, per round, the error of the server and the clients' loss after fine-tuning."""
+    # Ten steps per round; the learning rate of a mean over 50 rows is half the inverse curvature.
     lr = 0.5 * 50 / float(torch.linalg.eigvalsh(task.precision).max())
     common = {"likelihood": likelihoods.normal(), "batch": None, "lr": lr}
     method = fedavg.build(net, epochs=10, momentum=0.0, **common)
     if name == "FedABML":
         method = fedabml.build(net, kl=1.0, epochs=1, steps=10, scale=0.2, lr_prior=1.0, **common)
-    # Both are fine-tuned alike: ten plain steps from the server's mean.
+    # Both are fine-tuned in the same way: ten gradient steps from the server's mean.
     tuned = fedavg.build(net, fine_tune=10, momentum=0.0, **common)
     target, _ = task.pooled(torch.zeros(2), torch.zeros(2, 2))
     who = task.federation.who(torch.arange(2))
@@ -76,10 +77,10 @@ for seed in range(runs):
         excess[name].append(loss)
 
 shown = sorted({min(r, rounds) for r in (0, 1, 5, 10, rounds)})
-for what, curves in (("distance of the server", distance), ("loss after fine-tuning", excess)):
+for what, curves in (("error of the server", distance), ("loss after fine-tuning", excess)):
     means = {name: np.mean(curve, 0) for name, curve in curves.items()}
     rows = [[name, *(f"{mean[r]:.3f}" for r in shown)] for name, mean in means.items()]
     print(table([what, *(f"round {r}" for r in shown)], rows))
-figure = figures.distance({"from the server's mean to the exact one (norm)": distance})
+figure = figures.distance({"distance of the server's mean from the exact mean (norm)": distance})
 figures.save(figure, args.out / "toy.png")
 print(f"figure: {args.out / 'toy.png'}")

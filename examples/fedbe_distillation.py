@@ -1,7 +1,8 @@
-"""Who should teach the global model, and how should it learn? FedBE's tables 1 and 3.
+"""Compare teachers and optimizers for the distillation of FedBE (tables 1 and 3, figure 9).
 
-Every client has many rows of two kinds of clothing and five of each other. A run takes about half
-a minute on one core; the confidences of clients' and sampled models are drawn as in figure 9.
+Every client has many rows of two classes of clothing and five rows of each other class. One fit
+takes about half a minute on one core. The figure shows the confidences of the clients' models and
+of sampled models, as in figure 9.
 
 Run: python examples/fedbe_distillation.py [--quick] [--data NAME] [--out FOLDER]
 """
@@ -21,10 +22,12 @@ from pyrofl.models.fedbe.posteriors import gaussian, sample
 from pyrofl.tensors import generator, role
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
-parser.add_argument("--data", help="an image data set; default fashion_mnist, digits with --quick")
-parser.add_argument("--rows", type=int, default=4500, help="for training, the server's included")
-parser.add_argument("--server", type=int, default=1500, help="rows without labels at the server")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
+parser.add_argument(
+    "--data", help="Image data set (default: fashion_mnist, or digits with --quick)."
+)
+parser.add_argument("--rows", type=int, default=4500, help="Training rows of clients and server.")
+parser.add_argument("--server", type=int, default=1500, help="Unlabelled rows at the server.")
 parser.add_argument("--net", default="mlp:100")
 parser.add_argument("--partition", default="step:2,minor=5")
 parser.add_argument("--rounds", type=int, default=10)
@@ -33,7 +36,7 @@ parser.add_argument("--distil-epochs", type=int, default=20)
 parser.add_argument("--seeds", type=int, default=1)
 parser.add_argument("--out", type=Path, default=Path("results/fedbe_distillation"))
 args = parser.parse_args()
-print("In full this takes about five minutes on one core; with --quick, seconds.", flush=True)
+print("A full run takes about five minutes on one core; --quick takes seconds.", flush=True)
 
 whole = datasets.load(args.data or ("digits" if args.quick else "fashion_mnist"))
 chosen = torch.randperm(len(whole.y), generator=generator(0))
@@ -50,7 +53,7 @@ choices |= {f"{t}, SGD": {"teachers": t, "distil": "sgd"} for t in ("C", "SAC")}
 if args.quick:
     choices = {name: choices[name] for name in ("FedAvg", "SAC, SWA", "SAC, SGD")}
 if args.seeds < 1:
-    parser.error(f"--seeds is {args.seeds}; expected at least 1")
+    parser.error(f"--seeds must be at least 1; got {args.seeds}")
 
 found: dict[tuple[str, str], list[float]] = {}
 for seed in range(args.seeds):
@@ -71,9 +74,9 @@ rows = []
 for name in choices:
     cells = [found.get((name, model), []) for model in ("global", "ensemble")]
     rows.append([name, *(f"{sum(c) / len(c):.1f}" if c else "" for c in cells)])
-print(table(["teachers and distillation", "global accuracy (%)", "its ensemble's (%)"], rows))
+print(table(["teachers and distillation", "global accuracy (%)", "ensemble accuracy (%)"], rows))
 
-# The last round's clients, and what the normal posterior makes of them.
+# The clients' models of the last round, and samples from their normal posterior.
 clients, size = role("w", run.state.message), run.state.who.size
 panels = {}
 for name, models in (

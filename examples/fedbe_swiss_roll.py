@@ -1,10 +1,10 @@
-"""Three clients, three classes: which mixtures are best? FedBE's figure 1, fifty times.
+"""Compare mixtures of three clients' models on the Swiss roll (FedBE, figure 1) over fifty seeds.
 
-Its authors found an ensemble of ten mixtures to be better than FedAvg, 69% against 64%, on one
-roll. In their range of learning rates the ensemble is above it on 28 to 31 rolls of fifty, by 0 to
-2 points with a standard deviation of 4 to 8: their figure is one throw of a coin. What does hold is
-that the best of 100 mixtures is 10 to 15 points above the centre, which is FedAvg; nobody knows
-which one that is without labels.
+The paper reports 69% accuracy for an ensemble of ten mixtures and 64% for FedAvg, on one roll.
+With its learning rates, the ensemble is better than FedAvg on 28 to 31 of fifty rolls, by 0 to 2
+points on average with a standard deviation of 4 to 8. A single roll is therefore not conclusive.
+The best of 100 mixtures is 10 to 15 points above the centre (FedAvg), but labels are needed to
+find it.
 
 Run: python examples/fedbe_swiss_roll.py [--quick] [--lr RATE ...] [--out FOLDER]
 """
@@ -25,11 +25,15 @@ from pyrofl.models.fedbe.posteriors import dirichlet, sample
 from pyrofl.tensors import Tensors, generator, role
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
 parser.add_argument(
-    "--lr", type=float, nargs="+", default=[0.003], help="the paper's: 1e-3 to 3e-3"
+    "--lr",
+    type=float,
+    nargs="+",
+    default=[0.003],
+    help="Learning rates; the paper uses 1e-3 to 3e-3.",
 )
-parser.add_argument("--seeds", type=int, default=50, help="rolls, each with a start of its own")
+parser.add_argument("--seeds", type=int, default=50, help="Number of rolls and initial states.")
 parser.add_argument("--out", type=Path, default=Path("results/fedbe_swiss_roll"))
 args = parser.parse_args()
 seeds, rounds, steps = (2, 2, 6) if args.quick else (args.seeds, 10, 24)
@@ -37,7 +41,7 @@ net = nets.build("mlp:32", input_shape=(2,), outputs=3)
 
 
 def roll(seed: int) -> Federation:
-    """Return three clients; classes are thirds of the roll, of one a client has 80% of its rows."""
+    """Return three clients; classes are thirds of the roll, one of which dominates each client."""
     points, along = make_swiss_roll(3000, noise=1.0, random_state=seed)
     x = torch.from_numpy(points[:, [0, 2]] / 10).float()
     y = torch.from_numpy(along).argsort().argsort() // 1000
@@ -52,7 +56,7 @@ def roll(seed: int) -> Federation:
 
 
 def fit(seed: int, lr: float) -> pyrofl.Run:
-    """Train FedAvg, whose server also keeps an ensemble of ten mixtures."""
+    """Fit FedAvg with an additional ensemble of ten mixtures at the server."""
     method = fedbe.build(
         net, posterior="dirichlet", alpha=0.5, samples=10, teachers="S", distil="none",
         epochs=2, batch=10, lr=lr,
@@ -61,13 +65,13 @@ def fit(seed: int, lr: float) -> pyrofl.Run:
 
 
 def right(run: pyrofl.Run, models: Tensors) -> torch.Tensor:
-    """Return which test rows each model [M, *p] gets right: [M, rows]."""
+    """Return whether models [M, *p] classify the test rows correctly: [M, rows]."""
     test = run.data.test[0]
     return predictions(net, models, run.data.x[test]).argmax(-1) == run.data.y[test]
 
 
 def mixed(run: pyrofl.Run) -> Tensors:
-    """Return 100 mixtures of the last round's clients."""
+    """Return 100 mixtures of the clients' models of the last round."""
     drawn = sample(
         dirichlet(role("w", run.state.message), run.state.who.size, 0.5), 100, generator(1)
     )
@@ -96,10 +100,11 @@ for lr, some in files.by(lines, "lr").items():
         "best of 100 mixtures": gain[:, 1],
     }
 figures.save(
-    figures.histograms(panels, "accuracy above FedAvg's (points)"), args.out / "histogram.png"
+    figures.histograms(panels, "difference in accuracy from FedAvg (percentage points)"),
+    args.out / "histogram.png",
 )
 
-# The clients' models of the first roll, mixed on a grid: all have as many rows.
+# Mixtures of the clients' models of the first roll on a grid; all clients have equally many rows.
 run = fit(0, args.lr[-1])
 clients = role("w", run.state.message)
 grid = torch.tensor([w for w in itertools.product(range(steps + 1), repeat=3) if sum(w) == steps])

@@ -1,11 +1,14 @@
-"""Predict heart disease in four hospitals that did not measure the same things.
+"""Predict heart disease in four hospitals that measured different features.
 
-A logistic regression whose coefficients differ between hospitals around a population's. What is
-missing is handled at home: features are on scales agreed upon beforehand, so that 0 is a usual
-value, and a gap counts as 0 (so does a cholesterol of 0). A hospital that never measured a feature
-has zeros only: its data say nothing of its coefficient, whose posterior is what the other hospitals
-let one expect. The table: the four processed files of Heart Disease in the UCI repository below
-each other, with their header and a column hospital; a gap is an empty field.
+The model is a logistic regression with coefficients of each hospital from a normal population.
+Missing values are filled at the hospital: all features are scaled with constants agreed in
+advance, so that 0 is a typical value, and a missing value (or a cholesterol of 0) becomes 0. If a
+hospital never measured a feature, its column is zero and its data are uninformative about the
+coefficient: the posterior of this coefficient is the population distribution learned from the
+other hospitals.
+
+The table is the concatenation of the four processed files of Heart Disease in the UCI repository,
+with their header and a column hospital; missing values are empty fields.
 
 Run: python examples/heart_disease.py --data heart.csv [--quick] [--out FOLDER]
 """
@@ -23,20 +26,20 @@ from pyrofl import figures, reference
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
-parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--data", type=Path, required=True, help="Table, a CSV file.")
+parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
 parser.add_argument("--out", type=Path, default=Path("results/heart_disease"))
 args = parser.parse_args()
-print("In full this takes about five minutes on one core; with --quick, seconds.", flush=True)
+print("A full run takes about five minutes on one core; --quick takes seconds.", flush=True)
 torch.set_num_threads(1)
 
-# A usual value and a usual spread of each feature; pain is the kind without symptoms, 4.
+# A typical value and a typical spread of each feature; pain is type 4, without symptoms.
 SCALES = {"age": (54, 9), "sex": (0.5, 1), "pain": (0.5, 1), "thalach": (140, 25)}
 SCALES |= {"exang": (0.5, 1), "oldpeak": (1, 1), "chol": (240, 55), "ca": (0.5, 1)}
 
 
 def model(received, local, batch):
-    """Let every hospital's coefficients be normal around the population's."""
+    """Sample the coefficients of every hospital from a normal population."""
     ones = batch.x.new_ones(len(SCALES) + 1)
     with batch.clients():
         beta = pyro.sample("beta", dist.Normal(0 * ones, 1.5).to_event(1))
@@ -50,7 +53,7 @@ def model(received, local, batch):
 table = pd.read_csv(args.data)
 table = table.assign(chol=table["chol"].where(table["chol"] > 0), pain=1.0 * (table["cp"] == 4))
 x = pd.DataFrame({n: (table[n] - usual) / spread for n, (usual, spread) in SCALES.items()})
-print("gaps (share):", x.isna().groupby(table["hospital"]).mean().round(2), sep="\n")
+print("fraction of missing values:", x.isna().groupby(table["hospital"]).mean().round(2), sep="\n")
 rows = {name: torch.tensor(list(i)) for name, i in table.groupby("hospital").groups.items()}
 x, y = (torch.tensor(v.to_numpy()) for v in (x.fillna(0.0), 1.0 * (table["target"] > 0)))
 none = [torch.zeros(0, dtype=torch.long)] * len(rows)
@@ -67,5 +70,5 @@ cost = reference.cost(federated, exact)
 figures.save(figures.cost(cost), args.out / "cost.png")
 w = cost[cost["variable"] == "w"][["mean", "low", "high"]].to_numpy().reshape(data.clients, -1, 3)
 fits = {name: tuple(w[j].T) for j, name in enumerate(data.names)}
-figure = figures.forest(fits, ["intercept", *SCALES], "log odds per usual spread")
+figure = figures.forest(fits, ["intercept", *SCALES], "log odds per typical spread")
 figures.save(figure, args.out / "forest.png")

@@ -1,9 +1,10 @@
-"""Compare priors and guides by leave-one-out, and see where its answer is not to be trusted.
+"""Compare priors and guides by leave-one-out (LOO), and check where LOO is unreliable.
 
-Ten clients regress on three covariates that are alike, so that the coefficients of a client depend
-on each other in its posterior; a mean-field guide is then too narrow. Importance weights correct
-the score of a guide to that of its model, the same for both guides of the normal prior. With a
-narrow guide they go too far, as its draws hardly reach where the weights are large: Pareto k grows.
+Ten clients fit regressions on three correlated covariates. The coefficients of a client are
+correlated in its posterior, so a mean-field guide is too narrow. Importance weights correct the
+LOO of a guide to that of its model, which is the same for both guides of the normal prior. With a
+guide that is too narrow the correction overshoots, because few draws lie where the weights are
+large: Pareto k is large.
 
 Run: python examples/leave_one_out.py [--quick] [--out FOLDER]
 """
@@ -27,7 +28,7 @@ from pyrofl.inference.posteriors import export
 from pyrofl.models import local
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="one round, to see that it runs")
+parser.add_argument("--quick", action="store_true", help="Short run with one round.")
 parser.add_argument("--out", type=Path, default=Path("results/leave_one_out"))
 args = parser.parse_args()
 az = export.import_arviz()
@@ -44,7 +45,7 @@ net = nets.build("linear", input_shape=(3,), outputs=1)
 
 choices = {
     "normal prior": {"prior": priors.fixed(dist.Normal, scale=1.0)},
-    "the same, mean-field guide": {
+    "normal prior, mean-field guide": {
         "prior": priors.fixed(dist.Normal, scale=1.0),
         "guide": guides.mean_field,
     },
@@ -74,7 +75,7 @@ for place, (name, posterior) in enumerate(found.items()):
         total = elpd.elpd if hasattr(elpd, "elpd") else elpd.elpd_loo  # ArviZ 1, or 0.23
         axes[0].plot(total, -place, style)
     axes[1].plot(np.sort(corrected.pareto_k.values.ravel()), label=name)
-axes[0].legend(["corrected", "as if the guide were exact"], frameon=False)
+axes[0].legend(["corrected", "uncorrected"], frameon=False)
 axes[0].set(xlabel="elpd (nats)", yticks=[-i for i in range(4)], yticklabels=list(found))
 axes[1].axhline(0.7, color="grey", linestyle=":")
 axes[1].set(xlabel="rows, sorted", ylabel="Pareto k")

@@ -1,8 +1,8 @@
-"""Let a school leave a fitted federation: what is known of its effect, before and afterwards?
+"""Remove a school from a fitted federation, and compare with a fit without this school.
 
-The factor of the school is divided out of what the server holds, and the others go on for some
-rounds. Beside it stands a fit that never had the school, and round by round it is told how far that
-is. Of the school itself only what the population tells is left.
+The posterior at the server is divided by the factor of the school, and the other schools continue
+for some rounds. The script prints the remaining difference from a fit that never included the
+school. The effect of the removed school is then predicted from the population.
 
 Run: python examples/leaving.py [--quick] [--school NAME] [--out FOLDER]
 """
@@ -20,8 +20,8 @@ from pyrofl import checks, datasets, federations, figures
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
-parser.add_argument("--school", default="A", help="which one leaves")
+parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
+parser.add_argument("--school", default="A", help="School to remove.")
 parser.add_argument("--out", type=Path, default=Path("results/leaving"))
 args = parser.parse_args()
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ rounds, draws = (2, 100) if args.quick else (30, 20_000)
 
 
 def model(received, local, batch):
-    """Let effects of schools be normal around mu, non-centred."""
+    """Sample the effects from a normal population, in a non-centred parametrization."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         tau = pyro.sample("tau", dist.HalfCauchy(5.0))
@@ -50,12 +50,12 @@ for after in (0, 1, 2, 4, 8)[: 2 if args.quick else 5]:
     later = pyrofl.fit(method, left.data, rounds + after, start=later, progress=False)
     far = pyrofl.reference.cost(later, never, draws=draws).loc[["mu", "tau"]]
     means, sds = far["difference"].abs().max(), (far["ratio"] - 1).abs().max()
-    told = f"means of mu and tau are up to {means:.2f} sds off, their sds {sds:.0%}"
-    print(f"{after} rounds after it left, {told}")
+    largest = f"means of mu and tau {means:.2f} sd, their standard deviations {sds:.0%}"
+    print(f"{after} rounds after the removal, largest difference: {largest}")
 
 others = [name for name in data.names if name != args.school]
 order = [*(data.names.index(name) for name in others), data.names.index(args.school)]
-known = replace(  # the school that left is last, and held out
+known = replace(  # the removed school is last, and held out
     data,
     train=[data.train[j] for j in order],
     test=[data.test[j] for j in order],
@@ -63,10 +63,10 @@ known = replace(  # the school that left is last, and held out
     held_out=1,
 )
 fits = {}
-for name, fit in (("with the school", run), ("after it left", later), ("never there", never)):
+for name, fit in (("with the school", run), ("removed", later), ("never included", never)):
     theta = fit.posterior(draws)["theta"]
     effects = dict(zip(fit.data.names, theta.unbind(1), strict=True))
-    if args.school not in effects:  # no row of it is known
+    if args.school not in effects:  # predict from the population
         found = checks.newcomer(method, known, fit.state, args.school, (0,), draws)
         effects[args.school] = found[0]["theta"]
     each = torch.stack([effects[school] for school in data.names], 1)
@@ -77,6 +77,6 @@ for name, fit in (("with the school", run), ("after it left", later), ("never th
         f"{name:15}: effect of {args.school} {each[:, at].mean():.2f}, sd {each[:, at].std():.2f}"
     )
 
-figure = figures.forest(fits, data.names, "effect of coaching (points of the test), 90% intervals")
+figure = figures.forest(fits, data.names, "effect of coaching (test points), 90% intervals")
 figures.save(figure, args.out / "leaving.png")
 print(f"figure: {args.out / 'leaving.png'}")

@@ -1,9 +1,9 @@
-"""Fit a line for every client: sleep loss, Parkinson's disease, growing rats.
+"""Fit a line with varying intercept and slope for every client.
 
-Each subject keeps its measurements, intercept and slope. Sleep study (lme4): the table as it is.
-Parkinson's telemonitoring: --columns motor_UPDRS test_time subject. Rats: --columns weight day rat.
-The tables are csv/lme4/sleepstudy.csv of vincentarelbundock/Rdatasets on GitHub, Parkinsons
-Telemonitoring of the UCI repository, and rats_data of stan-dev/posteriordb on GitHub.
+The measurements, intercept and slope of a subject are local. Data sets: sleep study of lme4
+(default --columns; csv/lme4/sleepstudy.csv of vincentarelbundock/Rdatasets on GitHub); Parkinsons
+Telemonitoring of the UCI repository (--columns motor_UPDRS test_time subject); growth of rats
+(--columns weight day rat; rats_data of stan-dev/posteriordb on GitHub).
 
 Run: python examples/lines.py --data sleepstudy.csv [--quick] [--out FOLDER]
 """
@@ -20,16 +20,16 @@ from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
+parser.add_argument("--data", type=Path, required=True, help="Table, a CSV file.")
 parser.add_argument("--columns", nargs=3, default=["Reaction", "Days", "Subject"])
-parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
 parser.add_argument("--out", type=Path, default=Path("results/lines"))
 args = parser.parse_args()
 torch.set_num_threads(1)
 
 
 def model(received, local, batch):
-    """Let intercepts and slopes be normal around those of the population."""
+    """Sample intercepts and slopes from a normal population."""
     with batch.clients():
         beta = pyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
         sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
@@ -45,7 +45,7 @@ table = datasets.load(
     f"csv:{args.data}", target=target, group=group, features=[time], test_share=0.0
 )
 data = federations.split(table, "groups").to("cpu", torch.float64)
-# Units in which the priors are wide: those of the whole table, which need only clients' sums.
+# Standardize with the mean and standard deviation of all rows, so that the priors are wide.
 centre, unit = data.y.mean(), data.y.std()
 start, span = data.x.mean(), data.x.std()
 scaled = pyrofl.Federation(

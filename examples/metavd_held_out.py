@@ -1,9 +1,10 @@
-"""Do clients that never trained gain from MetaVD? Accuracy and calibration of X and X+MetaVD.
+"""Compare accuracy and calibration of X and X+MetaVD on training and held-out clients.
 
-Twenty clients train, six are held out; these get the mean embedding and one step on their own rows
-(none for FedAvg). All have the same network. Where weights are random, predictions are those of
-their mean, and averages over ten draws. Test rows follow a client's own labels (same_shares), or
-are dealt anew as in the authors' code (independent).
+Twenty clients train and six are held out. A held-out client gets the mean embedding and one step
+on its own rows (none for FedAvg). All methods have the same network. For random weights,
+predictions use the mean of the weights, or average ten draws. Test rows have the class
+distribution of the client (same_shares), or are partitioned independently as in the authors' code
+(independent).
 
 Run: python examples/metavd_held_out.py [--data npz:fashion_mnist.npz] [--quick] [--out FOLDER]
 """
@@ -18,32 +19,37 @@ from pyrofl.metrics import Bins, calibration_error
 from pyrofl.models import metavd
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
-parser.add_argument("--data", default="digits", help="a data set with classes")
-parser.add_argument("--per-class", type=int, default=100, help="training rows of all clients")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
+parser.add_argument("--data", default="digits", help="Data set with classes.")
+parser.add_argument(
+    "--per-class", type=int, default=100, help="Training rows per class, over all clients."
+)
 parser.add_argument("--partition", default="dirichlet:0.1,min=10")
-parser.add_argument("--test", default="same_shares", help="or independent")
+parser.add_argument("--test", default="same_shares", help="Test split: same_shares or independent.")
 parser.add_argument("--rounds", type=int, default=60)
 parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--out", type=Path, default=Path("results/metavd_held_out"))
 parser.add_argument(
-    "--hyper-lr", type=float, default=0.9, help="of the hypernetwork, as in the authors' code"
+    "--hyper-lr",
+    type=float,
+    default=0.9,
+    help="Learning rate of the hypernetwork (default: that of the authors' code).",
 )
 args = parser.parse_args()
 rounds, seeds = (2, 1) if args.quick else (args.rounds, args.seeds)
 
-# Learning rates are those of X, for X+MetaVD too; with exact Hessians PerFedAvg needs a small one.
+# X+MetaVD uses the learning rate of X; with exact Hessians PerFedAvg needs a small one.
 RATES = {"fedavg": 0.03, "reptile": 0.03, "maml": 0.03, "perfedavg": 0.005}
-DREW = "reptile"  # whose calibration is drawn
+DREW = "reptile"  # the method of the reliability figure
 
 dataset = datasets.per_class(datasets.load(args.data), args.per_class)
 net = nets.build("mlp:100,50", tuple(dataset.x.shape[1:]), len(dataset.classes))
 
 
 def fit(on: str, dropout: str, seed: int) -> dict[tuple[str, str], Bins]:
-    """Train, and gather the predictions for training and held-out clients by their confidence.
+    """Return reliability bins of training and held-out clients, after training.
 
-    Keys are the clients and "mean" or "draws".
+    Keys are the population and "mean" or "draws".
     """
     data = federations.split(
         dataset, args.partition, clients=20, held_out=6, seed=seed, test=args.test

@@ -1,9 +1,10 @@
-"""Follow what party identification went with, election by election, 1972 to 2000.
+"""Estimate how predictors of party identification changed between the elections of 1972 and 2000.
 
-Every survey year is a client that keeps its respondents. Its regression coefficients are normal
-around those of all years (Gelman and Hill, 2007, section 4.7, without the hierarchy). Answers run
-from 1, strong Democrat, to 7, strong Republican. Columns: year, partyid7, real_ideo, race_adj,
-age_discrete, educ1, gender, income; from nes1972 to nes2000 of stan-dev/posteriordb on GitHub.
+Every survey year is a client with its respondents. Its regression coefficients come from a normal
+population of all years (a hierarchical version of Gelman and Hill, 2007, section 4.7). The
+response ranges from 1, strong Democrat, to 7, strong Republican. Columns: year, partyid7,
+real_ideo, race_adj, age_discrete, educ1, gender, income; from nes1972 to nes2000 of
+stan-dev/posteriordb on GitHub.
 
 Run: python examples/nes.py --data nes.csv [--quick] [--out FOLDER]
 """
@@ -20,11 +21,11 @@ from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
-parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--data", type=Path, required=True, help="Table, a CSV file.")
+parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
 parser.add_argument("--out", type=Path, default=Path("results/nes"))
 args = parser.parse_args()
-print("In full this takes about an hour on one core; with --quick, seconds.", flush=True)
+print("A full run takes about an hour on one core; --quick takes seconds.", flush=True)
 torch.set_num_threads(1)
 
 LABELS = ("ideology", "race", "age", "education", "gender", "income")
@@ -33,7 +34,7 @@ CENTRE = (4, 1, 2.5, 2.5, 1.5, 3)  # the middle of each scale
 
 
 def model(received, local, batch):
-    """Let every year's coefficients be normal around those of all years."""
+    """Sample the coefficients of every year from a normal population."""
     ones = batch.x.new_ones(len(LABELS) + 1)
     x = batch.x - batch.x.new_tensor(CENTRE)
     with batch.clients():

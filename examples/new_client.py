@@ -1,7 +1,8 @@
-"""What does a new client know after 0, 1, 2... rows? Its posterior narrows from the population's.
+"""Compute the posterior of a new client after 0, 1, 2, ... rows, and compare with the exact one.
 
-Six clients estimate a population's mean without pooling their rows; a seventh joins. All is
-normal, so the exact posterior of its own mean, given everybody's rows, is known.
+Six clients estimate the mean of a population without pooling their rows; a seventh client is new.
+All distributions are normal, so the exact posterior of its mean given the rows of all clients is
+known.
 
 Run: python examples/new_client.py [--quick] [--out FOLDER]
 """
@@ -19,7 +20,7 @@ from pyrofl.models import pvi
 from pyrofl.tensors import generator
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="few draws, to see that it runs")
+parser.add_argument("--quick", action="store_true", help="Short run with few draws.")
 parser.add_argument("--out", type=Path, default=Path("results/new_client"))
 args = parser.parse_args()
 torch.set_num_threads(1)
@@ -30,12 +31,12 @@ truth = 3 + 1.5 * torch.randn(7, generator=g, dtype=torch.float64)
 y = truth.repeat_interleave(torch.tensor(sizes)) + noise
 rows = torch.arange(len(y)).split(sizes)
 none = tuple(r[:0] for r in rows)
-names = (*(f"client {j}" for j in range(6)), "newcomer")
+names = (*(f"client {j}" for j in range(6)), "new client")
 data = Federation(torch.ones(len(y), 1).double(), y, rows, none, names=names, held_out=1)
 
 
 def model(received, local, batch):
-    """Let means of clients be normal around that of the population."""
+    """Sample the means of the clients from a normal population."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         theta = pyro.sample("theta", dist.Normal(mu, 1.5))
@@ -44,7 +45,7 @@ def model(received, local, batch):
 
 
 def exact(n):
-    """Return mean and 95% interval of the newcomer's theta after n rows, with all others' rows."""
+    """Return mean and 95% interval of the new client's theta, given n of its rows."""
     covariance = torch.full((7, 7), 25.0).double() + 2.25 * torch.eye(7)
     many = torch.tensor([*sizes[:6], n]).double()
     means = torch.stack([y[r[:k]].sum() for r, k in zip(rows, many.long(), strict=True)])
@@ -60,13 +61,13 @@ method = pvi.hierarchical(model, data, shared="mu", damping=1.0, draws=8, steps=
 state = pyrofl.fit(method, data, 2, progress=False).state
 draws, asked = 100 if args.quick else 20_000, (0, 1, 2, 5, 10, 20)
 fits = {"exact": tuple(zip(*map(exact, asked), strict=True))}
-found = checks.newcomer(method, data, state, "newcomer", asked, draws)
+found = checks.newcomer(method, data, state, "new client", asked, draws)
 theta = torch.stack([found[n]["theta"] for n in asked])
 low, high = theta.quantile(torch.tensor([0.025, 0.975]).double(), dim=1)
 fits["federated"] = (theta.mean(1), low, high)
 for i, n in enumerate(asked):
     shown = (f"{k} {v[0][i]:.2f} ({v[1][i]:.2f} to {v[2][i]:.2f})" for k, v in fits.items())
     print(f"{n} rows: {', '.join(shown)}")
-figure = figures.narrowing(asked, fits, "mean of the newcomer", float(truth[6]))
+figure = figures.narrowing(asked, fits, "mean of the new client", float(truth[6]))
 figures.save(figure, args.out / "new_client.png")
 print(f"figure: {args.out / 'new_client.png'}")

@@ -1,7 +1,7 @@
-"""Do clients notice what they were never shown? Digits 0 to 4 are trained, 5 to 9 are asked too.
+"""Compare uncertainty scores as detectors of unknown classes: digits 5 to 9, not in training.
 
-Three scores of a row: one minus the largest probability, the entropy of the prediction, and its
-epistemic part, which more training rows would take away. A point estimate has no such part.
+The scores of a row are one minus the largest probability, the entropy of the prediction, and its
+epistemic part, which more training rows would reduce. It is zero for a point estimate.
 
 Run: python examples/out_of_distribution.py [--quick] [--seeds N] [--out FOLDER]
 """
@@ -20,8 +20,8 @@ from pyrofl.figures.style import panels, styles, with_legend
 from pyrofl.models import fedabml, fedavg, pfedvem
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
-parser.add_argument("--seeds", type=int, default=1, help="of the partition and the run")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
+parser.add_argument("--seeds", type=int, default=1, help="Number of seeds, of partition and fit.")
 parser.add_argument("--out", type=Path, default=Path("results/out_of_distribution"))
 args = parser.parse_args()
 torch.set_num_threads(1)
@@ -38,7 +38,7 @@ inside = replace(
 strange = digits.x[~known]
 net = nets.build("mlp:50", (64,), 5)
 standard = priors.fixed(scale=1.0)
-# name -> method, draws of its guide, what it runs before its test
+# name -> method, posterior draws, adaptation before the test
 methods = {
     "FedAvg": (fedavg.build(net), None, "none"),
     "FedAvg, mean field": (
@@ -67,14 +67,14 @@ for seed in range(args.seeds):
             bins = checks.calibration_by_client(method, data, run.state, bins=5, **how)
 
 table = pd.DataFrame(rows).groupby("method", sort=False).mean()
-print(f"AUROC of telling digits 5 to 9 from a client's own, mean of {args.seeds} seed(s)")
+print(f"AUROC for digits 5 to 9 against test rows of the client, mean of {args.seeds} seed(s)")
 print(table.round(3).to_string())
 figure, (axes,) = panels(1, 1, 5.8, 3.6, (0, 0.5))
 for name, look in styles(entropy).items():
     every = torch.cat(list(entropy[name])).sort().values
     below = torch.arange(1, len(every) + 1) / len(every)
     axes.plot(every, below, label=name, **look | {"marker": None, "linewidth": 2})
-axes.set(xlim=(0, log(5)), ylim=(0, 1.02), ylabel="predictions of all clients below it (share)")
+axes.set(xlim=(0, log(5)), ylim=(0, 1.02), ylabel="cumulative fraction of predictions, all clients")
 axes.set_xlabel(f"entropy of the prediction (nats; at most log 5 = {log(5):.2f})")
 with_legend(figure, [axes])
 figures.save(figure, args.out / "entropy.png")

@@ -1,10 +1,10 @@
-"""From CSV files of several sites to scores for each, beside scikit-learn on pooled rows.
+"""Fit methods to CSV files of several clients, and compare with scikit-learn on pooled rows.
 
-Hospitals: a file for each, with gaps and categories; the last one never trains. Columns are
-standardised, coded and filled by sums that hospitals tell, and no row leaves one. Subjects: numbers
-from one file; the last fifth of each subject's time is tested, by error, log score and CRPS. With
-the UCI tables heart_disease and parkinsons_telemonitoring in the folder that the variable
-HIERARCHICAL names; without it, or with --quick, on made-up rows.
+Hospitals: one file each, with missing values and categories; the last hospital is held out.
+Columns are standardized, encoded and imputed from sums over hospitals; no row leaves a hospital.
+Subjects: one file; the last fifth of each subject's rows in time is the test set, scored by RMSE,
+log score and CRPS. The environment variable HIERARCHICAL names the folder of the UCI tables
+heart_disease and parkinsons_telemonitoring; without it, or with --quick, the rows are simulated.
 
 Run: HIERARCHICAL=FOLDER python examples/own_sites.py [--quick] [--out FOLDER]
 """
@@ -26,18 +26,20 @@ from pyrofl import datasets, federations, figures, likelihoods, metrics, nets
 from pyrofl.models import fedavg, pfedvem
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="made-up rows and two rounds")
+parser.add_argument(
+    "--quick", action="store_true", help="Short run on simulated rows with two rounds."
+)
 parser.add_argument("--out", type=Path, default=Path("results/own_sites"))
 args = parser.parse_args()
 torch.set_num_threads(1)
 ROUNDS, SEEDS = (2, 1) if args.quick else (30, 3)
 FOLDER = Path(os.environ.get("HIERARCHICAL", "../shared/data/hierarchical"))
-NOISE = 3.0  # standard deviation that all models of the subjects have
+NOISE = 3.0  # standard deviation of the noise in all models of the subjects
 CATEGORIES = ["cp", "restecg", "slope", "thal"]
 
 
 def hospitals():
-    """Return the rows of four hospitals: a cholesterol of 0 was not measured."""
+    """Return the rows of four hospitals, with a cholesterol of 0 as a missing value."""
     path = FOLDER / "heart_disease.csv"
     if path.exists() and not args.quick:
         table = pd.read_csv(path)
@@ -52,7 +54,7 @@ def hospitals():
 
 
 def subjects():
-    """Return voice measures of subjects over time, and how severe their disease is."""
+    """Return voice measures and disease severity of subjects over time."""
     path = FOLDER / "parkinsons_telemonitoring.csv"
     if path.exists() and not args.quick:
         return pd.read_csv(path).drop(columns="motor_UPDRS")
@@ -86,7 +88,7 @@ def test_run(name, run, **asked):
 
 
 def compare(data, seed, alone, **likelihood):
-    """Fit and test two methods, and scikit-learn on pooled rows and on those of each client."""
+    """Fit and test two methods, and scikit-learn on pooled rows and on the rows of each client."""
     training, new = range(data.clients), range(data.clients, len(data.train))
     x, y, every = data.x.numpy(), data.y.numpy(), torch.cat(data.train[: data.clients])
     net = nets.build("softmax", (x.shape[1],), max(1, len(data.classes)))
@@ -95,7 +97,7 @@ def compare(data, seed, alone, **likelihood):
         own = alone().fit(x[data.train[j]], y[data.train[j]])
         test_sklearn("scikit-learn, pooled rows", pooled, data, j, data.test[j])
         test_sklearn("scikit-learn, each alone", own, data, j, data.test[j])
-    for j in new:  # nobody has trained on any of its rows
+    for j in new:  # held out: none of its rows were used for training
         test_sklearn("scikit-learn, pooled rows", pooled, data, j, data.train[j])
     for name, method in (
         ("FedAvg", fedavg.build(net, **likelihood)),
@@ -111,7 +113,7 @@ def compare(data, seed, alone, **likelihood):
 
 
 def table_of(metric, names):
-    """Lay out the mean of a metric over seeds: a line for each model, a column for each site."""
+    """Return a table of a metric, means over seeds: one row per model, one column per client."""
     rows = pd.DataFrame(known, columns=["model", "site", "metric", metric])
     rows = rows[(rows["metric"] == metric) & rows["site"].isin(names)]
     found = rows.pivot_table(metric, "model", "site", sort=False)
@@ -129,10 +131,10 @@ for seed in range(SEEDS):
     run = compare(data, seed, partial(LogisticRegression, max_iter=5000))
 print(data)
 for metric in ("accuracy", "nll", "ece"):
-    print(f"\n{metric}; {data.names[-1]} never trains\n{table_of(metric, data.names)}")
+    print(f"\n{metric}; {data.names[-1]} is held out\n{table_of(metric, data.names)}")
 made = data.source.preparation
 raw, _ = made.on_raw_scale(run.posterior(1, model="global")["head.weight"][0, 0])
-print("\nlog odds of a disease, by pFedVEM's global model, per unit of")
+print("\nlog odds of disease per unit of each feature, global model of pFedVEM:")
 for name, scale, weight in zip(made.features, made.scale.tolist(), raw[1] - raw[0], strict=True):
     if scale != 1:
         print(f"{name:10} {float(weight):+.4f} (standard deviation {scale:.4g})")
@@ -149,6 +151,6 @@ compare(data, 0, Ridge, likelihood=likelihoods.named(f"normal:{NOISE}"))
 scores = pd.DataFrame(known, columns=["model", "subject", "metric", "value"])
 for metric in ("rmse", "nll", "crps"):
     each = scores[scores["metric"] == metric].groupby("model", sort=False)["value"]
-    told = each.agg(["mean", "median", "max"]).round(2)
-    print(f"\n{metric} over {data.clients} subjects\n{told}")
+    summary = each.agg(["mean", "median", "max"]).round(2)
+    print(f"\n{metric} over {data.clients} subjects\n{summary}")
 scores.to_csv(args.out / "subjects.csv", index=False)

@@ -1,8 +1,7 @@
-"""Ten clients in five pairs, which pFedMB has to find: the paper's figure 3 and table I.
+"""Reproduce pFedMB's figure 3 and table I: find five pairs among ten clients.
 
-Pair k holds the classes 2k and 2k+1, 50 rows per client. Every method gets the same three learning
-rates; the one with the best accuracy on rows that nobody trains on is tested, before and after
-local fine-tuning.
+Pair k has the classes 2k and 2k+1, with 50 rows per client. For every method, one of three learning
+rates is chosen by the accuracy on validation rows and tested before and after local fine-tuning.
 
 Run: python examples/pfedmb_pairs.py [--data npz:PATH] [--quick] [--full] [--out FOLDER]
 """
@@ -19,12 +18,14 @@ from pyrofl import datasets, figures, nets
 from pyrofl.models import fedavg, local, pfedmb
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
-parser.add_argument("--full", action="store_true", help="the paper's network and all rows")
-parser.add_argument("--data", default="digits", help="a data set with ten classes")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
+parser.add_argument(
+    "--full", action="store_true", help="Use the network of the paper and all rows."
+)
+parser.add_argument("--data", default="digits", help="Data set with ten classes.")
 parser.add_argument("--out", type=Path, default=Path("results/pfedmb_pairs"))
 args = parser.parse_args()
-print("In full this takes about half an hour on one core; with --quick, seconds.", flush=True)
+print("A full run takes about half an hour on one core; --quick takes seconds.", flush=True)
 rounds, seeds, rates = (2, 1, (0.1,)) if args.quick else (20, 3, (0.03, 0.1, 0.3))
 each, spec = (50, "mlp:50")
 if args.full:
@@ -32,14 +33,14 @@ if args.full:
 
 dataset = datasets.load(args.data)
 if not args.full:
-    dataset = datasets.per_class(dataset, 12 * each)  # two clients' rows, and 500 to tune on
+    dataset = datasets.per_class(dataset, 12 * each)  # rows of two clients, and 500 validation rows
 net = nets.build(spec, tuple(dataset.x.shape[1:]), outputs=10)
 PAIR = torch.arange(10) // 2
-SAME = PAIR[:, None] == PAIR  # 20 entries, half of them a client with itself
+SAME = PAIR[:, None] == PAIR  # 20 entries, half of them on the diagonal
 
 
 def methods(rate: float) -> dict[str, pyrofl.Method]:
-    """Build all with one learning rate, trained as in the paper: without momentum."""
+    """Return all methods with one learning rate, without momentum as in the paper."""
     plain = {"batch": 64, "lr": rate, "momentum": 0.0}
     mixed = {"shared": True, "lr": rate, "lr_alpha": 10 * rate}
     return {
@@ -51,8 +52,8 @@ def methods(rate: float) -> dict[str, pyrofl.Method]:
     }
 
 
-def deal(seed: int) -> tuple[pyrofl.Federation, ...]:
-    """Deal rows to pairs; return the clients with rows to tune on, and with their test rows."""
+def split_pairs(seed: int) -> tuple[pyrofl.Federation, ...]:
+    """Return the clients with validation rows, and the same clients with test rows."""
     order = torch.randperm(len(dataset.y), generator=torch.Generator().manual_seed(seed))
     groups = [order[dataset.y[order] // 2 == pair] for pair in PAIR]
     own = [rows[~dataset.is_test[rows]][j % 2 :: 2] for j, rows in enumerate(groups)]
@@ -62,8 +63,8 @@ def deal(seed: int) -> tuple[pyrofl.Federation, ...]:
 
 
 def run(name: str, rate: float, seed: int) -> tuple[list[float | None], torch.Tensor]:
-    """Return accuracies, alpha's distances and number of first choices, and its history."""
-    (tuning, data), method = deal(seed), methods(rate)[name]
+    """Return accuracies, distances of alpha, number of branches used, and alpha per round."""
+    (tuning, data), method = split_pairs(seed), methods(rate)[name]
     tuned = "adapt" if method.adapt else "phases"  # the local training once more
     branches = int(name[0]) if "branches" in name else 1
     alpha = [torch.full((10, branches), 1 / branches)]
@@ -90,4 +91,4 @@ history = {
 }
 panels = [f"classes {2 * k} and {2 * k + 1}" for k in PAIR.tolist()]
 figures.save(figures.alphas(history, panels), args.out / "alphas.png")
-print(f"{args.out} holds pairs.csv and alphas.png")
+print(f"Results saved to {args.out}: pairs.csv, alphas.png")

@@ -1,9 +1,9 @@
-"""pFedVEM's table 1: personal and global models of 50, 100 and 200 clients, and of the small ones.
+"""Reproduce pFedVEM's table 1: personal and global models of 50, 100 and 200 clients.
 
-Clients have five of ten labels and slices of random size. Personal models are tested on all test
-rows of their client's labels, global ones on all test rows, small clients are the tenth with the
-fewest rows. Rates are those that rows held back chose for the same images and another partition
-(examples/tuned.py). With --full it is the paper's own scale.
+Each client has five of the ten labels and slices of random size. Personal models are tested on all
+test rows of the labels of their client, global models on all test rows. Small clients are the 10%
+with the fewest rows. Learning rates were tuned on validation rows of the same images and another
+partition (examples/tuned.py). --full uses the scale of the paper.
 
 Run: python examples/pfedvem_table.py [--data npz:fashion_mnist.npz] [--quick] [--full]
 """
@@ -36,21 +36,25 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 HEAD = ("clients", "rows", "rounds", "method", "seed", "personal", "smallest", "global")
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
-parser.add_argument("--full", action="store_true", help="the paper's own scale: all rows")
-parser.add_argument("--data", default="digits", help="a data set with ten classes")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
+parser.add_argument("--full", action="store_true", help="Use the scale of the paper: all rows.")
+parser.add_argument("--data", default="digits", help="Data set with ten classes.")
 parser.add_argument("--clients", type=int, nargs="+", default=[100, 50, 200])
 parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-parser.add_argument("--per-class", type=int, default=200, help="training rows of all clients")
+parser.add_argument(
+    "--per-class", type=int, default=200, help="Training rows per class, over all clients."
+)
 parser.add_argument("--net", default="mlp:50")
 parser.add_argument("--rounds", type=int, default=30)
 parser.add_argument(
-    "--participation", default="0.3", help="as often in all as the paper's 0.1 of 100"
+    "--participation",
+    default="0.3",
+    help="Probability of participation; the default gives 9 rounds per client, the paper 10.",
 )
 parser.add_argument("--out", type=Path, default=Path("results/pfedvem_table"))
 args = parser.parse_args()
-print("In full this takes about an hour on one core; with --quick, seconds.", flush=True)
+print("A full run takes about an hour on one core; --quick takes seconds.", flush=True)
 if args.full:
     args.seeds, args.net, args.rounds, args.participation = [*range(5)], "mlp:100", 100, "0.1"
 if args.quick:
@@ -65,12 +69,12 @@ total = int((~dataset.is_test).sum())
 
 
 def measure(clients: int, rows: int, rounds: int, name: str, seed: int) -> list[list[Any]]:
-    """Return the accuracies of one run, None where a method has no such model."""
+    """Return the accuracies of one run; None if the method lacks the model."""
     module, settings = METHODS[name]
     data = federations.split(dataset, "slices:5", clients, seed=seed, test="labels_global")
     method = import_module(f"pyrofl.models.{module}").build(net, **settings)
-    heard = pyrofl.participation.bernoulli(float(args.participation))
-    run = pyrofl.fit(method, data, rounds, seed=seed, participation=heard, progress=False)
+    some = pyrofl.participation.bernoulli(float(args.participation))
+    run = pyrofl.fit(method, data, rounds, seed=seed, participation=some, progress=False)
     found: list[Any] = [None, None, None]
     if "personal" in method.views:
         adapted = "adapt" if name == "Per-FedAvg" else "none"
@@ -101,4 +105,4 @@ shown = [
     if line["clients"] == str(args.clients[0]) and line[view]
 ]
 figures.save(figures.comparison(shown), args.out / "table.png")
-print(f"{args.out} holds table.csv and table.png")
+print(f"Results saved to {args.out}: table.csv, table.png")

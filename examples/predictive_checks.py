@@ -1,7 +1,8 @@
-"""Which clients does a model not fit? Posterior predictive checks of counts, client by client.
+"""Check for each client whether a model fits its counts, by posterior predictive checks.
 
-Seven workshops count faults; in three of them faults come in bursts. A Poisson model gets every
-mean right and cannot make up such spread. With a dispersion of each client's own it can.
+Seven workshops count faults; in three of them faults occur in bursts. A Poisson model fits the
+means, but its predictions have too small a variance. A model with a dispersion parameter per
+client fits.
 
 Run: python examples/predictive_checks.py [--quick] [--out FOLDER]
 """
@@ -19,7 +20,7 @@ from pyrofl import Federation, checks, figures
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
 parser.add_argument("--out", type=Path, default=Path("results/predictive_checks"))
 args = parser.parse_args()
 torch.set_num_threads(1)
@@ -38,13 +39,13 @@ data = Federation(y.new_ones(len(y), 1), y, rows, tuple(r[:0] for r in rows), na
 
 
 def rate():
-    """Let log rates be normal around a shared mean."""
+    """Sample log rates from a normal distribution with a shared mean."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
     return (mu + 0.7 * pyro.sample("eta", dist.Normal(0.0, 1.0))).exp()
 
 
 def poisson(received, local, batch):
-    """Count what comes at a steady rate."""
+    """Sample counts with a constant rate per client."""
     with batch.clients():
         mean = rate()
         with batch.rows():
@@ -52,7 +53,7 @@ def poisson(received, local, batch):
 
 
 def gamma_poisson(received, local, batch):
-    """Let the rate differ from row to row, in each client by its own measure."""
+    """Sample counts with a rate per row and a dispersion per client."""
     with batch.clients():
         mean = rate()
         shape = pyro.sample("shape", dist.LogNormal(2.0, 1.5))

@@ -1,8 +1,8 @@
-"""Draw what a promise of privacy costs: accuracy, error and width of a posterior against epsilon.
+"""Plot accuracy, error and width of a posterior against the epsilon of differential privacy.
 
-A thousand hospitals with ten patients each fit a logistic regression by PVI; each adds noise to the
-change of its factor before it sends it. The posterior does not know of the noise: its width hardly
-grows while its mean goes astray. Needs the extra `privacy`: pip install 'pyrofl[privacy]'.
+A thousand hospitals with ten patients each fit a logistic regression by PVI. Each adds noise to the
+change of its factor before sending it. The posterior does not account for this noise: its standard
+deviation hardly increases while the error of its mean does. Requires pip install 'pyrofl[privacy]'.
 
 Run: python examples/privacy.py [--quick] [--out FOLDER]
 """
@@ -20,11 +20,11 @@ from pyrofl.figures.style import COLOURS, LINES, MARKERS, panels, with_legend
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="few hospitals, to see that it runs")
+parser.add_argument("--quick", action="store_true", help="Short run with few hospitals.")
 parser.add_argument("--out", type=Path, default=Path("results/privacy"))
 args = parser.parse_args()
 
-# Twenty patients each, ten of whom are kept for tests; the answers follow two measurements.
+# Twenty patients per hospital, ten of them for testing, with two covariates.
 hospitals, rounds = (10, 1) if args.quick else (1000, 6)
 random = torch.Generator().manual_seed(0)
 truth = torch.tensor([1.0, -0.5], dtype=torch.float64)
@@ -36,7 +36,7 @@ test = torch.cat(rows[1::2])
 
 
 def program(received, local, batch):
-    """State the logistic regression."""
+    """Logistic regression with shared weights."""
     with batch.clients():
         w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
         with batch.rows():
@@ -47,7 +47,7 @@ method = pvi.hierarchical(program, data, shared="w", damping=0.5, steps=4, draws
 
 
 def fitted(privacy: pyrofl.Privacy | None) -> tuple[float, float, float, float]:
-    """Return epsilon, accuracy on test patients, the mean's error and the posterior's width."""
+    """Return epsilon, test accuracy, error of the mean and posterior standard deviation."""
     run = pyrofl.fit(method, data, rounds=rounds, privacy=privacy, progress=False)
     drawn = run.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
     mean, sd = drawn.mean(0), drawn.std(0)
@@ -56,17 +56,15 @@ def fitted(privacy: pyrofl.Privacy | None) -> tuple[float, float, float, float]:
     return epsilon, float(right), float((mean - truth).norm()), float(sd.norm())
 
 
-# The seed makes this simulation repeatable; noise that is to protect anyone has none.
+# The seed makes this simulation reproducible; do not set it for noise that protects real data.
 bounds = {"clip": 4.0, "delta": 1e-4, "where": "client", "seed": 0}
 asked = [pyrofl.Privacy(noise=z, **bounds) for z in (2, 4, 8, 16)]
 plain, *private = [fitted(privacy) for privacy in (None, *asked[: 2 if args.quick else None])]
 for epsilon, accuracy, error, width in (plain, *private):
-    told = f"accuracy {accuracy:.3f}, error of the mean {error:.3f}, posterior sd {width:.3f}"
-    print(f"epsilon {epsilon:.2f}: {told}")
+    scores = f"accuracy {accuracy:.3f}, error of the mean {error:.3f}, posterior sd {width:.3f}"
+    print(f"epsilon {epsilon:.2f}: {scores}")
 
-figure, (left, right) = panels(
-    2, 2, 4.0, 3.2, (0, 0.8), across="epsilon of each hospital, delta 1e-4"
-)
+figure, (left, right) = panels(2, 2, 4.0, 3.2, (0, 0.8), across="epsilon per hospital (delta 1e-4)")
 shown = {"accuracy": left, "error of the mean": right, "posterior sd": right}
 for i, (name, axes) in enumerate(shown.items(), 1):
     look = {"color": COLOURS[i - 1], "label": name}
@@ -77,8 +75,8 @@ for i, (name, axes) in enumerate(shown.items(), 1):
     axes.set_xscale("log")
     axes.set_xticks([one[0] for one in private], [f"{one[0]:.2g}" for one in private])
     axes.minorticks_off()
-left.set_ylabel("accuracy (share of patients)")
-right.set(yscale="log", ylabel="of the two weights (log odds)")
+left.set_ylabel("accuracy")
+right.set(yscale="log", ylabel="norm over the two weights (log odds)")
 with_legend(figure, [left, right])
 figures.save(figure, args.out / "privacy.png")
 print(f"figure: {args.out / 'privacy.png'}")

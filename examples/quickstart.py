@@ -1,4 +1,4 @@
-"""Fit pFedVEM on real digits, test it, and draw what every client gains by it.
+"""Fit pFedVEM to handwritten digits, and plot the gain of every client over local training.
 
 Run: python examples/quickstart.py [--quick] [--out FOLDER]
 """
@@ -11,18 +11,18 @@ from pyrofl import datasets, federations, figures, nets
 from pyrofl.models import local, pfedvem
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
 parser.add_argument("--out", type=Path, default=Path("results/quickstart"))
 args = parser.parse_args()
 
-# Twenty clients; each has five of the ten digits, and some have far fewer rows than others.
+# Twenty clients; each has five of the ten digits, and the numbers of rows differ widely.
 digits = datasets.load("digits")
 data = federations.split(digits, "slices:5", clients=20, test="labels_global")
 net = nets.build("mlp:50", input_shape=(64,), outputs=10)
 
-alone_and_together = {"alone": local.build(net), "pFedVEM": pfedvem.build(net, lr_base=0.01)}
+methods = {"local": local.build(net), "pFedVEM": pfedvem.build(net, lr_base=0.01)}
 accuracy = {}
-for name, method in alone_and_together.items():
+for name, method in methods.items():
     run = pyrofl.fit(method, data, rounds=2 if args.quick else 20)
     for model in method.views:
         scores = run.evaluate(model=model)
@@ -32,7 +32,7 @@ for name, method in alone_and_together.items():
             f"nll {scores.mean('nll'):.3f}"
         )
 
-# Every client's own model, trained alone and with the others: who has few rows gains most.
+# Accuracy of the personal model of every client; clients with few rows gain most.
 figure = figures.clients(data.sizes[: data.clients], accuracy, "accuracy")
 figures.save(figure, args.out / "clients.png")
 print(f"figure: {args.out / 'clients.png'}")

@@ -1,8 +1,8 @@
-"""Fit radon in the homes of 85 counties, none of which shows its homes to anybody.
+"""Fit a hierarchical model of radon in the homes of 85 counties without pooling the data.
 
-Log radon of a home depends on its floor; counties differ in intercept and slope, in part by the
-uranium in their soil (Gelman and Hill, 2007). Columns: log_radon, floor, log_uranium, county_name;
-the 919 homes of Minnesota are an example of ArviZ's, arviz.load_arviz_data("radon").
+The log radon of a home depends on its floor. Intercept and slope vary between counties, partly
+with the uranium in the soil (Gelman and Hill, 2007). Columns: log_radon, floor, log_uranium,
+county_name. The data of 919 homes in Minnesota are available as arviz.load_arviz_data("radon").
 
 Run: python examples/radon.py --data radon.csv [--quick] [--out FOLDER]
 """
@@ -19,16 +19,16 @@ from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--data", type=Path, required=True, help="the table, a CSV file")
-parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--data", type=Path, required=True, help="Table, a CSV file.")
+parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
 parser.add_argument("--out", type=Path, default=Path("results/radon"))
 args = parser.parse_args()
-print("In full this takes about five minutes on one core; with --quick, seconds.", flush=True)
+print("A full run takes about five minutes on one core; --quick takes seconds.", flush=True)
 torch.set_num_threads(1)
 
 
 def model(received, local, batch):
-    """Let counties have intercepts and slopes around what uranium predicts."""
+    """Sample intercepts and slopes of counties, with the intercept depending on uranium."""
     floor, uranium = batch.x[..., 0], batch.x[..., :1, 1]
     with batch.clients():
         gamma = pyro.sample("gamma", dist.Normal(0.0, 2.0).expand([3]).to_event(1))

@@ -1,7 +1,7 @@
 """Estimate tumour rates in 71 experiments with few rats each.
 
-Experiments without any tumour get a rate above zero, and small experiments lean on the others. The
-logit of a rate is normal around the population's mean.
+The logit of a rate comes from a normal population. The estimates of small experiments shrink most
+towards its mean, and experiments without a tumour get a rate above zero.
 
 Run: python examples/rat_tumours.py [--quick] [--out FOLDER]
 """
@@ -18,14 +18,14 @@ from pyrofl import datasets, federations, figures, reference
 from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="few rounds and draws, to see it run")
+parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
 parser.add_argument("--out", type=Path, default=Path("results/rat_tumours"))
 args = parser.parse_args()
 torch.set_num_threads(1)
 
 
 def model(received, local, batch):
-    """Let logits of the rates be normal around mu."""
+    """Sample the logits of the rates from a normal population."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(-2.0, 1.5))
         tau = pyro.sample("tau", dist.HalfNormal(1.0))
@@ -60,7 +60,7 @@ figure = figures.pooling(
     raw=(own, (own * (1 - own) / rats).sqrt()),
     partial=(rate["mean"], rate["sd"]),
     centre=torch.tensor(cost.loc["mu", "mean"]).sigmoid().item(),
-    title="rats with a tumour (share)",
+    title="fraction of rats with a tumour",
     unit="rats in the experiment",
 )
 figures.save(figure, args.out / "pooling.png")

@@ -1,4 +1,4 @@
-"""Is a posterior calibrated? Where the guide holds the truth its ranks are uniform, else not.
+"""Check the calibration of guides by simulation: ranks of the truth are uniform if it is exact.
 
 Run: python examples/sbc.py [--quick] [--out FOLDER]
 """
@@ -16,7 +16,7 @@ from pyrofl.models import pvi
 from pyrofl.tensors import generator, spread_out
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="20 replications, to see that it runs")
+parser.add_argument("--quick", action="store_true", help="Short run with 20 replications.")
 parser.add_argument("--out", type=Path, default=Path("results/sbc"))
 args = parser.parse_args()
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ data = Federation(x, 0 * x[:, 0], rows, [r[:0] for r in rows], names=tuple("ABCD
 
 
 def hierarchy(received, local, batch):
-    """Let clients' means be normal around a shared one, on which they depend."""
+    """Sample the means of clients from a normal population with a shared mean."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
         eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
@@ -37,7 +37,7 @@ def hierarchy(received, local, batch):
 
 
 def regression(received, local, batch):
-    """Give every client two weights, which depend on each other as the columns are alike."""
+    """Sample two weights per client, correlated in the posterior because the columns are."""
     with batch.clients():
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         with batch.rows():
@@ -45,7 +45,7 @@ def regression(received, local, batch):
 
 
 def alone(family):
-    """Fit the regression of every client by SVI."""
+    """Return a method that fits the regression of every client by SVI, without a server."""
     q = family({"w": torch.Size([2])}, scale=0.3)
     steps = [GradientStep(q.names, pyrofl.adam(lr), elbo(16)) for lr in (0.1, 0.02, 0.004)]
     return Method(

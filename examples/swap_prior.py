@@ -1,4 +1,4 @@
-"""Change the prior or the guide of a method, one line each, and see what it does.
+"""Replace the prior or the guide of a method by one argument, and compare the results.
 
 Run: python examples/swap_prior.py [--quick] [--out FOLDER]
 """
@@ -14,7 +14,7 @@ from pyrofl.files.run_folder import table
 from pyrofl.models import pfedvem
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
 parser.add_argument("--out", type=Path, default=Path("results/swap_prior"))
 args = parser.parse_args()
 
@@ -25,7 +25,7 @@ choices = {
     "normal prior": {"prior": dist.Normal},
     "Laplace prior": {"prior": dist.Laplace},
     "Student t prior": {"prior": priors.student_t(df=3.0)},
-    "mean-field guide": {"guide": guides.mean_field},  # the default, as is the normal prior
+    "mean-field guide": {"guide": guides.mean_field},  # the default, with the normal prior
     "delta guide": {"guide": guides.delta},
 }
 rows, curves = [], []
@@ -37,6 +37,6 @@ for name, change in choices.items():
     curves += [{"method": name, "seed": 0, **row} for row in run.history]
     print(f"{name}: done")
 
-print(table(["one line changed", "accuracy", "nll", "ece"], rows))
+print(table(["prior or guide", "accuracy", "nll", "ece"], rows))
 figures.save(figures.curves(curves, "nll"), args.out / "nll.png")
 print(f"figure: {args.out / 'nll.png'}")

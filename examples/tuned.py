@@ -1,8 +1,9 @@
-"""All methods on one partition, every one tuned by the same number of settings on rows held back.
+"""Compare all methods on one partition, each tuned over the same number of settings.
 
-One method after the other: `pyrofl compare METHOD --tune` for three seeds, then the tables of all
-that are done and their figure. What is done is not done again, so that it may be stopped at any
-time, and gone on with. Settings that make slow methods cheaper are in `CHEAPER`.
+The script runs `pyrofl compare METHOD --tune` for three seeds and one method at a time, and writes
+the tables and the figure of all finished methods. Settings are chosen on validation rows. The
+script can be interrupted at any time; it resumes after the finished methods. `CHEAPER` contains
+settings that reduce the cost of slow methods.
 
 Run: python examples/tuned.py [--data npz:fashion_mnist.npz] [--quick] [--out FOLDER]
 """
@@ -33,33 +34,37 @@ METHODS = (
 METHODS += "scaffold fedavgm fedrep fedbabu lgfedavg pfedmb fedpop fedpa fedbe "
 METHODS += "fedem fedamp fedfomo fisher fedhb fola fedep virtual pfedgp predbayes fald "
 METHODS += "metavd pfedme pfedbayes"
-FAILED = "none: all failed"  # as compare has it; scores are of the defaults
+FAILED = "none: all failed"  # as in compare; the scores are those of the defaults
 FOLDER = Path(__file__).parent
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two methods, two rounds: does it run?")
-parser.add_argument("--data", default="digits", help="a data set with classes")
-parser.add_argument("--per-class", default="300", help="training rows of all clients")
+parser.add_argument(
+    "--quick", action="store_true", help="Short run with two methods and two rounds."
+)
+parser.add_argument("--data", default="digits", help="Data set with classes.")
+parser.add_argument("--per-class", default="300", help="Training rows per class, over all clients.")
 parser.add_argument("--clients", default="100")
 parser.add_argument("--partition", default="dirichlet:0.3,min=10")
 parser.add_argument("--net", default="mlp:50")
 parser.add_argument("--participation", default="0.2")
 parser.add_argument("--rounds", default="18")
-parser.add_argument("--settings", default="6", help="tried for every method")
+parser.add_argument("--settings", default="6", help="Settings tried per method.")
 parser.add_argument("--seeds", default="3")
 parser.add_argument("--methods", nargs="+", default=METHODS.split())
-parser.add_argument("--seconds", type=float, default=1e9, help="begin no method after so many")
+parser.add_argument(
+    "--seconds", type=float, default=1e9, help="Start no method after this number of seconds."
+)
 parser.add_argument("--out", type=Path, default=Path("results/tuned"))
-parser.add_argument("--tables", type=Path, help="where tables go; default --out")
+parser.add_argument("--tables", type=Path, help="Folder of the tables (default: --out).")
 args = parser.parse_args()
-print("In full this takes about three hours on one core; with --quick, seconds.", flush=True)
+print("A full run takes about three hours on one core; --quick takes seconds.", flush=True)
 if args.quick:
     args.methods, args.rounds, args.settings, args.seeds = ["local", "fedavg"], "2", "2", "1"
     args.per_class, args.clients = "20", "4"
 
 
 def command(method):
-    """Return the words of one method's comparison."""
+    """Return the arguments of the comparison of one method."""
     words = ["compare", method, "--data", args.data, "--per-class", args.per_class]
     words += ["--clients", args.clients, "--partition", args.partition, "--split-seed", "0"]
     words += ["--server-data", "0.1", "--net", args.net, "--participation", args.participation]
@@ -70,7 +75,7 @@ def command(method):
 
 
 def commit():
-    """Return the commit that is checked out, or "" where there is none."""
+    """Return the commit of the checkout, or "" if there is none."""
     found = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=FOLDER, capture_output=True, text=True
     )
@@ -78,15 +83,17 @@ def commit():
 
 
 def words(setting):
-    """Write a setting as compare does."""
+    """Return a setting as text, in the format of compare."""
     return " ".join(f"{n}={v}" for n, v in setting.items()) or "defaults"
 
 
 def about(method):
-    """Return what a method's table and budget lines say besides scores."""
+    """Return the line of a method in the budget table."""
     path = args.out / method
     known = path / f"{method}-tune/tune.json"
-    tuned = json.loads(known.read_text()) if known.exists() else None  # every setting failed
+    tuned = (
+        json.loads(known.read_text()) if known.exists() else None
+    )  # None if every setting failed
     runs = [json.loads(p.read_text()) for p in sorted(path.glob(f"{method}-[0-9]*/run.json"))]
     second = next(iter(tuned["margins"]), None) if tuned else None  # the runner-up
     return {
@@ -108,7 +115,7 @@ def about(method):
 
 
 def together(rows, name):
-    """Return these rows with those of other methods in the table as it stands."""
+    """Return these rows and those of other methods in the existing table."""
     if (tables / name).exists():
         before = pd.read_csv(tables / name)
         some = pd.concat([before[~before["method"].isin(done)], rows])
@@ -117,7 +124,7 @@ def together(rows, name):
 
 
 def best_first(scores):
-    """Sort by the accuracy of each method's best model, the mean over seeds."""
+    """Return scores sorted by the mean accuracy of each method's best model."""
     accurate = scores[scores["metric"] == "accuracy"].fillna("")
     means = accurate.groupby(["method", "model", "adapted"])["value"].mean()
     best = means.groupby("method").max()
@@ -140,7 +147,7 @@ for method in args.methods:
 
 done = [m for m in args.methods if (args.out / m / "made.json").exists()]
 if not done:
-    sys.exit("no method is done yet; expected to be run again, which goes on")
+    sys.exit("no method is finished yet; run the same command again to resume")
 tables = args.tables or args.out
 tables.mkdir(parents=True, exist_ok=True)
 scores = pd.concat([pd.read_csv(args.out / m / "compare.csv") for m in done])
@@ -149,4 +156,4 @@ budget = together(pd.DataFrame([about(m) for m in done]), "budget.csv")
 scores.to_csv(tables / "scores.csv", index=False)
 budget.to_csv(tables / "budget.csv", index=False)
 figures.save(figures.comparison(scores.fillna(""), "accuracy"), tables / "tuned.png")
-print(f"{tables} holds scores.csv, budget.csv and tuned.png of {len(budget)} methods")
+print(f"Results of {len(budget)} methods saved to {tables}: scores.csv, budget.csv, tuned.png")

@@ -177,5 +177,5 @@ def test_a_long_script_says_first_how_long_it_takes(script, tmp_path, monkeypatc
     with pytest.raises((AttributeError, TypeError)):
         script.main()
     assert capsys.readouterr().out.startswith(
-        "In full this takes about an hour on one core; --only"
+        "A full run takes about an hour on one core; --only"
     )

@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/posteriors"))
     parser.add_argument("--table", type=Path, default=HERE.parent / "POSTERIORS.md")
     args = parser.parse_args()
-    print("In full this takes about an hour on one core; --only takes some problems.", flush=True)
+    print("A full run takes about an hour on one core; --only selects problems.", flush=True)
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.only:

@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/posteriors"))
     parser.add_argument("--table", type=Path, default=HERE.parent / "POSTERIORS_SEEDS.md")
     args = parser.parse_args()
-    print("In full this takes about an hour on one core; --only takes some problems.", flush=True)
+    print("A full run takes about an hour on one core; --only selects problems.", flush=True)
     torch.set_num_threads(1)
     folder = args.out / "seeds"
     folder.mkdir(parents=True, exist_ok=True)

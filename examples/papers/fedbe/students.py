@@ -1,9 +1,9 @@
-"""Does distillation help? FedBE's student beside the average it starts from and its teachers.
+"""Compare FedBE's student with the average of the clients' models and with its teachers.
 
-Accuracy in percent over the test rows after the last round: of the clients' average (FedAvg's step
-from the last student), the student, and the ensemble of teachers; and the share of unlabelled rows
-on which student and teachers agree. FedAvg has no student: its average goes on. A line of the CSV
-is one run.
+Scores are accuracies in percent on the test rows after the last round: of the average of the
+clients' models, of the student, and of the ensemble of teachers; and the fraction of unlabelled
+rows for which student and teachers predict the same class. FedAvg has no student: its average is
+the global model. A line of the CSV is one run.
 
 Run: python examples/papers/fedbe/students.py [--quick] [--full] [--data NAME] [--out FILE]
 """
@@ -39,18 +39,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two seeds of the defaults")
-parser.add_argument("--full", action="store_true", help="the paper's own scale, with its ConvNet")
-parser.add_argument("--data", default="digits", help="a data set with classes")
+parser.add_argument("--quick", action="store_true", help="Short run: two seeds, default settings.")
+parser.add_argument(
+    "--full", action="store_true", help="Use the scale and the ConvNet of the paper."
+)
+parser.add_argument("--data", default="digits", help="Data set with classes.")
 parser.add_argument("--partitions", nargs="+", default=["step:2,minor=2", "dirichlet:0.1"])
 parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-parser.add_argument("--per-class", type=int, help="training rows, the server's too; default all")
-parser.add_argument("--tested", type=int, default=1, help="every so manyth of the test rows")
+parser.add_argument(
+    "--per-class", type=int, help="Training rows per class, including the server (default: all)."
+)
+parser.add_argument("--tested", type=int, default=1, help="Use every N-th test row.")
 parser.add_argument("--clients", type=int, default=20)
-parser.add_argument("--epochs", type=int, default=5, help="of a client in a round")
+parser.add_argument("--epochs", type=int, default=5, help="Local epochs per round.")
 parser.add_argument("--batch", type=int, default=10)
-parser.add_argument("--lr", type=float, default=0.01, help="of the clients")
-parser.add_argument("--server", type=float, default=0.2, help="share of rows without labels")
+parser.add_argument("--lr", type=float, default=0.01, help="Learning rate of the clients.")
+parser.add_argument(
+    "--server", type=float, default=0.2, help="Fraction of rows that are unlabelled at the server."
+)
 parser.add_argument("--net", default="mlp:50")
 parser.add_argument("--rounds", type=int, default=5)
 parser.add_argument("--seeds", type=int, nargs="+", default=[*range(10)])
@@ -72,13 +78,13 @@ HEAD = ("partition", "setting", "seed", "average", "student", "ensemble", "agree
 
 
 def scores(partition: str, name: str, seed: int) -> list[list[float | None]]:
-    """Return the numbers of one run."""
+    """Return the scores of one run."""
     data = federations.split(
         dataset, partition, args.clients, seed=seed, test="labels_global", server=args.server
     )
 
     def at(number: int) -> pyrofl.Method:
-        over = {"done": number / args.rounds}  # clients' rates fall with it, if they do
+        over = {"done": number / args.rounds}  # learning rates that decay depend on it
         return fedbe.build(net, unlabelled=data.unlabelled, **clients | SETTINGS[name] | over)
 
     run = pyrofl.fit(at, data, args.rounds, seed=seed, progress=False)

@@ -1,9 +1,10 @@
-"""How fast do MetaVD's dropout rates run away? The divergence's pull alone, at the authors' rates.
+"""Measure how fast the KL term alone drives MetaVD's dropout rates towards 1.
 
-The likelihood says nothing here: all logits are zero. Clients take 35 steps of 0.02 in a round, as
-5 epochs of 385 rows are, and the hypernetwork learns at 0.9. What counts is d, the number of random
-weights: the divergence is a mean over them, so each is pulled 1 / d as hard. The last column is the
-share of dropout rates above 0.9. With --hyper-step no s moves by more than that in a round.
+The likelihood is constant: all logits are zero. As in the authors' code, clients take 35 steps of
+0.02 per round (5 epochs of 385 rows), and the learning rate of the hypernetwork is 0.9. The speed
+depends on d, the number of random weights: the KL term is a mean over them, so its gradient per
+weight is proportional to 1 / d. The last column is the fraction of dropout rates above 0.9.
+--hyper-step bounds the change of s per round.
 
 Run: python examples/papers/metavd/pull.py [--quick] [--hyper-step STEP]
 """
@@ -27,11 +28,13 @@ from papers import files  # noqa: E402
 NETS = {512: "mlp:32,16", 2048: "mlp:64,32", 8192: "mlp:128,64", 32768: "mlp:256,128"}
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
 parser.add_argument("--weights", type=int, nargs="+", default=list(NETS), choices=list(NETS))
 parser.add_argument("--rounds", type=int, default=30)
 parser.add_argument("--hyper-lr", type=float, default=0.9)
-parser.add_argument("--hyper-step", type=float, help="default: no bound")
+parser.add_argument(
+    "--hyper-step", type=float, help="Bound on the change of s per round (default: none)."
+)
 parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--out", type=Path, default=HERE / "pull.csv")
 args = parser.parse_args()
@@ -40,7 +43,7 @@ weights = [512] if args.quick else args.weights
 
 
 def silent(outputs: Tensor, x: Tensor) -> Categorical:
-    """Say nothing about the weights."""
+    """Return a likelihood that does not depend on the weights."""
     return Categorical(logits=0 * outputs)
 
 
@@ -51,12 +54,12 @@ data = Federation(
 
 
 def measure(weights: int, seed: int) -> list[tuple[int, float]]:
-    """Return the share of dropout rates above 0.9 after every round."""
+    """Return the fraction of dropout rates above 0.9 after every round."""
     rates = {"lr": 0.02, "hyper_lr": args.hyper_lr, "hyper_step": args.hyper_step}
     net = nets.build(NETS[weights], (2,), 2)
     method = metavd.build(net, likelihood=silent, draws=1, **rates)
     some = pyrofl.participation.fixed(10)
-    how = {"participation": some, "progress": False, "check": False}  # it learns from no row
+    how = {"participation": some, "progress": False, "check": False}  # no row affects the loss
     run = pyrofl.fit(method, data, rounds, seed=seed, **how)
     return list(enumerate(run.rounds["rates_above_0.9"], 1))
 

@@ -1,8 +1,8 @@
-"""Where does MetaVD gain: where clients overfit? Accuracy, NLL and ECE of X and X+MetaVD by round.
+"""Measure accuracy, NLL and ECE of X and X+MetaVD by round, on clients that overfit or underfit.
 
-Every method has the same network and the same steps. Each is tested by the mean of its weights and
-by ten draws, on clients that train and on held-out ones, after one step on the client's rows
-(none for FedAvg). A line of the CSV is one score; what is in it already is not run again.
+All methods have the same network and number of steps. Each is tested with the mean of its weights
+and with ten draws, on training and held-out clients, after one step on the rows of the client
+(none for FedAvg). A line of the CSV is one score; scores that it contains are not computed again.
 
 Run: python examples/papers/metavd/regimes.py [--quick] [--full] [--data NAME] [--methods NAME ...]
 """
@@ -31,23 +31,29 @@ METHODS: dict[str, dict[str, Any]] = {
     "X+MetaVD, pruned": {"dropout": "meta", "prune": 0.9},
     "X, SNIP": {"dropout": "none", "prune": "snip"},
 }
-FROM = 6  # the round after which rates prune: 15% of forty rounds, as the authors have it
+FROM = 6  # pruning starts after this round: 15% of forty rounds, as in the authors' code
 HEAD = ("method", "seed", "round", "population", "by", "metric", "value")
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
-parser.add_argument("--full", action="store_true", help="the paper's own scale, with its CNN")
-parser.add_argument("--data", default="cifar10", help="a data set with classes")
-parser.add_argument("--per-class", type=int, default=1000, help="training rows of all clients")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
+parser.add_argument("--full", action="store_true", help="Use the scale and the CNN of the paper.")
+parser.add_argument("--data", default="cifar10", help="Data set with classes.")
+parser.add_argument(
+    "--per-class", type=int, default=1000, help="Training rows per class, over all clients."
+)
 parser.add_argument("--partition", default="dirichlet:0.5,min=10")
 parser.add_argument("--clients", type=int, default=30)
 parser.add_argument("--held-out", type=int, default=10)
 parser.add_argument("--net", default="mlp:128,64")
-parser.add_argument("--on", default="reptile", help="X")
+parser.add_argument("--on", default="reptile", help="Base method X.")
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--hyper-lr", type=float, default=0.9)
 parser.add_argument(
-    "--rounds", type=int, nargs="+", default=[10, 20, 40, 60], help="that are tested"
+    "--rounds",
+    type=int,
+    nargs="+",
+    default=[10, 20, 40, 60],
+    help="Rounds after which models are tested.",
 )
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
 parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
@@ -67,7 +73,7 @@ net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
 
 
 def lines(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
-    """Train a method, and yield its scores after the rounds that are tested."""
+    """Yield the scores of a method after the rounds that are tested."""
     data = federations.split(
         dataset, args.partition, clients=args.clients, held_out=args.held_out, seed=seed
     )

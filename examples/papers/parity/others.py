@@ -1,16 +1,17 @@
-"""What other people's code reached on some clients, and what the library reaches on the very same.
+"""Compare the accuracy of pyrofl with reference implementations on the same clients.
 
-The folder of --data holds fashion20.npz and pfedvem_slices100.npz, which say which rows of
-../fashion_mnist.npz each client has. The others' numbers are of one seed of PFLlib, and of one of
-the pFedVEM authors' code. What --out has is not run again, so that it may be stopped at any time.
+The folder of --data contains fashion20.npz and pfedvem_slices100.npz, with the indices of the rows
+of ../fashion_mnist.npz of each client. The reference results are of one seed of PFLlib and of the
+pFedVEM authors' code. Runs that --out contains are not repeated, so the script can be interrupted.
 
-Theirs is a draw as each of our n seeds is one: were both programs the same, the difference between
-it and our mean would have standard error s (1 + 1 / n)^1/2, with s our standard deviation between
-seeds, pooled over the rounds of a method's model. `too_far` asks that the differences be within 1.5
-points on average over rounds, and in each round within that or three such standard errors.
+The reference is one draw, as is each of our n seeds: if both programs are the same, its difference
+from our mean has standard error s (1 + 1 / n)^1/2, with s our standard deviation between seeds,
+pooled over the rounds of a method's model. `too_far` requires differences within 1.5 points on
+average over rounds, and in each round within 1.5 points or three such standard errors, whichever
+is larger.
 
 Run: python examples/papers/parity/others.py --data FOLDER [--methods apfl ditto] [--seeds 3]
-Without --data it prints the table of what there is.
+Without --data it prints the table of the existing results.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ STEPS = {"batch": 10, "epochs": 1, "lr": 0.01, "momentum": 0.0}
 COLUMNS = ("method", "seed", "model", "round", "theirs", "ours", "seconds", "commit", "command")
 COMMAND = "python examples/papers/parity/others.py --data FOLDER"
 SEEDS = 3
-WITHIN = 0.015  # of theirs, on average over rounds
-ERRORS = 3.0  # standard errors that a single round may be away
+WITHIN = 0.015  # largest mean difference over rounds
+ERRORS = 3.0  # largest difference of a single round, in standard errors
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A method with the others' settings, and what they reached: model -> round -> accuracy."""
+    """A method with the reference settings and results: model -> round -> accuracy."""
 
     build: Callable[[], Method]
     theirs: Mapping[str, Mapping[int, float]]
@@ -63,7 +64,7 @@ class Case:
 
 
 def on_ten(method: Method) -> Method:
-    """Let the step before a test see ten rows of a client, drawn anew for every test."""
+    """Return the method with adaptation on ten random rows of a client, drawn for every test."""
     (phase,) = method.adapt
     (step,) = phase.updates
 
@@ -96,7 +97,7 @@ CASES = {
         {"personal": {5: 0.839, 10: 0.860, 15: 0.872, 20: 0.885}},
     ),
     "perfedavg": Case(
-        # PFLlib trains clients twice a round, and tests after a step on ten rows of each.
+        # PFLlib trains clients twice per round, and tests after a step on ten rows of each.
         lambda: on_ten(perfedavg.build(NET, order="first", inner_lr=0.01, **STEPS | {"epochs": 2})),
         {"personal": {5: 0.754, 10: 0.799, 15: 0.786, 20: 0.821}},
         "adapt",
@@ -120,12 +121,12 @@ CASES = {
 
 @cache
 def images(folder: Path) -> Any:
-    """Return Fashion-MNIST, which lies beside the folder."""
+    """Return Fashion-MNIST from the parent folder."""
     return datasets.load(f"npz:{folder.parent / 'fashion_mnist.npz'}")
 
 
 def held(path: Path, *names: str) -> list[list[Tensor]]:
-    """Return rows of each client, which "NAME_offsets" parts, or "offsets"."""
+    """Return the rows of each client, split at "NAME_offsets" or "offsets"."""
     with np.load(path) as file:
         found = {n: torch.from_numpy(file[n].astype(np.int64)) for n in file.files}
     ends = [found.get(f"{n}_offsets", found.get("offsets")).tolist() for n in names]
@@ -153,7 +154,7 @@ def hundred(folder: Path) -> Federation:
 
 
 def accuracy(run: pyrofl.Run, case: Case, model: str, data: Federation) -> float:
-    """Test as the others did: over all test rows alike, or pFedVEM's over clients."""
+    """Return the accuracy as in the reference: mean over test rows, or over clients (pFedVEM)."""
     pooled = {"population": "pooled"} if case.clients == "hundred" and model == "global" else {}
     scores = run.evaluate(model=model, adapted=case.adapted, **pooled)
     if case.clients == "hundred":
@@ -163,7 +164,7 @@ def accuracy(run: pyrofl.Run, case: Case, model: str, data: Federation) -> float
 
 
 def measure(name: str, seed: int, folder: Path) -> list[Line]:
-    """Fit a method with a seed, and return lines of all models and rounds that the others have."""
+    """Return the results of one seed for all models and rounds of the reference."""
     case, run, begun = CASES[name], None, perf_counter()
     data = {"twenty": twenty, "hundred": hundred}[case.clients](folder)
     torch.manual_seed(seed)
@@ -182,7 +183,7 @@ def measure(name: str, seed: int, folder: Path) -> list[Line]:
 
 @cache
 def commit() -> str:
-    """Return the commit that is checked out, or "" where there is none."""
+    """Return the commit of the checkout, or "" if there is none."""
     return subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
     ).stdout.strip()
@@ -190,7 +191,7 @@ def commit() -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """A model of a method after a round: theirs, and the mean over our seeds."""
+    """Accuracies of a model after a round: the reference, and the mean over our seeds."""
 
     method: str
     model: str
@@ -202,13 +203,13 @@ class Compared:
 
     @property
     def difference(self) -> float:
-        """How far ours is above theirs."""
+        """Our mean minus the reference."""
         return self.ours - self.theirs
 
     @property
     def bound(self) -> float:
-        """How far a single round may be away."""
-        both = self.error * (self.seeds + 1) ** 0.5  # theirs is of one seed
+        """Largest difference allowed in a single round."""
+        both = self.error * (self.seeds + 1) ** 0.5  # the reference is one seed
         return max(WITHIN, ERRORS * both) if self.seeds > 1 else WITHIN
 
 
@@ -226,17 +227,17 @@ def compared(lines: Sequence[Line]) -> list[Compared]:
 
 
 def too_far(rows: Sequence[Compared]) -> list[str]:
-    """Say which methods are not where the others' are."""
+    """Return messages about methods that differ too much from the reference."""
     found = [
-        f"{r.method}, {r.model}, round {r.round}: {r.ours:.3f} for {r.theirs:.3f}, more than "
-        f"{r.bound:.3f} apart"
+        f"{r.method}, {r.model}, round {r.round}: {r.ours:.3f}, reference {r.theirs:.3f}, "
+        f"bound {r.bound:.3f}"
         for r in rows
         if abs(r.difference) > r.bound
     ]
     for key in dict.fromkeys((r.method, r.model) for r in rows):
         mean = float(np.mean([r.difference for r in rows if (r.method, r.model) == key]))
         if abs(mean) > WITHIN:
-            found.append(f"{', '.join(key)}: {mean:+.3f} on average, more than {WITHIN} apart")
+            found.append(f"{', '.join(key)}: mean difference {mean:+.3f}, bound {WITHIN}")
     return found
 
 
@@ -252,7 +253,7 @@ def show(path: Path) -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines of a table, none if it is not there."""
+    """Return the lines of a CSV file, or an empty list if it does not exist."""
     if not path.is_file():
         return []
     with path.open() as file:
@@ -260,9 +261,9 @@ def read(path: Path) -> list[Line]:
 
 
 def main() -> None:
-    """Add to the table what it has not."""
+    """Run the methods and seeds that are missing in the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of partitions")
+    parser.add_argument("--data", type=Path, help="Folder of the partitions.")
     parser.add_argument("--methods", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--out", type=Path, default=HERE / "found.csv")

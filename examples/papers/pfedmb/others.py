@@ -1,10 +1,10 @@
-"""pFedMB's table II: nine methods on many clients, each fine-tuned before its test.
+"""Reproduce pFedMB's table II: nine methods, each fine-tuned before its test.
 
-Clients have two random classes or Dirichlet(0.4) shares; fifteen report in every round, or a fifth
-of fifty. Every method gets the same learning rates, of which rows chosen inside the clients, on
-which nobody trains, take one. Branches are those that the paper's table III found. A line of the
-CSV is one run: accuracy on those rows, and on test rows before and after five epochs of local
-training.
+The clients have two random classes or a Dirichlet(0.4) partition. All fifteen clients participate
+in every round, or a fifth of fifty. For every method one of the same learning rates is chosen on
+validation rows of the clients. The number of branches is that of the paper's table III. A line of
+the CSV is one run: accuracy on validation rows, and on test rows before and after five epochs of
+local training.
 
 Run: python examples/papers/pfedmb/others.py [--quick] [--full] [--data NAME] [--columns NAME ...]
 """
@@ -34,7 +34,7 @@ COLUMNS = {
     "two classes, 15": ("labels:2", 15, 1.0, 6),
     "two classes, 50": ("labels:2", 50, 0.2, 10),
 }
-"""name -> partition, clients, share of them that reports, pFedMB's branches."""
+"""name -> partition, clients, fraction that participates, branches of pFedMB."""
 
 BUILD: dict[str, Callable[..., pyrofl.Method]] = {
     "Local": local.build,
@@ -50,19 +50,25 @@ BUILD: dict[str, Callable[..., pyrofl.Method]] = {
 HEAD = ("column", "method", "rate", "seed", "tuning", "before", "after")
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="two rounds, to see that it runs")
-parser.add_argument("--full", action="store_true", help="the paper's network and all rows")
-parser.add_argument("--data", default="digits", help="a data set with ten classes")
+parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
+parser.add_argument(
+    "--full", action="store_true", help="Use the network of the paper and all rows."
+)
+parser.add_argument("--data", default="digits", help="Data set with ten classes.")
 parser.add_argument("--columns", nargs="+", default=list(COLUMNS), choices=list(COLUMNS))
 parser.add_argument("--methods", nargs="+", default=list(BUILD), choices=list(BUILD))
 parser.add_argument("--rates", type=float, nargs="+", default=[0.02, 0.06, 0.2])
-parser.add_argument("--rows", type=int, default=100, help="training rows for each client, about")
+parser.add_argument(
+    "--rows", type=int, default=100, help="Approximate number of training rows per client."
+)
 parser.add_argument("--net", default="mlp:50")
-parser.add_argument("--rounds", type=int, default=20, help="and twice as many where some report")
+parser.add_argument(
+    "--rounds", type=int, default=20, help="Rounds; twice as many with partial participation."
+)
 parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--out", type=Path, default=HERE / "others.csv")
 args = parser.parse_args()
-print("In full this takes about half an hour on one core; with --quick, seconds.", flush=True)
+print("A full run takes about half an hour on one core; --quick takes seconds.", flush=True)
 if args.full:
     args.net, args.rounds = "cnn-pfedmb", 200
 if args.quick:
@@ -74,13 +80,13 @@ net = nets.build(args.net, tuple(whole.x.shape[1:]), len(whole.classes))
 
 
 def divided(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the rows that a client trains on, and a fifth of its rows to tune on."""
+    """Return training rows of a client, and a fifth of its rows for validation."""
     order = rows[torch.randperm(len(rows), generator=generator(seed))]
     return order[len(rows) // 5 :], order[: len(rows) // 5]
 
 
 def scores(column: str, name: str, rate: float, seed: int) -> list[list[float]]:
-    """Return the accuracies of one run."""
+    """Return the accuracies of one run on validation and test rows."""
     partition, clients, share, branches = COLUMNS[column]
     rows = args.rows * clients // len(whole.classes)
     dataset = whole if args.full else datasets.per_class(whole, rows)
