@@ -87,6 +87,9 @@ lines = files.fill(args.out / "entropy.csv", HEAD, runs, measure, draws=args.dra
 columns = {"accuracy": 100, "known": 1, "strange": 1, "auroc": 100}
 print(files.means(files.by(lines, "method"), columns))
 _, found = asked("FedABML", 0)
-shown = {word: one.by_client("total") for word, one in found.items()}
+shown = {
+    "in distribution": found["known"].by_client("total"),
+    "out of distribution": found["strange"].by_client("total"),
+}
 figures.save(figures.densities(shown, len(dataset.classes)), args.out / "entropy.png")
 print(f"Results saved to {args.out}: entropy.csv, entropy.png")

@@ -45,7 +45,7 @@ def model(received, local, batch):
 
 
 def exact(n):
-    """Return mean and 95% interval of the new client's theta, given n of its rows."""
+    """Return the exact mean and 95% interval of the new client's theta after n of its rows."""
     covariance = torch.full((7, 7), 25.0).double() + 2.25 * torch.eye(7)
     many = torch.tensor([*sizes[:6], n]).double()
     means = torch.stack([y[r[:k]].sum() for r, k in zip(rows, many.long(), strict=True)])

@@ -176,6 +176,4 @@ def test_a_long_script_says_first_how_long_it_takes(script, tmp_path, monkeypatc
     monkeypatch.setattr(script, "PROBLEMS", dict(script.PROBLEMS, kidney=None))
     with pytest.raises((AttributeError, TypeError)):
         script.main()
-    assert capsys.readouterr().out.startswith(
-        "A full run takes about an hour on one core; --only"
-    )
+    assert capsys.readouterr().out.startswith("A full run takes about an hour on one core; --only")
