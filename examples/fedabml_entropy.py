@@ -19,7 +19,7 @@ from pyrofl import checks, datasets, federations, figures, nets
 from pyrofl.models import fedabml, fedavg
 from pyrofl.tensors import generator
 
-HEAD = ("method", "seed", "accuracy", "known", "strange", "auroc")
+HEAD = ("method", "seed", "accuracy", "in_distribution", "out_of_distribution", "auroc")
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
@@ -40,10 +40,10 @@ dataset = datasets.per_class(datasets.load(args.data), args.per_class)
 known = dataset.x[dataset.is_test][:500]
 if args.ood:
     other = datasets.load(args.ood)
-    strange = other.x[other.is_test][:500]
+    other_rows = other.x[other.is_test][:500]
 else:
     flat = known.flatten(1)
-    strange = flat[:, torch.randperm(flat.shape[1], generator=generator(0))].view_as(known)
+    other_rows = flat[:, torch.randperm(flat.shape[1], generator=generator(0))].view_as(known)
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
 METHODS = {
     "FedABML": (fedabml.build(net, epochs=5, draws=2), args.draws),
@@ -52,14 +52,14 @@ METHODS = {
 
 
 @cache
-def asked(name: str, seed: int) -> tuple[pyrofl.Run, dict[str, Any]]:
+def evaluated(name: str, seed: int) -> tuple[pyrofl.Run, dict[str, Any]]:
     """Return the run and the uncertainty of every client for its test rows and for other rows."""
     method, draws = METHODS[name]
     data = federations.split(dataset, "labels:5", args.clients, seed=seed)
     some = pyrofl.participation.fraction(0.5)
     run = pyrofl.fit(method, data, rounds, seed=seed, participation=some, progress=False)
     how = {"draws": draws, "adapted": "adapt", "model": "personal", "seed": seed}
-    both = {"known": None, "strange": strange}
+    both = {"in_distribution": None, "out_of_distribution": other_rows}
     return run, {
         word: checks.uncertainty(method, data, run.state, rows, **how)
         for word, rows in both.items()
@@ -68,10 +68,13 @@ def asked(name: str, seed: int) -> tuple[pyrofl.Run, dict[str, Any]]:
 
 def measure(name: str, seed: int) -> list[list[float]]:
     """Return accuracy, mean entropies and the AUROC of entropy for out-of-distribution rows."""
-    run, found = asked(name, seed)
+    run, found = evaluated(name, seed)
     how = {"model": "personal", "adapted": "adapt", "draws": METHODS[name][1]}
-    means = [float(found[word].mean("total").mean()) for word in ("known", "strange")]
-    auroc = found["known"].told_apart(found["strange"], "total")
+    means = [
+        float(found[word].mean("total").mean())
+        for word in ("in_distribution", "out_of_distribution")
+    ]
+    auroc = found["in_distribution"].told_apart(found["out_of_distribution"], "total")
     return [[run.evaluate(**how).mean("accuracy"), *means, float(auroc.mean())]]
 
 
@@ -84,12 +87,12 @@ about |= {"rows": int((~dataset.is_test).sum()), "net": args.net, "rounds": roun
 names = ["FedABML"] if args.quick else [*METHODS]
 runs = [(name, seed) for name in names for seed in range(seeds)]
 lines = files.fill(args.out / "entropy.csv", HEAD, runs, measure, draws=args.draws, **about)
-columns = {"accuracy": 100, "known": 1, "strange": 1, "auroc": 100}
+columns = {"accuracy": 100, "in_distribution": 1, "out_of_distribution": 1, "auroc": 100}
 print(files.means(files.by(lines, "method"), columns))
-_, found = asked("FedABML", 0)
+_, found = evaluated("FedABML", 0)
 shown = {
-    "in distribution": found["known"].by_client("total"),
-    "out of distribution": found["strange"].by_client("total"),
+    "in distribution": found["in_distribution"].by_client("total"),
+    "out of distribution": found["out_of_distribution"].by_client("total"),
 }
 figures.save(figures.densities(shown, len(dataset.classes)), args.out / "entropy.png")
 print(f"Results saved to {args.out}: entropy.csv, entropy.png")

@@ -82,9 +82,9 @@ def measure(
 
 total = int((~dataset.is_test).sum())
 names = [*methods][:2] if args.quick else [*methods]
-asked = [(args.clients, total, args.rounds, n, s) for s in range(args.seeds) for n in names]
+runs = [(args.clients, total, args.rounds, n, s) for s in range(args.seeds) for n in names]
 about = {"data": dataset.name, "labels": args.labels, "net": args.net}
-lines = files.fill(args.out / "new_clients.csv", HEAD, asked, measure, **about)
+lines = files.fill(args.out / "new_clients.csv", HEAD, runs, measure, **about)
 for name, some in files.by(lines, "method").items():
     print(f"{name}: accuracy after epochs of fine-tuning")
     print(files.means(files.by(some, "epochs"), {"accuracy": 100}))

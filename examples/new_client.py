@@ -59,15 +59,15 @@ def exact(n):
 
 method = pvi.hierarchical(model, data, shared="mu", damping=1.0, draws=8, steps=6)
 state = pyrofl.fit(method, data, 2, progress=False).state
-draws, asked = 100 if args.quick else 20_000, (0, 1, 2, 5, 10, 20)
-fits = {"exact": tuple(zip(*map(exact, asked), strict=True))}
-found = checks.newcomer(method, data, state, "new client", asked, draws)
-theta = torch.stack([found[n]["theta"] for n in asked])
+draws, counts = 100 if args.quick else 20_000, (0, 1, 2, 5, 10, 20)
+fits = {"exact": tuple(zip(*map(exact, counts), strict=True))}
+found = checks.newcomer(method, data, state, "new client", counts, draws)
+theta = torch.stack([found[n]["theta"] for n in counts])
 low, high = theta.quantile(torch.tensor([0.025, 0.975]).double(), dim=1)
 fits["federated"] = (theta.mean(1), low, high)
-for i, n in enumerate(asked):
+for i, n in enumerate(counts):
     shown = (f"{k} {v[0][i]:.2f} ({v[1][i]:.2f} to {v[2][i]:.2f})" for k, v in fits.items())
     print(f"{n} rows: {', '.join(shown)}")
-figure = figures.narrowing(asked, fits, "mean of the new client", float(truth[6]))
+figure = figures.narrowing(counts, fits, "mean of the new client", float(truth[6]))
 figures.save(figure, args.out / "new_client.png")
 print(f"figure: {args.out / 'new_client.png'}")

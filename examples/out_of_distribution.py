@@ -35,7 +35,7 @@ inside = replace(
     is_test=digits.is_test[known],
     classes=digits.classes[:5],
 )
-strange = digits.x[~known]
+unknown = digits.x[~known]
 net = nets.build("mlp:50", (64,), 5)
 standard = priors.fixed(scale=1.0)
 # name -> method, posterior draws, adaptation before the test
@@ -56,7 +56,7 @@ for seed in range(args.seeds):
         run = pyrofl.fit(method, data, 2 if args.quick else 20, seed=seed, progress=False)
         how = {"draws": draws, "adapted": adapted, "seed": seed}
         mine = checks.uncertainty(method, data, run.state, **how)
-        other = checks.uncertainty(method, data, run.state, strange, **how)
+        other = checks.uncertainty(method, data, run.state, unknown, **how)
         row = {"method": name, "accuracy": run.evaluate(**how).mean("accuracy")}
         row |= {s: float(mine.told_apart(other, s).mean()) for s in ("doubt", "total", "epistemic")}
         rows.append(row)

@@ -79,9 +79,9 @@ def test_sklearn(name, model, data, j, rows):
     known.extend((name, data.names[j], metric, float(v)) for metric, v in found.items())
 
 
-def test_run(name, run, **asked):
+def test_run(name, run, **options):
     """Score a fitted method on the rows of its clients."""
-    scores = run.evaluate(draws=50, **asked)
+    scores = run.evaluate(draws=50, **options)
     sites = [run.data.names[i] for i in scores.ids.tolist()]
     for metric, values in scores.values.items():
         known.extend((name, *found) for found in zip(sites, repeat(metric), values.tolist()))

@@ -81,9 +81,9 @@ def run(name: str, rate: float, seed: int) -> tuple[list[float | None], torch.Te
 
 HEAD = ("rows", "rounds", "method", "rate", "seed")
 HEAD += ("tuning", "before", "after", "within", "between", "used")
-asked = [(each, rounds, n, r, s) for n in methods(rates[0]) for r in rates for s in range(seeds)]
+runs = [(each, rounds, n, r, s) for n in methods(rates[0]) for r in rates for s in range(seeds)]
 about = {"data": dataset.name, "net": spec}
-lines = files.fill(args.out / "pairs.csv", HEAD, asked, lambda *of: [run(*of[2:])[0]], **about)
+lines = files.fill(args.out / "pairs.csv", HEAD, runs, lambda *of: [run(*of[2:])[0]], **about)
 best = files.best(lines, "tuning", over="rate")
 print(files.means(best, {"before": 100, "after": 100, "within": 1, "between": 1, "used": 1}))
 history = {

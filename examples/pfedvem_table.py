@@ -85,7 +85,7 @@ def measure(clients: int, rows: int, rounds: int, name: str, seed: int) -> list[
     return [found]
 
 
-asked = [
+runs = [
     (clients, total, args.rounds, name, seed)
     for clients in args.clients
     for seed in args.seeds
@@ -93,7 +93,7 @@ asked = [
     if clients == args.clients[0] or "only" not in name  # ablations once
 ]
 about = {"data": dataset.name, "net": args.net, "participation": args.participation}
-lines = files.fill(args.out / "table.csv", HEAD, asked, measure, **about)
+lines = files.fill(args.out / "table.csv", HEAD, runs, measure, **about)
 for clients, some in files.by(lines, "clients").items():
     print(f"{clients} clients, accuracy in percent")
     print(files.means(files.by(some, "method"), dict.fromkeys(HEAD[-3:], 100)))

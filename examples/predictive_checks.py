@@ -65,7 +65,7 @@ for model in (poisson, gamma_poisson):
     method = pvi.hierarchical(model, data, shared="mu", damping=0.5)
     run = pyrofl.fit(method, data, 2 if args.quick else 12, progress=False)
     table = checks.predictive_checks(run, ("mean", "sd", "max"), draws=100 if args.quick else 2000)
-    print(f"\n{model.__name__}: share of made-up data above the observed, p")
+    print(f"\n{model.__name__}: fraction of simulated data sets with a larger statistic (p)")
     print(table.pivot(index="client", columns="statistic", values="p").round(3).to_string())
     path = args.out / f"{model.__name__}.png"
     figures.save(figures.predictive_checks(table), path)

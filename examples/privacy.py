@@ -58,8 +58,8 @@ def fitted(privacy: pyrofl.Privacy | None) -> tuple[float, float, float, float]:
 
 # The seed makes this simulation reproducible; do not set it for noise that protects real data.
 bounds = {"clip": 4.0, "delta": 1e-4, "where": "client", "seed": 0}
-asked = [pyrofl.Privacy(noise=z, **bounds) for z in (2, 4, 8, 16)]
-plain, *private = [fitted(privacy) for privacy in (None, *asked[: 2 if args.quick else None])]
+options = [pyrofl.Privacy(noise=z, **bounds) for z in (2, 4, 8, 16)]
+plain, *private = [fitted(privacy) for privacy in (None, *options[: 2 if args.quick else None])]
 for epsilon, accuracy, error, width in (plain, *private):
     scores = f"accuracy {accuracy:.3f}, error of the mean {error:.3f}, posterior sd {width:.3f}"
     print(f"epsilon {epsilon:.2f}: {scores}")

@@ -44,7 +44,7 @@ def fill(
     Raises:
         ValueError: if the file has other columns.
     """
-    columns, said = [*head, "settings", *MADE], in_words(settings)
+    columns, text = [*head, "settings", *MADE], in_words(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     old = list(csv.reader(path.read_text().splitlines())) if path.is_file() else []
     if old and old[0] != columns:
@@ -55,15 +55,15 @@ def fill(
             table.writerow(columns)
         for run in runs:
             name = [*map(str, run)]
-            if any([*line[: len(name)], line[len(head)]] == [*name, said] for line in old[1:]):
+            if any([*line[: len(name)], line[len(head)]] == [*name, text] for line in old[1:]):
                 continue
             begun = perf_counter()
             found = [[*name, *map(short, line)] for line in measure(*run)]
             made = (f"{perf_counter() - begun:.1f}", commit(), command())
-            table.writerows([*line, said, *made] for line in found)
+            table.writerows([*line, text, *made] for line in found)
             file.flush()
             print(f"{', '.join(name)}: {made[0]} s", flush=True)
-    return [line for line in read(path) if line["settings"] == said]
+    return [line for line in read(path) if line["settings"] == text]
 
 
 def in_words(settings: Mapping[str, Any]) -> str:

@@ -45,9 +45,9 @@ def convnet() -> str:
     rows = []
     for path in sorted((HERE / "fedbe").glob("convnet*.csv")):
         lines = read(path)
-        made = dict(word.split("=", 1) for word in lines[0]["settings"].split())
-        unlabelled = f"{float(made['server']) * int(made['rows']):,.0f}"
-        rows += [[made["rounds"], unlabelled, *row] for row in gained(lines)]
+        options = dict(word.split("=", 1) for word in lines[0]["settings"].split())
+        unlabelled = f"{float(options['server']) * int(options['rows']):,.0f}"
+        rows += [[options["rounds"], unlabelled, *row] for row in gained(lines)]
     return markdown(["rounds", "unlabelled", *STUDENTS], rows)
 
 
@@ -237,7 +237,10 @@ def entropies() -> str:
     """Return the entropies of FedABML's clients for known and out-of-distribution rows."""
     rows = []
     for name, lines in finished(read(HERE / "fedabml/entropy.csv"), "method").items():
-        means = [spread(numbers(lines, which), ".2f") for which in ("known", "strange")]
+        means = [
+            spread(numbers(lines, which), ".2f")
+            for which in ("in_distribution", "out_of_distribution")
+        ]
         share = [spread(numbers(lines, which, 100)) for which in ("accuracy", "auroc")]
         rows.append([name, share[0], *means, share[1]])
     if not rows:
@@ -269,7 +272,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def made(page: str) -> str:
+def updated(page: str) -> str:
     """Return a page with its tables generated again."""
     return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", page)
 
@@ -282,7 +285,7 @@ def main() -> int:
     )
     args = parser.parse_args()
     old = {path: path.read_text(encoding="utf-8") for path in sorted(HERE.glob("**/README.md"))}
-    new = {path: made(text) for path, text in old.items()}
+    new = {path: updated(text) for path, text in old.items()}
     differ = [path for path in old if new[path] != old[path]]
     for path in differ:
         print(path.relative_to(HERE))

@@ -189,13 +189,13 @@ inside = replace(
     is_test=every.is_test[known],
     classes=every.classes[:5],
 )
-strange = every.x[~known]
+unknown = every.x[~known]
 small = federations.split(inside, "labels:3", 10)
 five = nets.build("mlp:50", (64,), 5)
 method = pfedvem.build(five, lr_base=0.01, lr_head=0.01)
 run = pyrofl.fit(method, small, rounds=rounds, progress=False)
 mine = checks.uncertainty(method, small, run.state, draws=100)
-other = checks.uncertainty(method, small, run.state, strange, draws=100)
+other = checks.uncertainty(method, small, run.state, unknown, draws=100)
 figures.densities(
     {"digits 0 to 4": mine.by_client("total"), "digits 5 to 9": other.by_client("total")}, 5
 )

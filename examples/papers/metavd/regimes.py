@@ -102,5 +102,5 @@ def lines(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
 about = {"data": dataset.name, "rows": int((~dataset.is_test).sum()), "partition": args.partition}
 about |= {"clients": args.clients, "held_out": args.held_out, "net": args.net}
 about |= {"on": args.on, "lr": args.lr, "hyper_lr": args.hyper_lr}
-asked = [(name, seed) for seed in args.seeds for name in args.methods]
-files.fill(args.out, HEAD, asked, lines, **about)
+runs = [(name, seed) for seed in args.seeds for name in args.methods]
+files.fill(args.out, HEAD, runs, lines, **about)

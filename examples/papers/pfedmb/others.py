@@ -109,7 +109,7 @@ def scores(column: str, name: str, rate: float, seed: int) -> list[list[float]]:
     return [[accuracy(tuning, tuned), accuracy(data, "none"), accuracy(data, tuned)]]
 
 
-asked = [
+runs = [
     (column, name, rate, seed)
     for column in args.columns
     for name in args.methods
@@ -117,7 +117,7 @@ asked = [
     for rate in args.rates
 ]
 about = {"data": whole.name, "rows": args.rows, "net": args.net, "rounds": args.rounds}
-lines = files.fill(args.out, HEAD, asked, scores, **about)
+lines = files.fill(args.out, HEAD, runs, scores, **about)
 for column, some in files.by(lines, "column").items():
     print(f"{column} clients, accuracy in percent")
     print(files.means(files.best(some, "tuning", over="rate"), {"before": 100, "after": 100}))
