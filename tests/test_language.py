@@ -60,7 +60,8 @@ EXCEPTIONS = {
 """Phrases that stay, and why."""
 
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-PAGES += sorted((ROOT / "examples").glob("*.md"))
+PAGES += [ROOT / "SECURITY.md", *sorted((ROOT / "examples").glob("*.md"))]
+PAGES += sorted((ROOT / "examples" / "papers").glob("**/README.md"))
 PAGES += sorted((ROOT / "examples" / "tutorials").glob("[0-9]*.py"))
 
 

@@ -227,7 +227,7 @@ run = pyrofl.fit(
 rates = torch.cat(
     [v[:20].flatten() for n, v in run.statistics().items() if n.startswith("dropout_rate/")]
 )
-print(f"beta 1: {100 * float((rates > 0.9).double().mean()):.0f}% above 0.9")
+print(f"beta 1: rates above 0.9: {100 * float((rates > 0.9).double().mean()):.0f}%")
 
 small = nets.build("mlp:32,16", input_shape=(64,), outputs=10)
 early = []
