@@ -335,8 +335,9 @@ print({name: round(scores.mean(name), 4) for name in ("accuracy", "confident and
 # %% [markdown]
 # ## Add a method to the library
 #
-# A method of the library has three files: `models/NAME.py` (a function `build` that returns a `Method`, with the equations
-# of the paper in the module docstring), `tests/models/test_NAME.py` (its tests), and a row in the table of methods.
+# A method of the library has three parts: `models/NAME.py` (a function `build` that returns a `Method`, with the equations
+# of the paper in the module docstring), `tests/models/test_NAME.py` (its tests), and a row in the table of all methods
+# (`all_methods.md`).
 # `pyrofl run NAME` then works, and the tests for all methods include it.
 #
 # ## Exercises
