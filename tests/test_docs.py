@@ -223,6 +223,22 @@ def test_the_site_refers_to_every_public_name():
                 assert f'id="pyrofl.{module}.{name}"' in text, name
 
 
+def links(path: Path) -> set[str]:
+    """Return the addresses in the checkout that a page links to, outside of code."""
+    text = re.sub(r"(?s)<!-- site: .*?-->|^```.*?^```$", "", path.read_text(), flags=re.MULTILINE)
+    found = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)}
+    return {link for link in found if link and "://" not in link}
+
+
+def test_every_link_of_a_page_leads_to_a_file_of_the_checkout():
+    pages = [*DOCS.glob("*.md"), *DOCS.parent.glob("*.md"), *DOCS.parent.glob("papers/**/*.md")]
+    dead = {(p.name, n) for p in pages for n in links(p) if not (p.parent / n).exists()}
+    assert dead == set()
+    assert sum(len(links(page)) for page in pages) > 100
+    generated = {name for page in pages for name in links(page) if name.startswith("made/")}
+    assert generated == set()  # not tracked: `making.links` leads there on the site
+
+
 def test_a_diagram_is_the_same_each_time_and_its_legend_has_every_kind(monkeypatch):
     monkeypatch.syspath_prepend(DOCS)
     draw = import_module("making.cards").diagram
