@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from pyrofl.data import Federation
 from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.outlines import facts, hidden
 from pyrofl.data.shard import shard
+from pyrofl.data.weights import read
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
@@ -145,6 +147,10 @@ def test_weights_that_cannot_be_are_named():
         (lambda: replace(data, weights=-torch.ones(31)), "row 0 weighs -1"),
         (lambda: data.weighted(dict.fromkeys("abcde", 0)), "client 0: all its training rows weigh"),
         (lambda: Client(built("fedavg"), data.weighted("balanced")), "data have weights of rows"),
+        *(
+            (partial(read, text), "is no weight of a class; expected balanced, or NAME=VALUE")
+            for text in ("even", "yes", "yes=x", "yes=1,yes=2", "=1", "yes=-1")
+        ),
     ):
         with pytest.raises(ValueError, match=told):
             ask()
