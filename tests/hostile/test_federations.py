@@ -39,7 +39,7 @@ LITTLE = {"batch": None, "draws": 2, "server_steps": 2, "samples": 2, "component
 LITTLE |= dict.fromkeys(("epochs", "head_epochs", "base_epochs", "steps", "tune_steps"), 1)
 LITTLE |= dict.fromkeys(("local_steps", "fine_tune", "inner_steps", "burn_in"), 1)
 ENOUGH = 80  # federations for each method, each its own: 2,000 and more of them in all
-SOME = 20  # of them, in the ordinary suite
+SOME = 12  # of them, in the ordinary suite
 COUNTS = Path(__file__).with_name("federations.json")  # what became of them when last counted
 # Of them may end otherwise: rounding differs, and hypothesis draws from the constants in all those
 # modules that happen to be loaded, so that other tests beside this one make other federations.

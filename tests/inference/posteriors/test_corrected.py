@@ -13,6 +13,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import toys
+from promises import others_slow
 from pyro import poutine
 from scipy.special import log_expit, logsumexp
 from torch import Tensor
@@ -166,7 +167,7 @@ def by_quadrature() -> tuple[np.ndarray, np.ndarray]:
     return means, np.sqrt((values - means[:, None]) ** 2 @ w)
 
 
-@pytest.mark.parametrize("rounds", [1, 6])
+@pytest.mark.parametrize("rounds", others_slow([1, 6], [1]))
 def test_hospitals_after_any_number_of_rounds(rounds):
     x, y = (torch.tensor(v, dtype=torch.float64) for v in (CASES[:, None], DEATHS))
     data = federation(x, y, (1,) * 6)
@@ -322,7 +323,7 @@ def test_weights_of_rows_count_in_corrected_draws(how: str) -> None:
             with batch.rows(), poutine.scale(scale=scale):
                 pyro.sample("y", dist.Normal(mu * batch.x[..., 0], 0.5), obs=batch.y)
 
-    run = pyrofl.fit(pvi.hierarchical(scaled, data, shared="mu"), data, 8, progress=False)
+    run = pyrofl.fit(pvi.hierarchical(scaled, data, shared="mu"), data, 2, progress=False)
     found = run.to_arviz(draws=DRAWS, corrected=True)["posterior"]["mu"].values
     precision = 1 / 25 + (weights * data.x[:, 0] ** 2).sum() / 0.25
     mean = (weights * data.x[:, 0] * data.y).sum() / 0.25 / precision
