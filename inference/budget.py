@@ -125,11 +125,7 @@ class Promise:
             )
 
     def spent(self, rounds: int, times: Sequence[int]) -> Spent:
-        """Return what so many rounds have spent, given in how many each client took part, [J].
-
-        Raises:
-            ValueError: if they are of another number of clients than what was promised.
-        """
+        """Return what so many rounds have spent, given in how many each client took part, [J]."""
         if len(times) != self.clients:
             raise ValueError(
                 f"the method was made private for {self.clients} clients, and {len(times)} train; "

@@ -98,15 +98,7 @@ def constants_hash(method: Method) -> str:
 
 
 def refuse_other_constants(method: Method, known: str) -> None:
-    """Refuse a method whose frozen weights or buffers are not those of a round.
-
-    Args:
-        method: any.
-        known: `constants` of the round.
-
-    Raises:
-        ValueError: if the hash is known and differs.
-    """
+    """Refuse a method whose frozen weights or buffers are not those of a round."""
     if known and constants_hash(method) != known:
         raise ValueError(
             "the frozen weights or buffers of the method's networks are not those that the state "

@@ -267,14 +267,7 @@ def build(
 
 
 def gradient(m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return dKL[q || p]/dm and dKL[q || p]/dnu of a normal prior (line 9), all [C, *p].
-
-    Args:
-        m: prior mean.
-        nu: logarithm of the prior's standard deviation.
-        mean: posterior mean.
-        variance: posterior variance.
-    """
+    """Return dKL[q || p]/dm and dKL[q || p]/dnu of a normal prior (line 9), all [C, *p]."""
     s2, gap = (2 * nu).exp(), mean - m
     return -gap / s2, 1 - (variance + gap.square()) / s2
 

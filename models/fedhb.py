@@ -301,14 +301,7 @@ def centres_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
 def update_of(
     first: Tensors, second: Tensors, clients: float, prior: tuple[float, float, float]
 ) -> Tensors:
-    """Return m and log (psi / n)^1/2 of sums of E[w_j] and E[w_j^2] over clients.
-
-    Args:
-        first: [*p] by name.
-        second: [*p] by name.
-        clients: J.
-        prior: count, df and spread.
-    """
+    """Return m and log (psi / n)^1/2 of sums of E[w_j] and E[w_j^2] over clients."""
     count, df, spread = prior
     level, freedom = count + clients, df + clients
     mean = {n: v / level for n, v in first.items()}

@@ -146,11 +146,7 @@ def learned_normal(
 @rebuildable
 @checked
 def binomial(trials: Count | None = None) -> Likelihood:
-    """Count successes: one output, the logit.
-
-    Args:
-        trials: of every row; None takes them from the first column of x.
-    """
+    """Count successes: one output, the logit."""
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Binomial(x[..., 0] if trials is None else trials, logits=outputs.squeeze(-1))

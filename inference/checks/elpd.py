@@ -12,18 +12,9 @@ from pyrofl.inference.posteriors.export import gathered, import_arviz
 if TYPE_CHECKING:
     import xarray
 
-EQUAL = 1e-6  # spread of log weights that is rounding
-
 
 def elpd_data(by_place: xarray.DataArray, spent: float, k: xarray.DataArray, count: int) -> Any:
-    """Return an ELPDData.
-
-    Args:
-        by_place: log density of every row or client.
-        spent: the effective number of parameters.
-        k: Pareto k of every row or client.
-        count: of draws.
-    """
+    """Return an ELPDData."""
     arviz = import_arviz()
     if hasattr(arviz, "loo_approximate_posterior"):
         # Its classes differ from release to release, so `loo` is to make one.
@@ -43,16 +34,3 @@ def elpd_data(by_place: xarray.DataArray, spent: float, k: xarray.DataArray, cou
     values |= {"n_samples": count, "n_data_points": k.size, "warning": bad, "loo_i": by_place}
     values |= {"pareto_k": k, "scale": "log", "good_k": good}
     return ELPDData(data=list(values.values()), index=list(values))
-
-
-def pareto_k(log_weights: np.ndarray) -> float:
-    """Return the shape of the tail of weights, given their logarithms [S]; 0 if all are equal."""
-    import xarray
-
-    if np.ptp(log_weights) < EQUAL:
-        return 0.0
-    arviz = import_arviz()
-    if hasattr(arviz, "psislw"):
-        return float(arviz.psislw(log_weights)[1])
-    found = xarray.DataArray(-log_weights, dims="draw").azstats.psislw(dim="draw")
-    return float(found[1])

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import Range, Whole, checked
-from pyrofl.inference.checks.elpd import elpd_data, pareto_k
+from pyrofl.inference.checks.elpd import elpd_data
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.metadata import Factors, of_kind
 from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
-from pyrofl.inference.posteriors.export import refuse_no_runs
+from pyrofl.inference.posteriors.export import refuse_no_runs, smoothed
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
 from pyrofl.tensors import matches
 
@@ -158,7 +158,7 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
         elpd=elpd,
         error=float(rest.std() / len(rest) ** 0.5),
         known=float(known[0].logsumexp(0) - np.log(len(known[0]))),
-        k=pareto_k(torch.stack(log_w).flatten().cpu().numpy()),
+        k=smoothed(torch.stack(log_w).flatten().cpu())[1],
     )
 
 

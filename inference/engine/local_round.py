@@ -68,11 +68,7 @@ class Reply:
 
 
 def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
-    """Return the replies of all chunks as one, in the order of the clients' ids [C].
-
-    Raises:
-        ValueError: if the messages of two chunks have other names, shapes or types.
-    """
+    """Return the replies of all chunks as one, in the order of the clients' ids [C]."""
     if odd := next(filter(None, (unlike(reply.form, replies[0].form) for reply in replies)), ""):
         raise ValueError(f"messages of clients that trained apart differ: {odd}")
     report, reasons = join_up(r.report for r in replies), [x for r in replies for x in r.reasons]

@@ -62,9 +62,6 @@ def validate_resume(start: Round, data: Federation) -> Round:
 
     Clients that are held out may be others. A round that does not know its clients, as one that was
     made by hand, is compared by their number alone; so is one in which nobody has trained.
-
-    Raises:
-        ValueError: if the clients that train, or their rows, are others; it names the first.
     """
     cure = (
         "; expected the clients of start, in its order; server=start.server begins again on others"

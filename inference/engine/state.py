@@ -142,11 +142,7 @@ def current_states(
 def refuse_absent_states(
     method: Method, data: Federation, state: Round, ids: Tensor, view: str
 ) -> None:
-    """Refuse the personal models of clients whose states are kept where they train.
-
-    Raises:
-        ValueError: naming the first of them.
-    """
+    """Refuse the personal models of clients whose states are kept where they train."""
     ids = ids[ids < len(state.seen)]  # clients that are held out keep nothing
     seen = ids[state.seen.cpu()[ids]]
     if view == "global" or not len(seen) or len(state.private):

@@ -69,11 +69,7 @@ class Predictions(Summarised):
 
     @property
     def labels(self) -> list[str]:
-        """The most probable class of every row.
-
-        Raises:
-            ValueError: if the response is a number.
-        """
+        """The most probable class of every row."""
         if not self.classes:
             raise ValueError("the method predicts numbers; expected classes")
         return [self.classes[k] for k in self.mean.argmax(-1).tolist()]

@@ -109,11 +109,7 @@ class Chains(Summarised, Sequence[R]):
 def beginnings(
     seeds: int | Sequence[Seed] | None, seed: Seed | None, start: object
 ) -> list[dict[str, Any]]:
-    """Return seed and start of every chain.
-
-    Raises:
-        ValueError: if seeds are given twice, equal, or not to be counted on from `seed`.
-    """
+    """Return seed and start of every chain."""
     if isinstance(start, Chains):
         if seeds is not None or seed is not None:
             raise ValueError("seeds are given, and so is a start that has them; expected one")

@@ -97,11 +97,7 @@ def _restore_constants(
     method: Method | Callable[[int], Method],
     run: Run,
 ) -> None:
-    """Copy frozen weights and buffers of a checkpoint into the networks of a method.
-
-    Raises:
-        ValueError: if a function round -> method makes other networks for each round.
-    """
+    """Copy frozen weights and buffers of a checkpoint into the networks of a method."""
     with torch.no_grad():
         for name, value in describe(run.method).constants.items():
             if not torch.equal(value, held[name].to(value.device)):

@@ -63,11 +63,7 @@ def mlflow(name: str | None = None) -> Log:
 
 
 def library(kind: Logger) -> Any:
-    """Return the module that writes.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
+    """Return the module that writes."""
     try:
         return import_module({"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}[kind])
     except ImportError as error:

@@ -92,20 +92,7 @@ def corrected(
     strict: bool = True,
     progress: bool = False,
 ) -> tuple[list[Pointwise] | None, Weights]:
-    """Return what `pointwise` does of clients, in draws of the exact posterior, and their weights.
-
-    Args:
-        method: as trained.
-        data: the federation.
-        state: the round.
-        ids: of clients.
-        asked: as of `pointwise`.
-        strict: return corrected draws even if their weights are not to be trusted, otherwise None.
-        progress: show a bar in a terminal or a notebook.
-
-    Raises:
-        CannotCorrect: if a client has too many variables, or does not train where sites are shared.
-    """
+    """Return what `pointwise` does of clients, in draws of the exact posterior, and weights."""
     if method.shared and int(ids.max()) >= data.clients:
         raise ValueError(
             f"{data.names[int(ids.max())]!r} is held out; expected corrected=True of clients that "
@@ -159,14 +146,7 @@ def untrusted(weights: Weights) -> Tensor:
 def statistics_of(
     weights: Weights, axes: ClientAxes, strict: bool, verdict: Verdict
 ) -> tuple[dict[str, Variable], str]:
-    """Return Pareto k and what draws are worth, and whether they are corrected; warn if not.
-
-    Args:
-        weights: of a run.
-        axes: of the clients.
-        strict: whether draws are corrected even if weights are not to be trusted.
-        verdict: on the run.
-    """
+    """Return Pareto k and what draws are worth, and whether they are corrected; warn if not."""
     together, bad, corrected = bool(axes.shared), untrusted(weights), YES
     if bool(bad.any()):
         ids = axes.ids[bad].tolist() if not together else []

@@ -96,11 +96,7 @@ def asked_of(method: Method, given: Mapping[str, Any]) -> Asked:
 
 
 def those(data: Federation, ids: Tensor | None) -> Tensor:
-    """Return ids of clients, by default of all that train.
-
-    Raises:
-        ValueError: if there is none, one twice, or one that there is not.
-    """
+    """Return ids of clients, by default of all that train."""
     if ids is None:
         return torch.arange(data.clients)
     most = len(data.train) - 1

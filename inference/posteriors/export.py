@@ -30,7 +30,7 @@ LATEST = 253402300800  # seconds from 1970 to the year 10000, in which no date i
 STOPPED = "SOURCE_DATE_EPOCH"  # which many tools read, so that what they make can be made again
 VARIABLE = 8192  # bytes in a file that tell what a variable is, at most
 TAIL = 0.2  # largest share of draws whose weights are smoothed
-ROUNDING = 1e-9  # spread of log weights that is of rounding alone, as where a guide is exact
+ROUNDING = 1e-6  # spread of log weights that is of rounding alone, as where a guide is exact
 
 
 def inference_data(
@@ -54,10 +54,6 @@ def inference_data(
         along: name -> (axis, further labels of its places), such as the client of every row.
         attrs: what all of it and every group say of themselves besides.
         listed: group -> axes whose labels it has though no variable lies along them.
-
-    Raises:
-        ValueError: if a variable's axes are unnamed or too few or too many, if there are not as
-            many labels as places, or if two names become the same.
     """
     told, made = _library() | dict(attrs or {}), {}
     for group, variables in groups.items():

@@ -197,12 +197,7 @@ class Weighing:
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        """Numbers of entries of normal sites: those that clients share, and a client's own.
-
-        Raises:
-            ValueError: if a client has too many variables, the guide is a point, or shared sites
-                are not normal.
-        """
+        """Numbers of entries of normal sites: those that clients share, and a client's own."""
         sites = {n: s for n, s in self._guided if not s["infer"].get("is_auxiliary")}
         if all(is_point(s["fn"]) for _, s in self._guided):
             raise CannotCorrect(
@@ -228,15 +223,7 @@ class Weighing:
     def terms(
         self, i: int, noise: Tensor, draws: int, near: Predicted | None = None, sets: int = 1
     ) -> ClientTerms:
-        """Return a client's part of the weights of values of g, which noise [S, d] gives.
-
-        Args:
-            i: of the client.
-            noise: of the sites that all clients share.
-            draws: of the client's own variables for each value, in each set.
-            near: predicts the modes of the client's own noise, where Newton's method starts.
-            sets: of draws that are independent of each other, 1 or 2; `noise` is known of 2.
-        """
+        """Return a client's part of the weights of values of g, which noise [S, d] gives."""
         draws, sets = (draws, sets) if self.sizes[1] or self._others else (1, 1)
         step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws * sets))
         parts = [self._terms_of_part(i, some, near, draws, sets) for some in noise.split(step)]
@@ -353,12 +340,7 @@ class Weighing:
             yield
 
     def _enough(self, noise: Tensor, draws: int) -> int:
-        """Return how many draws of z make a client's part of the variance small enough.
-
-        Args:
-            noise: relative variance of L_js, [], by so many draws.
-            draws: a number of draws.
-        """
+        """Return how many draws of z make a client's part of the variance small enough."""
         excess = float(noise) * len(self.clients) / NOISE
         many: float = draws * excess ** (1 / ORDER)
         return math.ceil(min(max(many, LEAST), MANY))

@@ -21,13 +21,6 @@ def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
     """Draw from the server's posterior of the sites that all clients share: site -> [S, *p].
 
     A client that holds nothing yet draws them from what it receives, as a new client would.
-
-    Args:
-        run: of a server; its federation needs no rows.
-        draws: S.
-
-    Returns:
-        Draws by site; none for a method that infers no posterior of what clients share.
     """
     data, method = run.data, run.method
     view = method.posterior_view

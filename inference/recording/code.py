@@ -69,11 +69,7 @@ class Line(NamedTuple):
 
 
 def compiled(tape: Tape, given: Given) -> tuple[Bind, object]:
-    """Return a function that does what a tape has recorded, and its code, alike in all shapes.
-
-    Raises:
-        NotRecorded: if the recorded operations cannot replace the function; with the reason.
-    """
+    """Return a function that does what a tape has recorded, and its code, alike in all shapes."""
     if tape.reason:
         raise NotRecorded(tape.reason)
     calls = _needed(tape.calls, given)

@@ -42,19 +42,7 @@ def sums(
     received: Tensors,
     local: Tensors,
 ) -> set[str] | None:
-    """Return the local tensors of which a view's tensor is a weighted sum, entry by entry.
-
-    Args:
-        view: (received, local) -> tensors.
-        name: the tensor of the view.
-        names: local tensors that it may be a sum of.
-        fixed: local tensors that its weights must not depend on.
-        received: tensors whose names and shapes count.
-        local: tensors whose names and shapes count.
-
-    Returns:
-        The names, or None if it is no such sum.
-    """
+    """Return the local tensors of which a view's tensor is a weighted sum, entry by entry."""
     g = generator(0)
     one, other = (
         {n: torch.randn(SHAPE, generator=g).to(local[n]) for n in names} for _ in range(2)

@@ -274,9 +274,6 @@ class Client:
 
         The account of privacy counts one noisy reply per round. A second one with new noise would
         let the server average the noise out.
-
-        Raises:
-            InvalidRequestError: if some replied in this round with others, or in a later round.
         """
         sent = {n: self._sent[n] for n in names if n in self._sent}
         again = [name for name, reply in sent.items() if reply["round"] >= number]

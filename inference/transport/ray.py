@@ -25,11 +25,7 @@ SET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def hired(workers: int | None, data: Federation) -> int:
-    """Return how many workers there are to be.
-
-    Raises:
-        ValueError: if Ray or cloudpickle is not there, or there cannot be so many workers.
-    """
+    """Return how many workers there are to be."""
     if lacking := [name for name in ("ray", "cloudpickle") if find_spec(name) is None]:
         raise ValueError(
             f"engine is 'ray', and {' and '.join(lacking)} cannot be imported; expected "

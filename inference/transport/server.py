@@ -146,9 +146,6 @@ class Server:
         """Take clients that lost their state for newcomers, see `Metadata.reset_clients`.
 
         The next orders are to bring what comes of it; replies to former ones are not to be merged.
-
-        Raises:
-            ValueError: if a name is unknown, or the method has no rule for it.
         """
         for name in names:
             known(name, self.roster.names, "client")

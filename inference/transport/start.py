@@ -16,11 +16,7 @@ StartEngine = Callable[[], AbstractContextManager[Backend]]
 
 
 def create_engine(engine: Engine, workers: int | None, data: Federation) -> StartEngine:
-    """Return what starts an engine, once it is clear that it can be.
-
-    Raises:
-        ValueError: if Ray or cloudpickle is not there, or the number of workers does not suit.
-    """
+    """Return what starts an engine, once it is clear that it can be."""
     if engine == "local":
         if workers is not None:
             raise ValueError(

@@ -51,14 +51,7 @@ def release() -> dict[str, str]:
 
 @cache
 def code_hash(folder: str | Path = Path(pyrofl.__file__).parent) -> str:
-    """Return a hash of the names and contents of all Python files in a package.
-
-    Args:
-        folder: of the package; the default is pyrofl, with its models and inference.
-
-    Returns:
-        16 hexadecimal digits; the same for a checkout and for an installed wheel.
-    """
+    """Return a hash of the names and contents of all Python files in a package."""
     found = hashlib.sha256()
     # In a checkout, models and inference are links.
     walked = (

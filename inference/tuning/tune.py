@@ -120,11 +120,7 @@ def tune(
 
 
 def refuse_metric(metric: By | None, data: Federation) -> None:
-    """Refuse a metric that the response has not, before any work.
-
-    Raises:
-        ValueError: if it is rmse of classes, or accuracy of other numbers than 0 and 1.
-    """
+    """Refuse a metric that the response has not, before any work."""
     is_binary = not data.y.dim() > 1 and bool(((data.y == 0) | (data.y == 1)).all())
     if metric == "rmse" and data.classes:
         raise ValueError("metric is 'rmse', and y holds classes; expected accuracy or nll")
@@ -166,16 +162,6 @@ def halved(
     """Trial settings 0 to count - 1 for more and more rounds, each time the best third of the last.
 
     The three that remain are tried for all rounds with every seed; a single setting with one.
-
-    Args:
-        count: of settings.
-        rounds: of the finalists.
-        by: the metric.
-        attempt: setting, rounds, seed -> what came of it.
-        seeds: of the finalists.
-
-    Raises:
-        AllFailed: if all fail.
     """
     left, tries = list(range(count)), list[Trial]()
     *screens, last = rungs(count, rounds)

@@ -73,9 +73,6 @@ def learning(
 
     Returns:
         The method, with a number per name that goes down and another that goes up.
-
-    Raises:
-        ValueError: if the family has no variance.
     """
     known = tuple(names)
     one, variance = torch.ones((), dtype=torch.float64), math.inf

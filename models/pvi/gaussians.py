@@ -150,11 +150,7 @@ def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:
 
 
 def enough(draws: int, variables: int, covariance: str) -> int:
-    """Return the draws that are made: at least two of each variable, if covariances are learned.
-
-    Raises:
-        ValueError: if draws is odd, as half of them mirror the others; see `balanced`.
-    """
+    """Return the draws that are made: at least two of each variable, if covariances are learned."""
     if draws % 2:
         raise ValueError(f"draws is {draws}; expected an even number")
     return draws if covariance == "diagonal" else max(draws, 2 * variables)

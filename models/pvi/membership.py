@@ -65,13 +65,8 @@ def leave(run: Run, client: str) -> Run:
     if data.clients == 1:
         raise ValueError(f"{client!r} is the only client that trains; expected another to stay")
     at = data.names.index(client)
-    stay = torch.arange(len(data.names)) != at
-    others = replace(
-        data,
-        train=_kept(data.train, at),
-        test=_kept(data.test, at),
-        names=_kept(data.names, at),
-    )
+    parts: dict[str, Any] = {n: _kept(getattr(data, n), at) for n in ("train", "test", "names")}
+    others = replace(data, **parts)
     q = {n: server[n] - server[f"server/{n}"][at] for n in PARAMETERS}
     size = len(q["shift"])
     if not bool(Normals(size, len(q["precision"]) > size).proper(q["precision"])):

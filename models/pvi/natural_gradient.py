@@ -196,16 +196,7 @@ def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf)
 def _bend(
     power: Tensor, grad: Tensor, alone: Tensor, second: Tensor, spread: Tensor, lr: Tensor
 ) -> None:
-    """Move powers [C, m, d] along their gradient.
-
-    Args:
-        power: what is moved.
-        grad: of the loss.
-        alone: root [C, m, m] of v given all earlier variables.
-        second: E[v^2], [C, m].
-        spread: var g, [C, d].
-        lr: [m, d] or [C, m, d].
-    """
+    """Move powers [C, m, d] along their gradient."""
     known = inverse(alone, upper=False).square().sum(-2)  # 1 / var(v_i | all others)
     step = lr * grad / ((1 + known * second)[..., None] * spread[:, None])
     power.sub_(step.clamp(-BEND, BEND)).clamp_(-1.0, 1.0)

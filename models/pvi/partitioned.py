@@ -70,22 +70,19 @@ class Partitioned:
     start: Callable[[Generator], tuple[Tensor, Tensor]] | None = None  # mean, sd [d]; or the prior
 
     def __post_init__(self) -> None:
-        """Refuse too many variables."""
-        Normals(self.ours.size + self.mine.size, self.full)
+        Normals(self.ours.size + self.mine.size, self.full)  # refuses too many variables
 
     def method(self, steps: int, batch: int | None, lr: float) -> Method:
         """Return the method; arguments are those of `hierarchical`."""
-        sides, guide = (self.ours, self.mine), self.guide
-        within = None
+        sides, guide, within = (self.ours, self.mine), self.guide, None
         if self.covariance == "blocks":
             within = torch.block_diag(*(torch.ones(v.size, v.size) for v in sides))
         reach = REACH * torch.cat([v.each("sd") for v in sides])
         optim = natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
-        loss = partial(self.free_energy)
         factors = Factors(View(self.together, self.cavity), self.densities, without)
-        climb = Phase(
-            (self.drawn, GradientStep(self.moving, optim, loss), self.shortened), steps, batch
-        )
+        proper = Rule("a precision of a normal distribution", self.normals.proper)
+        step = GradientStep(self.moving, optim, partial(self.free_energy))
+        climb = Phase((self.drawn, step, self.shortened), steps, batch)
         return Method(
             name="pvi",
             init=self.init,
@@ -100,10 +97,7 @@ class Partitioned:
             metadata=Metadata(
                 {
                     "shift": CHANGES,
-                    "precision": (
-                        Rule("a precision of a normal distribution", self.normals.proper),
-                        CHANGES,
-                    ),
+                    "precision": (proper, CHANGES),
                     f"{self.ours.names} _u {NOISE[0]}": SHARED,
                     "server/shift server/precision": (PER_CLIENT, factors),
                     # The cavity that a loss is relative to is another in each round.
@@ -236,9 +230,8 @@ class Partitioned:
         """State the client's target: cavity, its share of the prior, its rows."""
         share = received.get("share")
         with pyro.plate("_clients", len(batch), dim=-2):
-            u = pyro.sample(
-                "_u", dist.ImproperUniform(dist.constraints.real, (), (self.ours.size,))
-            )
+            free = dist.ImproperUniform(dist.constraints.real, (), (self.ours.size,))
+            u = pyro.sample("_u", free)
             others = self.normals.log_density(u, received)
             if share is not None:
                 prior = self.normals.log_density(u, {n: v.to(u) for n, v in self.prior.items()})
@@ -298,9 +291,8 @@ class Partitioned:
         """Return the free energy [C] of the client's target, given the noise of this step."""
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
-            noise = (
-                local["noise"].squeeze(-2) if self.draws is None else local["noise"].movedim(-2, 0)
-            )
+            noise = local["noise"]
+            noise = noise.squeeze(-2) if self.draws is None else noise.movedim(-2, 0)
             self._state(noise, received, local, batch, received.get("share", 0.0))
 
         return elbo(self.draws)(self.tilted, guide, received, local, batch)
@@ -312,9 +304,8 @@ class Partitioned:
             noise = torch.zeros_like(mean)[:, None]
         else:
             with pyro.plate(DRAWS, self.draws, dim=-3), batch.clients():
-                raw = standard_noise(
-                    "_noise", mean.new_zeros(self.draws, len(mean), 1, mean.shape[-1])
-                )
+                zeros = mean.new_zeros(self.draws, len(mean), 1, mean.shape[-1])
+                raw = standard_noise("_noise", zeros)
             noise = balanced(raw).squeeze(-2).movedim(0, 1)
         return {"noise": noise} | under("before", pick(local, self.moving))
 
@@ -335,9 +326,8 @@ class Partitioned:
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
         """Send q_j(g)."""
-        return self.normals.naturals(
-            self._parts(local["mean"])[0], self.normals.leading(local["root"])
-        )
+        mean, _ = self._parts(local["mean"])
+        return self.normals.naturals(mean, self.normals.leading(local["root"]))
 
     def together(self, received: Tensors, local: Tensors) -> Tensors:
         """Let the shared sites follow q(g), and a client's own ones its q_j(z_j | g).

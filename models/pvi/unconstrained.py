@@ -219,11 +219,7 @@ def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tu
 
 
 def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
-    """Run a program on draws of its prior; for `step` see `_Improper`.
-
-    Raises:
-        ValueError: if it fails, in one line that names the last site.
-    """
+    """Run a program on draws of its prior; for `step` see `_Improper`."""
     tracer: Any = poutine.trace(program)
     with (
         _in_one_line(tracer),

@@ -34,9 +34,6 @@ def descended(
         lr: learning rate, on the scale of the loss.
         steps: how many, all on the same batch.
         clip: largest norm of a client's gradient; a longer one is scaled down.
-
-    Raises:
-        ValueError: in a step, if no local tensor matches.
     """
 
     def descend(
