@@ -53,7 +53,9 @@ class Elbo:
             if reparametrised and not callable(kl) and kl == 0:
                 continue
             partner = p.nodes.get(name)
-            if bare and partner is not None and pulls_alone(partner["fn"]):
+            prior = partner["fn"] if bare and partner is not None else None
+            # Without constants half of mu ||w - w_received||^2 is left, which readers can tell.
+            if isinstance(prior, Spherical) and not prior.scale.requires_grad:
                 pulls.append((partner, site["value"]))
                 partner = None
             log_q, log_ratio = log_densities(site, partner, self.analytic)
@@ -224,14 +226,6 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     return scale_and_mask(log_q, mask=site["mask"]), ratio
 
 
-def pulls_alone(fn: Any) -> bool:
-    """Say whether all that a prior does to a point is to pull it; then its constants are left out.
-
-    What is left is a distance that a reader of the loss can tell: half of mu ||w - w_received||^2.
-    """
-    return isinstance(fn, Spherical) and not fn.scale.requires_grad
-
-
 def pulled(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
     """Yield the distances of points from the centres of their sites' priors."""
     together: dict[tuple[object, float], list[tuple[Spherical, Tensor]]] = {}
@@ -268,10 +262,15 @@ def alike(site: Any, partner: Any) -> bool:
 
 
 def is_point(fn: Any) -> bool:
-    """Say whether a distribution is a Delta, however it is wrapped."""
+    """Return whether a distribution is a Delta, however it is wrapped."""
+    return isinstance(base_of(fn), dist.Delta)
+
+
+def base_of(fn: Any) -> Any:
+    """Return a distribution without what is wrapped around it."""
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
         fn = fn.base_dist
-    return isinstance(fn, dist.Delta)
+    return fn
 
 
 def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer.inspect import TrackProvenance, site_is_deterministic
@@ -16,14 +15,12 @@ from pyro.poutine.util import site_is_subsample
 
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
-from pyrofl.inference.elbo import with_rows
+from pyrofl.inference.elbo import base_of, with_rows
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, default_type, matches
 from pyrofl.turns import in_turn
-
-WRAPPED = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
 
 
 @dataclass(frozen=True)
@@ -73,27 +70,20 @@ def _traced(place: str, tensors: Tensors) -> Tensors:
 
 
 def _related(trace: Any, shared: str) -> Iterator[tuple[str, Related]]:
+    order = {name: i for i, name in enumerate(trace.nodes)}  # tensors come first, by name
     for name, site in trace.nodes.items():
         if site["type"] != "sample" or site_is_subsample(site):
             continue
-        fn, made = site["fn"], site_is_deterministic(site)
-        while not made and isinstance(fn, WRAPPED):
-            fn = fn.base_dist
+        made = site_is_deterministic(site)
         frames, one = (f.name for f in site["cond_indep_stack"]), matches(name, shared)
         density = site["fn"].base_dist if made else site["fn"]
         reads = get_provenance(density.log_prob(site["value"])) - {name}
         yield (
             name,
             Related(
-                "Deterministic" if made else type(fn).__name__,
-                tuple(_in_order(reads, trace.nodes)),
+                "Deterministic" if made else type(base_of(site["fn"])).__name__,
+                tuple(sorted(reads, key=lambda name: (order.get(name, -1), name))),
                 tuple(n for n in frames if not (one and n == "clients")),
                 site["is_observed"] and not made,
             ),
         )
-
-
-def _in_order(reads: Iterable[str], nodes: Any) -> list[str]:
-    """Sort tensors by name, then sites as the program draws them."""
-    order = {name: i for i, name in enumerate(nodes)}
-    return sorted(reads, key=lambda name: (order.get(name, -1), name))

@@ -72,16 +72,20 @@ def build(
     burn_in, step = only_step(base)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Start the sum of the iterates at zero."""
         return under("sum", {n: torch.zeros_like(local[n]) for n in received}) | {
             "steps": torch.zeros_like(data.size)
         }
 
     def add(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Add the present iterate to the sum."""
         return under("sum", {n: local[f"sum/{n}"] + local[n] for n in received}) | {
             "steps": local["steps"] + 1
         }
 
     def draw(s: int) -> tuple[Phase, ...]:
+        """Return the phases of one posterior sample: the mean of an epoch's iterates."""
+
         def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             mean = flattened(role("sum", local)) / local["steps"][:, None]
             return {f"sample/{s}": mean}
@@ -90,6 +94,7 @@ def build(
         return Phase((begin,)), epoch, Phase((keep,))
 
     def send(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Send the start less the change by the samples' precision."""
         drawn = torch.stack([local[f"sample/{s}"] for s in range(samples)], 1)
         start, shapes = flattened(received), {n: v.shape[1:] for n, v in received.items()}
         return parted(start - change(start, drawn, rho), shapes)

@@ -236,6 +236,7 @@ def langevin(
     """
 
     def shake(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Add the noise of a Langevin step."""
         moved, width = {}, (2 * lr * temperature / data.size).sqrt()
         with data.clients():  # the noise of a site is the client's own
             for n, v in role(name, local).items():

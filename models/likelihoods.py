@@ -135,6 +135,7 @@ def learned_normal(
     """
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
+        """Return the distribution of rows given the two outputs."""
         mean, deviation = centre + scale * outputs[..., 0], scale * outputs[..., 1].exp()
         if least_squares:
             return LeastSquares(mean, deviation, scale)

@@ -204,6 +204,7 @@ def without_drift(loss: Loss, names: list[str]) -> Loss:
     def corrected(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
+        """Return the loss with the drift of the control variates added."""
         drift = [
             ((received[f"control/{n}"] - local[f"own/{n}"]) * local[n])
             .reshape(len(batch), -1)

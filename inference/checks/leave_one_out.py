@@ -111,7 +111,7 @@ def compare_loo(
     """
     if not isinstance(models, Mapping):
         raise ValueError(f"models is a {type(models).__name__}; expected a dict, name -> a run")
-    found = {n: m if _scored(m) else loo(m, draws, **what) for n, m in models.items()}
+    found = {n: m if hasattr(m, "pareto_k") else loo(m, draws, **what) for n, m in models.items()}
     ks = {n: one.pareto_k for n, one in found.items()}
     whose = {n: k.coords.get("row_client", k[k.dims[0]]) for n, k in ks.items()}
     first, *others = found
@@ -129,11 +129,6 @@ def compare_loo(
         table: pd.DataFrame = compared(found, method=method, **exact)
     table["largest_k"] = [float(ks[n].max()) for n in table.index]
     return table
-
-
-def _scored(model: Any) -> bool:
-    """Say whether a model is an ELPDData."""
-    return hasattr(model, "pareto_k")
 
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:

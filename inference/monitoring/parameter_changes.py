@@ -45,15 +45,10 @@ def movement(metadata: MetadataByPattern, old: Round, new: Round) -> Moved | Non
             for ids in new.trained.split(max(1, COMPARED // max(1, size)))
         ]
         far |= {key: max(part[key] for part in parts) for key in parts[0]}
-    return _by_site(far)
-
-
-def _by_site(far: Mapping[tuple[str, str], float]) -> Moved:
-    """Group movements by site."""
-    moved: Moved = {}
+    found: Moved = {}
     for (name, part), value in far.items():
-        moved.setdefault(name, {})[part] = value
-    return moved
+        found.setdefault(name, {})[part] = value
+    return found
 
 
 def _moved(
@@ -67,7 +62,9 @@ def _moved(
         if mine and all(_alike(before, now, n) for n in mine):
             stated += mine
             first, last = moments.compute(before), moments.compute(now)
-            far |= {k: v for n in last for k, v in _in_sds(n, first[n], last[n]).items()}
+            for n, (mean, sd) in last.items():
+                far[n, "mean"] = ((mean - first[n][0]).abs() / sd).amax()
+                far[n, "sd"] = ((sd - first[n][1]).abs() / sd).amax()
     for name in (n for n in now if n not in stated):
         alike = _alike(before, now, name)
         one = now[name].new_ones(())
@@ -91,14 +88,6 @@ def table(records: Sequence[Any]) -> DataFrame:
         for site, parts in (record.moved or {}).items()
     ]
     return DataFrame(lines, columns=["round", "site", *PARTS])
-
-
-def _in_sds(
-    site: str, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]
-) -> dict[tuple[str, str], Tensor]:
-    """Return the movement of a site's mean and standard deviation."""
-    pairs = zip(("mean", "sd"), old, new, strict=True)
-    return {(site, part): ((now - was).abs() / new[1]).amax() for part, was, now in pairs}
 
 
 def _relative(old: Tensor, new: Tensor, rows: bool) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Generator, Tensor
 
-from pyrofl.inference.elbo import is_point, latent, traces
+from pyrofl.inference.elbo import base_of, is_point, latent, traces
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import JointNoise, Values, of_rows
 from pyrofl.inference.posteriors.export import smoothed
@@ -95,10 +95,10 @@ class Proposed(Messenger):
 
 def width(fn: Any) -> int:
     """Return the number of entries of a normal distribution of a client; 0 of any other."""
-    base = fn
-    while isinstance(base, (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)):
-        base = base.base_dist
-    normal = isinstance(base, torch.distributions.Normal) and fn.batch_shape[2:] in ((), (1,))
+    normal = isinstance(base_of(fn), torch.distributions.Normal) and fn.batch_shape[2:] in (
+        (),
+        (1,),
+    )
     return fn.event_shape.numel() if normal else 0
 
 

@@ -20,7 +20,15 @@ from pyro.distributions.util import scale_and_mask
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces, weighed
+from pyrofl.inference.elbo import (
+    base_of,
+    latent,
+    log_densities,
+    observed,
+    per_draw,
+    traces,
+    weighed,
+)
 from pyrofl.inference.engine.state import Round
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
@@ -150,7 +158,7 @@ def _in_draws(
     prior = {
         name: Values(per_draw(_log_prob(p.nodes[name]), 1).expand(draws, 1)[..., None], False)
         for name, _ in latent(q)
-        if name in p.nodes and not is_improper(p.nodes[name]["fn"])
+        if name in p.nodes and not isinstance(base_of(p.nodes[name]["fn"]), dist.ImproperUniform)
     }
     seen: Pointwise = {"observed_data": {}, "log_likelihood": {}, "posterior_predictive": {}}
     for name, site in observed(p):
@@ -185,13 +193,6 @@ def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
     for _, site in observed(p):
         found["log_p"] = found["log_p"] + per_draw(_weighed(site), 1)
     return found
-
-
-def is_improper(fn: Any) -> bool:
-    """Say whether a distribution has no density, whatever it is wrapped in."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return isinstance(fn, dist.ImproperUniform)
 
 
 def _with_gaps(site: Any) -> Tensor:

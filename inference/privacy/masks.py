@@ -90,7 +90,8 @@ class Masks:
         about = _about(number, keys)
         for other in keys:
             if other != name:
-                words = words + _signed(self._words(keys[other], about, len(words)), name < other)
+                mask = self._words(keys[other], about, len(words))
+                words = words + mask if name < other else words - mask
         kind = str(next(iter(message.values())).dtype).partition(".")[2]
         told |= {"mask/step": step, "mask/type": kind}
         return told | under(UP, _shaped(words, message))
@@ -167,11 +168,6 @@ def _shaped(words: Words, message: Tensors) -> Tensors:
     names = sorted(message)
     parts = torch.from_numpy(words.view(np.int64)).split([message[n].numel() for n in names])
     return {n: p.reshape(message[n].shape).clone() for n, p in zip(names, parts, strict=True)}
-
-
-def _signed(words: Words, plus: bool) -> Words:
-    """Return words, or what cancels them."""
-    return words if plus else np.uint64(0) - words
 
 
 def _about(number: int, keys: Mapping[str, bytes]) -> bytes:

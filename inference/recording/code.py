@@ -150,7 +150,8 @@ class _Code:
         if (
             pure
             and name == "mul"
-            and _is_one(call.args[1])
+            and type(call.args[1]) is float
+            and call.args[1] == 1
             and _layout(call.args[0]) == _layout(out)
         ):
             self._know(out, args[0])
@@ -317,10 +318,6 @@ def _numbers(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 @lru_cache(maxsize=256)
 def _number(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
-
-
-def _is_one(value: Any) -> bool:
-    return isinstance(value, float) and value == 1
 
 
 def _layout(value: Tensor) -> tuple[Any, ...]:

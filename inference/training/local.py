@@ -119,7 +119,9 @@ class Training(NamedTuple):
         losses: Tensors = {}
         first: Tensors = {}
         made = torch.zeros(len(sizes), dtype=torch.long)
-        turns = [(by_rows, list(turn)) for by_rows, turn in groupby(phases, by_their_rows)]
+        # Full batches and the space of rows are padded: their clients run in groups.
+        kinds = groupby(phases, lambda p: p.batch is None or isinstance(p, ShortPhase))
+        turns = [(by_rows, list(turn)) for by_rows, turn in kinds]
         for by_rows, group in turns:
             turn = [(phase, phase.count_epochs(who.ids)) for phase in group]
             groups = []
@@ -197,8 +199,3 @@ class Streams(Sequence[Generator]):
         if isinstance(at, slice):
             return Streams(self.make, self.names[at])
         return self.make(self.names[at])
-
-
-def by_their_rows(phase: Phase) -> bool:
-    """Say whether clients run a phase in groups by their number of rows."""
-    return phase.batch is None or isinstance(phase, ShortPhase)

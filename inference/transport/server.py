@@ -285,11 +285,6 @@ class Server:
         clients = dict(zip(self.roster.names, self.roster.sizes.tolist(), strict=True))
         return {"clients": clients, "dtype": str(self.roster.dtype), **compared_versions(), **seeds}
 
-    @staticmethod
-    def _round(about: Flat) -> int:
-        """Return the number, from 0, of the round that an order or a question is about."""
-        return max(int(about["round"]) - 1, 0)
-
     def _called(self, method: Method) -> tuple[Tensor, Tensor]:
         """Return who is to report in the next round, and who is to train."""
         draws = self.participation, self.trains
@@ -309,7 +304,7 @@ class Server:
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
         table |= {"accepted": self.accepted[ids]} | under("down", received)
         about = about | {"clients": len(names)}
-        about |= under("seed", vars(self.seed)) | agreed(self.at(self._round(about)))
+        about |= under("seed", vars(self.seed)) | agreed(self.at(max(int(about["round"]) - 1, 0)))
         place = {names[i]: at for at, i in enumerate(ids.tolist())}
         sheets: dict[str, Flat] = {}
         given = {name: (name,) for name in names} if holders is None else holders

@@ -59,6 +59,7 @@ def independent(mean: Tensors, sd: Tensors) -> Posterior:
     """Return the program of independent normals."""
 
     def program() -> Tensors:
+        """Draw the parameters from independent normals."""
         return {
             n: pyro.sample(n, dist.Normal(v.cpu(), sd[n].cpu()).to_event(v.dim()))
             for n, v in mean.items()
@@ -84,6 +85,7 @@ def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior
     rows = size.cpu().double()
 
     def program() -> Tensors:
+        """Draw the weights of the clients, and mix their models."""
         gamma = pyro.sample("gamma", dist.Dirichlet(torch.full_like(rows, alpha)))
         share = gamma * rows / (gamma * rows).sum(-1, keepdim=True)
         mixed = {n: torch.tensordot(share.to(v.dtype), v.cpu(), 1) for n, v in models.items()}
@@ -115,6 +117,7 @@ def sample_each(
     """
 
     def once() -> Tensors:
+        """Return one draw of every site."""
         nodes: Mapping[str, Any] = poutine.trace(posterior).get_trace().nodes
         returned = nodes["_RETURN"]["value"]
         sites = {n: v["value"] for n, v in nodes.items() if v["type"] == "sample"}

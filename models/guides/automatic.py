@@ -70,6 +70,7 @@ def from_pyro(
         return run(role(name, local), received, local, batch)
 
     def start(centre: Tensors) -> Tensors:
+        """Return the first parameters, with sites centred at given values."""
         homes = {site: _home(site, sites, values) for site in centre}
         lead = Size()
         for site, value in centre.items():
@@ -125,6 +126,7 @@ def _automatic(
     shapes = {n: p.shape for n, p in auto.named_parameters()}
 
     def run(own: Tensors, *arguments: Any) -> Any:
+        """Run the automatic guide with a client's own parameters."""
         clients = len(arguments[-1])
         if clients > 1 and not plated:
             raise ValueError(f"{type(auto).__name__} couples {clients} clients; run with chunk=1")

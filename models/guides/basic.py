@@ -104,6 +104,7 @@ def sitewise(
         return [local[f"{role}/{name}"] for role in roles]
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample every site."""
         with batch.clients():
             for n, shape in shapes.items():
                 pyro.sample(n, site(len(shape), *own(local, n)))

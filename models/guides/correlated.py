@@ -67,12 +67,14 @@ def copula(shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: st
     d = _few(shapes)
 
     def marginal(own: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Bend each entry of a standard normal, with the log Jacobian."""
         log_a = own["tail"].tanh()
         inside = log_a.exp() * (y.asinh() + own["skew"])
         grown = inside.cosh().log() + log_a - 0.5 * y.square().log1p()
         return inside.sinh(), grown.sum(-1)
 
     def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
+        """Return f(e) and the log density that it lacks."""
         below = _lower(own)
         sd = (1 + below.square().sum(-1)).sqrt()
         found, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
@@ -104,6 +106,7 @@ def low_rank(rank: Count = 5) -> Family:
         d = _size(shapes)
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
+            """Return f(e) and its log density."""
             alone, common = e.split([d, rank], -1)
             found = alone + torch.einsum("...ik,...k->...i", own["factor"], common)
             zero, one = torch.zeros_like(own["log_sd"]), torch.ones_like(own["log_sd"])
@@ -149,6 +152,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
         still = [((torch.arange(d) >> (i // 2 % digits)) + i) % 2 for i in range(layers)]
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
+            """Return e after all coupling layers, and the log density that it lacks."""
             grown = e.new_zeros(())
             for i, mask in enumerate(still):
                 keep = mask.to(e)
@@ -161,6 +165,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
             return e, -grown
 
         def moments(own: Tensors) -> tuple[Tensor, Tensor]:
+            """Return mean and variance over quasi-random draws."""
             like = own["log_sd"]
             uniform = SobolEngine(d, scramble=True, seed=0).draw(POINTS).to(like)
             e = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
@@ -194,6 +199,7 @@ def _deviating(
     loc, spread = roles
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the noise and every site."""
         own = role(spread, local)
         log_sd = own["log_sd"]
         with batch.clients():
@@ -206,6 +212,7 @@ def _deviating(
                 log_density = torch.zeros_like(log_density)  # it counts once
 
     def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
+        """Return the first parameters, given means and perhaps standard deviations."""
         means = {n: centre[n] for n in shapes}
         width = {n: torch.full_like(v, scale) if sd is None else sd[n] for n, v in means.items()}
         flat = [v.reshape(*v.shape[: v.dim() - len(shapes[n])], -1) for n, v in width.items()]
@@ -214,6 +221,7 @@ def _deviating(
         return under(loc, means) | under(spread, {"log_sd": log_sd, **rest})
 
     def both(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
+        """Return mean and variance of every site."""
         own = role(spread, local)
         mean, variance = moments(own)
         offset = _parted(own["log_sd"].exp() * mean, shapes)

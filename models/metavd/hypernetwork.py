@@ -60,6 +60,7 @@ def hypernetwork(
     sizes = [v.numel() for v in first.values()]
 
     def start(generator: Generator, clients: int) -> Tensors:
+        """Draw the weights of h and the embeddings of all clients."""
         length = 1 + clients // 4 if embedding is None else embedding
         psi: Tensors = {}
         for i, (a, b) in enumerate(pairwise([length, *hidden, sum(sizes)])):
@@ -69,6 +70,7 @@ def hypernetwork(
         return under(PSI, psi) | {TABLE: torch.randn(clients, length, generator=generator)}
 
     def read(server: Tensors, ids: Tensor) -> Tensors:
+        """Return the spreads of some clients."""
         psi, value = role(PSI, server), rows_of(server[TABLE], ids)
         for i in range(len(hidden) + 1):
             value = leaky_relu(value, 0.1) if i else value
@@ -77,6 +79,7 @@ def hypernetwork(
         return {n: part.reshape(len(ids), *v.shape) + v.to(part) for (n, v), part in parts}
 
     def slope(server: Tensors, who: Who, found: Tensors) -> Tensors:
+        """Return the gradient by the weights and the embeddings."""
         held = pick(server, f"{TABLE} {PSI}/*")
         leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
         with torch.enable_grad():
@@ -117,6 +120,7 @@ def rows(first: Tensors, most: float | None = None) -> Source:
         return {n: rows_of(v, ids) for n, v in role(OWN, server).items()}
 
     def store(server: Tensors, who: Who, found: Tensors) -> Tensors:
+        """Store the spreads that clients found, bounded in their change."""
         own = role(OWN, server)
         if most is not None:
             here = {n: own[n][who.ids] for n in found}

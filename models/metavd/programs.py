@@ -74,6 +74,7 @@ class DropoutModel:
         noisy = Reparametrised(self.net, self.shapes)
 
         def noise(data: Batch) -> Tensors:
+            """Sample the noise of the layers' outputs."""
             return {
                 # Both programs have the same density of it: nothing to pay.
                 n: pyro.sample(f"noise/{n}", normal(zero, zero + 1, zero.dim()).mask(False))

@@ -43,6 +43,7 @@ def learned(family: LocationScale = dist.Normal, loc: float = 0.0) -> Prior:
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
+        """Return the prior with the scale of the server."""
         scale = received[f"prior/{name}"]  # [C, 1]
         centre = scale.new_full((*scale.shape, *shape), loc)
         return around(family, centre, scale)

@@ -70,6 +70,7 @@ class Centring:
         offset = growth * mean - times(change, mean)
 
         def changed(factor: Tensors) -> Tensors:
+            """Return a factor of the new variables."""
             precision = back.mT @ normals.matrix(factor["precision"]) @ back
             shift = times(back.mT, factor["shift"]) + times(precision, offset)
             return {"shift": shift, "precision": normals.packed(precision)}

@@ -21,7 +21,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent
 from pyrofl.inference.programs import Program
 from pyrofl.models.pvi.sites import Layout, Site
-from pyrofl.models.pvi.unconstrained import DECENTRED, base_of, traced
+from pyrofl.models.pvi.unconstrained import DECENTRED, spread_by_others, traced
 
 DRAWS = 3  # of the prior, to see what changes with what
 
@@ -115,14 +115,13 @@ class Declared:
 
     def changed(self, held: Iterable[str]) -> tuple[set[str], set[str]]:
         """Return the sites with priors, or scales, that change while some sites are held fixed."""
-        changed, scales = set(), set()
+        changed, scales = set[str](), set[str]()
         for name, fn in self.priors(held, self.data.batch(torch.tensor([0]))):
             density = fn.log_prob(self.values[name][:1]).nan_to_num()
             if len(density) > 1 and bool((density != density[:1]).any()):
                 changed.add(name)
-            base = base_of(fn)
-            if isinstance(base, torch.distributions.Normal) and base.scale.dim() > 2:
-                scales |= {name} if bool((base.scale != base.scale[:1]).any()) else set()
+            if spread_by_others(fn):
+                scales.add(name)
         return changed, scales
 
     def observed(self, name: str) -> bool:

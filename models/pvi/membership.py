@@ -143,6 +143,7 @@ def _gone_on(run: Run, data: Federation, server: Tensors, stay: Tensor, place: T
     """Return a run on other clients; of the old ones `stay` do, and are at `place` there."""
 
     def dealt(table: Tensor) -> Tensor:
+        """Return a table [J, ...] with the rows of clients that stay at their new places."""
         new = table.new_zeros(data.clients, *table.shape[1:])
         new[place] = table[stay]
         return new

@@ -291,6 +291,7 @@ class Partitioned:
         """Return the free energy [C] of the client's target, given the noise of this step."""
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+            """State q at the noise of this step."""
             noise = local["noise"]
             noise = noise.squeeze(-2) if self.draws is None else noise.movedim(-2, 0)
             self._state(noise, received, local, batch, received.get("share", 0.0))

@@ -153,7 +153,11 @@ class SharedGuide:
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return where each shared site is, and how wide, before it is bent."""
         sizes = [len(site.mean) for site in self.ours.sites]
-        parts = zip(q["centre"].split(sizes), _sd(q["root"]).split(sizes), strict=True)
+        parts = zip(
+            q["centre"].split(sizes),
+            torch.linalg.vector_norm(q["root"], dim=-1).split(sizes),
+            strict=True,
+        )
         return {s.name: part for s, part in zip(self.ours.sites, parts, strict=True)}
 
     def rate(self, turns: Tensor) -> Tensor:
@@ -310,11 +314,6 @@ class SharedGuide:
     def names(self) -> str:
         """Names of the sites that are one for all clients."""
         return f"{self.ours.names} {BASE} _{BEND}"
-
-
-def _sd(root: Tensor) -> Tensor:
-    sd: Tensor = torch.linalg.vector_norm(root, dim=-1)
-    return sd
 
 
 def _solved(matrix: Tensor, value: Tensor, left: bool = True) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import latent
+from pyrofl.inference.elbo import base_of, latent
 from pyrofl.inference.programs import Prior, Program
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.inference.validation.program_checker import refuse_subsampling
@@ -108,7 +108,7 @@ def decentred(program: Program, batch: Batch) -> Program:
     names = {
         name
         for name, site in latent(traced(program, batch, 2, step=1.0))
-        if _spread_by_others(site["fn"])
+        if spread_by_others(site["fn"])
     }
 
     @wraps(program)
@@ -209,6 +209,7 @@ def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tu
     """Lay the parameters of a network in two vectors: those that clients share, and all others."""
 
     def drawn(received: Tensors, local: Tensors, data: Batch) -> None:
+        """Sample all parameters of the network from their prior."""
         with data.clients():
             for n, shape in net.shapes.items():
                 pyro.sample(n, prior(n, shape, received, local, data))
@@ -254,7 +255,7 @@ def _in_one_line(tracer: Any) -> Iterator[None]:
         ) from error
 
 
-def _spread_by_others(fn: Any) -> bool:
+def spread_by_others(fn: Any) -> bool:
     """Say whether a distribution, under a plate of draws, is a normal with a random scale."""
     base = base_of(fn)
     normal = isinstance(base, torch.distributions.Normal)
@@ -322,10 +323,3 @@ def _bijection(fn: Any) -> Any:
     if isinstance(base, torch.distributions.MixtureSameFamily):  # as its components
         fn = base.component_distribution
     return biject_to(fn.support)
-
-
-def base_of(fn: Any) -> Any:
-    """Return a distribution without what is wrapped around it."""
-    while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
-        fn = fn.base_dist
-    return fn

@@ -39,6 +39,7 @@ def descended(
     def descend(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensors:
+        """Return the local tensors after the steps."""
         for _ in range(steps):
             local, moving = _free(local, names)
             slopes = _gradient(loss(model, guide, received, local, batch).sum(), moving)
@@ -91,6 +92,7 @@ def maml(
     def outer(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
+        """Return the loss after the inner step."""
         first, second, *last = batch.split(PARTS[order])
         local, moving = _free(local, names)
         after = step(model, guide, received, local, first)
