@@ -74,7 +74,7 @@ def copula(shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: st
         return inside.sinh(), grown.sum(-1)
 
     def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Return f(e) and the log density that it lacks."""
+        """Bend noise e, and return the log density that is lacking, too."""
         below = _lower(own)
         sd = (1 + below.square().sum(-1)).sqrt()
         found, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
@@ -106,7 +106,7 @@ def low_rank(rank: Count = 5) -> Family:
         d = _size(shapes)
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-            """Return f(e) and its log density."""
+            """Correlate noise e, and return its log density, too."""
             alone, common = e.split([d, rank], -1)
             found = alone + torch.einsum("...ik,...k->...i", own["factor"], common)
             zero, one = torch.zeros_like(own["log_sd"]), torch.ones_like(own["log_sd"])
