@@ -45,11 +45,11 @@ def fit(
     *,
     seeds: int | Sequence[Seed],
     **how: Unpack[FitOptions],
-) -> Chains[Run]: ...
+) -> Chains: ...
 @overload
 def fit(
-    method: Fitting, data: Federation, rounds: int, *, start: Chains[Run], **how: Unpack[FitOptions]
-) -> Chains[Run]: ...
+    method: Fitting, data: Federation, rounds: int, *, start: Chains, **how: Unpack[FitOptions]
+) -> Chains: ...
 @checked
 def fit(
     method: Fitting,
@@ -59,7 +59,7 @@ def fit(
     seed: Seed | None = None,
     seeds: Count | Sequence[Seed] | None = None,
     server: Tensors | None = None,
-    start: Round | Run | Chains[Run] | None = None,
+    start: Round | Run | Chains | None = None,
     every: Whole = 0,
     until: Until | None = None,
     draws: Count | None = None,
@@ -68,7 +68,7 @@ def fit(
     after: Callable[[Run], None] | None = None,
     log: Callable[[Run, RoundRecord], None] | None = None,
     **loop: Unpack[LoopOptions],
-) -> Run | Chains[Run]:
+) -> Run | Chains:
     """Run all rounds, with a progress bar, and test on the way.
 
     Args:

@@ -70,11 +70,12 @@ from pyrofl.inference.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
 from pyrofl.models.fedpop import at, langevin
 from pyrofl.models.fisher import STANDARD
+from pyrofl.models.guides.correlated import parted
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi.gaussians import PARAMETERS, enough
 from pyrofl.models.pvi.partitioned import HALVINGS, Partitioned
 from pyrofl.models.shared.laplace import Laplace
-from pyrofl.models.shared.vectors import flattened, parted
+from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, generator, pick, role, seeded, under

@@ -38,8 +38,9 @@ from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
+from pyrofl.models.guides.correlated import parted
 from pyrofl.models.shared.personal_copies import only_step
-from pyrofl.models.shared.vectors import flattened, parted
+from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under

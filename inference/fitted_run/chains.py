@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyrofl.inference.evaluation.evaluate import Metric
 from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fitted_run.records import RoundRecord
+from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import Kind, Verdict
-from pyrofl.inference.posteriors.arviz import Fitted, to_arviz
+from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.seeds import Seed, Seeds, separate
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors
@@ -24,17 +25,6 @@ ORDER: tuple[Kind, ...] = ("diverged", "stuck", "moving", "converged")
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-class Told(Fitted, Protocol):
-    """What of a run is told of several at once; see `Run`, which knows this module."""
-
-    def convergence(self) -> DataFrame:
-        """Return how far each site moved in each round."""
-        ...
-
-
-R = TypeVar("R", bound=Told)
 
 
 class FitOptions(LoopOptions, total=False):
@@ -52,7 +42,7 @@ class FitOptions(LoopOptions, total=False):
 
 
 @dataclass(frozen=True, repr=False)
-class Chains(Summarised, Sequence[R]):
+class Chains(Summarised, Sequence[Run]):
     """Runs of several seeds, as `fit(seeds=4)` returns them; a sequence of `Run`.
 
     R-hat of `arviz.summary(chains.to_arviz())` compares what fits from different noise and, where
@@ -64,13 +54,13 @@ class Chains(Summarised, Sequence[R]):
         runs: one for each seed.
     """
 
-    runs: tuple[R, ...]
+    runs: tuple[Run, ...]
 
     @overload
-    def __getitem__(self, index: int) -> R: ...
+    def __getitem__(self, index: int) -> Run: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[R, ...]: ...
-    def __getitem__(self, index: int | slice) -> R | tuple[R, ...]:
+    def __getitem__(self, index: slice) -> tuple[Run, ...]: ...
+    def __getitem__(self, index: int | slice) -> Run | tuple[Run, ...]:
         return self.runs[index]
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """Clients assigned to workers, which train them and hold what they keep.
 
-How a worker is called is left to a `Post`, so that workers may be anywhere.
+`ray.Actors` calls functions of workers, each worker's one after the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -27,37 +27,10 @@ from pyrofl.inference.transport.wire import sealed
 from pyrofl.inference.transport.worker import assign_clients
 from pyrofl.tensors import Tensors, cut
 
+if TYPE_CHECKING:
+    from pyrofl.inference.transport.ray import Actors
+
 AHEAD = 1  # chunks that a worker may train before the last one's reply is taken
-
-
-class Post(Protocol):
-    """Calls functions of workers, each worker's one after the other."""
-
-    workers: int
-
-    def hire(self, each: list[tuple[Federation, Tensor]]) -> None:
-        """Start a worker for the rows and ids of some clients, each."""
-        ...
-
-    def share(self, value: Any) -> Any:
-        """Return what stands for a value that is sent to several workers."""
-        ...
-
-    def send(self, worker: int, what: str, *given: Any) -> Any:
-        """Ask a worker to call one of its functions, and return a ticket."""
-        ...
-
-    def result(self, ticket: Any) -> Any:
-        """Return what came of a call, or raise what it raised; ChildProcessError: it has died."""
-        ...
-
-    def forget(self, tickets: list[Any]) -> None:
-        """Call off what has not begun."""
-        ...
-
-    def close(self) -> None:
-        """End all workers."""
-        ...
 
 
 class RemoteStates(Tables):
@@ -89,7 +62,7 @@ class Pool:
     It is fetched when it is read; that of the last Round is fetched in the end.
     """
 
-    def __init__(self, data: Federation, post: Post) -> None:
+    def __init__(self, data: Federation, post: Actors) -> None:
         """Begin; workers start with the `with` block."""
         self.data, self.post = data, post
         self.mine = assign_clients(data.sizes[: data.clients], post.workers)

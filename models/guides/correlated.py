@@ -206,7 +206,7 @@ def _deviating(
             like = log_sd.new_zeros(*log_sd.shape[:-1], log_sd.shape[-1] + rank)
             step, log_density = f(own, standard_noise(f"_{spread}", like, counted=not rank))
             log_density = log_density - log_sd.sum(-1)
-            for n, part in _parted(log_sd.exp() * step, shapes).items():
+            for n, part in parted(log_sd.exp() * step, shapes).items():
                 value, axes = local[f"{loc}/{n}"] + part, len(shapes[n])
                 pyro.sample(n, dist.Delta(value, log_density=log_density, event_dim=axes))
                 log_density = torch.zeros_like(log_density)  # it counts once
@@ -224,8 +224,8 @@ def _deviating(
         """Return mean and variance of every site."""
         own = role(spread, local)
         mean, variance = moments(own)
-        offset = _parted(own["log_sd"].exp() * mean, shapes)
-        spreads = _parted((2 * own["log_sd"]).exp() * variance, shapes)
+        offset = parted(own["log_sd"].exp() * mean, shapes)
+        spreads = parted((2 * own["log_sd"]).exp() * variance, shapes)
         return {n: local[f"{loc}/{n}"] + v for n, v in offset.items()}, spreads
 
     return Guide(program, start, both, f"{loc}/* {spread}/*")
@@ -262,8 +262,8 @@ def _size(shapes: Shapes) -> int:
     return sum(shape.numel() for shape in shapes.values())
 
 
-def _parted(value: Tensor, shapes: Shapes) -> Tensors:
-    """Part values [..., d] by sites, [..., *p]."""
+def parted(value: Tensor, shapes: Shapes) -> Tensors:
+    """Part rows [..., d] by name: [..., *p]."""
     parts = value.split([shape.numel() for shape in shapes.values()], -1)
     return {
         n: part.reshape(*value.shape[:-1], *shape)

@@ -24,6 +24,8 @@ from pyrofl.tensors import Tensors, role, under
 
 Sampling = Literal["activations", "weights"]
 
+WARM_UP = 0.02  # of the rounds, in which the KL's factor grows
+
 
 @dataclass(frozen=True)
 class DropoutModel:
@@ -159,8 +161,8 @@ def objective(
     return of_pair
 
 
-def warm_up(done: float | None, length: float = 0.02) -> float:
-    """Return the KL's factor, sigmoid(12 (t - 1/2)) in the first `length` of the rounds, then 1."""
-    if done is None or done > length:
+def warm_up(done: float | None) -> float:
+    """Return the KL's factor, sigmoid(12 (t - 1/2)) in the first 2% of the rounds, then 1."""
+    if done is None or done > WARM_UP:
         return 1.0
-    return 1 / (1 + math.exp(-12 * (done / length - 0.5)))
+    return 1 / (1 + math.exp(-12 * (done / WARM_UP - 0.5)))

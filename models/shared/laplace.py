@@ -27,10 +27,11 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Guide, Likelihood, Prior, Supervised
 from pyrofl.models import guides
 from pyrofl.models.fedpop import at
+from pyrofl.models.guides.correlated import parted
 from pyrofl.models.pvi.gaussians import LARGEST, PARAMETERS, Normals
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import of_network
-from pyrofl.models.shared.vectors import flattened, parted
+from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, times, under
 

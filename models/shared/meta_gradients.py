@@ -60,7 +60,6 @@ def maml(
     lr: NotNegative,
     *,
     order: Order = "exact",
-    inner: Loss | None = None,
     clip: Positive | None = None,
 ) -> Loss:
     """Make the loss after one gradient step, each on rows of its own.
@@ -84,10 +83,9 @@ def maml(
             moves get their gradient too.
         lr: learning rate of the inner step.
         order: of the outer gradient.
-        inner: the loss of the inner step; default `loss`.
         clip: largest norm of a client's inner gradient.
     """
-    step = descended(inner or loss, names, lr, clip=clip)
+    step = descended(loss, names, lr, clip=clip)
 
     def outer(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
@@ -104,7 +102,7 @@ def maml(
         value = loss(model, guide, received, near, second)
         free = {n: v for n, v in local.items() if v.requires_grad}
         g = {n: v.detach() for n, v in _gradient(value.sum(), free).items()}
-        slopes = _gradient((inner or loss)(model, guide, received, local, *last).sum(), moving)
+        slopes = _gradient((loss)(model, guide, received, local, *last).sum(), moving)
         curved = _gradient(total({n: slopes[n] * g[n] for n in moving}).sum(), free)
         line = total({n: v * (g[n] - lr * curved[n].detach()) for n, v in free.items()})
         return value.detach() + (line - line.detach())
