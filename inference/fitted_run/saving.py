@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pyrofl import recipes
 from pyrofl.data import Federation
@@ -19,14 +19,24 @@ from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, separate
 
-if TYPE_CHECKING:
-    from pyrofl.inference.fitted_run.run import Run
-
 RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows
 STATE = tuple(f.name for f in fields(Round) if f.name != "who")
 
 
-def save(run: Run, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
+class SavableRun(Protocol):
+    """Attributes of a run that are saved; see `Run`, which imports this module."""
+
+    method: Method
+    data: Federation
+    state: Round
+    seed: Seed
+    draws: int | None
+    records: list[RoundRecord]
+    history: list[dict[str, Any]]
+    ending: dict[str, str]
+
+
+def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
     """Write a run's last round and all its records to a file; custom metrics are not saved.
 
     Frozen weights and buffers of its networks are saved too, and `load` restores them.
