@@ -6,16 +6,13 @@ import pytest
 import torch
 from checks import close
 from promises import Promises
-from torch.nn.functional import cross_entropy
 from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.state import client_inputs
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, local
 from pyrofl.nets import build
-from pyrofl.tensors import role
 
 PROMISES = {"local": Promises(message=(0, 0))}
 
@@ -25,25 +22,6 @@ def test_nothing_travels(tiny):
     assert state.server == state.message == {}
     assert not state.up.any()
     assert not state.down.any()
-
-
-def test_a_client_is_stochastic_gradient_descent_on_its_rows(tiny):
-    net = build("mlp:5", (4,), 3)
-    method = local.build(net, epochs=2, batch=None, lr=0.1)
-    state = last(method, tiny, 3)
-    start = method.init_client({}, tiny.who(torch.arange(3)), stream(0, Stream.START))
-    for j, rows in enumerate(tiny.train):
-        params = {
-            n: v[j].to(tiny.dtype, copy=True).requires_grad_() for n, v in role("w", start).items()
-        }
-        for _ in range(3):
-            optimiser = torch.optim.SGD(params.values(), 0.1, momentum=0.9)
-            for _ in range(2):
-                optimiser.zero_grad()
-                cross_entropy(net.apply(params, tiny.x[rows]), tiny.y[rows]).backward()
-                optimiser.step()
-        for n, value in params.items():
-            close(state.private[f"w/{n}"][j], value.detach())
 
 
 def test_clients_and_fedavg_start_from_the_same_network(tiny):

@@ -104,16 +104,6 @@ def test_learned_scales_fold():
     assert_alike(*both(method, chunk=3))
 
 
-def test_confidences_add_up():
-    method = pfedvem.build(toys.net())
-    (kept,) = federate(method, toys.blobs(), 1)
-    assert isinstance(method.aggregate, Aggregator)
-    folded = method.aggregate.fold(method.aggregate.weigh(kept.server, kept.message, kept.who))
-    torch.testing.assert_close(folded.weights["loc/*"], kept.message["tau"].sum()[None])
-    assert folded.weights["base/*"].tolist() == [sum(toys.SIZES)]
-    assert {len(v) for v in folded.values.values()} == {1}
-
-
 @pytest.mark.parametrize("name", ["fedavg", "pfedvem"])
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_a_bad_client_is_left_out_by_name(name, chunk):

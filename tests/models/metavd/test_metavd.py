@@ -342,49 +342,6 @@ def test_the_noise_of_a_guide_that_has_almost_none_vanishes(sampling):
         assert_alike(small(on=on, **faint), small(on=on, dropout="none"), "loc", "loc", 1e-7)
 
 
-def test_reptile_moves_by_its_rate_with_momentum():
-    method = small(dropout="none", server_lr=0.7)
-    data = toys.blobs(SIZES)
-    states = [first(method, data, 0), *federate(method, data, 3)]
-    velocity: Any = 0
-    for before, after in pairwise(states):
-        mean = torch.einsum("c,c...->...", after.who.size / 26, after.message["loc/fc1.weight"])
-        velocity = 0.9 * velocity + before.server["loc/fc1.weight"] - mean
-        close(after.server["loc/fc1.weight"], before.server["loc/fc1.weight"] - 0.7 * velocity)
-
-
-def test_maml_takes_both_steps():
-    # One batch of three thirds and no noise: theta - client_lr times the gradient through the step.
-    net_, data = net(), toys.blobs((6, 6))
-    for on in ("maml", "perfedavg"):
-        method = small(on=on, dropout="none", batch=None, lr=0.05, client_lr=0.2, clip=1e9)
-        state = last(method, data, 1)
-        start = {n: v.double() for n, v in role("loc", first(method, data, 0).server).items()}
-        x, y = data.x[data.train[0]], data.y[data.train[0]]
-
-        def loss(w: Tensors, at: Any, x: Any = x, y: Any = y) -> torch.Tensor:
-            return torch.nn.functional.cross_entropy(net_.apply(w, x[at]), y[at])
-
-        leaves = {n: v.requires_grad_() for n, v in start.items()}
-        values = list(leaves.values())
-        inner = torch.autograd.grad(
-            loss(leaves, slice(0, None, 3)), values, create_graph=on == "maml"
-        )
-        near = {n: v - 0.05 * g for (n, v), g in zip(leaves.items(), inner, strict=True)}
-        if on == "maml":
-            rest = [1, 4, 2, 5]
-            slope = torch.autograd.grad(loss(near, rest), values)
-        else:
-            near = {n: v.detach().requires_grad_() for n, v in near.items()}
-            g = torch.autograd.grad(loss(near, slice(1, None, 3)), list(near.values()))
-            at = torch.autograd.grad(loss(leaves, slice(2, None, 3)), values, create_graph=True)
-            product = sum((a * b).sum() for a, b in zip(at, g, strict=True))
-            curved = torch.autograd.grad(product, values)
-            slope = [a - 0.05 * h for a, h in zip(g, curved, strict=True)]
-        for (n, v), s in zip(leaves.items(), slope, strict=True):
-            close(state.message[f"loc/{n}"][0], (v - 0.2 * s).detach(), 1e-10)
-
-
 def test_spreads_learn_in_the_outer_step_but_not_before_a_test():
     for on, moves in (("reptile", True), ("maml", False), ("perfedavg", False)):
         method = small(on=on, scale=0.3)
