@@ -84,10 +84,11 @@ def losses(method: Method, state: Round, sizes: Tensor) -> str:
         sizes: [J], training rows of every client.
     """
     rows, found = sizes[state.trained.cpu()], []
+    steps = [s for phase in method.phases for s in phase.updates if isinstance(s, GradientStep)]
+    summed = {s.names for s in steps if isinstance(s.loss, Elbo) and not s.loss.mean}
     for names, value in state.loss.items():
-        per = " per row" if (summed := _is_summed(method, names)) else ""
-        each = value.cpu() / rows if summed else value
-        mean = float(each[each.isfinite()].mean())
+        each = value.cpu() / rows if names in summed else value
+        mean, per = float(each[each.isfinite()].mean()), " per row" if names in summed else ""
         found.append(f"{moved(method, names)} {mean:.3g}{per}")
     return f"loss of {', of '.join(found)}" if found else ""
 
@@ -105,11 +106,3 @@ def moved(method: Method, names: str) -> str:
     if isinstance(guide, Guide) and names == guide.names:
         return "posterior" if guide.random else "weights"
     return ", ".join(dict.fromkeys(name.partition("/")[0] for name in names.split()))
-
-
-def _is_summed(method: Method, names: str) -> bool:
-    """Say whether a step's loss is a client's total, not a mean over its rows."""
-    steps = (
-        move for phase in method.phases for move in phase.updates if isinstance(move, GradientStep)
-    )
-    return any(s.names == names and isinstance(s.loss, Elbo) and not s.loss.mean for s in steps)

@@ -141,7 +141,10 @@ class Bounds:
         found = Tensors()
         for n in sorted(added):
             value, unit = added[n], 1.0 if matches(n, f"{WEIGHT}/*") else self.privacy.clip
-            drawn = secret_normals(value.shape) if own is None else _repeatable(value.shape, own)
+            if own is None:
+                drawn = secret_normals(value.shape)
+            else:
+                drawn = torch.randn(value.shape, generator=own, dtype=torch.float64)
             found[n] = value + (more * self.privacy.noise * unit * drawn).to(value)
         return found
 
@@ -187,10 +190,6 @@ def secret_normals(shape: Sequence[int]) -> Tensor:
     bits = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64) >> np.uint64(11)
     uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1), neither end included
     return cast("Tensor", torch.special.ndtri(torch.from_numpy(uniform))).reshape(tuple(shape))
-
-
-def _repeatable(shape: Sequence[int], own: Generator) -> Tensor:
-    return torch.randn(tuple(shape), generator=own, dtype=torch.float64)
 
 
 def _number(source: Generator) -> int:
