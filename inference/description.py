@@ -212,7 +212,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     if hasattr(value, "__wrapped__"):
         return _wrapped(value)
     kind = type(value)
-    held = [(n, v) for n, v in _attributes(value) if not _fills(value, n, v)]
+    held = [(n, v) for n, v in attributes(value) if not _fills(value, n, v)]
     if is_own(kind.__module__):
         return [*held, ("class", kind)]
     # Networks first: what else holds their layers does not know what trains of them.
@@ -220,7 +220,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     return [*nets, *((n, v) for n, v in held if not isinstance(v, nn.Module))]
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]]:
+def attributes(value: Any) -> list[tuple[str, Any]]:
     """Return the attributes of an object, also those of a user's own class with slots."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:

@@ -7,21 +7,29 @@ such as a counter of an annealed loss, the update runs as written; see `recorder
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 from torch import Generator, Tensor, dtype, nn
 
-from pyrofl.inference.description import closure, is_own, names_read
+from pyrofl.inference.description import attributes, closure, is_own, names_read
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 LEAVES = (*PLAIN, Tensor, np.ndarray, np.generic, Generator, dtype, ModuleType, CodeType)
 LONG = 1000  # entries of a list or a dict beyond which only the number of entries is compared
+MOST = 5000  # objects that are compared, the nearest first
 LARGE = 2**16  # bytes of an array beyond which its content is not compared
 HOOKS = "_forward_hooks", "_forward_pre_hooks"
 
@@ -30,14 +38,13 @@ Read = Callable[[], Iterable[Any]]
 
 
 class PythonState:
-    """What some functions hold in Python, which can be compared from update to update."""
+    """What some functions hold in Python, at any depth; it is compared from update to update."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
-        """Find all that is held by the roots, at any depth."""
         self.reads = list[Read]()
-        seen, left = dict[int, Any](), [*roots]
-        while left:
-            value = left.pop()
+        seen, left = dict[int, Any](), deque(roots)
+        while left and len(seen) < MOST:
+            value = left.popleft()
             if id(value) in seen or isinstance(value, (*LEAVES, BuiltinFunctionType)):
                 continue
             seen[id(value)] = value
@@ -64,16 +71,12 @@ def _reads(value: Any) -> Iterator[Read]:
     elif isinstance(value, type):
         if is_own(value.__module__):
             yield lambda: [v for n, v in vars(value).items() if not _is_hidden(n)]
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, MappingProxyType)):
         yield lambda: (len(value), *(value.values() if len(value) <= LONG else ()))
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         yield lambda: (len(value), *(value if len(value) <= LONG else ()))
     else:
-        if hasattr(value, "__dict__"):
-            yield lambda: [v for n, v in vars(value).items() if not _fills(value, n, v)]
-        slots = [n for kind in type(value).__mro__ for n in vars(kind).get("__slots__", ())]
-        if slots and is_own(type(value).__module__):
-            yield lambda: [getattr(value, n, None) for n in slots]
+        yield lambda: [v for n, v in attributes(value) if not _fills(n, v)]
         if is_own(type(value).__module__):
             yield lambda: (type(value),)
 
@@ -103,7 +106,7 @@ def _is_hidden(name: str) -> bool:
     return name.startswith("__") and name.endswith("__") and name != "__call__"
 
 
-def _fills(value: Any, name: str, held: Any) -> bool:
+def _fills(name: str, held: Any) -> bool:
     """Return whether an attribute may fill up with results: a private collection."""
     return name.startswith("_") and isinstance(held, (dict, list, set))
 

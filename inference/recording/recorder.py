@@ -78,7 +78,6 @@ class Functions:
     """The functions of one kind of update: their networks, and a user's own ones."""
 
     def __init__(self, values: object) -> None:
-        """Find them."""
         self.values, self.nets = values, list[Network]()
         own = list[object]()
         _look(values, self.nets, own, set())
