@@ -26,7 +26,7 @@ from torch import Generator, Tensor, dtype, nn
 
 from pyrofl.inference.description import attributes, closure, is_own, names_read
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = {bool, int, float, complex, str, bytes, type(None)}
 LEAVES = (*PLAIN, Tensor, np.ndarray, np.generic, Generator, dtype, ModuleType, CodeType)
 LONG = 1000  # entries of a list or a dict beyond which only the number of entries is compared
 MOST = 5000  # objects that are compared, the nearest first
@@ -91,14 +91,17 @@ def _reads_of_function(function: FunctionType) -> Iterator[Read]:
 def _of_module(module: nn.Module) -> Iterator[Any]:
     """Yield what layers hold besides weights that train."""
     for layer in module.modules():
-        for name, value in vars(layer).items():
-            if name in HOOKS:
-                yield from value.values()
-            elif isinstance(value, PLAIN) or not name.startswith("_"):
+        held = vars(layer)
+        for name, value in held.items():
+            if name[0] != "_" or type(value) in PLAIN:
+                yield value
+        for name in HOOKS:
+            yield from held[name].values()
+        for value in (*held["_parameters"].values(), *held["_buffers"].values()):
+            if value is not None and not value.requires_grad:
                 yield value
         if is_own(type(layer).__module__):
             yield type(layer)
-    yield from (v for v in (*module.parameters(), *module.buffers()) if not v.requires_grad)
 
 
 def _is_hidden(name: str) -> bool:
@@ -113,8 +116,8 @@ def _fills(name: str, held: Any) -> bool:
 
 def _shown(value: Any) -> object:
     """Return a value that is equal as long as the given one is the same."""
-    if isinstance(value, PLAIN):
-        return repr(value)
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, Tensor):
         with suppress(RuntimeError):  # sparse ones have no memory of their own
             return id(value), value._version, value.data_ptr()
@@ -131,7 +134,7 @@ def _position(iterator: Iterator[Any]) -> tuple[object, ...]:
     """Return how far an iterator has been read, if that is known without reading it."""
     frame = getattr(iterator, "gi_frame", None)
     if frame is not None:  # of a generator
-        return frame.f_lasti, repr([v for v in frame.f_locals.values() if isinstance(v, PLAIN)])
+        return frame.f_lasti, repr([v for v in frame.f_locals.values() if type(v) in PLAIN])
     try:
         return (repr(iterator.__reduce__()[1:]),)
     except TypeError:

@@ -230,7 +230,7 @@ class Recorder:
 
     def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
         """Make an update as written, and compare the recording, made now or before, with it."""
-        if self._has_changed():
+        if not found.bind and self._has_changed():
             found.reason = self.reason = CHANGES
             return written()
         moving, tape, noted = self.touched[0], Tape(), list[tuple[Requested, Tensor]]()
