@@ -26,7 +26,13 @@ CHECKED = ("pyrofl", "torch")  # whose classes in annotations are meant
 KNOWN = ("builtins", "torch", "numpy", "pandas", "pyrofl")  # whose classes stand for nothing else
 
 WORDS: dict[Any, str] = {abc.Callable: "a function", abc.Mapping: "a dict"}
-WORDS |= {abc.Sequence: "a list or tuple", tuple: "a tuple", str: "a text", Path: "a path"}
+WORDS |= {
+    abc.Sequence: "a list or tuple",
+    tuple: "a tuple",
+    str: "a text",
+    Path: "a path",
+    bool: "True or False",
+}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -142,13 +148,15 @@ def _unlike(value: Any, hint: Any) -> str:
 def _is_checked(kind: Any) -> bool:
     """Say whether an annotation is a class of ours or torch's, a text, a dict, or a function."""
     meant = isinstance(kind, type) and kind.__module__.partition(".")[0] in CHECKED
-    return meant or kind in (str, Path) or get_origin(kind) in WORDS
+    return meant or kind in (str, Path, bool) or get_origin(kind) in WORDS
 
 
 def _may_be(value: Any, kind: Any) -> bool:
     """Say whether a value may be what an annotation says; what is not checked may be anything."""
     if kind is NoneType:
         return value is None
+    if kind is bool:
+        return str(value) in ("True", "False", "0", "1")  # NumPy's own too
     if get_origin(kind) in (Annotated, Literal):  # and it is neither a number nor a word
         return type(value).__module__.partition(".")[0] not in KNOWN
     if get_origin(kind) in (abc.Sequence, tuple):

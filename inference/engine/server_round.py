@@ -58,9 +58,10 @@ def sample_clients(
 ) -> tuple[Tensor, Tensor]:
     """Return who is to report in a round, and who is to train, both sorted."""
     source = stream(seed, Stream.WHO, number)
-    reporters = validate_ids(participation(source, clients), clients)
-    if trains is not None:
-        return reporters, validate_ids(trains(source, clients), clients)
+    with calling("a draw of clients"):
+        reporters = validate_ids(participation(source, clients), clients)
+        if trains is not None:
+            return reporters, validate_ids(trains(source, clients), clients)
     return reporters, torch.arange(clients) if method.metadata.train_all_clients else reporters
 
 
@@ -203,7 +204,9 @@ def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method
 
     def at(number: int) -> Method:
         """Return the method of a round, or refuse what is none."""
-        if not isinstance(made := method(number), Method):
+        with calling(f"method({number})"):
+            made = method(number)
+        if not isinstance(made, Method):
             raise ValueError(
                 f"method({number}) is a {type(made).__name__}; expected a Method for each round"
             )

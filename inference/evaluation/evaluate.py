@@ -24,6 +24,7 @@ from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.predict import Prediction, answers, predict, probabilities
 from pyrofl.inference.evaluation.prepare import pooled_name
 from pyrofl.inference.method import Method
+from pyrofl.returned import calling
 from pyrofl.tensors import Tensors, join_up
 from pyrofl.turns import in_turn
 
@@ -125,7 +126,7 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
                 f"metrics[{name!r}] is {metric!r}; expected a function, and a name besides "
                 f"{', '.join(values)}"
             )
-        with torch.no_grad():
+        with torch.no_grad(), calling(f"metric {name!r}"):
             own = metric(found, y, mask)
         tensor = torch.is_tensor(own)
         if not tensor or own.shape != mask.shape[:1]:

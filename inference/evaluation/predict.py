@@ -185,7 +185,13 @@ def responses(
         if draws:
             handler = nullcontext() if noise is None else ClientNoise(noise)
         with pyro.validation_enabled(False), torch.no_grad(), handler:
-            _, trace = traces(method.model, method.guide, received, member, batch, draws)
+            try:
+                _, trace = traces(method.model, method.guide, received, member, batch, draws)
+            except KeyError as error:
+                raise ValueError(
+                    f"the programs read {error}, which is not among {', '.join(member)}; expected "
+                    "the method of this state, with views that have it"
+                ) from error
         sites = dict(observed(trace))
         if "y" not in sites and len(sites) != 1:
             raise ValueError(

@@ -130,6 +130,7 @@ class Client:
         self._read()
 
     @in_turn
+    @checked
     def train(self, order: Mapping[str, Any]) -> Flat:
         """Train from what an order of `Server.orders` brings, and return the reply.
 
@@ -182,6 +183,7 @@ class Client:
         return answer
 
     @in_turn
+    @checked
     def evaluate(self, question: Mapping[str, Any]) -> Flat:
         """Test what a question of `Server.questions` asks; only scores and numbers of rows go up.
 
@@ -209,6 +211,7 @@ class Client:
         return {**about, "names": names, "rows": rows, **under("score", sealed(scores))}
 
     @in_turn
+    @checked
     def predict(
         self, question: Mapping[str, Any], x: Any, client: str, **asked: Unpack[PredictionAsked]
     ) -> Predictions:
@@ -248,6 +251,7 @@ class Client:
         return here, shard, state
 
     @in_turn
+    @checked
     def forget(self, names: Sequence[str]) -> None:
         """Make newcomers of some clients; call `Server.reset_clients` before its next order.
 

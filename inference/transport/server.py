@@ -80,6 +80,7 @@ class Server:
             self._take_up(checkpoint_file.read(self.file, self._about))
 
     @in_turn
+    @checked
     def orders(self, holders: Mapping[str, Sequence[str]] | None = None) -> dict[str, Flat]:
         """Return what is to be sent in the next round, name -> order, for `Client.train`.
 
@@ -95,6 +96,7 @@ class Server:
         return self._sheets(method, ids, holders, about, {"reports": torch.isin(ids, reporters)})
 
     @in_turn
+    @checked
     def take(self, replies: Mapping[str, Mapping[str, Any]]) -> Round:
         """Merge replies to the last orders, name -> reply, and return the round.
 
@@ -142,6 +144,7 @@ class Server:
         )
 
     @in_turn
+    @checked
     def reset_clients(self, names: Sequence[str]) -> None:
         """Take clients that lost their state for newcomers, see `Metadata.reset_clients`.
 
@@ -160,6 +163,7 @@ class Server:
             self.state = replace(self.state, server=server, seen=self.accepted > 0)
 
     @in_turn
+    @checked
     def questions(
         self,
         holders: Mapping[str, Sequence[str]] | None = None,
@@ -193,6 +197,7 @@ class Server:
         ids = torch.arange(self.roster.clients)
         return self._sheets(method.deployed(view), ids, holders, about, {})
 
+    @checked
     def scores(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
         """Return the scores of those who answered the same question.
 
@@ -204,6 +209,8 @@ class Server:
         found: dict[str, tuple[int, dict[str, float]]] = {}
         for name in sorted(answers):
             answer = answers[name]
+            if not isinstance(answer, Mapping):
+                raise ValueError(f"{name} answers a {type(answer).__name__}; expected a dict")
             now = {n: answer[n] for n in ("round", *ASKED) if n in answer}
             about = now if about is None else about
             if now != about:

@@ -18,7 +18,7 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import checked
+from pyrofl.arguments import Count, checked
 from pyrofl.data.federation import Federation, a_row
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.aggregation.averages import AggregationError
@@ -50,7 +50,7 @@ MANY = 200  # rows of a client up to which all of them may be looked at
 @checked
 @in_turn
 def check(
-    method: Method, data: Federation, *, chunk: int | None = None, server: Tensors | None = None
+    method: Method, data: Federation, *, chunk: Count | None = None, server: Tensors | None = None
 ) -> None:
     """Refuse a method that would give wrong numbers on these data, in one line with the remedy.
 
@@ -192,6 +192,12 @@ def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) 
                 f"server lacks {', '.join(lacking)}; expected a state of this method, with "
                 f"{', '.join(server)}"
             )
+        for name in (n for n in server if not matches(n, f"server/* {method.per_client}")):
+            if given[name].shape != (shape := server[name].shape):
+                raise ValueError(
+                    f"server holds {name!r} of shape {list(given[name].shape)}; expected "
+                    f"{list(shape)}, as init makes it"
+                )
         server = given | {n: v[ids] for n, v in pick(given, method.per_client).items()}
     return to_data(server, few)
 

@@ -17,6 +17,8 @@ from pyrofl.inference.aggregation import Aggregator, by_size
 from pyrofl.inference.fit import fit
 from pyrofl.inference.metadata import Metadata, Moments, Monitor, Optimal, Rule, WireCost
 from pyrofl.inference.method import Method, Phase
+from pyrofl.models import fedavg, likelihoods
+from pyrofl.nets import build
 from pyrofl.tensors import Tensors
 
 STEPS = method().phases[0].updates
@@ -118,6 +120,18 @@ def test_what_would_have_no_effect_is_refused(changes, told):
         pyrofl.check(replace(method(), **changes), numbers())
 
 
+def run(**options: Any) -> pyrofl.Run:
+    return fit(method(), numbers(), 1, progress=False, **options)
+
+
+def other() -> Method:
+    return fedavg.build(build("mlp:3", (1,), 1), likelihood=likelihoods.normal())
+
+
+def server() -> pyrofl.Server:
+    return pyrofl.Server(method(), ["a"], [1], torch.float64)
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -128,6 +142,20 @@ def test_what_would_have_no_effect_is_refused(changes, told):
         (lambda: about(WireCost(3)), "metadata of 'q/mu': bytes is 3; expected a function"),
         (lambda: about(Moments(3)), "metadata of 'q/mu': of is 3; expected a function"),
         (lambda: about(Monitor("a")), "metadata of 'q/mu': high is 'a'; expected a number$"),
+        (lambda: fit(lambda: None, numbers(), 1), r"method\(0\) raises TypeError: .*; expected no"),
+        (lambda: run(participation=failing), "a draw of clients raises ZeroDivisionError"),
+        (lambda: run(every=1, metrics={"own": failing}), "metric 'own' raises ZeroDivisionError"),
+        (lambda: run(record="no"), "record is 'no'; expected True or False"),
+        (
+            lambda: run(server={"q/mu": torch.ones(3), "q/pi": torch.ones(())}),
+            r"'q/mu' of shape \[",
+        ),
+        (lambda: pyrofl.check(method(), numbers(), chunk=0), "chunk is 0; expected a whole number"),
+        (lambda: pyrofl.evaluate(other(), numbers(), run().state), "the programs read 'w/.*'"),
+        (lambda: server().take(None), "replies is None; expected a dict"),
+        (lambda: server().orders(["a"]), "holders is a list; expected a dict"),
+        (lambda: server().scores({"a": None}), "a answers a NoneType; expected a dict"),
+        (lambda: pyrofl.Client(method(), numbers()).train(None), "order is None; expected a dict"),
         (lambda: pyrofl.load(None), "folder is None; expected a text or a path"),
         (lambda: pyrofl.load("a\0b"), r"folder is 'a\\x00b'; expected no NUL character"),
         (lambda: pyrofl.load(Path("a\0b")), "folder is .* expected no NUL character"),
