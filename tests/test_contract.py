@@ -352,19 +352,6 @@ def test_the_message_survives_a_file(name):
 
 
 @on_archetypes
-def test_a_run_is_taken_up_to_the_last_bit(name):
-    file = io.BytesIO()
-    state = usual(name)[0]
-    torch.save([state.number, state.server, state.private, state.seen], file)
-    file.seek(0)
-    loaded = Round(*torch.load(file, weights_only=True))
-    options = {"participation": bernoulli(0.5), "chunk": 12, "start": loaded}
-    *_, again = federate(built(name), data(), 3, **options)
-    toys.assert_same_round(again, usual(name)[-1])
-    assert not list(federate(built(name), data(), 3, **options | {"start": again}))
-
-
-@on_archetypes
 def test_who_does_not_report_leaves_the_server_alone(name):
     method, start = built(name), usual(name)[0]
     reporters = torch.tensor([2, 5, 6])
