@@ -11,7 +11,7 @@ from pyrofl.inference.metadata import FINITE, Metadata
         ({"tensors": {"*": 3}}, r"metadata of '\*' is 3; expected a Rule"),
         ({"tensors": {"*": (FINITE, 3)}}, r"metadata of '\*' is \(.*3\); expected a Rule"),
         ({"tensors": {3: FINITE}}, "metadata has the name 3; expected patterns"),
-        ({"train_all_clients": "no"}, "train_all_clients is 'no'; expected a bool"),
+        ({"train_all_clients": "no"}, "train_all_clients is 'no'; expected True or False"),
         ({"reads": {"prior": None}}, r"reads has \['prior'\]; expected 'model' or 'guide'"),
     ],
 )

@@ -16,6 +16,7 @@ from pyro.poutine.messenger import Messenger
 from torch.nn.functional import softplus
 from toys import last
 
+from pyrofl.data import Who
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -96,8 +97,8 @@ def test_on_its_own_the_step_on_the_prior_ends_at_the_posterior(quadratic):
     method = linear()
     follow = replace(moves(method)[1], optim=adam(0.05))
 
-    def init_client(received: Tensors, *_: object) -> Tensors:
-        return {n: v for n, v in STATE.items() if n.startswith("own/")}
+    def init_client(received: Tensors, who: Who, *_: object) -> Tensors:
+        return {n: v[who.ids] for n, v in STATE.items() if n.startswith("own/")}
 
     alone = replace(method, init_client=init_client, phases=(Phase((follow,), epochs=400),))
     start = {n: STATE[n][0] for n in ("w/w", "spread/w")}

@@ -59,7 +59,7 @@ def test_a_single_round_may_be_off_by_chance_but_not_all():
 
     assert not others.too_far(others.compared(rounds(0.85, 0.75, 0.80)))
     (told,) = others.too_far(others.compared(rounds(0.85, 0.85, 0.80)))
-    assert told.startswith("m, global: +0.033 on average")
+    assert told.startswith("m, global: mean difference +0.033")
 
 
 def test_without_noise_the_bound_is_a_point_and_a_half():

@@ -75,7 +75,8 @@ def method(guide: Program = guide, model: Program = model, shared: str = "mu") -
         phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
         aggregate=lambda server, message, who, generator: server,
         metadata=Metadata(
-            {shared: SHARED}, statistics=lambda received, local, batch: {"m": local["m"]}
+            {shared: SHARED} if shared else {},
+            statistics=lambda received, local, batch: {"m": local["m"]},
         ),
     )
 

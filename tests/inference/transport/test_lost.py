@@ -425,7 +425,9 @@ def test_the_rows_without_labels_are_the_servers():
 
 
 def test_a_method_that_looks_at_shapes_is_built_from_an_outline():
-    outline = pyrofl.data.outline(DATA.names, DATA.sizes, (8,), classes="abcde", dtype=DATA.dtype)
+    outline = pyrofl.data.outline(
+        DATA.names, DATA.sizes, (8,), classes=tuple("abcde"), dtype=DATA.dtype
+    )
     assert outline.x.untyped_storage().nbytes() == 8
 
     def model(received: Any, local: Any, batch: Any) -> None:
