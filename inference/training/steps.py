@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
+from weakref import proxy
 
 import torch
 from torch import Generator, Tensor
@@ -57,6 +58,7 @@ class PhaseRun:
         self.now = self.local
         self.once = False  # whether no tensor is written into, as moves run once, for all clients
         self.ones = torch.ones_like(who.size)
+        # These refer back weakly: in a cycle, tensors would stay until the garbage is collected.
         self.steps = [StepRun(self, step, [*moving[i]]) for i, step in enumerate(steps)]
         stepping = iter(self.steps)
         self.updates = [
@@ -138,7 +140,8 @@ class MoveRun:
     """A closed form of a phase."""
 
     def __init__(self, run: PhaseRun, move: ClosedFormUpdate) -> None:
-        self.run, self.move, self.names = run, move, set[str]()
+        self.run: PhaseRun = proxy(run)
+        self.move, self.names = move, set[str]()
         values = (run.method.model, run.method.guide, move)
         self.name = getattr(move, "__name__", type(move).__name__)
         self.recorder = Recorder(self.name, values, run.phase.batch is None, run.noise)
@@ -188,7 +191,8 @@ class StepRun:
     """
 
     def __init__(self, run: PhaseRun, step: GradientStep, moving: Sequence[str]) -> None:
-        self.run, self.step, self.names = run, step, step.names
+        self.run: PhaseRun = proxy(run)
+        self.step, self.names = step, step.names
         self.params = {n: run.local[n].detach().requires_grad_() for n in moving}
         self.optimiser = step.optim([*self.params.values()])
         self.total = torch.zeros_like(run.who.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training import schedules
 from pyrofl.inference.training.local import train
 from pyrofl.inference.training.schedules import make_schedule
-from pyrofl.models import fedavg
+from pyrofl.models import fedavg, pfedvem
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, generator, role, spread_out, under
 
@@ -449,3 +450,20 @@ def test_two_steps_may_move_the_same_tensors(blobs):
     toys.assert_same(
         toys.last(twice, blobs).server, toys.last(repeated, blobs).server, rtol=1e-9, atol=1e-12
     )
+
+
+def test_tensors_of_a_round_are_freed_with_it(blobs):
+    """None is in a reference cycle, where it would stay until the garbage is collected."""
+    rounds = federate(pfedvem.build(toys.net()), blobs, 3, chunk=2)
+    next(rounds)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        next(rounds)
+        gc.collect()
+        assert not [one for one in gc.garbage if isinstance(one, Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
