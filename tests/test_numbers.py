@@ -70,3 +70,20 @@ def test_what_is_in_a_file_is_not_run_again(tmp_path: Path, monkeypatch):
     assert fill(path, head, [("a", 0)], measure) == lines
     with pytest.raises(ValueError, match=r"expected .*'other'"):
         fill(path, ("method", "seed", "other"), [("a", 0)], measure)
+
+
+def test_the_methods_that_beat_training_alone_are_those_of_the_table():
+    text = " ".join((EXAMPLES / "NUMBERS.md").read_text().split())
+    (named,) = re.findall(r"methods are better than training alone: ([^.]+)\.", text)
+    table = text.partition("methods are better than training alone")[2].partition("CIFAR-10, 200")[
+        0
+    ]
+    rows = re.findall(r"\| `(\w+)` \| [^|]+ \|[^|]+\|([^|]*)\|([^|]*)\|([^|]*)\|", table)
+    best = {
+        name: max(float(cell.split(" ")[1]) for cell in cells if cell.strip())
+        for name, *cells in rows
+    }
+    better = {name for name, value in best.items() if value > best["local"]}
+    words = {word.replace("-", "").lower() for word in re.findall(r"[\w-]+", named)}
+    assert len(best) == 36
+    assert words & best.keys() == better
