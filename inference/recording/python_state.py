@@ -24,14 +24,13 @@ from zlib import crc32
 import numpy as np
 from torch import Generator, Tensor, dtype, nn
 
-from pyrofl.inference.description import attributes, closure, is_own, names_read
+from pyrofl.inference.description import HOOKS, attributes, closure, is_own, names_read
 
 PLAIN = {bool, int, float, complex, str, bytes, type(None)}
 LEAVES = (*PLAIN, Tensor, np.ndarray, np.generic, Generator, dtype, ModuleType, CodeType)
 LONG = 1000  # entries of a list or a dict beyond which only the number of entries is compared
 MOST = 5000  # objects that are compared, the nearest first
 LARGE = 2**16  # bytes of an array beyond which its content is not compared
-HOOKS = "_forward_hooks", "_forward_pre_hooks"
 
 Read = Callable[[], Iterable[Any]]
 """Returns the values that a function, an object or a collection holds now."""

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.description import closure, is_own
+from pyrofl.inference.description import HOOKS, closure, is_own
 from pyrofl.inference.recording.code import Bind, Given, compiled
 from pyrofl.inference.recording.python_state import PythonState
 from pyrofl.inference.recording.tape import NotRecorded, Reads, Tape
@@ -56,7 +56,6 @@ These stay the same tensors from update to update, and the rest the same numbers
 CLIENTS = "size", "ids"  # of a batch
 ROWS = "x", "y", "mask", "at", "weights", "_share"
 
-HOOKS = "_forward_hooks", "_forward_pre_hooks"
 
 OTHER_BITS = "its result depends on more than the tensors that it is given"
 CHANGES = "Python variables or attributes that it reads change from update to update"
@@ -150,9 +149,8 @@ class Recorder:
         self.run: Callable[..., None] | None = None  # it, bound to these tensors
         self.touched: tuple[list[Tensor], ...] = ()
         self.passing: list[str] = []  # tensors of a batch that differ from step to step
-        self.compared = set[
-            int
-        ]()  # recordings that agreed with the update as written, in this phase
+        # Recordings that agreed with the update as written, in this phase.
+        self.compared = set[int]()
         self.numbers: Callable[[], object] = list  # what an optimiser keeps besides tensors
         self.reason = ""  # why updates run as written
         self.made = [0, 0]  # updates as written, and by a recording

@@ -81,6 +81,7 @@ def copula(shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: st
         return found, sd.log().sum(-1) - grown
 
     def moments(own: Tensors) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of every standardized coordinate, by quadrature."""
         even = (torch.arange(POINTS).to(own["skew"]) + 0.5) / POINTS
         y = torch.special.ndtri(even).reshape(-1, *(1 for _ in own["skew"].shape))
         found, _ = marginal(own, y)
@@ -103,6 +104,7 @@ def low_rank(rank: Count = 5) -> Family:
     def family(
         shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
+        """Return the guide of sites with these shapes."""
         d = _size(shapes)
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,6 +147,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
     def family(
         shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
+        """Return the guide of sites with these shapes."""
         d = _size(shapes)
         if d < 2:
             raise ValueError(f"a flow has {d} parameter to bend; expected at least 2")

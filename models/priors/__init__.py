@@ -110,6 +110,7 @@ def mixture(
         )
 
     def family(loc: Tensor, scale: Tensor) -> TorchDistribution:
+        """Return the mixture with this location and scale, of the shape of both."""
         loc, scale = torch.broadcast_tensors(loc, scale)
         share = loc.new_tensor(weights).log().expand(*loc.shape, len(weights))
         width = scale[..., None] * scale.new_tensor(scales)
