@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pyrofl.inference.recording.tape import Call, NotRecorded, Tape, storage
+from pyrofl.inference.recording.tape import Call, NotRecorded, Tape, storage, tensors
 
 EMPTY = "empty", "new_empty", "empty_like"
 ZEROS = "zeros", "new_zeros", "zeros_like"
@@ -30,6 +30,11 @@ PLACED = {
     *("sigmoid", "tanh", "clamp", "clamp_min", "reciprocal", "log1p", "expm1", "abs", "le", "sum"),
     *("bmm", "baddbmm", "mm", "addmm", "index_select", "cat", "gather", "scatter_add"),
     *("_softmax", "_log_softmax", "_log_softmax_backward_data"),
+}
+# Those among them whose result can take the place of an argument of the same layout.
+ELEMENTWISE = {
+    *("add", "sub", "mul", "div", "neg", "pow", "sqrt", "rsqrt", "exp", "log", "where", "addcmul"),
+    *("sigmoid", "tanh", "clamp", "clamp_min", "reciprocal", "log1p", "expm1", "abs"),
 }
 UNPLACED = {"aten.sum.default", *(f"aten.where.Scalar{n}" for n in ("", "Other", "Self"))}
 
@@ -73,9 +78,9 @@ def compiled(tape: Tape, given: Given) -> tuple[Bind, object]:
     if tape.reason:
         raise NotRecorded(tape.reason)
     calls = _needed(tape.calls, given)
-    code = _Code(given, {v for call in calls for v in call.written})
-    for call in calls:
-        code.add(call)
+    code = _Code(given, calls)
+    for i, call in enumerate(calls):
+        code.add(i, call)
     return code.done()
 
 
@@ -102,8 +107,10 @@ def _needed(calls: list[Call], given: Given) -> list[Call]:
 class _Code:
     """Lines whose variables are found by storage, offset, size and stride."""
 
-    def __init__(self, given: Given, written: set[int]) -> None:
-        self.written = written  # storages that any call writes into
+    def __init__(self, given: Given, calls: list[Call]) -> None:
+        self.written = {v for call in calls for v in call.written}  # by any call
+        self.last = {v: i for i, call in enumerate(calls) for v in call.read | call.written}
+        self.homes: dict[int, list[int]] = {}  # storage -> those that share memory of all runs
         self.twins: dict[tuple[Any, ...], int] = {}  # an operation and what it reads -> variable
         self.lines: tuple[list[Line], list[Line]] = [], []  # of every run, and of binding
         self.constants: tuple[list[Any], list[Any]] = [], []  # of both
@@ -126,7 +133,7 @@ class _Code:
         self.known.setdefault(_seen(value), name)
         self.roots.setdefault(storage(value), []).append((name, value))
 
-    def add(self, call: Call) -> None:
+    def add(self, position: int, call: Call) -> None:
         """Add a call, unless it only makes views."""
         if not call.written and call.made <= call.read:
             return
@@ -155,12 +162,14 @@ class _Code:
             and _layout(call.args[0]) == _layout(out)
         ):
             self._know(out, args[0])
+            self._join(out, call.args[0])
             return
         if pure and whole and key in self.twins:
             self._know(out, self.twins[key])
             return
         if not once and not call.written and _is_placed(name, call):
-            home = self._memory(out, False)  # nor need its views be made in every run
+            home = self._overwritten(position, name, call)
+            home = self._memory(out, False) if home is None else home
             self._line(target, args, (*options, ("out", home)), constants, False, False)
             return
         node = self._line(target, args, options, constants, once, once)
@@ -180,9 +189,30 @@ class _Code:
         named = tuple((n, None) for n in options)
         home = self._line(torch.empty_strided, args, named, values, True, False)
         self._know(out, home)
+        self.homes[storage(out)] = [storage(out)]
         if zeros:
             self._line("zero_", (home,), (), [], False, False)
         return home
+
+    def _join(self, out: Tensor, value: Tensor) -> None:
+        """Note that a result is in the memory of another tensor."""
+        if storage(value) in self.homes:
+            self.homes[storage(value)].append(storage(out))
+            self.homes[storage(out)] = self.homes[storage(value)]
+
+    def _overwritten(self, position: int, name: str, call: Call) -> int | None:
+        """Return an argument that is not read again, and in whose place the result can be."""
+        values = tensors((*call.args, *call.options.values()))
+        for value in values if name in ELEMENTWISE else ():
+            sharing = self.homes.get(storage(value), ())
+            others = [v for v in values if storage(v) in sharing]
+            ends = all(self.last.get(v, -1) <= position for v in sharing)
+            alike = _layout(value) == _layout(call.out)
+            if sharing and ends and alike and len({self._name(v) for v in others}) == 1:
+                self._join(call.out, value)
+                self._know(call.out, self._name(value))
+                return self._name(value)
+        return None
 
     def _line(
         self,
@@ -301,7 +331,8 @@ def _target(name: str, op: Any) -> Any:
     """Return what runs an operation in the least time."""
     if name.endswith("_") and hasattr(Tensor, name):
         return name
-    quick = getattr(torch, name, None)
+    module = torch.linalg if name.startswith("linalg_") else torch
+    quick = getattr(module, name.removeprefix("linalg_"), None)
     return quick if isinstance(quick, BuiltinFunctionType) else op
 
 

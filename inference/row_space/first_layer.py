@@ -113,7 +113,7 @@ class InRows(NamedTuple):
             found[name][:, 2 * wide] = 1
             if name in apart:
                 found[name][:, 2 * wide + 1 + [*apart].index(name)] = 1
-        return found | {f"{APART}{n}": v for n, v in apart.items()}
+        return found | {f"{APART}{n}": v for n, v in zip(apart, weights[1:], strict=True)}
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Make the weights."""
@@ -125,8 +125,9 @@ class InRows(NamedTuple):
             moved, shares = local[name][:, :wide], local[name][:, 2 * wide :, :, None]
             weight = start * shares[:, 0] if self.decays else start
             for k, other in enumerate(apart, 1):
-                weight = torch.addcmul(weight, other - start, shares[:, k])
-            found[name] = torch.baddbmm(weight, moved.mT, rows)
+                weight = torch.addcmul(weight, other, shares[:, k])
+            home = weight if apart else None  # which is no view of the start then
+            found[name] = torch.baddbmm(weight, moved.mT, rows, out=home)
         return found
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:

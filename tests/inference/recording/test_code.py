@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
+from torch import Tensor
 
 from pyrofl.inference.recording.code import Given, compiled
 from pyrofl.inference.recording.tape import NotRecorded, Tape
+
+MAKES = (
+    lambda one, two: one - two,
+    lambda one, two: one * two.T,
+    lambda one, two: one * 1.0,
+    lambda one, two: one.neg() + one.T,
+    lambda one, two: torch.where(one > 0, one, two),
+    lambda one, two: one.view(-1)[4:8].view(2, 2).repeat(2, 2),
+    lambda one, two: one @ two / 4,
+    lambda one, two: torch.cat([one[:2], two[2:]]).tanh(),
+    lambda one, two: one.clone().add_(two),
+    lambda one, two: one.T.contiguous().div(two.abs() + 1),
+)
 
 
 def test_what_no_step_changes_is_made_once():
@@ -83,3 +99,39 @@ def test_code_knows_what_two_tensors_of_one_storage_hold():
         total.add_(table[5:7])  # which is of neither
     with pytest.raises(NotRecorded):
         compiled(tape, Given([total], passing=[one, other]))
+
+
+def test_results_take_the_place_of_arguments_that_are_not_read_again():
+    x, total = torch.rand(3), torch.zeros(3)
+    with Tape() as tape:
+        total.add_(((x - 1).exp() * 2).neg())
+    _, (_, lines) = compiled(tape, Given([total], passing=[x]))
+    first, *rest, _ = lines
+    homes = {dict(line.options)["out"] for line in (first, *rest)}
+    assert len(rest) == 3
+    assert len(homes) == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_operations_that_share_memory_give_the_same_numbers(seed: int):
+    choose = random.Random(seed)
+
+    def program(x: Tensor, total: Tensor) -> None:
+        values = [x + 1, x.exp()]
+        for _ in range(12):
+            one, two = choose.choice(values), choose.choice(values)
+            values.append(choose.choice(MAKES)(one, two))
+            values = values[-4:]
+        total.add_(sum(values))
+
+    x, total, expected = torch.randn(4, 4), torch.zeros(4, 4), torch.zeros(4, 4)
+    with Tape() as tape:
+        program(x, total)
+    bind, _ = compiled(tape, Given([total], passing=[x]))
+    run = bind(total.zero_())
+    for _ in range(2):
+        x = torch.randn(4, 4)
+        choose.seed(seed)
+        program(x, expected)
+        run(x)
+        assert torch.equal(total, expected)
