@@ -48,7 +48,7 @@ exact = reference.nuts(
     model, data, draws, draws, chains, shared="mu tau", jit=True, max_tree_depth=depth
 )
 
-cost = reference.cost(federated, exact)
+cost = reference.compare_posteriors(federated, exact)
 shown = cost[cost["variable"] != "eta"]
 figures.save(figures.cost(shown), args.out / "cost.png")
 

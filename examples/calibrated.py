@@ -49,7 +49,7 @@ linear = {"likelihood": likelihoods.normal()}
 fixed = linear | {"prior": priors.fixed(dist.Normal, 0.0, 1.0)}
 sgd = {"epochs": 40 if args.quick else 300, "batch": None, "lr": 0.1}
 full = {"guide": guides.full_covariance}
-natural = {"moments": "natural", "lr": 1.0, "epochs": 3, "draws": 8}
+natural = {"moments": "natural", "lr": 1.0, "epochs": 3, "num_particles": 8}
 step = 0.3 / float(
     torch.linalg.eigvalsh(x.T @ x)[-1]
 )  # of the chain, a seventh of the largest stable step
@@ -66,7 +66,12 @@ ONE = [
     ("fola", "full, together, 1 round", fola.build(net, together=True, **full, **sgd, **fixed), 1),
     ("fola", "full, 5 rounds", fola.build(net, **full, **sgd, **fixed), 5),
     ("fola", "full, 20 rounds", fola.build(net, **full, **sgd, **fixed), 20),
-    ("fedep", "full, mode", fedep.build(net, damping=None, scale=1.0, **full, **sgd, **fixed), 5),
+    (
+        "fedep",
+        "full, mode",
+        fedep.build(net, damping=None, init_scale=1.0, **full, **sgd, **fixed),
+        5,
+    ),
     ("fedep", "full, natural", fedep.build(net, damping=None, **natural, **full, **fixed), 8),
     ("fedep", "diagonal, natural", fedep.build(net, damping=None, **natural, **fixed), 15),
     (
@@ -96,30 +101,40 @@ OWN = [
     (
         "fedpop",
         "chain",
-        fedpop.build(net, head="*", scale=1.0, epochs=local, lr_head=0.05, **linear),
+        fedpop.build(net, head="*", init_scale=1.0, epochs=local, lr_head=0.05, **linear),
         20,
     ),
     (
         "pfedbayes",
         "kl=1",
-        pfedbayes.build(net, scale=1.0, kl=1.0, draws=8, epochs=local, **linear),
+        pfedbayes.build(net, init_scale=1.0, kl=1.0, num_particles=8, epochs=local, **linear),
         20,
     ),
-    ("pfedbayes", "kl=0.1", pfedbayes.build(net, scale=1.0, draws=8, epochs=local, **linear), 20),
+    (
+        "pfedbayes",
+        "kl=0.1",
+        pfedbayes.build(net, init_scale=1.0, num_particles=8, epochs=local, **linear),
+        20,
+    ),
     (
         "pfedvem",
         "",
         pfedvem.build(net, head="*", head_epochs=5 * local, lr_head=0.01, **linear),
         20,
     ),
-    ("fedabml", "kl=1", fedabml.build(net, scale=1.0, kl=1.0, epochs=local, lr=0.05, **linear), 20),
+    (
+        "fedabml",
+        "kl=1",
+        fedabml.build(net, init_scale=1.0, kl=1.0, epochs=local, lr=0.05, **linear),
+        20,
+    ),
     (
         "fedhb",
         "normal-inverse-Wishart",
-        fedhb.build(net, scale=1.0, spread=1.0, draws=8, epochs=local, **linear),
+        fedhb.build(net, init_scale=1.0, spread=1.0, num_particles=8, epochs=local, **linear),
         20,
     ),
-    ("fedabml", "kl=0.1", fedabml.build(net, scale=1.0, epochs=local, lr=0.05, **linear), 20),
+    ("fedabml", "kl=0.1", fedabml.build(net, init_scale=1.0, epochs=local, lr=0.05, **linear), 20),
 ]
 
 
@@ -145,7 +160,7 @@ def row(claim, name, setting, method, rounds):
     begun = perf_counter()
     run = pyrofl.fit(method, data, rounds, progress=False)
     seconds = perf_counter() - begun
-    sent = rounds * int((run.state.up + run.state.down).max())
+    sent = rounds * int((run.state.bytes_up + run.state.bytes_down).max())
     error = (0.95 * 0.05 / few["replications"]) ** 0.5
     good = found.p_value > 0.01 and abs(covered["95%"] - 0.95) < 3 * error
     shares = {n: f"{v:.0%}" for n, v in covered.items()}

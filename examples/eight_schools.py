@@ -47,7 +47,7 @@ exact = reference.nuts(
     model, data, draws, draws, chains, shared="mu tau", jit=True, max_tree_depth=depth
 )
 
-table = reference.cost(federated, exact)
+table = reference.compare_posteriors(federated, exact)
 args.out.mkdir(parents=True, exist_ok=True)
 table.to_csv(args.out / "cost.csv")
 print(table[["mean", "sd", "difference", "ratio", "energy"]].round(2).to_string())

@@ -46,7 +46,7 @@ else:
     other_rows = flat[:, torch.randperm(flat.shape[1], generator=generator(0))].view_as(known)
 net = nets.build(args.net, tuple(dataset.x.shape[1:]), len(dataset.classes))
 METHODS = {
-    "FedABML": (fedabml.build(net, epochs=5, draws=2), args.draws),
+    "FedABML": (fedabml.build(net, epochs=5, num_particles=2), args.draws),
     "FedAvg, fine-tuned": (fedavg.build(net, lr=0.03, momentum=0.0, fine_tune=5), 1),
 }
 
@@ -58,7 +58,7 @@ def evaluated(name: str, seed: int) -> tuple[pyrofl.Run, dict[str, Any]]:
     data = federations.split(dataset, "labels:5", args.clients, seed=seed)
     some = pyrofl.participation.fraction(0.5)
     run = pyrofl.fit(method, data, rounds, seed=seed, participation=some, progress=False)
-    how = {"draws": draws, "adapted": "adapt", "model": "personal", "seed": seed}
+    how = {"draws": draws, "adaptation": "fine_tune", "model": "personal", "seed": seed}
     both = {"in_distribution": None, "out_of_distribution": other_rows}
     return run, {
         word: checks.uncertainty(method, data, run.state, rows, **how)
@@ -69,7 +69,7 @@ def evaluated(name: str, seed: int) -> tuple[pyrofl.Run, dict[str, Any]]:
 def measure(name: str, seed: int) -> list[list[float]]:
     """Return accuracy, mean entropies and the AUROC of entropy for out-of-distribution rows."""
     run, found = evaluated(name, seed)
-    how = {"model": "personal", "adapted": "adapt", "draws": METHODS[name][1]}
+    how = {"model": "personal", "adaptation": "fine_tune", "draws": METHODS[name][1]}
     means = [
         float(found[word].mean("total").mean())
         for word in ("in_distribution", "out_of_distribution")

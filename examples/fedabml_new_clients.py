@@ -42,7 +42,7 @@ if args.quick:
 
 # Learning rates from 0.003 to 0.3, best or nearly best for each method on the training clients.
 plain = {"lr": 0.03, "momentum": 0.0, "batch": 50}
-common = {"kl": 0.01, "draws": 2, "epochs": 5, "lr": 0.1}
+common = {"kl": 0.01, "num_particles": 2, "epochs": 5, "lr": 0.1}
 methods = {
     "FedABML": lambda tune: fedabml.build(net, fine_tune=tune, **common),
     "FedABML, 5 steps a batch": lambda tune: fedabml.build(
@@ -73,7 +73,7 @@ def measure(
     *_, state = pyrofl.federate(first, data, rounds, seed=seed, participation=some)
     steps = 5 if "5 steps" in name else 1
     for epochs in few if steps > 1 else (*few, *many):
-        what = {"model": "personal", "adapted": "adapt"} if epochs else {"model": "global"}
+        what = {"model": "personal", "adaptation": "fine_tune"} if epochs else {"model": "global"}
         scores = pyrofl.evaluate(
             build(epochs), data, state, population="held_out", seed=seed, **what
         )

@@ -51,18 +51,22 @@ def follow(name: str, task: ConjugateTask, seed: int) -> tuple[list[float], list
     common = {"likelihood": likelihoods.normal(), "batch": None, "lr": lr}
     method = fedavg.build(net, epochs=10, momentum=0.0, **common)
     if name == "FedABML":
-        method = fedabml.build(net, kl=1.0, epochs=1, steps=10, scale=0.2, lr_prior=1.0, **common)
+        method = fedabml.build(
+            net, kl=1.0, epochs=1, steps=10, init_scale=0.2, lr_prior=1.0, **common
+        )
     # Both are fine-tuned in the same way: ten gradient steps from the server's mean.
     tuned = fedavg.build(net, fine_tune=10, momentum=0.0, **common)
     target, _ = task.pooled(torch.zeros(2), torch.zeros(2, 2))
-    who = task.federation.who(torch.arange(2))
+    cohort = task.federation.cohort(torch.arange(2))
     off, loss = [], []
     begin = first(method, task.federation, seed)
     for state in (begin, *pyrofl.federate(method, task.federation, rounds, seed=seed)):
         mean = state.server["loc/w" if name == "FedABML" else "w/w"]
         off.append(float((mean - target).norm()))
         start = replace(state, server={"w/w": mean})
-        _, local = prepared(tuned, task.federation, start, who, adapted="adapt", seed=seed)
+        _, local = prepared(
+            tuned, task.federation, start, cohort, adaptation="fine_tune", seed=seed
+        )
         gap = (local["w/w"] - task.mean)[..., None]
         loss.append(float((gap.mT @ task.precision @ gap).sum()) / 2)
     return off, loss

@@ -73,7 +73,7 @@ def right(run: pyrofl.Run, models: Tensors) -> torch.Tensor:
 def mixed(run: pyrofl.Run) -> Tensors:
     """Return 100 mixtures of the clients' models of the last round."""
     drawn = sample(
-        dirichlet(role("w", run.state.message), run.state.who.size, 0.5), 100, generator(1)
+        dirichlet(role("w", run.state.message), run.state.reporters.size, 0.5), 100, generator(1)
     )
     return {n: drawn[n] for n in net.shapes}
 

@@ -59,14 +59,14 @@ x, y = (torch.tensor(v.to_numpy()) for v in (x.fillna(0.0), 1.0 * (table["target
 none = [torch.zeros(0, dtype=torch.long)] * len(rows)
 data = pyrofl.Federation(x, y, list(rows.values()), none, tuple(rows))
 
-method = pvi.hierarchical(model, data, shared="beta tau", draws=96, steps=5)
+method = pvi.hierarchical(model, data, shared="beta tau", num_particles=96, steps=5)
 run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(
     model, data, draws, draws, chains, shared="beta tau", jit=True, max_tree_depth=depth
 )
-cost = reference.cost(federated, exact)
+cost = reference.compare_posteriors(federated, exact)
 figures.save(figures.cost(cost), args.out / "cost.png")
 w = cost[cost["variable"] == "w"][["mean", "low", "high"]].to_numpy().reshape(data.clients, -1, 3)
 fits = {name: tuple(w[j].T) for j, name in enumerate(data.names)}

@@ -54,11 +54,11 @@ choices = {
 }
 found = {}
 for name, change in choices.items():
-    training = {"batch": None, "epochs": 100, "lr": 0.02, "momentum": 0.9, "draws": 20}
+    training = {"batch": None, "epochs": 100, "lr": 0.02, "momentum": 0.9, "num_particles": 20}
     arguments = {
         "guide": guides.full_covariance,
         "likelihood": likelihoods.normal(1.0),
-        "scale": 0.2,
+        "init_scale": 0.2,
         **change,
     }
     method = local.build(net, **training, **arguments)

@@ -47,8 +47,8 @@ left = pvi.leave(run, args.school)
 never = pyrofl.fit(method, left.data, rounds, seed=1, progress=False)
 later = left
 for after in (0, 1, 2, 4, 8)[: 2 if args.quick else 5]:
-    later = pyrofl.fit(method, left.data, rounds + after, start=later, progress=False)
-    far = pyrofl.reference.cost(later, never, draws=draws).loc[["mu", "tau"]]
+    later = pyrofl.fit(method, left.data, rounds + after, resume_from=later, progress=False)
+    far = pyrofl.reference.compare_posteriors(later, never, draws=draws).loc[["mu", "tau"]]
     means, sds = far["difference"].abs().max(), (far["ratio"] - 1).abs().max()
     largest = f"means of mu and tau {means:.2f} sd, their standard deviations {sds:.0%}"
     print(f"{after} rounds after the removal, largest difference: {largest}")
@@ -67,7 +67,7 @@ for name, fit in (("with the school", run), ("removed", later), ("never included
     theta = fit.posterior(draws)["theta"]
     effects = dict(zip(fit.data.names, theta.unbind(1), strict=True))
     if args.school not in effects:  # predict from the population
-        found = checks.newcomer(method, known, fit.state, args.school, (0,), draws)
+        found = checks.new_client_posterior(method, known, fit.state, args.school, (0,), draws)
         effects[args.school] = found[0]["theta"]
     each = torch.stack([effects[school] for school in data.names], 1)
     low, high = each.quantile(torch.tensor([0.05, 0.95]).double(), dim=0)

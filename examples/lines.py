@@ -42,7 +42,7 @@ def model(received, local, batch):
 
 target, time, group = args.columns
 table = datasets.load(
-    f"csv:{args.data}", target=target, group=group, features=[time], test_share=0.0
+    f"csv:{args.data}", target=target, client_column=group, features=[time], test_fraction=0.0
 )
 data = federations.split(table, "groups").to("cpu", torch.float64)
 # Standardize with the mean and standard deviation of all rows, so that the priors are wide.
@@ -52,14 +52,14 @@ scaled = pyrofl.Federation(
     (data.x - start) / span, (data.y - centre) / unit, data.train, data.test, data.names
 )
 
-method = pvi.hierarchical(model, scaled, shared="beta sd sigma", draws=32, steps=20)
+method = pvi.hierarchical(model, scaled, shared="beta sd sigma", num_particles=32, steps=20)
 run = pyrofl.fit(method, scaled, rounds=2 if args.quick else 50)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(
     model, scaled, draws, draws, chains, shared="beta sd sigma", jit=True, max_tree_depth=depth
 )
-cost = reference.cost(federated, exact)
+cost = reference.compare_posteriors(federated, exact)
 figures.save(figures.cost(cost), args.out / "cost.png")
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 

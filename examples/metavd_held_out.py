@@ -62,12 +62,12 @@ def fit(on: str, dropout: str, seed: int) -> dict[tuple[str, str], Bins]:
     run = pyrofl.fit(
         at, data, rounds, seed=seed, participation=pyrofl.participation.fixed(10), progress=False
     )
-    adapted = "adapt" if run.method.adapt else "none"
-    for note in run.notes:
+    adaptation = "fine_tune" if run.method.adapt else "none"
+    for note in run.warnings:
         print(f"{on}+{dropout}, seed {seed}: {note}")
     return {
-        (who, by): run.calibration(population=who, adapted=adapted, draws=draws)
-        for who in ("training", "held_out")
+        (population, by): run.calibration(population=population, adaptation=adaptation, draws=draws)
+        for population in ("training", "held_out")
         for by, draws in {"mean": None, **({} if dropout == "none" else {"draws": 10})}.items()
     }
 
@@ -88,8 +88,8 @@ for on in RATES:
         found = [fit(on, dropout, seed) for seed in range(seeds)]
         for by in ("mean", "draws") if dropout != "none" else ("mean",):
             rows.append([name, by])
-            for who in ("training", "held_out"):
-                rows[-1] += score([f[who, by] for f in found])
+            for population in ("training", "held_out"):
+                rows[-1] += score([f[population, by] for f in found])
         if on == DREW:
             drawn[name] = found[0]["held_out", by]
         print(f"{name}: done")

@@ -48,18 +48,18 @@ def model(received, local, batch):
 
 
 table = datasets.load(
-    f"csv:{args.data}", target="partyid7", group="year", features=COLUMNS, test_share=0.0
+    f"csv:{args.data}", target="partyid7", client_column="year", features=COLUMNS, test_fraction=0.0
 )
 data = federations.split(table, "groups").to("cpu", torch.float64)
 
-method = pvi.hierarchical(model, data, shared="beta tau sigma", draws=96, steps=5)
+method = pvi.hierarchical(model, data, shared="beta tau sigma", num_particles=96, steps=5)
 run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (600, 2, 10)
 exact = reference.nuts(
     model, data, draws, draws, chains, shared="beta tau sigma", jit=True, max_tree_depth=depth
 )
-cost = reference.cost(federated, exact)
+cost = reference.compare_posteriors(federated, exact)
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 shown = cost[cost["variable"].isin(["beta", "tau", "sigma"])]
 figures.save(figures.cost(shown), args.out / "cost.png")

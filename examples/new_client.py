@@ -57,11 +57,11 @@ def exact(n):
     return mean, mean - 1.96 * sd, mean + 1.96 * sd
 
 
-method = pvi.hierarchical(model, data, shared="mu", damping=1.0, draws=8, steps=6)
+method = pvi.hierarchical(model, data, shared="mu", damping=1.0, num_particles=8, steps=6)
 state = pyrofl.fit(method, data, 2, progress=False).state
 draws, counts = 100 if args.quick else 20_000, (0, 1, 2, 5, 10, 20)
 fits = {"exact": tuple(zip(*map(exact, counts), strict=True))}
-found = checks.newcomer(method, data, state, "new client", counts, draws)
+found = checks.new_client_posterior(method, data, state, "new client", counts, draws)
 theta = torch.stack([found[n]["theta"] for n in counts])
 low, high = theta.quantile(torch.tensor([0.025, 0.975]).double(), dim=1)
 fits["federated"] = (theta.mean(1), low, high)

@@ -42,19 +42,19 @@ standard = priors.fixed(scale=1.0)
 methods = {
     "FedAvg": (fedavg.build(net), None, "none"),
     "FedAvg, mean field": (
-        fedavg.build(net, guide=guides.mean_field, prior=standard, draws=3),
+        fedavg.build(net, guide=guides.mean_field, prior=standard, num_particles=3),
         100,
         "none",
     ),
     "pFedVEM": (pfedvem.build(net, lr_base=0.01, lr_head=0.01), 100, "none"),
-    "FedABML": (fedabml.build(net, epochs=5, draws=2), 100, "adapt"),
+    "FedABML": (fedabml.build(net, epochs=5, num_particles=2), 100, "fine_tune"),
 }
 rows, entropy = [], {}
 for seed in range(args.seeds):
     data = federations.split(inside, "labels:3", 10, seed=seed)
-    for name, (method, draws, adapted) in methods.items():
+    for name, (method, draws, adaptation) in methods.items():
         run = pyrofl.fit(method, data, 2 if args.quick else 20, seed=seed, progress=False)
-        how = {"draws": draws, "adapted": adapted, "seed": seed}
+        how = {"draws": draws, "adaptation": adaptation, "seed": seed}
         mine = checks.uncertainty(method, data, run.state, **how)
         other = checks.uncertainty(method, data, run.state, unknown, **how)
         row = {"method": name, "accuracy": run.evaluate(**how).mean("accuracy")}

@@ -65,14 +65,14 @@ def split_pairs(seed: int) -> tuple[pyrofl.Federation, ...]:
 def run(name: str, rate: float, seed: int) -> tuple[list[float | None], torch.Tensor]:
     """Return accuracies, distances of alpha, number of branches used, and alpha per round."""
     (tuning, data), method = split_pairs(seed), methods(rate)[name]
-    tuned = "adapt" if method.adapt else "phases"  # the local training once more
+    tuned = "fine_tune" if method.adapt else "train"  # the local training once more
     branches = int(name[0]) if "branches" in name else 1
     alpha = [torch.full((10, branches), 1 / branches)]
     for state in pyrofl.federate(method, data, rounds, seed=seed):
         if "branches" in name:
             alpha.append(pyrofl.posterior(method, data, state, draws=1)["alpha"][0, :, 0])
     cases = ((tuning, tuned), (data, "none"), (data, tuned))
-    scores = [pyrofl.evaluate(method, d, state, adapted=a).mean("accuracy") for d, a in cases]
+    scores = [pyrofl.evaluate(method, d, state, adaptation=a).mean("accuracy") for d, a in cases]
     apart = torch.cdist(alpha[-1], alpha[-1])
     about = [float(apart[SAME].sum() / 10), float(apart[~SAME].mean())]
     about.append(len(alpha[-1].argmax(1).unique()))

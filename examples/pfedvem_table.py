@@ -31,7 +31,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "pFedVEM, uncertainty only": ("pfedvem", {"confidence": "uncertainty"}),
     "pFedVEM, deviation only": ("pfedvem", {"confidence": "deviation"}),
     "pFedMe": ("pfedme", {"lr": 0.05, "strength": 5.0, "lr_centre": 0.2, "epochs": 2}),
-    "pFedBayes": ("pfedbayes", {"lr": 0.003, "kl": 0.01, "epochs": 1, "draws": 1}),
+    "pFedBayes": ("pfedbayes", {"lr": 0.003, "kl": 0.01, "epochs": 1, "num_particles": 1}),
 }
 HEAD = ("clients", "rows", "rounds", "method", "seed", "personal", "smallest", "global")
 
@@ -77,8 +77,8 @@ def measure(clients: int, rows: int, rounds: int, name: str, seed: int) -> list[
     run = pyrofl.fit(method, data, rounds, seed=seed, participation=some, progress=False)
     found: list[Any] = [None, None, None]
     if "personal" in method.views:
-        adapted = "adapt" if name == "Per-FedAvg" else "none"
-        scores = run.evaluate(model="personal", adapted=adapted)
+        adaptation = "fine_tune" if name == "Per-FedAvg" else "none"
+        scores = run.evaluate(model="personal", adaptation=adaptation)
         found[:2] = scores.mean("accuracy"), scores.smallest(0.1, data.sizes).mean("accuracy")
     if "global" in method.views:
         found[2] = run.evaluate(model="global", population="pooled").mean("accuracy")
@@ -98,7 +98,7 @@ for clients, some in files.by(lines, "clients").items():
     print(f"{clients} clients, accuracy in percent")
     print(files.means(files.by(some, "method"), dict.fromkeys(HEAD[-3:], 100)))
 shown = [
-    {"method": line["method"], "seed": line["seed"], "model": view, "adapted": "none"}
+    {"method": line["method"], "seed": line["seed"], "model": view, "adaptation": "none"}
     | {"metric": "accuracy", "value": float(line[view])}
     for line in lines
     for view in ("personal", "global")

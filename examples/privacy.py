@@ -43,7 +43,7 @@ def program(received, local, batch):
             pyro.sample("y", dist.Bernoulli(logits=(w * batch.x).sum(-1)), obs=batch.y)
 
 
-method = pvi.hierarchical(program, data, shared="w", damping=0.5, steps=4, draws=16)
+method = pvi.hierarchical(program, data, shared="w", damping=0.5, steps=4, num_particles=16)
 
 
 def fitted(privacy: pyrofl.Privacy | None) -> tuple[float, float, float, float]:
@@ -58,7 +58,7 @@ def fitted(privacy: pyrofl.Privacy | None) -> tuple[float, float, float, float]:
 
 # The seed makes this simulation reproducible; do not set it for noise that protects real data.
 bounds = {"clip": 4.0, "delta": 1e-4, "where": "client", "seed": 0}
-options = [pyrofl.Privacy(noise=z, **bounds) for z in (2, 4, 8, 16)]
+options = [pyrofl.Privacy(noise_multiplier=z, **bounds) for z in (2, 4, 8, 16)]
 plain, *private = [fitted(privacy) for privacy in (None, *options[: 2 if args.quick else None])]
 for epsilon, accuracy, error, width in (plain, *private):
     scores = f"accuracy {accuracy:.3f}, error of the mean {error:.3f}, posterior sd {width:.3f}"

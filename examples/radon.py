@@ -45,13 +45,13 @@ def model(received, local, batch):
 homes = datasets.load(
     f"csv:{args.data}",
     target="log_radon",
-    group="county_name",
+    client_column="county_name",
     features=["floor", "log_uranium"],
-    test_share=0.0,
+    test_fraction=0.0,
 )
 data = federations.split(homes, "groups").to("cpu", torch.float64)
 
-method = pvi.hierarchical(model, data, shared="gamma sd sigma", draws=32, steps=5)
+method = pvi.hierarchical(model, data, shared="gamma sd sigma", num_particles=32, steps=5)
 run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
@@ -59,7 +59,7 @@ exact = reference.nuts(
     model, data, draws, draws, chains, shared="gamma sd sigma", jit=True, max_tree_depth=depth
 )
 
-cost = reference.cost(federated, exact)
+cost = reference.compare_posteriors(federated, exact)
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 for name, parts in {"population": "gamma sd sigma", "counties": "intercept"}.items():
     figure = figures.cost(cost[cost["variable"].isin(parts.split())])

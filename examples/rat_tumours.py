@@ -40,7 +40,7 @@ def model(received, local, batch):
 experiments = datasets.load("rat_tumours")
 data = federations.split(experiments, "groups").to("cpu", torch.float64)
 
-method = pvi.hierarchical(model, data, shared="mu tau", draws=32, steps=5)
+method = pvi.hierarchical(model, data, shared="mu tau", num_particles=32, steps=5)
 run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
@@ -48,7 +48,7 @@ exact = reference.nuts(
     model, data, draws, draws, chains, shared="mu tau", jit=True, max_tree_depth=depth
 )
 
-cost = reference.cost(federated, exact)
+cost = reference.compare_posteriors(federated, exact)
 shown = cost[cost["variable"] != "eta"]
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())
 figures.save(figures.cost(shown), args.out / "cost.png")

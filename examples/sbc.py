@@ -46,21 +46,21 @@ def regression(received, local, batch):
 
 def alone(family):
     """Return a method that fits the regression of every client by SVI, without a server."""
-    q = family({"w": torch.Size([2])}, scale=0.3)
+    q = family({"w": torch.Size([2])}, init_scale=0.3)
     steps = [GradientStep(q.names, pyrofl.adam(lr), elbo(16)) for lr in (0.1, 0.02, 0.004)]
     return Method(
         init=lambda generator, clients: {},
-        init_client=lambda received, who, generator: spread_out(
-            q.start({"w": x[0] * 0}), len(who.ids)
+        init_client=lambda received, cohort, generator: spread_out(
+            q.start({"w": x[0] * 0}), len(cohort.ids)
         ),
         model=regression,
         guide=q.program,
         phases=tuple(Phase((step,), epochs=120) for step in steps),
-        aggregate=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, cohort, generator: server,
     )
 
 
-pooled = {"shared": "mu", "damping": 0.5, "draws": 8, "steps": 6}
+pooled = {"shared": "mu", "damping": 0.5, "num_particles": 8, "steps": 6}
 fits = {
     "full": pvi.hierarchical(hierarchy, data, **pooled),
     "diagonal": pvi.hierarchical(hierarchy, data, covariance="diagonal", **pooled),

@@ -31,7 +31,7 @@ choices = {
 rows, curves = [], []
 for name, change in choices.items():
     method = pfedvem.build(net, lr_base=0.01, **change)
-    run = pyrofl.fit(method, data, rounds=2 if args.quick else 20, every=2, progress=False)
+    run = pyrofl.fit(method, data, rounds=2 if args.quick else 20, eval_every=2, progress=False)
     personal = run.evaluate(model="personal")
     rows.append([name, *(f"{personal.mean(metric):.3f}" for metric in ("accuracy", "nll", "ece"))])
     curves += [{"method": name, "seed": 0, **row} for row in run.history]

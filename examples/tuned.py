@@ -24,9 +24,9 @@ from pyrofl.cli import main
 
 CHEAPER = {
     "fedavg": ["fine_tune=5"],
-    "fedabml": ["steps=1", "draws=1"],
+    "fedabml": ["steps=1", "num_particles=1"],
     "pfedme": ["epochs=2"],
-    "pfedbayes": ["epochs=1", "draws=1"],
+    "pfedbayes": ["epochs=1", "num_particles=1"],
 }
 METHODS = (
     "local fedavg perfedavg ifca fedabml ditto pfedvem fedper apfl reptile pvi fedprox fedopt "
@@ -68,7 +68,7 @@ def command(method):
     words = ["compare", method, "--data", args.data, "--per-class", args.per_class]
     words += ["--clients", args.clients, "--partition", args.partition, "--split-seed", "0"]
     words += ["--server-data", "0.1", "--net", args.net, "--participation", args.participation]
-    words += ["--rounds", args.rounds, "--every", args.rounds, "--seeds", args.seeds]
+    words += ["--rounds", args.rounds, "--eval-every", args.rounds, "--seeds", args.seeds]
     words += ["--posterior-draws", "0", "--tune", "--settings", args.settings]
     words += ["--set", *CHEAPER[method]] if method in CHEAPER else []
     return [*words, "--out", str(args.out / method)]
@@ -126,7 +126,7 @@ def together(rows, name):
 def best_first(scores):
     """Return scores sorted by the mean accuracy of each method's best model."""
     accurate = scores[scores["metric"] == "accuracy"].fillna("")
-    means = accurate.groupby(["method", "model", "adapted"])["value"].mean()
+    means = accurate.groupby(["method", "model", "adaptation"])["value"].mean()
     best = means.groupby("method").max()
     return scores.sort_values(
         "method", key=lambda names: names.map(best), ascending=False, kind="stable"

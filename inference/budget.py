@@ -31,24 +31,24 @@ class Privacy:
 
     Attributes:
         clip: largest norm, over all tensors, of what a client adds to a sum.
-        noise: standard deviation of the noise of a sum, in units of `clip`.
+        noise_multiplier: standard deviation of the noise of a sum, in units of `clip`.
         delta: chance that the promise of epsilon fails; smaller than 1 over the clients.
         where: "server" adds noise to the sum over clients: they trust the server, and nobody has to
             trust who sees its state. With "client" each adds the same noise to its own message, and
             trusts nobody.
-        most: where a method weighs clients by what they send, as pFedVEM by confidences: the weight
-            that counts as 1; larger ones count as that. Clients that count by their rows, which are
-            secret, count the same.
+        max_weight: where a method weighs clients by what they send, as pFedVEM by confidences: the
+            weight that counts as 1; larger ones count as that. Clients that count by their rows,
+            which are secret, count the same.
         seed: None draws the noise from the operating system's entropy. A number makes it
             repeatable, for lessons and tests: anyone who knows the number can subtract the noise,
             so all outputs then state "not private: seeded".
     """
 
     clip: Finite
-    noise: Finite
+    noise_multiplier: Finite
     delta: Chance = 1e-5
     where: Literal["server", "client"] = "server"
-    most: Finite = 1.0
+    max_weight: Finite = 1.0
     seed: Whole | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Sampling(NamedTuple):
     odd: float = 0.0  # chance that a client takes part only as the draw without it was refused
 
 
-class Spent(NamedTuple):
+class PrivacySpent(NamedTuple):
     """Privacy spent by a run: (epsilon, delta), and the epsilon of each client at this delta.
 
     The run's epsilon holds against observers of the server's states who do not know which clients
@@ -100,7 +100,7 @@ def too_large(delta: float, clients: int) -> str:
 
 
 @dataclass(frozen=True)
-class Promise:
+class PrivacyAccountant:
     """Differential privacy of a run.
 
     Attributes:
@@ -124,20 +124,20 @@ class Promise:
                 "expected pip install 'pyrofl[privacy]'"
             )
 
-    def spent(self, rounds: int, times: Sequence[int]) -> Spent:
+    def spent(self, rounds: int, times: Sequence[int]) -> PrivacySpent:
         """Return what so many rounds have spent, given in how many each client took part, [J]."""
         if len(times) != self.clients:
             raise ValueError(
                 f"the method was made private for {self.clients} clients, and {len(times)} train; "
                 "expected as many"
             )
-        noise, delta, law = self.privacy.noise, self.privacy.delta, self.sampling.law
+        noise, delta, law = self.privacy.noise_multiplier, self.privacy.delta, self.sampling.law
         seeded = self.privacy.seed is not None
         known = {n: _epsilon("REPLACE_SPECIAL", ("Gaussian", noise), n, delta) for n in {*times}}
         each = tuple(known[n] for n in times)
         worst, told = max(each, default=0.0), "Gaussian noise in each round that it took part in"
         if self.privacy.where == "client" or law == "all":
-            return Spent(worst, delta, each, told, seeded)
+            return PrivacySpent(worst, delta, each, told, seeded)
         share = self.sampling.expected / self.clients
         if law == "each by itself":
             event: tuple[Any, ...] = ("PoissonSampled", share, ("Gaussian", noise))
@@ -150,8 +150,10 @@ class Promise:
         left = delta - rounds * self.sampling.odd
         found = _epsilon(relation, event, rounds, left) if left > 0 else worst
         if found >= worst:
-            return Spent(worst, delta, each, told, seeded)
-        return Spent(found, delta, each, f"{bound}; the participation seed must be secret", seeded)
+            return PrivacySpent(worst, delta, each, told, seeded)
+        return PrivacySpent(
+            found, delta, each, f"{bound}; the participation seed must be secret", seeded
+        )
 
 
 def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) -> float:

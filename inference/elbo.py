@@ -29,7 +29,7 @@ from pyrofl.tensors import Tensors, default_type
 class Elbo:
     """The negative ELBO of every client; see `elbo`. A value, so that it can be looked into."""
 
-    draws: int | None
+    num_particles: int | None
     kl: float | Callable[[Tensors, Tensors, Batch], Tensor]
     mean: bool
     analytic: bool
@@ -39,8 +39,8 @@ class Elbo:
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
         """Return one value per client, [C]."""
-        q, p = traces(model, guide, received, local, batch, self.draws)
-        clients, drawn, kl = len(batch), bool(self.draws), self.kl
+        q, p = traces(model, guide, received, local, batch, self.num_particles)
+        clients, drawn, kl = len(batch), bool(self.num_particles), self.kl
         weight = kl(received, local, batch)[:, None] if callable(kl) else kl
         costs = [torch.zeros_like(batch.size)[:, None]]
         if self.likelihood:
@@ -111,7 +111,7 @@ class On:
 
 @checked
 def elbo(
-    draws: Count | None = None,
+    num_particles: Count | None = None,
     kl: NotNegative | Callable[[Tensors, Tensors, Batch], Tensor] = 1.0,
     mean: bool = False,
     analytic: bool = True,
@@ -122,7 +122,7 @@ def elbo(
     `proximal` is, is half the squared distance from its centre in scales, without constants.
 
     Args:
-        draws: Monte Carlo draws of the guide; None draws once, without an axis for draws.
+        num_particles: Monte Carlo draws of the guide; None draws once, without an axis for draws.
         kl: weight of the KL divergence from prior to guide, a number or (received, local, batch)
             -> [C]. 1 is exact Bayes.
         mean: divide by the client's number of rows: per datum, as papers write their losses,
@@ -132,7 +132,7 @@ def elbo(
     Returns:
         A loss; it raises ValueError if guide and model differ in their latent sites.
     """
-    return Elbo(draws, kl, mean, analytic)
+    return Elbo(num_particles, kl, mean, analytic)
 
 
 def traces(
@@ -141,7 +141,7 @@ def traces(
     received: Tensors,
     local: Tensors,
     batch: Batch,
-    draws: int | None = None,
+    num_particles: int | None = None,
 ) -> tuple[Any, Any]:
     """Run the guide, then the model on its draws; return both traces.
 
@@ -151,7 +151,7 @@ def traces(
     with (
         default_type(batch.size.dtype),
         KeptPlates(),
-        plate(DRAWS, draws, -3) if draws else nullcontext(),
+        plate(DRAWS, num_particles, -3) if num_particles else nullcontext(),
     ):
         q = recorded(guide, (received, local, batch))
         p = recorded(model, (received, local, batch), q)
@@ -281,7 +281,7 @@ def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
     return found.values()
 
 
-def per_draw(value: Tensor, clients: int, draws: bool = True) -> Tensor:
+def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
     """Sum a site's log density [..., S or 1, C, B or 1] over all but draws and clients.
 
     Without draws there is no axis for them: [..., C, B or 1]; the result is [S or 1, C] or [1, C].
@@ -289,7 +289,7 @@ def per_draw(value: Tensor, clients: int, draws: bool = True) -> Tensor:
     if value.dim() < 2 or value.shape[-2] != clients:
         value = value.expand(torch.broadcast_shapes(value.shape, (clients, 1)))
     value = value.sum(-1)
-    own = value.dim() - (2 if draws else 1)
+    own = value.dim() - (2 if num_particles else 1)
     if own > 0:
         value = value.flatten(0, own - 1).sum(0)
     return value.reshape(-1, clients)

@@ -21,7 +21,7 @@ from pyrofl.inference.engine.server_round import (
     refuse_surroundings,
     sample_clients,
 )
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.seeds import Seed, separate
@@ -36,11 +36,11 @@ class LoopOptions(TypedDict, total=False):
     """Arguments of `federate` besides the method, the data and the number of rounds."""
 
     participation: Draw
-    trains: Draw | None
-    chunk: int | None
+    training_clients: Draw | None
+    chunk_size: int | None
     stragglers: Stragglers | None
     on_bad_message: OnBadMessage
-    state_memory: int | None
+    max_state_bytes: int | None
     keep_messages: bool
     check: bool
     record: bool
@@ -57,20 +57,20 @@ def federate(
     *,
     seed: Seed = 0,
     participation: Draw = everyone,
-    trains: Draw | None = None,
-    chunk: Count | None = None,
-    server: Tensors | None = None,
-    start: Round | None = None,
+    training_clients: Draw | None = None,
+    chunk_size: Count | None = None,
+    server_state: Tensors | None = None,
+    resume_from: RoundState | None = None,
     stragglers: Stragglers | None = None,
     on_bad_message: OnBadMessage = "reject",
-    state_memory: Whole | None = None,
+    max_state_bytes: Whole | None = None,
     keep_messages: bool = True,
     check: bool = True,
     record: bool = True,
     privacy: Privacy | None = None,
     engine: Engine = "local",
     workers: Count | None = None,
-) -> Generator[Round, None, None]:
+) -> Generator[RoundState, None, None]:
     """Run federated rounds, yielding the state after each.
 
     Args:
@@ -79,17 +79,17 @@ def federate(
         rounds: number of the last round; a run started at round r makes rounds - r of them.
         seed: with the round and the client's name, fixes all random numbers; `Seeds` for several.
         participation: draws who reports.
-        trains: draws who trains; those drawn to report who did not train stay silent. Default: the
-            reporters, or everyone if `method.metadata.train_all_clients`.
-        chunk: clients trained side by side; default by the size of their state.
-        server: first state, instead of `method.init`.
-        start: a Round to go on from, of the same clients with the same training rows.
+        training_clients: draws who trains; those drawn to report who did not train stay silent.
+            Default: the reporters, or everyone if `method.metadata.train_all_clients`.
+        chunk_size: clients trained side by side; default by the size of their state.
+        server_state: first state, instead of `method.init`.
+        resume_from: a `RoundState` to go on from, of the same clients with the same training rows.
         stragglers: clients that do part of their work, or whose messages are lost.
         on_bad_message: "reject" goes on without the client, "raise" stops the run.
-        state_memory: bytes of all clients' private state that may be in memory; what is larger is
-            mapped from a temporary file. None sets no bound.
+        max_state_bytes: bytes of all clients' private state that may be in memory; what is larger
+            is mapped from a temporary file. None sets no bound.
         keep_messages: False folds messages into one as they come, for an `Aggregator`: a
-            chunk's are all that are in memory, and those of a Round are [0, ...].
+            chunk's are all that are in memory, and those of a `RoundState` are [0, ...].
         check: before round one, refuse a method that would give wrong numbers, see `check`.
         record: run updates of which many are alike by recorded operations, see `recordings`; False
             runs all of them as written, which takes longer. Use it for programs that read what
@@ -110,22 +110,27 @@ def federate(
     refuse_surroundings()
     seed, slow = separate(seed), stragglers or Stragglers()
     at = by_round(with_privacy(method, privacy, data.clients, participation))
-    if start is not None and server is not None:
-        raise ValueError("start and server are both given; expected one of them to begin with")
-    if start is not None:
-        start = validate_resume(start, data)
-        refuse_other_constants(at(max(start.number - 1, 0)), start.constants)
-    if (begun := start.number if start else 0) < rounds:
+    if resume_from is not None and server_state is not None:
+        raise ValueError("resume_from and server_state are both given; expected one of them")
+    if resume_from is not None:
+        resume_from = validate_resume(resume_from, data)
+        refuse_other_constants(at(max(resume_from.number - 1, 0)), resume_from.constants)
+    if (begun := resume_from.number if resume_from else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
         if check and not begun:
-            refuse_wrong(at(0), data, chunk=chunk, server=start.server if start else server)
+            refuse_wrong(
+                at(0),
+                data,
+                chunk_size=chunk_size,
+                server_state=resume_from.server if resume_from else server_state,
+            )
 
     start_engine = create_engine(engine, workers, data)
 
-    def go(state: Round) -> Generator[Round, None, None]:
+    def go(state: RoundState) -> Generator[RoundState, None, None]:
         with start_engine() as backend:
             for number in range(state.number, rounds):
-                now, draws = at(number), (participation, trains)
+                now, draws = at(number), (participation, training_clients)
                 drawn, ids = sample_clients(now, data.clients, seed, number, *draws)
                 reporters = slow.reported(drawn, data.names, seed, number)
                 state = advance(
@@ -136,8 +141,8 @@ def federate(
                     reporters,
                     drawn[~torch.isin(drawn, reporters)],
                     seed=seed,
-                    chunk=chunk,
-                    memory=state_memory,
+                    chunk_size=chunk_size,
+                    memory=max_state_bytes,
                     keep_messages=keep_messages,
                     record=record,
                     backend=backend,
@@ -146,7 +151,7 @@ def federate(
                     raise BadMessage(_listed(state.rejected))
                 yield state
 
-    return go(start or first(at(0), data, seed, server))
+    return go(resume_from or first(at(0), data, seed, server_state))
 
 
 def _listed(reasons: Sequence[str]) -> str:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import Number, check_fields
-from pyrofl.data import Batch, Who
-from pyrofl.inference.budget import Promise
+from pyrofl.data import Batch, Cohort
+from pyrofl.inference.budget import PrivacyAccountant
 from pyrofl.inference.programs import Program
 from pyrofl.returned import as_numbers, as_tensors, calling
 from pyrofl.tensors import Tensors, pick, role, sparse
@@ -98,11 +98,11 @@ class Factors:
 
     Attributes:
         others: the `View` in which shared sites follow the product of all other clients' factors.
-        densities: (server, who, draws of shared sites [S, *p], their log prior [S]) -> log
+        densities: (server, cohort, draws of shared sites [S, *p], their log prior [S]) -> log
             densities [S], the first two normalised: under what all clients say; under what all
             others say; and the latter with what this client's factor held of the prior.
-        without: (run, client, rounds) -> its last `Round`, in which all others have had so many
-            rounds without the client, whose own factor and state are what they were.
+        without: (run, client, rounds) -> its last `RoundState`, in which all others have had so
+            many rounds without the client, whose own factor and state are what they were.
     """
 
     others: Callable[[Tensors, Tensors], Any]
@@ -182,7 +182,7 @@ MetadataByPattern = Mapping[str, TensorMetadata | tuple[TensorMetadata, ...]]
 """Patterns of names, separated by spaces -> what holds for them."""
 
 
-def keep_server_state(server: Tensors, who: Who) -> Tensors:
+def keep_server_state(server: Tensors, cohort: Cohort) -> Tensors:
     """Return the server's state unchanged, where nothing in it depends on a client's state."""
     return server
 
@@ -204,7 +204,7 @@ class Metadata:
         statistics: What the paper reports about clients besides scores: a closed-form update
             (received, local, batch) -> name: [C], or [C, *p] for `to_arviz` alone, where
             "NAME/SITE" has the axes of the site.
-        reset_clients: (server, who) -> server's state after these clients have lost theirs and
+        reset_clients: (server, cohort) -> server's state after these clients have lost theirs and
             start again by `init_client`; ValueError if it cannot be computed.
         reads: {"model": ...} and {"guide": ...}: the programs that functions of the method use
             directly, such as moments of the guide. `dataclasses.replace` of one is refused.
@@ -215,10 +215,10 @@ class Metadata:
     tensors: MetadataByPattern = field(default_factory=dict)
     train_all_clients: bool = False
     statistics: Callable[[Tensors, Tensors, Batch], Tensors] = no_statistics
-    reset_clients: Callable[[Tensors, Who], Tensors] = keep_server_state
+    reset_clients: Callable[[Tensors, Cohort], Tensors] = keep_server_state
     reads: Mapping[str, Program] = field(default_factory=dict)
     sites: str = ""
-    privacy: Promise | None = None
+    privacy: PrivacyAccountant | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

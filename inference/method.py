@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Whole, check_fields
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.files.pickles import Pickled
 from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator
 from pyrofl.inference.elbo import elbo
@@ -86,13 +86,13 @@ class Phase:
         return found.cpu().long()
 
 
-def send_all(server: Tensors, who: Who) -> Tensors:
+def send_all(server: Tensors, cohort: Cohort) -> Tensors:
     """Send everything but names under "server/", the same to every client."""
     public = {n: v for n, v in server.items() if not n.startswith("server/")}
-    return spread_out(public, len(who.ids))
+    return spread_out(public, len(cohort.ids))
 
 
-def keep_nothing(received: Tensors, who: Who, generator: Generator) -> Tensors:
+def keep_nothing(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
     """Give a new client no private state."""
     return {}
 
@@ -123,13 +123,14 @@ class View:
 
     Attributes:
         read: (received, local) -> what the programs are to read as local; a list is an ensemble.
-        download: (server, who) -> received for prediction, where clients need more than to train.
+        download: (server, cohort) -> received for prediction, where clients need more than to
+            train.
         posterior: of one model for all clients, where the server has one: what draws from it. None
             is that of the guide.
     """
 
     read: Callable[[Tensors, Tensors], Tensors | list[Tensors]]
-    download: Callable[[Tensors, Who], Tensors] | None = None
+    download: Callable[[Tensors, Cohort], Tensors] | None = None
     posterior: ServerPosterior | None = None
 
     def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
@@ -147,9 +148,9 @@ class Method(Pickled, Summarised):
         guide: Client: q(w_j; local).
         phases: Client: local optimization.
         aggregate: Server: `Aggregator` where the next state depends on weighted means of the
-            messages alone, or else (server, message, who, generator) -> next state.
-        download: Server: (server, who) -> received [C, ...], what is sent to clients.
-        init_client: Client: (received, who, generator) -> private state of a new client. All
+            messages alone, or else (server, message, cohort, generator) -> next state.
+        download: Server: (server, cohort) -> received [C, ...], what is sent to clients.
+        init_client: Client: (received, cohort, generator) -> private state of a new client. All
             clients and `init` get equal generators, so that a common start need not be sent.
         upload: Client: (received, local) -> message [C, ...], what is sent to the server.
         adapt: Client: phases that the paper runs before testing, such as fine-tuning.
@@ -170,8 +171,8 @@ class Method(Pickled, Summarised):
     guide: Program
     phases: tuple[Phase, ...]
     aggregate: Aggregate
-    download: Callable[[Tensors, Who], Tensors] = send_all
-    init_client: Callable[[Tensors, Who, Generator], Tensors] = keep_nothing
+    download: Callable[[Tensors, Cohort], Tensors] = send_all
+    init_client: Callable[[Tensors, Cohort, Generator], Tensors] = keep_nothing
     upload: Callable[[Tensors, Tensors], Tensors] = return_received
     adapt: tuple[Phase, ...] = ()
     views: Mapping[str, Callable[[Tensors, Tensors], Tensors | list[Tensors]]] = field(

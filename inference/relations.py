@@ -20,7 +20,7 @@ from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, default_type, matches
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Related:
     observed: bool
 
 
-@in_turn
+@synchronized
 @checked
-def relations(method: Method, data: Federation) -> dict[str, Related]:
+def get_dependencies(method: Method, data: Federation) -> dict[str, Related]:
     """Find out what depends on what in a method's model, on the rows of one client.
 
     Args:
@@ -54,9 +54,9 @@ def relations(method: Method, data: Federation) -> dict[str, Related]:
         Site -> what it is and depends on: other sites, "server NAME" of what came down, and
         "client NAME" of what the client keeps or trains. `figures.plates` draws it.
     """
-    who = data.who(torch.arange(1))
-    received, private = client_inputs(method, data, first(method, data, 0), who, 0)
-    batch = data.batch(who.ids)
+    cohort = data.cohort(torch.arange(1))
+    received, private = client_inputs(method, data, first(method, data, 0), cohort, 0)
+    batch = data.batch(cohort.ids)
     with torch.no_grad(), pyro.validation_enabled(False), default_type(data.dtype):
         sent = _traced("server", with_rows(received, 1))
         kept = _traced("client", with_rows(private, 1))

@@ -34,7 +34,7 @@ import torch
 from torch import Generator
 
 from pyrofl.arguments import NotNegative, Share, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.elbo import Seen
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase, as_received
@@ -70,9 +70,11 @@ def build(
     base = fedavg.build(net, **settings)
     train, step = only_step(base)
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start v_j at w, and mix by alpha."""
-        return start_own(received, who, generator) | {"alpha": torch.full_like(who.size, alpha)}
+        return start_own(received, cohort, generator) | {
+            "alpha": torch.full_like(cohort.size, alpha)
+        }
 
     def mixed(received: Tensors, local: Tensors) -> Tensors:
         """Read alpha_j v_j + (1 - alpha_j) w_j."""

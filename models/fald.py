@@ -49,7 +49,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, WeightedSum, uniform
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
@@ -175,11 +175,11 @@ def build(
         """Return draws of the chain."""
         return counted(server, draws), {}
 
-    def with_draws(server: Tensors, who: Who) -> Tensors:
+    def with_draws(server: Tensors, cohort: Cohort) -> Tensors:
         """Send some draws, too."""
         some = under("teacher/w", counted(server, ensemble))
         sent = {n: v for n, v in server.items() if not n.startswith("server/")}
-        return spread_out(sent | some, len(who.ids))
+        return spread_out(sent | some, len(cohort.ids))
 
     weights: dict[str, Weight] = {"change/*": WeightedSum(uniform), "*": uniform}
     chain = Phase((GradientStep("w/*", sgd(1.0), energy), shake), epochs, batch)
@@ -191,7 +191,7 @@ def build(
         init=init,
         model=model,
         guide=q,
-        init_client=factors.init_client if own else lambda received, who, generator: {},
+        init_client=factors.init_client if own else lambda received, cohort, generator: {},
         phases=(*own[:-1], chain, *own[-1:]),
         upload=lambda received, local: {
             n: v for n, v in local.items() if n in names or n.startswith("change/")
@@ -222,7 +222,7 @@ class Factors:
         entries = d * (d + 1) // 2 if self.normals.full else d
         return {"shift": torch.zeros(d), "precision": torch.zeros(entries)}
 
-    def init_client(self, received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start with a factor of 1."""
         return under("own", {n: torch.zeros_like(received[f"total/{n}"]) for n in PARAMETERS})
 
@@ -270,9 +270,9 @@ class Factors:
         return before, add, after
 
 
-def refused(server: Tensors, who: Who) -> Tensors:
+def refused(server: Tensors, cohort: Cohort) -> Tensors:
     """Refuse clients that have lost their factor, which is in the sum for good."""
-    if len(who.ids):
+    if len(cohort.ids):
         raise ValueError(
             "fald: what a client has lost, its surrogate, is in the server's sum for good; "
             "expected surrogates='none'"

@@ -45,7 +45,7 @@ from pyro.distributions import TorchDistribution
 from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, uniform
 from pyrofl.inference.aggregation.averages import Combine, get_rule
 from pyrofl.inference.elbo import elbo
@@ -81,9 +81,9 @@ def build(
     meta_grad: MetaGradient = "kl",
     natural: bool = True,
     average: Average = "mnu",
-    scale: Positive = 0.05,
+    init_scale: Positive = 0.05,
     kl: NotNegative = 0.1,
-    draws: Count = 5,
+    num_particles: Count = 5,
     steps: Count = 5,
     epochs: Whole = 3,
     batch: Count | None = 50,
@@ -101,17 +101,17 @@ def build(
         prior: location-scale family of p(w_i | theta). Line 9 minimises the KL divergence for the
             normal; for others it sets centre and scale by the same moments.
         guide: family of q(w_i | phi_i), by name or as a function, one that can be started at given
-            moments. With "delta" the prior's standard deviation stays at `scale`: this is Reptile
-            or pFedMe and, "unrolled" with kl=0, MAML.
+            moments. With "delta" the prior's standard deviation stays at `init_scale`: this is
+            Reptile or pFedMe and, "unrolled" with kl=0, MAML.
         meta_grad: "kl" steps along dL/dtheta at the posterior reached (algorithm 1), "unrolled"
             along the derivative of the loss after k steps from theta.
         natural: whether steps along "kl" are preconditioned.
         average: what the server averages, evenly: "mnu" m and nu, so that standard deviations get
             their geometric mean; "std" m and standard deviations; "moments" first and second
             moments, so that the prior's variance counts how far clients are apart.
-        scale: standard deviation of the prior before round one.
+        init_scale: standard deviation of the prior before round one.
         kl: lambda, the weight of the KL divergence; 1 is exact Bayes.
-        draws: Monte Carlo samples s of every loss.
+        num_particles: Monte Carlo samples s of every loss.
         steps: k, steps on phi for each step on theta.
         epochs: local epochs R.
         batch: rows in a step; None takes all.
@@ -131,9 +131,9 @@ def build(
     rate = (0.5 if natural else lr) if lr_prior is None else lr_prior
     if natural and rate > 1:
         raise ValueError(f"lr_prior is {rate}; expected 0 to 1, a share of the way, if natural")
-    q = family(net.shapes, scale=scale, loc="mu", spread="pi")
+    q = family(net.shapes, init_scale=init_scale, loc="mu", spread="pi")
     power = 2 if average == "moments" else 1
-    loss = elbo(draws if q.random else None, kl=kl, mean=True)
+    loss = elbo(num_particles if q.random else None, kl=kl, mean=True)
     descend = descended(loss, q.names, lr, steps)
 
     def theta(loc: Tensors, log_scale: Tensors) -> Tensors:
@@ -144,12 +144,14 @@ def build(
     def log_scale(local: Tensors, name: str) -> Tensor:
         if q.random:
             return local[f"log_scale/{name}"]
-        return torch.full_like(local[f"loc/{name}"], math.log(scale))
+        return torch.full_like(local[f"loc/{name}"], math.log(init_scale))
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Start at the network's own draw."""
         centre = net.init(generator)
-        return theta(centre, {n: torch.full_like(v, math.log(scale)) for n, v in centre.items()})
+        return theta(
+            centre, {n: torch.full_like(v, math.log(init_scale)) for n, v in centre.items()}
+        )
 
     def posterior(local: Tensors) -> Tensors:
         """Start phi at theta, as tensors of its own: gradients of the two differ."""
@@ -204,13 +206,13 @@ def build(
     combine = get_rule(aggregation)
 
     def robust_moments(
-        server: Tensors, message: Tensors, who: Who, generator: Generator
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
         """Average moments about the new m, in two steps: a median of those about the old is less.
 
         So it needs all messages.
         """
-        even = torch.ones_like(who.size)
+        even = torch.ones_like(cohort.size)
         loc = combine(role("loc", message), even, role("loc", server))
         about = under("loc", loc)
         wide = role("log_scale", spreads(about, message))

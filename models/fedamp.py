@@ -40,7 +40,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import cosine_similarity
 
 from pyrofl.arguments import NotNegative, Positive, Range, checked
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, as_trained
 from pyrofl.models import fedavg
@@ -104,19 +104,19 @@ def build(
             return by_distance(models, others, me, alpha, sigma)
         return by_angle(models, others, me, self_weight, sigma)
 
-    def download(server: Tensors, who: Who) -> Tensors:
+    def download(server: Tensors, cohort: Cohort) -> Tensors:
         """Send u_j."""
         held, even = role(kept_models.MODEL, server), kept_models.evenly(server)
         models, heard = (
             torch.cat([v.flatten(1) for v in held.values()], 1),
             server[kept_models.HEARD],
         )
-        known = kept_models.is_heard(server, who.ids).tolist()
-        ids = zip(who.ids.tolist(), known, strict=True)
+        known = kept_models.is_heard(server, cohort.ids).tolist()
+        ids = zip(cohort.ids.tolist(), known, strict=True)
         xi = [weigh(models, heard, i) if seen else even for i, seen in ids]
         return under("cloud", kept_models.combined(server, torch.stack(xi)))
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start at u_j."""
         return role("cloud", received)
 

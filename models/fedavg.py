@@ -46,8 +46,8 @@ class Descent(TypedDict, total=False):
 
     likelihood: Likelihood
     guide: guides.Family
-    scale: NotNegative
-    draws: Count
+    init_scale: NotNegative
+    num_particles: Count
     epochs: Whole | Callable[[Tensor], Tensor]
     batch: Count | None
     lr: NotNegative
@@ -88,8 +88,8 @@ def build(
     likelihood: Likelihood = categorical,
     prior: Prior = flat,
     guide: guides.Family = guides.delta,
-    scale: NotNegative = 0.05,
-    draws: Count = 5,
+    init_scale: NotNegative = 0.05,
+    num_particles: Count = 5,
     epochs: Whole | Callable[[Tensor], Tensor] = 5,
     batch: Count | None = 10,
     lr: NotNegative = 0.01,
@@ -108,8 +108,8 @@ def build(
         prior: on the parameters; with the delta guide anything but `flat` gives MAP. Every client
             adds it to its own loss, so it counts once per client in the average.
         guide: family of q(w); with `mean_field` the server averages variational parameters.
-        scale: standard deviation of q(w) before round one, if it has any.
-        draws: Monte Carlo samples of every loss, if q(w) is random.
+        init_scale: standard deviation of q(w) before round one, if it has any.
+        num_particles: Monte Carlo samples of every loss, if q(w) is random.
         epochs: local epochs, or ids [C] -> epochs [C] where clients have budgets of their own.
         batch: rows in a step; None takes all.
         lr: learning rate; the loss is a mean over the rows.
@@ -121,14 +121,14 @@ def build(
         aggregation: how the server makes one model of the clients': "mean" is the paper's,
             "median", "trimmed:0.1", "krum:2" and "clip:1.0" bear bad messages, see `get_rule`.
     """
-    q = guide(net.shapes, scale=scale, loc="w", spread="spread")
+    q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Start at the network's own draw."""
         return q.start(net.init(generator))
 
     optim = sgd(decayed(lr, done if decay else None), momentum, weight_decay=weight_decay)
-    step = GradientStep(q.names, optim, elbo(draws if q.random else None, mean=True))
+    step = GradientStep(q.names, optim, elbo(num_particles if q.random else None, mean=True))
     train = Phase((step,), epochs, batch)
     return Method(
         name="fedavg",

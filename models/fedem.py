@@ -36,7 +36,7 @@ from pyro.distributions import TorchDistribution
 from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import with_rows
@@ -105,9 +105,9 @@ def build(
         starts = [net.init(generator) for _ in range(components)]
         return under("component", {n: torch.stack([s[n] for s in starts]) for n in net.shapes})
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start at equal weights."""
-        even = torch.full_like(who.size, 1 / components)[:, None].expand(-1, components)
+        even = torch.full_like(cohort.size, 1 / components)[:, None].expand(-1, components)
         return {"log_count/pi": torch.zeros_like(even)} if q.random else {"weight/pi": even}
 
     def fits(local: Tensors, data: Batch) -> TorchDistribution:
@@ -163,7 +163,7 @@ def build(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
         """Return the mean over rows of -sum_k q_ik log p(y_i | x_i, w_k), [C]."""
-        cost = -(data.of(local["rows/q"]) * log_density(local, data)).sum(2)
+        cost = -(data.take_rows(local["rows/q"]) * log_density(local, data)).sum(2)
         return (torch.where(data.mask, cost, 0) * data.counts).sum(1) / data.size
 
     def personal(received: Tensors, local: Tensors) -> Tensors:

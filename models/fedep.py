@@ -60,7 +60,7 @@ from pyrofl.arguments import (
     Whole,
     checked,
 )
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, uniform
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
@@ -84,7 +84,7 @@ Moments = Literal["laplace", "langevin", "nuts", "natural"]
 FLOOR = 1e-10  # smallest variance of draws
 
 
-TUNE_OVER = {"lr": (0.003, 0.01, 0.03), "scale": (0.1, 0.3, 1.0), "momentum": (0.0, 0.9)}
+TUNE_OVER = {"lr": (0.003, 0.01, 0.03), "init_scale": (0.1, 0.3, 1.0), "momentum": (0.0, 0.9)}
 
 
 @rebuildable
@@ -98,8 +98,8 @@ def build(
     moments: Moments = "laplace",
     stateless: bool = False,
     damping: PositiveShare | None = 0.1,
-    scale: Positive = 0.3,
-    draws: Count = 100,
+    init_scale: Positive = 0.3,
+    num_particles: Count = 100,
     burn_in: Whole = 5,
     epochs: Whole = 5,
     batch: Count | None = 10,
@@ -118,8 +118,9 @@ def build(
         damping: share of the way that factors are moved. None adapts it, see `pvi.hierarchical`;
             if stateless, it is J^-1/2 for J clients. Normal models take 1; of networks moments are
             rough, and on handwritten digits None swings from round to round (accuracy .10 to .86).
-        scale: standard deviation of q(w) before round one; chosen on handwritten digits.
-        draws: of nuts, after as many to warm up; of natural gradients, an even number.
+        init_scale: standard deviation of q(w) before round one; chosen on handwritten digits.
+        num_particles: draws of nuts, after as many to warm up, or samples of natural gradients,
+            an even number.
         burn_in: epochs of the chain of langevin before its draws count.
         epochs: local epochs: of SGD, of draws of langevin, or of natural gradients.
         batch: rows in a step; None takes all. Nuts always does.
@@ -127,18 +128,18 @@ def build(
         momentum: of SGD.
 
     Raises:
-        ValueError: if the prior is not normal, the guide another one, or lr or draws do not suit
-            natural gradients.
+        ValueError: if the prior is not normal, the guide another one, or lr or num_particles do not
+            suit natural gradients.
     """
     core = Laplace(net, likelihood, prior, guide)
     size, covariance = core.layout.size, "full" if core.normals.full else "diagonal"
     if moments == "natural" and lr > 1:
         raise ValueError(f"lr is {lr}, of natural gradients; expected at most 1")
-    samples = enough(draws, size, covariance) if moments == "natural" else 2
+    samples = enough(num_particles, size, covariance) if moments == "natural" else 2
 
     def start(source: torch.Generator) -> tuple[Tensor, Tensor]:
         centre = core.layout.joined(net.init(source))
-        return centre, torch.full_like(centre, scale)
+        return centre, torch.full_like(centre, init_scale)
 
     layouts = core.layout, type(core.layout)(())
     pvi = Partitioned(core.model, *layouts, covariance, samples, damping, start)  # type: ignore[arg-type]
@@ -148,7 +149,7 @@ def build(
         phases = {
             "laplace": partial(tilted.by_mode, epochs, batch, lr, momentum),
             "langevin": partial(tilted.by_chain, burn_in, epochs, batch, lr),
-            "nuts": partial(tilted.by_nuts, draws),
+            "nuts": partial(tilted.by_nuts, num_particles),
         }
         wanders = {"w/*": INCOMPARABLE} if moments == "langevin" else {}
         method = replace(method, phases=phases[moments](), metadata=method.metadata.extend(wanders))
@@ -229,7 +230,7 @@ class Tilted:
             found = []
             start = self.core.normals.moments(pick(received, "shift precision"))[0]
             for c, key in enumerate(noise.view(torch.int64).flatten().tolist()):
-                energy = partial(self.energy, received, data.some(torch.tensor([c])), c)
+                energy = partial(self.energy, received, data.select_clients(torch.tensor([c])), c)
                 source = int(torch.randint(2**62, (), generator=generator("nuts", str(key))))
                 with seeded(source), poutine.block(), torch.enable_grad():
                     kernel = NUTS(potential_fn=energy)
@@ -301,9 +302,9 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         share = server["server/share"]
         return {n: torch.lerp(server[n], prior[n].to(share), share) for n in PARAMETERS}
 
-    def cavity(server: Tensors, who: Who) -> Tensors:
+    def cavity(server: Tensors, cohort: Cohort) -> Tensors:
         """Send q / t."""
-        return send_all(others(server), who)
+        return send_all(others(server), cohort)
 
     def merged(server: Tensors, pooled: Tensors) -> Tensors:
         """Move the mean factor, part of the way."""
@@ -325,7 +326,7 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
 
     def anew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Begin as who joins."""
-        return method.init_client(received, data.who, generator(0))
+        return method.init_client(received, data.cohort, generator(0))
 
     # What is sent is no change of what the server has, but a distribution as well.
     left = ("shift", "precision")

@@ -39,7 +39,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Range, Share, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.metadata import PER_CLIENT, SHARE, Metadata, MetadataByPattern
 from pyrofl.inference.method import Method, Phase, as_trained
 from pyrofl.inference.programs import Program
@@ -104,9 +104,9 @@ def build(
             WELCOME: none[0],
         }
 
-    def download(server: Tensors, who: Who) -> Tensors:
+    def download(server: Tensors, cohort: Cohort) -> Tensors:
         """Send M models, and which of them are another client's."""
-        held, ids = role(kept_models.MODEL, server), who.ids
+        held, ids = role(kept_models.MODEL, server), cohort.ids
         among = torch.arange(len(server[kept_models.HEARD]), device=ids.device)
         chosen = among.expand(len(ids), -1)
         if downloads is not None:
@@ -117,7 +117,7 @@ def build(
         sent = under("other", {n: v[at] for n, v in held.items()})
         return sent | {"known": good.to(server[kept_models.HEARD])}
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start at the mean of what is received, which is the common start before round one."""
         known, others = received["known"], role("other", received)
         known = torch.where(known.any(1, keepdim=True), known, first_of(known))
@@ -161,14 +161,16 @@ def build(
         message = {n: local[n] for n in role("other", received)}
         return message if downloads is None else message | {"weight": local["weight"]}
 
-    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
         """Keep every message as its client's model; choose what clients receive next."""
-        server = kept_models.keep(server, message, who, generator)
+        server = kept_models.keep(server, message, cohort, generator)
         if downloads is None:
             return server
         chosen, table = server[CHOSEN], server[AFFINITY]
-        rows = table[who.ids].scatter_add(1, chosen[who.ids], message["weight"])
-        table = table.index_copy(0, who.ids, rows)
+        rows = table[cohort.ids].scatter_add(1, chosen[cohort.ids], message["weight"])
+        table = table.index_copy(0, cohort.ids, rows)
         order = torch.randperm(len(table), generator=generator).to(table.device)
         score = torch.cat([table, table.sum(0, keepdim=True)])
         random = torch.rand(score.shape, generator=generator).to(score)

@@ -76,9 +76,9 @@ def build(
     count: Positive = 1.0,
     df: Positive = 3.0,
     spread: Positive = 0.1,
-    scale: Positive = 0.05,
+    init_scale: Positive = 0.05,
     kl: Positive = 0.1,
-    draws: Count = 2,
+    num_particles: Count = 2,
     epochs: Whole = 5,
     batch: Count | None = 50,
     lr: NotNegative = 0.01,
@@ -97,10 +97,10 @@ def build(
         count: how many clients at 0 the prior of mu is worth.
         df: how many clients of deviation `spread` the prior of sigma^2 is worth.
         spread: of clients around mu, by the prior; with centres, sigma.
-        scale: psi / n before round one, as a standard deviation: where clients start.
+        init_scale: psi / n before round one, as a standard deviation: where clients start.
         kl: weight of the KL divergence; 1 is exact Bayes. The default was chosen on handwritten
             digits, as that of pFedBayes.
-        draws: Monte Carlo samples of every loss.
+        num_particles: Monte Carlo samples of every loss.
         epochs: local epochs.
         batch: rows in a step; None takes all.
         lr: learning rate of Adam, which starts afresh each round; the loss is a mean over the rows.
@@ -119,7 +119,7 @@ def build(
         return Mixture(net, likelihood, centres, spread).method(
             epochs, batch, lr, fine_tune, aggregation
         )
-    q = guide(net.shapes, scale=scale, loc="w", spread="spread")
+    q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def of_population(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
@@ -131,7 +131,7 @@ def build(
     def init(generator: Generator, clients: int) -> Tensors:
         """Start at the network's own draw."""
         start = net.init(generator)
-        width = {n: torch.full_like(v, scale).log() for n, v in start.items()}
+        width = {n: torch.full_like(v, init_scale).log() for n, v in start.items()}
         known = {"counted": torch.tensor(0.0), "server/clients": torch.tensor(float(clients))}
         return under("loc", start) | under("log_scale", width) | known
 
@@ -167,7 +167,7 @@ def build(
             role("loc", received), {n: like(wider, v) * v.exp() for n, v in width.items()}
         )
 
-    loss = elbo(draws if q.random else None, kl, mean=True)
+    loss = elbo(num_particles if q.random else None, kl, mean=True)
     climb = GradientStep(q.names, adam(lr), loss)
     return Method(
         name="fedhb",

@@ -39,7 +39,7 @@ from pyro.distributions import TorchDistribution
 from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation import Aggregator, by_size, uniform
 from pyrofl.inference.aggregation.averages import Combine, get_rule
 from pyrofl.inference.elbo import elbo
@@ -68,7 +68,7 @@ def build(
     likelihood: Likelihood = categorical,
     prior: LocationScale = dist.Normal,
     guide: guides.Family = guides.mean_field,
-    scale: Positive = 0.2,
+    init_scale: Positive = 0.2,
     temperature: NotNegative = 1.0,
     memory: ShareBelowOne = 0.8,
     burn_in: Whole = 2,
@@ -89,7 +89,7 @@ def build(
         prior: location-scale family of the population. The M-step is exact for the normal; for
             others it sets m and s by the same moments.
         guide: family that stands for the draws; one that can be started at given moments.
-        scale: s before round one.
+        init_scale: s before round one.
         temperature: of the chain; 1 is exact Bayes.
         memory: share of its weight that a draw keeps from one round to the next; 0 forgets those
             of earlier rounds.
@@ -107,7 +107,7 @@ def build(
     Raises:
         ValueError: if no parameter matches `head`.
     """
-    shapes = net.matching(net.head if head is None else head)
+    shapes = net.select_params(net.head if head is None else head)
     rest = [n for n in net.shapes if n not in shapes]
     point = guides.delta(shapes, loc="z")
     q = guide(shapes, loc="mu", spread="pi")
@@ -117,19 +117,21 @@ def build(
         start = net.init(generator)
         loc = {n: start[n] for n in shapes}
         base = under("base", {n: start[n] for n in rest})
-        return base | population(loc, {n: torch.full_like(v, scale**2) for n, v in loc.items()})
+        return base | population(
+            loc, {n: torch.full_like(v, init_scale**2) for n, v in loc.items()}
+        )
 
     def population(loc: Tensors, variance: Tensors) -> Tensors:
         """Name the population's tensors."""
         width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
         return under("loc", loc) | under("log_scale", width)
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start the chain at m."""
         centre = role("loc", received)
         spread = {n: v.exp() for n, v in role("log_scale", received).items()}
         none = under("sum", {n: torch.zeros_like(v) for n, v in centre.items()})
-        none |= under("squares", role("sum", none)) | {"draws": torch.zeros_like(who.size)}
+        none |= under("squares", role("sum", none)) | {"draws": torch.zeros_like(cohort.size)}
         return point.start(centre) | q.start(centre, spread) | none
 
     def of_population(
@@ -176,10 +178,10 @@ def build(
 
     combine = get_rule(aggregation)
 
-    def robust(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def robust(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Merge squared distances of draws from the new m, for which all messages are needed."""
-        even = torch.ones_like(who.size)
-        base = combine(role("base", message), who.size, role("base", server))
+        even = torch.ones_like(cohort.size)
+        base = combine(role("base", message), cohort.size, role("base", server))
         mean, square = role("mean", message), role("square", message)
         loc = combine(mean, even, role("loc", server))
         apart = {n: square[n] - (2 * mean[n] - v) * v for n, v in loc.items()}

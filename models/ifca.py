@@ -31,7 +31,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from pyrofl.arguments import Count, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.metadata import Metadata, Rule
 from pyrofl.inference.method import Method, Phase
@@ -69,9 +69,9 @@ def build(
         starts = [base.init(generator, clients) for _ in range(clusters)]
         return under("cluster", {n: torch.stack([s[n] for s in starts]) for n in starts[0]})
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start in cluster 0, until `choose`."""
-        return {"cluster": torch.zeros_like(who.ids, dtype=torch.int32)}
+        return {"cluster": torch.zeros_like(cohort.ids, dtype=torch.int32)}
 
     def model_of(received: Tensors, cluster: Tensor) -> Tensors:
         """Return w_{z_j}."""
@@ -104,9 +104,9 @@ def build(
             if f"cluster/{n}" in server
         }
 
-    def by_choice(message: Tensors, who: Who) -> Tensor:
+    def by_choice(message: Tensors, cohort: Cohort) -> Tensor:
         """Let a client count by size in its cluster."""
-        return who.size[:, None] * one_hot(message["cluster"].long(), clusters).to(who.size)
+        return cohort.size[:, None] * one_hot(message["cluster"].long(), clusters).to(cohort.size)
 
     begin = Phase((choose,))
     return replace(

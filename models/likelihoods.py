@@ -72,7 +72,7 @@ def poisson(outputs: Tensor, x: Tensor) -> TorchDistribution:
     return dist.Poisson(outputs.squeeze(-1).exp())
 
 
-def measured(outputs: Tensor, x: Tensor) -> TorchDistribution:
+def normal_known_sd(outputs: Tensor, x: Tensor) -> TorchDistribution:
     """Measure with known error: one output, the mean; x[..., 0] is the standard error."""
     return dist.Normal(outputs.squeeze(-1), x[..., 0])
 
@@ -157,7 +157,7 @@ def binomial(trials: Count | None = None) -> Likelihood:
 
 PLAIN: dict[str, Likelihood] = {
     "categorical": categorical,
-    "measured": measured,
+    "measured": normal_known_sd,
     "bernoulli": bernoulli,
     "poisson": poisson,
 }

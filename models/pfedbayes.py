@@ -65,9 +65,9 @@ def build(
     likelihood: Likelihood = categorical,
     prior: LocationScale = dist.Normal,
     guide: guides.Family = guides.mean_field,
-    scale: Positive = 0.05,
+    init_scale: Positive = 0.05,
     kl: Positive = 0.1,
-    draws: Count = 2,
+    num_particles: Count = 2,
     steps: Count = 5,
     epochs: Whole = 5,
     batch: Count | None = 50,
@@ -84,10 +84,10 @@ def build(
         likelihood: of a row, given the network's outputs.
         prior: location-scale family of p(w_j | v), at the moments of v.
         guide: family of q(w_j), and of what the server averages. Without spread the prior's
-            standard deviation stays at `scale`: this is pFedMe by Adam.
-        scale: standard deviation of q(w_j) and of the prior before round one.
+            standard deviation stays at `init_scale`: this is pFedMe by Adam.
+        init_scale: standard deviation of q(w_j) and of the prior before round one.
         kl: zeta, the weight of the KL divergence; 1 is exact Bayes.
-        draws: Monte Carlo samples of every loss.
+        num_particles: Monte Carlo samples of every loss.
         steps: K, on q_j for each step on v_j.
         epochs: local epochs.
         batch: rows in a step; None takes all.
@@ -99,7 +99,7 @@ def build(
         aggregation: how the server makes one v of the clients', as in `fedavg.build`; all of them
             weigh the same.
     """
-    q = guide(net.shapes, scale=scale, loc="w", spread="spread")
+    q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Start v at the network's own draw."""
@@ -109,7 +109,7 @@ def build(
         """State p(w_j | v_j) and p(y | x, w_j)."""
         mean, variance = q.moments(received, received, data)
         width = {
-            n: v.sqrt() if q.random else torch.full_like(v, scale) for n, v in variance.items()
+            n: v.sqrt() if q.random else torch.full_like(v, init_scale) for n, v in variance.items()
         }
         with data.clients():
             w = {
@@ -119,7 +119,7 @@ def build(
             with data.rows():
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
-    samples = draws if q.random else None
+    samples = num_particles if q.random else None
     follow = Seen(replace(elbo(kl=kl, mean=True), likelihood=False), own, return_received)
 
     def faint(

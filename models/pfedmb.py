@@ -36,7 +36,7 @@ import torch
 from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, by_size
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
@@ -72,8 +72,8 @@ def build(
     prior: Prior | None = None,
     concentration: Positive = 1.0,
     guide: Literal["softmax", "projection", "dirichlet"] | guides.Family = "softmax",
-    scale: NotNegative = 0.2,
-    draws: Count = 5,
+    init_scale: NotNegative = 0.2,
+    num_particles: Count = 5,
     kl: NotNegative = 1.0,
     weighted: bool = True,
     drop: ShareBelowOne = 0.0,
@@ -97,8 +97,9 @@ def build(
         concentration: of that Dirichlet; 1 is flat.
         guide: family of q(alpha), by name or as a function. "softmax" and "projection" are points,
             the latter (or `guides.delta`) alpha itself, put back on the simplex after each step.
-        scale: of q(alpha) at the start, if it is a Dirichlet; see `pyrofl.models.guides.simplex`.
-        draws: Monte Carlo samples of every loss, if q(alpha) is random.
+        init_scale: of q(alpha) at the start, if it is a Dirichlet; see
+            `pyrofl.models.guides.simplex`.
+        num_particles: Monte Carlo samples of every loss, if q(alpha) is random.
         kl: weight of the KL divergence of q(alpha) from its prior; 1 is exact Bayes.
         weighted: average each branch by alpha (eq. 5), or by rows alone (eq. 6).
         drop: keep branches of which a client's weight is smaller at home; its other weights are
@@ -126,9 +127,9 @@ def build(
             f"concentration is {concentration}, prior {prior} for projected points; expected 1 and "
             "none, as the density of any other is 0 or infinite on the faces of the simplex"
         )
-    layer = layers(net.matching(branched or weighty(net.shapes)), shared)
+    layer = layers(net.select_params(branched or weighty(net.shapes)), shared)
     shape = Size((max(layer.values()) + 1, branches))
-    q = family({"alpha": shape}, scale=scale, loc="point", spread="a")
+    q = family({"alpha": shape}, init_scale=init_scale, loc="point", spread="a")
 
     def evenly(like: Tensor) -> Tensors:
         """Start q at equal weights."""
@@ -142,11 +143,11 @@ def build(
         rest = {n: v for n, v in starts[0].items() if n not in layer}
         return under("branch", stacked) | under("w", rest)
 
-    def download(server: Tensors, who: Who) -> Tensors:
+    def download(server: Tensors, cohort: Cohort) -> Tensors:
         """Send all branches."""
         # Here too, because every state comes by, wherever it is from, before anybody trains on it.
         refuse_twins(role("branch", server), layer)
-        return send_all(server, who)
+        return send_all(server, cohort)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """State p(alpha^i) and p(y | x, alpha^i)."""
@@ -181,8 +182,8 @@ def build(
     def by_alpha(at: int) -> Weight:
         """Let clients count for a layer's branches by size and alpha (eq. 5), or size (eq. 6)."""
         if not weighted:
-            return lambda message, who: who.size[:, None].expand(-1, branches)
-        return lambda message, who: who.size[:, None] * message["alpha"][:, at]
+            return lambda message, cohort: cohort.size[:, None].expand(-1, branches)
+        return lambda message, cohort: cohort.size[:, None] * message["alpha"][:, at]
 
     def unsent(name: str, tensors: Tensors) -> Tensor:
         """Return the bytes of branches, without those that stay at home."""
@@ -205,7 +206,7 @@ def build(
 
     of_layer = [[f"branch/{n}" for n in layer if layer[n] == at] for at in range(shape[0])]
     pools: dict[str, Weight] = {" ".join(n): by_alpha(at) for at, n in enumerate(of_layer)}
-    samples = draws if q.random else None
+    samples = num_particles if q.random else None
     # A flat prior says nothing about a point, but its gradient is not defined on the faces.
     prior_counts = q.random or concentration != 1 or prior is not None
     mix = GradientStep(
@@ -219,7 +220,7 @@ def build(
         name="pfedmb",
         init=init,
         download=download,
-        init_client=lambda received, who, generator: evenly(who.size),
+        init_client=lambda received, cohort, generator: evenly(cohort.size),
         model=model,
         guide=q,
         phases=(*both, Phase((settle,))),

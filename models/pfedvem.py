@@ -31,7 +31,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl import arguments, tensors
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference import aggregation as agg
 from pyrofl.inference import programs
 from pyrofl.inference.elbo import elbo
@@ -68,8 +68,8 @@ def build(
     m_step_iters: arguments.Count = 1,
     beta: arguments.ShareBelowOne = 0.0,
     own_base: bool = True,
-    scale: arguments.Positive = 1.0,
-    draws: arguments.Count = 5,
+    init_scale: arguments.Positive = 1.0,
+    num_particles: arguments.Count = 5,
     head_epochs: arguments.Whole = 10,
     base_epochs: arguments.Whole = 5,
     batch: arguments.Count | None = 10,
@@ -91,8 +91,8 @@ def build(
         m_step_iters: Iterations of eqs. 9 and 8 at the server; above 1 variances are sent too.
         beta: Fraction of its old state that the server keeps.
         own_base: Test the personal model with the client's own base, else with the received one.
-        scale: Standard deviation rho of q(w_j) before round one; 0.1 suits a Bayesian base.
-        draws: Monte Carlo samples K of every loss.
+        init_scale: Standard deviation rho of q(w_j) before round one; 0.1 suits a Bayesian base.
+        num_particles: Monte Carlo samples K of every loss.
         head_epochs: Full-batch steps on q(w_j); the likelihood is summed over the rows.
         base_epochs: Epochs on the base, as in FedAvg; the likelihood is a mean over the rows.
         batch: Rows per minibatch for the base.
@@ -104,10 +104,10 @@ def build(
     Raises:
         ValueError: If no parameter of `net` matches `head`.
     """
-    shapes = net.matching(net.head if head is None else head)
+    shapes = net.select_params(net.head if head is None else head)
     d, strongest = sum(s.numel() for s in shapes.values()), 1 / lr_head if lr_head else CEILING
-    q = guide(shapes, scale=scale, loc="mu", spread="pi")
-    point = guide(shapes, scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
+    q = guide(shapes, init_scale=init_scale, loc="mu", spread="pi")
+    point = guide(shapes, init_scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize the base as the network does, the common head at random."""
@@ -115,10 +115,10 @@ def build(
         loc = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
         return tensors.under("base", base) | tensors.under("loc", loc)
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Center q(w_j) at the common head."""
         own = tensors.renamed(received, {"base": "own"}) if own_base else {}
-        tau = torch.full_like(who.size, scale**-2)
+        tau = torch.full_like(cohort.size, init_scale**-2)
         return q.start(tensors.role("loc", received)) | own | {"tau": tau}
 
     def centered(name: str, _: Any, received: Tensors, local: Tensors, data: Batch) -> Any:
@@ -143,15 +143,20 @@ def build(
         made |= {"variance": spreads(received, local, data)[0]} if m_step_iters > 1 else {}
         return made | (update_confidence(received, local, data) if fresh_tau else {})
 
-    def alternate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def alternate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
         """Repeat eqs. 9 and 8, for which all messages are needed."""
         for _ in range(m_step_iters):
-            new = weighted(server, message, who, generator)
+            new = weighted(server, message, cohort, generator)
             apart = tensors.squared_distance(tensors.renamed(message, {"mean": "loc"}), new)
             message = message | {"tau": precision(message["variance"], apart, d, confidence)}
         return new
 
-    samples, positive = draws if q.random else None, agg.POSITIVE if q.random else agg.NOT_NEGATIVE
+    samples, positive = (
+        num_particles if q.random else None,
+        agg.POSITIVE if q.random else agg.NOT_NEGATIVE,
+    )
     head_step = GradientStep(q.names, sgd(lr_head, momentum), elbo(samples))
     base_step = GradientStep("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
     weighted = agg.Aggregator(

@@ -38,7 +38,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import INCOMPARABLE, Metadata
 from pyrofl.inference.method import Method, Phase
@@ -126,7 +126,9 @@ def build(
         kept = {n: torch.stack([e[f"w/{n}"] for e in each], 1) for n in net.shapes}
         return under("sample", kept)
 
-    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
         """Distil what all messages predict together."""
         models = role("sample", message)
         like = next(iter(models.values()))
@@ -137,7 +139,7 @@ def build(
         x = rows.to(like.device, like.dtype if rows.is_floating_point() else None)
         student = distillation.distil(
             net,
-            average({n: v.mean(1) for n, v in models.items()}, who.size),
+            average({n: v.mean(1) for n, v in models.items()}, cohort.size),
             x,
             between(each_predicts(net, models, x, likelihood), share).exp(),
             generator,

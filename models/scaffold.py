@@ -33,7 +33,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import NotNegative, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
 from pyrofl.inference.aggregation.averages import blend
 from pyrofl.inference.metadata import PER_CLIENT, Metadata
@@ -97,10 +97,10 @@ def build(
         known = {"server/clients": torch.tensor(clients), **under(KNOWN, each)}
         return start | under("control", zero) | known
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start with c_j at zero."""
         zero = {n: torch.zeros_like(v) for n, v in role("control", received).items()}
-        return base.init_client(received, who, generator) | under("own", zero)
+        return base.init_client(received, cohort, generator) | under("own", zero)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Begin to count steps."""
@@ -155,13 +155,15 @@ def build(
         rule=settings.get("aggregation", "mean"),
     )
 
-    def remembered(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def remembered(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
         """Merge, and write down every c_j."""
         changed = {
-            f"{KNOWN}/{n}": v.index_add(0, who.ids, message[f"change/{n}"])
+            f"{KNOWN}/{n}": v.index_add(0, cohort.ids, message[f"change/{n}"])
             for n, v in role(KNOWN, server).items()
         }
-        return pooled(server, message, who, generator) | changed
+        return pooled(server, message, cohort, generator) | changed
 
     corrected = replace(step, loss=without_drift(step.loss, names))
     return replace(
@@ -180,21 +182,23 @@ def build(
     )
 
 
-def taken_out(server: Tensors, who: Who) -> Tensors:
+def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
     """Take the c_j of some clients out of c: they start with zero."""
     known = role(KNOWN, server)
-    if len(who.ids) and not known:
+    if len(cohort.ids) and not known:
         raise ValueError(
             "scaffold: what a client has lost, its c_j, is in c for good, as the server does not "
             "know it; expected remember=True from the beginning (--set remember=true)"
         )
     clients = int(server["server/clients"])
     control = {
-        f"control/{n}": server[f"control/{n}"] - v[who.ids].sum(0) / clients
+        f"control/{n}": server[f"control/{n}"] - v[cohort.ids].sum(0) / clients
         for n, v in known.items()
     }
     return (
-        server | control | under(KNOWN, {n: v.index_fill(0, who.ids, 0) for n, v in known.items()})
+        server
+        | control
+        | under(KNOWN, {n: v.index_fill(0, cohort.ids, 0) for n, v in known.items()})
     )
 
 

@@ -47,7 +47,11 @@ from pyrofl.recipes import rebuildable
 WIDE = fixed(scale=3.0)  # Normal(0, 3^2)
 
 
-TUNE_OVER = {"lr": (0.1, 0.3, 1.0), "damping": (None, 0.1, 0.3, 1.0), "scale": (0.02, 0.05, 0.2)}
+TUNE_OVER = {
+    "lr": (0.1, 0.3, 1.0),
+    "damping": (None, 0.1, 0.3, 1.0),
+    "init_scale": (0.02, 0.05, 0.2),
+}
 
 
 @rebuildable
@@ -60,8 +64,8 @@ def build(
     prior: Prior = WIDE,
     guide: guides.Family = guides.mean_field,
     damping: PositiveShare | None = None,
-    scale: Positive = 0.05,
-    draws: Count = 8,
+    init_scale: Positive = 0.05,
+    num_particles: Count = 8,
     epochs: Whole = 10,
     batch: Count | None = None,
     lr: PositiveShare = 0.3,
@@ -76,34 +80,34 @@ def build(
         guide: `mean_field` stands for the normals; `full_covariance` lets all of a client's depend
             on all, for a few hundred parameters; with `delta` clients move means alone.
         damping: of the factors; see `pvi.hierarchical`.
-        scale: standard deviation of q(theta) before round one.
-        draws: Monte Carlo samples, an even number.
+        init_scale: standard deviation of q(theta) before round one.
+        num_particles: Monte Carlo samples, an even number.
         epochs: passes over the client's rows.
         batch: rows in a step; None takes all.
         lr: of natural gradients.
 
     Raises:
-        ValueError: if no parameter matches `private`, or all do; draws is odd, or the guide another
-            one.
+        ValueError: if no parameter matches `private`, or all do; num_particles is odd, or the guide
+            another one.
     """
     families = (guides.mean_field, guides.full_covariance, guides.delta)
     if guide not in families:
         raise ValueError(f"guide is {guide}; expected mean_field, full_covariance or delta")
-    own = net.matching(net.head if private is None else private)
+    own = net.select_params(net.head if private is None else private)
     shared = [n for n in net.shapes if n not in own]
     if not shared:
         raise ValueError(
             f"private is {private!r}, which all parameters match; expected some to be shared"
         )
-    ours, mine = of_network(net, prior, scale, " ".join(shared))
+    ours, mine = of_network(net, prior, init_scale, " ".join(shared))
 
     def start(generator: Generator) -> tuple[Tensor, Tensor]:
         centre = ours.joined(net.init(generator))
-        return centre, torch.full_like(centre, scale)
+        return centre, torch.full_like(centre, init_scale)
 
     covariance: Covariance = "full" if guide is guides.full_covariance else "diagonal"
     size = ours.size + mine.size
-    samples = None if guide is guides.delta else enough(draws, size, covariance)
+    samples = None if guide is guides.delta else enough(num_particles, size, covariance)
     program = Supervised(net, likelihood, prior)
     core = Partitioned(program, ours, mine, covariance, samples, damping, start)
     return replace(core.method(epochs, batch, lr), name="virtual")

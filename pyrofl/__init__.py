@@ -20,7 +20,7 @@ from pyrofl.data import Batch, Federation, Preprocessor
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
@@ -32,7 +32,7 @@ from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.recordings import recordings
-from pyrofl.inference.relations import relations
+from pyrofl.inference.relations import get_dependencies
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.tuning.tune import tune
@@ -54,7 +54,7 @@ __all__ = [
     "Phase",
     "Preprocessor",
     "Privacy",
-    "Round",
+    "RoundState",
     "Run",
     "Seeds",
     "Server",
@@ -65,10 +65,10 @@ __all__ = [
     "evaluate",
     "federate",
     "fit",
+    "get_dependencies",
     "load",
     "posterior",
     "recordings",
-    "relations",
     "sgd",
     "to_arviz",
     "tune",

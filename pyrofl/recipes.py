@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 HANDED_ON = ("pyrofl.models", "pyrofl.inference.programs", "pyro.distributions")
 PLAIN = (bool, str, Tensor, type(None))
@@ -43,7 +43,7 @@ _specs: dict[int, tuple[weakref.ref[Any], BuildSpec]] = {}  # by id, as methods 
 def rebuildable(function: F) -> F:
     """Record the arguments of all that a function returns, for as long as it exists.
 
-    Threads wait for each other and for rounds of a fit, see `in_turn`: some functions run Pyro
+    Threads wait for each other and for rounds of a fit, see `synchronized`: some functions run Pyro
     programs.
     """
     signature = inspect.signature(function)
@@ -51,7 +51,7 @@ def rebuildable(function: F) -> F:
     more = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
 
     @wraps(function)
-    @in_turn
+    @synchronized
     def call(*args: Any, **kwargs: Any) -> Any:
         made = function(*args, **kwargs)
         given = dict(signature.bind(*args, **kwargs).arguments)

@@ -25,15 +25,15 @@ def is_measured(value: Tensor) -> bool:
 
 
 @contextmanager
-def unwritten(who: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Refuse a function of a method, named `who`, that writes into tensors it was given."""
+def unwritten(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
+    """Refuse a function of a method that writes into tensors that it received."""
     before = [(n, v, v._version) for state in states for n, v in state.items()]
     yield
     for name, value, version in before:
         if value._version != version:
             raise ValueError(
-                f"{who} writes into {name!r} in place; expected it to return new tensors, such as "
-                "those of value + change or value.clone()"
+                f"{function} writes into {name!r} in place; expected it to return new tensors, "
+                "such as those of value + change or value.clone()"
             )
 
 

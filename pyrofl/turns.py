@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 LOCK = RLock()
 
 
-def in_turn(function: F) -> F:
+def synchronized(function: F) -> F:
     """Let threads that call such functions wait for each other, so that several may fit."""
 
     @wraps(function)

@@ -18,16 +18,17 @@ def authority(folder: Path, days: int = 30) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
     names = {
-        who: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, who)]) for who in ("ca", "server")
+        name: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        for name in ("ca", "server")
     }
-    keys = {who: ec.generate_private_key(ec.SECP384R1()) for who in names}
+    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in names}
 
-    def certificate(who: str, *more: tuple[Any, bool], until: datetime.datetime) -> Any:
-        made = x509.CertificateBuilder().subject_name(names[who]).issuer_name(names["ca"])
-        made = made.public_key(keys[who].public_key()).serial_number(x509.random_serial_number())
+    def certificate(name: str, *more: tuple[Any, bool], until: datetime.datetime) -> Any:
+        made = x509.CertificateBuilder().subject_name(names[name]).issuer_name(names["ca"])
+        made = made.public_key(keys[name].public_key()).serial_number(x509.random_serial_number())
         made = made.not_valid_before(now - datetime.timedelta(days=60)).not_valid_after(until)
         made = made.add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(keys[who].public_key()), False
+            x509.SubjectKeyIdentifier.from_public_key(keys[name].public_key()), False
         )
         made = made.add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(keys["ca"].public_key()), False

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Cohort, Federation
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, pick
 
@@ -20,8 +20,8 @@ Poison = Callable[[Tensors, Tensor], Tensors]
 def corrupted(method: Method, poison: Poison, *ids: int) -> Method:
     """Let a poison loose on what some clients upload; the rest of the method is as it was."""
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
-        return method.init_client(received, who, generator) | {ID: who.ids.to(torch.float64)}
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
+        return method.init_client(received, cohort, generator) | {ID: cohort.ids.to(torch.float64)}
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         plain = {n: v for n, v in local.items() if n != ID}
@@ -80,12 +80,12 @@ class Claiming(Federation):
 
     claims: Mapping[int, float] = {}
 
-    def who(self, ids: Tensor) -> Who:
-        found = super().who(ids)
+    def cohort(self, ids: Tensor) -> Cohort:
+        found = super().cohort(ids)
         size = [
             self.claims.get(i, s) for i, s in zip(ids.tolist(), found.size.tolist(), strict=True)
         ]
-        return Who(found.ids, found.size.new_tensor(size))
+        return Cohort(found.ids, found.size.new_tensor(size))
 
 
 def claiming(data: Federation, claims: Mapping[int, float]) -> Federation:

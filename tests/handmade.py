@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyrofl.experiments.rows import COLUMNS
-from pyrofl.files.run_folder import CLIENTS, METRICS, write_csv, write_json
+from pyrofl.files.run_folder import CLIENTS, METRICS, SCHEMA, write_csv, write_json
 
 CLASSES = ("no", "yes")
 
@@ -37,17 +37,18 @@ def run(folder: Path, method: str, seed: int, right: dict[str, Any], **more: Any
 
 def facts(method: str, seed: int, view: str, clients: list[str]) -> dict[str, Any]:
     """Return what run.json holds of such a run."""
-    verdict = {"text": "moving: w by 1 % per round", "kind": "moving", "merged": 2}
+    verdict = {"text": "not converged: w by 1 % per round", "kind": "not converged", "merged": 2}
     given = {"methods": [method], "data": "csv:sites.csv", "partition": "groups", "seed": seed}
     given |= {"target": "sick", "rounds": 2, "settings": ["lr=0.1"], "out": f"runs/{method}"}
     return {
+        "schema": SCHEMA,
         "experiment": given,
         "versions": {"python": "3", "pyrofl": "0.1.0"},
         "seed": seed,
         "seeds": {"split": seed, "init": seed, "participation": seed, "noise": seed},
         "data": {"rows": 100, "likelihood": "categorical", "classes": list(CLASSES)},
         "rounds": 2,
-        "verdict": verdict,
+        "status": verdict,
         "clients": len(clients),
         "message_scalars": 12,
         "seconds": [0.5, 0.25],

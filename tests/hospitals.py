@@ -18,7 +18,7 @@ from pyrofl.flower.site import answered
 from pyrofl.flower.template import new
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 
 NAMES = ("hospital_1", "hospital_2", "hospital_3")
 
@@ -69,7 +69,7 @@ def whole(made: Project) -> Federation:
     return Federation(x, y, tuple(rows["train"]), tuple(rows["test"]), tuple(names), made.classes)
 
 
-def looped(made: Project, label: str, absent: Sequence[set[str]] = ()) -> Round:
+def looped(made: Project, label: str, absent: Sequence[set[str]] = ()) -> RoundState:
     """Make the rounds of a project in one process; absent: clients that are left out, by round."""
     data = whole(made)
     at = by_round(made.build(data.clients, server=True)[label])
@@ -79,7 +79,7 @@ def looped(made: Project, label: str, absent: Sequence[set[str]] = ()) -> Round:
         lost = torch.tensor([data.names.index(name) for name in out], dtype=torch.long)
         asked, ids = sample_clients(at(number), data.clients, made.seed, number, everyone, None)
         heard = asked[~torch.isin(asked, lost)]
-        state = advance(at(number), data, state, ids, heard, lost, seed=made.seed, chunk=1)
+        state = advance(at(number), data, state, ids, heard, lost, seed=made.seed, chunk_size=1)
     return state
 
 

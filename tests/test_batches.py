@@ -123,7 +123,7 @@ OTHERS = {
         "fedep", options=PLAIN | {"moments": "langevin"}, epochs={"burn_in": 1, "epochs": 3}
     ),
     "fedep, natural": case(
-        "fedep", **EXACT, guide=guides.full_covariance, moments="natural", draws=8
+        "fedep", **EXACT, guide=guides.full_covariance, moments="natural", num_particles=8
     ),
     "fisher, full": case("fisher", guide=guides.full_covariance),
     "fola, full": case("fola", guide=guides.full_covariance),
@@ -160,9 +160,9 @@ def test_minibatches_and_chunks_have_the_result_of_all_rows_at_once(name):
     some = {"participation": bernoulli(0.7)}
     whole = toys.last(one.method(None), data, 2, **some)
     for chunk in (None, 3):
-        parts = toys.last(one.method(3), data, 2, chunk=chunk, **some)
+        parts = toys.last(one.method(3), data, 2, chunk_size=chunk, **some)
         toys.assert_same(parts.server, whole.server, ROUNDING, ROUNDING)
-        toys.assert_same(parts.private, whole.private, ROUNDING, ROUNDING)
+        toys.assert_same(parts.client_states, whole.client_states, ROUNDING, ROUNDING)
 
 
 SGD = {"lr": 0.1, "momentum": 0.9, "epochs": 150}
@@ -171,7 +171,7 @@ ALL_OF_THEM: dict[str, Callable[[Network], Method]] = {
     "pvi": partial(pvi.build, **PLAIN, **EXACT, covariance="full", epochs=2, batch=3, damping=1.0),
     "fedep": partial(fedep.build, **FULL, **SGD, damping=1.0),
     "fedep, natural": partial(
-        fedep.build, **FULL, moments="natural", draws=8, lr=1.0, epochs=2, damping=1.0
+        fedep.build, **FULL, moments="natural", num_particles=8, lr=1.0, epochs=2, damping=1.0
     ),
 }
 
@@ -187,9 +187,9 @@ def pooled(some: ConjugateTask, ids: list[int]) -> tuple[Tensor, Tensor]:
 def test_factors_of_partial_participation_reach_the_posterior_of_all(name):
     # The server keeps a factor of each client; in a normal model, that of its last report is exact.
     method, seen = ALL_OF_THEM[name](of_rows()), set[int]()
-    for state in federate(method, alike(), 6, participation=fixed(HALF), chunk=3):
-        assert len(state.who.ids) == HALF
-        seen |= {*state.who.ids.tolist()}
+    for state in federate(method, alike(), 6, participation=fixed(HALF), chunk_size=3):
+        assert len(state.reporters.ids) == HALF
+        seen |= {*state.reporters.ids.tolist()}
     assert len(seen) == len(SIZES)
     mean, root = Normals(3, True).moments(state.server)
     exact = pooled(task(), [*range(len(SIZES))])
@@ -200,11 +200,11 @@ def test_factors_of_partial_participation_reach_the_posterior_of_all(name):
 @pytest.mark.parametrize("build_method", [fisher.build, partial(fola.build, together=True)])
 def test_one_round_of_some_is_the_posterior_of_their_rows(build_method):
     method = build_method(of_rows(), **FULL, **SGD)
-    state = toys.last(method, alike(), 1, participation=bernoulli(0.6), chunk=1, seed=1)
-    who = state.who.ids.tolist()
-    assert 0 < len(who) < len(SIZES)
+    state = toys.last(method, alike(), 1, participation=bernoulli(0.6), chunk_size=1, seed=1)
+    cohort = state.reporters.ids.tolist()
+    assert 0 < len(cohort) < len(SIZES)
     mean, covariance = q_of(state.server, "weight")
-    exact = pooled(task(), who)
+    exact = pooled(task(), cohort)
     close(mean, exact[0], 1e-6)
     close(covariance, exact[1], 1e-6)
 
@@ -224,13 +224,19 @@ def test_minibatches_of_a_hierarchical_model_have_the_posterior_of_all_rows():
     whole, parts = (
         toys.last(
             pvi.hierarchical(
-                hierarchy, data, shared="common", draws=16, batch=batch, steps=steps, damping=1.0
+                hierarchy,
+                data,
+                shared="common",
+                num_particles=16,
+                batch=batch,
+                steps=steps,
+                damping=1.0,
             ),
             data,
             3,
-            chunk=chunk,
+            chunk_size=chunk,
         )
         for batch, steps, chunk in ((None, 4, None), (3, 2, 3))
     )
     toys.assert_same(parts.server, whole.server, 1e-8, 1e-8)
-    toys.assert_same(parts.private, whole.private, 1e-8, 1e-8)
+    toys.assert_same(parts.client_states, whole.client_states, 1e-8, 1e-8)

@@ -254,7 +254,7 @@ def test_settings_on_the_pages_of_variants_and_notation_are_those_of_the_methods
         state = next(pyrofl.federate(made, few, rounds=1, check=False))
         moves = [move for phase in made.phases for move in phase.updates]
         steps = " ".join(getattr(move, "names", "") for move in moves).split()
-        known_names = (*state.server, *state.message, *state.private, *steps)
+        known_names = (*state.server, *state.message, *state.client_states, *steps)
         tensors = {n.partition("/")[0] for n in known_names}
         for row in re.findall(r"(?m)^\|.*\|(.+)\|$", section):
             for word in re.findall(r"`(\w+)(?:/NAME)?`", row):

@@ -24,13 +24,13 @@ from pyro.poutine.messenger import Messenger
 from torch import Generator, Tensor
 
 import pyrofl.models
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.experiments.settings import accepted
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.elbo import Elbo, On, Seen
 from pyrofl.inference.engine.participation import Stragglers, bernoulli, fixed
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.engine.state import Round, client_inputs
+from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
@@ -78,13 +78,15 @@ def data() -> Federation:
 
 
 @cache
-def usual(name: str, chunk: int = 12) -> tuple[Round, ...]:
+def usual(name: str, chunk_size: int = 12) -> tuple[RoundState, ...]:
     """Return three rounds in which some clients report."""
-    return tuple(federate(built(name), data(), 3, participation=bernoulli(0.5), chunk=chunk))
+    return tuple(
+        federate(built(name), data(), 3, participation=bernoulli(0.5), chunk_size=chunk_size)
+    )
 
 
 @cache
-def begun(name: str) -> Round:
+def begun(name: str) -> RoundState:
     """Return the first round of all clients."""
     return next(federate(built(name), data(), 1))
 
@@ -104,22 +106,22 @@ def replaced(method: Method, part: str, value: object) -> Method | None:
     return other
 
 
-def differ(a: Round, b: Round) -> bool:
+def differ(a: RoundState, b: RoundState) -> bool:
     """Say whether the states of server or clients are not the same."""
     return any(
         one.keys() != other.keys() or any(not torch.equal(one[n], other[n]) for n in one)
-        for one, other in ((a.server, b.server), (a.private, b.private))
+        for one, other in ((a.server, b.server), (a.client_states, b.client_states))
     )
 
 
 def sends(name: str) -> bool:
     """Say whether anything comes down to clients, and what they make of it goes up."""
     method = built(name)
-    return bool(method.download(first(method, data(), 0).server, data().who(ALL)))
+    return bool(method.download(first(method, data(), 0).server, data().cohort(ALL)))
 
 
-def tensors(state: Round) -> Iterator[Tensor]:
-    for part in (state.server, state.private, state.message):
+def tensors(state: RoundState) -> Iterator[Tensor]:
+    for part in (state.server, state.client_states, state.message):
         yield from part.values()
 
 
@@ -158,7 +160,7 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
     if all(phase.batch for phase in method.phases):
         method = replace(method, phases=tuple(replace(p, batch=None) for p in method.phases))
     together, apart = (
-        federate(method, data(), 3, participation=bernoulli(0.5), chunk=12) for _ in range(2)
+        federate(method, data(), 3, participation=bernoulli(0.5), chunk_size=12) for _ in range(2)
     )
     whole = next(together)
     groups: list[list[Tensor]] = []
@@ -211,21 +213,21 @@ def test_clients_with_few_rows_may_train_in_their_space(name, monkeypatch):
     monkeypatch.setattr(rewriting, "pays", lambda phase, *_: phase.batch is not None)
     monkeypatch.setattr(first_layer.InRows, "begin", counted)
     method = built(name)
-    short = federate(method, data(), 2, participation=bernoulli(0.5), chunk=12)
+    short = federate(method, data(), 2, participation=bernoulli(0.5), chunk_size=12)
     for one, other in zip(short, expected, strict=False):
         toys.assert_same_round(one, other, rtol=1e-8, atol=1e-9)
     assert bool(moved) == steps_by_rows(method), moved
     moved.clear()
     opaque = replaced(method, "model", lambda *args: method.model(*args))
     if opaque is not None:
-        (written,) = federate(opaque, data(), 1, participation=bernoulli(0.5), chunk=12)
+        (written,) = federate(opaque, data(), 1, participation=bernoulli(0.5), chunk_size=12)
         toys.assert_same_round(written, expected[0], rtol=1e-8, atol=1e-9)
         assert not moved, "a program that cannot be looked into runs as it is written"
 
 
 @on_archetypes
 def test_equal_seeds_give_equal_bits(name):
-    options = {"participation": bernoulli(0.5), "chunk": 12}
+    options = {"participation": bernoulli(0.5), "chunk_size": 12}
     again = list(federate(built(name), data(), 3, **options))
     for a, b in zip(again, usual(name), strict=True):
         toys.assert_same_round(a, b)
@@ -242,7 +244,7 @@ def test_the_order_in_which_clients_are_drawn_changes_nothing(name):
     mixed = ids[torch.tensor([3, 5, 0, 1, 4, 2])]
     a, b = (advance(method, data(), start, i, i) for i in (ids, mixed))
     toys.assert_same_round(a, b, rtol=1e-9, atol=1e-10)
-    assert b.who.ids.tolist() == ids.tolist() == b.trained.tolist()
+    assert b.reporters.ids.tolist() == ids.tolist() == b.trained.tolist()
 
 
 @on_archetypes
@@ -262,13 +264,15 @@ def test_permuting_clients_permutes_results(name):
     at = {n: int(len(a.server[n]) == 1) for n in rows if a.server[n].dim()}
     server = {n: v.index_select(at[n], order) if n in at else v for n, v in a.server.items()}
     toys.assert_same(b.server, server, **close)
-    for part in ("private", "loss"):
+    for part in ("client_states", "loss"):
         expected = {n: v[order] for n, v in getattr(a, part).items()}
         toys.assert_same(getattr(b, part), expected, **close)
-    assert {data().names[i] for i in a.who.ids} == {permuted.names[i] for i in b.who.ids}
+    assert {data().names[i] for i in a.reporters.ids} == {
+        permuted.names[i] for i in b.reporters.ids
+    }
     for view in method.views:
         one, other = (
-            evaluate(method, d, state, model=view, draws=2, adapted="phases")
+            evaluate(method, d, state, model=view, draws=2, adaptation="train")
             for d, state in ((data(), a), (permuted, b))
         )
         toys.assert_same(other.values, {n: v[order] for n, v in one.values.items()}, 1e-6, 1e-6)
@@ -277,8 +281,8 @@ def test_permuting_clients_permutes_results(name):
 class Filled(Federation):
     """A federation whose padded rows hold a million instead of a row."""
 
-    def gather(self, who: Who, rows: Tensor, mask: Tensor, *known: Tensor | None) -> Batch:
-        batch = super().gather(who, rows, mask, *known)
+    def gather(self, cohort: Cohort, rows: Tensor, mask: Tensor, *known: Tensor | None) -> Batch:
+        batch = super().gather(cohort, rows, mask, *known)
         padded = ~mask.reshape(*mask.shape, *(1 for _ in batch.x.shape[mask.dim() :]))
         label = torch.where(mask, batch.y, len(self.classes) - 1)
         return replace(batch, x=batch.x.masked_fill(padded, 1e6), y=label)
@@ -289,7 +293,7 @@ def test_padding_changes_nothing(name):
     filled = Filled(**{n: getattr(data(), n) for n in Federation.__dataclass_fields__})
     ids = torch.arange(12)
     assert filled.batch(ids).x.max() == 1e6
-    states = federate(built(name), filled, 3, participation=bernoulli(0.5), chunk=12)
+    states = federate(built(name), filled, 3, participation=bernoulli(0.5), chunk_size=12)
     for found, expected in zip(states, usual(name), strict=True):
         toys.assert_same_round(found, expected, rtol=1e-9, atol=1e-11)
 
@@ -312,32 +316,32 @@ def test_the_callers_random_state_does_not_matter(name):
     with torch.random.fork_rng():
         torch.manual_seed(12345)
         method = make(name)
-        (state,) = federate(method, data(), 1, participation=bernoulli(0.5), chunk=12)
+        (state,) = federate(method, data(), 1, participation=bernoulli(0.5), chunk_size=12)
     toys.assert_same_round(state, usual(name)[0])
 
 
 @everywhere
 def test_the_message_holds_what_the_paper_sends(name):
     state, method = begun(name), built(name)
-    count = len(state.who.ids)
+    count = len(state.reporters.ids)
     up = sum(v[0].numel() for v in state.message.values())
-    received = method.download(state.server, state.who)
+    received = method.download(state.server, state.reporters)
     down = sum(v[0].numel() for v in received.values())
     assert (up, down) == (promises.of(name).message or (up, down))
     assert all(len(v) == count for v in [*state.message.values(), *received.values()])
     assert (
-        state.up.tolist() == method.message_bytes(state.message).tolist()
+        state.bytes_up.tolist() == method.message_bytes(state.message).tolist()
         if up
-        else not state.up.any()
+        else not state.bytes_up.any()
     )
-    assert int(state.up.max()) <= 8 * up
-    assert int(state.down.max()) <= size_in_bytes(received)
+    assert int(state.bytes_up.max()) <= 8 * up
+    assert int(state.bytes_down.max()) <= size_in_bytes(received)
 
 
 @everywhere
 def test_nothing_private_travels_but_what_the_paper_sends(name):
     state = begun(name)
-    _, private = client_inputs(built(name), data(), state, state.who, 0)
+    _, private = client_inputs(built(name), data(), state, state.reporters, 0)
     assert private.keys() & state.message.keys() == promises.of(name).sent
 
 
@@ -355,16 +359,16 @@ def test_the_message_survives_a_file(name):
 def test_who_does_not_report_leaves_the_server_alone(name):
     method, start = built(name), usual(name)[0]
     reporters = torch.tensor([2, 5, 6])
-    silent = advance(method, data(), start, torch.arange(12), reporters, chunk=12)
+    silent = advance(method, data(), start, torch.arange(12), reporters, chunk_size=12)
     x = data().x.clone()
     for i in (0, 1, 9):
         x[data().train[i]] += 1
     other = replace(data(), x=x)
-    moved = advance(method, other, start, torch.arange(12), reporters, chunk=12)
+    moved = advance(method, other, start, torch.arange(12), reporters, chunk_size=12)
     toys.assert_same(moved.server, silent.server)
     toys.assert_same(moved.message, silent.message)
-    assert silent.who.ids.tolist() == [2, 5, 6]
-    nobody = advance(method, data(), start, torch.arange(12), torch.zeros(0).long(), chunk=12)
+    assert silent.reporters.ids.tolist() == [2, 5, 6]
+    nobody = advance(method, data(), start, torch.arange(12), torch.zeros(0).long(), chunk_size=12)
     toys.assert_same(nobody.server, start.server)
 
 
@@ -373,17 +377,17 @@ def test_a_client_that_turns_bad_changes_nothing_for_others(name):
     method, start = built(name), usual(name)[0]
     ids, bad = torch.arange(12), [1, 4]
     others = torch.tensor([i for i in range(12) if i not in bad])
-    spoilt = advance(toys.poisoned(method, *bad), data(), start, ids, ids, chunk=12)
-    clean = advance(method, data(), start, ids, others, chunk=12)
+    spoilt = advance(toys.poisoned(method, *bad), data(), start, ids, ids, chunk_size=12)
+    clean = advance(method, data(), start, ids, others, chunk_size=12)
     toys.assert_same(spoilt.server, clean.server)
     named = {reason.split(":")[0] for reason in spoilt.rejected}
-    if clean.message or clean.private:
+    if clean.message or clean.client_states:
         assert named == {"client 1", "client 4"}
-        assert torch.equal(spoilt.who.ids, others)
-    for n, v in spoilt.private.items():
-        assert torch.equal(v[others], clean.private[n][others])
-        if n in start.private:
-            assert torch.equal(v[bad], start.private[n][bad])
+        assert torch.equal(spoilt.reporters.ids, others)
+    for n, v in spoilt.client_states.items():
+        assert torch.equal(v[others], clean.client_states[n][others])
+        if n in start.client_states:
+            assert torch.equal(v[bad], start.client_states[n][bad])
 
 
 @on_archetypes
@@ -391,16 +395,16 @@ def test_a_client_with_hopeless_data_is_left_out(name):
     x = data().x.clone()
     x[data().train[3]] = 1.7e308 * x[data().train[3]].sign()
     hopeless = replace(data(), x=x)
-    (state,) = federate(built(name), hopeless, 1, chunk=12)
+    (state,) = federate(built(name), hopeless, 1, chunk_size=12)
     assert [reason.split(":")[0] for reason in state.rejected] == ["client 3"]
-    assert 3 not in state.who.ids.tolist()
+    assert 3 not in state.reporters.ids.tolist()
     assert all(bool(v.isfinite().all()) for v in tensors(state) if v.is_floating_point())
 
 
 @on_archetypes
 def test_all_clients_turn_bad(name):
     method = toys.poisoned(built(name), *range(12))
-    (state,) = federate(method, data(), 1, chunk=12)
+    (state,) = federate(method, data(), 1, chunk_size=12)
     toys.assert_same(state.server, first(method, data(), 0).server)
     assert not bool(state.seen.any())
 
@@ -408,7 +412,7 @@ def test_all_clients_turn_bad(name):
 @on_archetypes
 def test_the_loss_falls_and_predictions_get_better_in_four_rounds(name):
     start, one = first(built(name), data(), 0), begun(name)
-    *_, done = federate(built(name), data(), 4, start=one)
+    *_, done = federate(built(name), data(), 4, resume_from=one)
     rises = promises.of(name).rises
     names = one.loss.keys() - rises
     assert names or rises
@@ -449,7 +453,7 @@ def test_newcomers_and_held_out_clients_can_be_met(name):
         for local in seen if isinstance(seen, list) else [seen]:
             assert all(len(v) == 2 for v in local.values())
     for n, v in private.items():
-        assert (len(v), v.shape[1:]) == (2, state.private[n].shape[1:])
+        assert (len(v), v.shape[1:]) == (2, state.client_states[n].shape[1:])
         assert bool(v.isfinite().all())
 
 
@@ -486,17 +490,17 @@ def reason(aggregate: object) -> str:
 
 @on_archetypes
 @pytest.mark.parametrize(
-    "chunk", [5, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, None))]
+    "chunk_size", [5, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, None))]
 )
-def test_messages_are_folded_or_the_merge_says_why_not(name, chunk):
+def test_messages_are_folded_or_the_merge_says_why_not(name, chunk_size):
     method, start, some = built(name), usual(name)[0], ALL[ALL % 3 != 0]
     if not isinstance(method.aggregate, Aggregator):
         assert re.search("(?i)(all|every) (the )?messages?", reason(method.aggregate)), name
         with pytest.raises(ValueError, match=r"keep_messages is False .+; expected .+"):
-            advance(method, data(), start, ALL, some, chunk=chunk, keep_messages=False)
+            advance(method, data(), start, ALL, some, chunk_size=chunk_size, keep_messages=False)
         return
     kept, folded = (
-        advance(method, data(), start, ALL, some, chunk=chunk, keep_messages=keep)
+        advance(method, data(), start, ALL, some, chunk_size=chunk_size, keep_messages=keep)
         for keep in (True, False)
     )
     toys.assert_same(folded.server, kept.server, rtol=1e-10, atol=1e-11)
@@ -508,9 +512,9 @@ def test_messages_are_folded_or_the_merge_says_why_not(name, chunk):
 def test_another_merge_takes_effect_or_is_refused(name):
     method, start = built(name), usual(name)[0]
     ids = usual(name)[1].trained
-    plain = advance(method, data(), start, ids, ids, chunk=12)
+    plain = advance(method, data(), start, ids, ids, chunk_size=12)
 
-    def keep(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def keep(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         return server
 
     def middle(values: Tensors, weight: Tensor, before: Tensors) -> Tensors:
@@ -523,14 +527,14 @@ def test_another_merge_takes_effect_or_is_refused(name):
         other = replaced(method, "aggregate", aggregate)
         if other is None:
             continue
-        state = advance(other, data(), start, ids, ids, chunk=12)
-        toys.assert_same(state.private, plain.private)
+        state = advance(other, data(), start, ids, ids, chunk_size=12)
+        toys.assert_same(state.client_states, plain.client_states)
         if aggregate is keep:
             toys.assert_same(state.server, start.server)
         if plain.message:
             assert differ(state, plain)
         with pytest.raises(ValueError, match=r"keep_messages is False .+; expected .+"):
-            advance(other, data(), start, ids, ids, chunk=12, keep_messages=False)
+            advance(other, data(), start, ids, ids, chunk_size=12, keep_messages=False)
 
 
 # What is replaced takes effect everywhere, or is refused.
@@ -572,12 +576,12 @@ def under_effect(program: Program, effect: type[Messenger]) -> Program:
     return changed
 
 
-def once(method: Method) -> Round:
+def once(method: Method) -> RoundState:
     """Return the first round of everybody."""
-    return next(federate(method, data(), 1, chunk=12))
+    return next(federate(method, data(), 1, chunk_size=12))
 
 
-def scores(method: Method, state: Round) -> dict[str, Tensor]:
+def scores(method: Method, state: RoundState) -> dict[str, Tensor]:
     """Return all that evaluation says of a state."""
     return {
         f"{view} {metric}": value
@@ -586,7 +590,7 @@ def scores(method: Method, state: Round) -> dict[str, Tensor]:
     }
 
 
-def exported(method: Method, state: Round) -> Tensor:
+def exported(method: Method, state: RoundState) -> Tensor:
     """Return the log likelihood of rows as ArviZ gets it, of the model that predicts."""
     asked = {"model": method.main_view, "groups": ["log_likelihood"]}
     found = pyrofl.Run(method, data(), state).to_arviz(2, **asked)
@@ -691,8 +695,8 @@ def test_without_phases_nobody_trains_or_it_is_refused(name):
             continue
         assert not state.loss
         assert not state.steps.any()
-        for n, v in start.private.items():
-            assert torch.equal(state.private[n][start.seen], v[start.seen])
+        for n, v in start.client_states.items():
+            assert torch.equal(state.client_states[n][start.seen], v[start.seen])
 
 
 @on_archetypes

@@ -32,8 +32,8 @@ def accuracy(name: str, data: Federation, seed: int) -> float:
     assert not any(record.rejected for record in run.records)
     assert all(bool(v.isfinite().all()) for r in run.records for v in r.loss.values())
     personal = run.method.main_view == "personal"
-    adapted = "adapt" if run.method.adapt and personal else "none"
-    return run.evaluate(adapted=adapted).mean("accuracy")
+    adaptation = "fine_tune" if run.method.adapt and personal else "none"
+    return run.evaluate(adaptation=adaptation).mean("accuracy")
 
 
 PAPERS = ("pfedvem", "pfedmb", "metavd", "fedbe", "fedabml")
@@ -86,4 +86,4 @@ def test_distillation_does_not_end_below_the_average_that_it_starts_from(seed):
         return float((net.apply(weights, data.x[rows]).argmax(-1) == data.y[rows]).float().mean())
 
     assert right(role("w", run.state.server)) >= right(average)
-    assert not run.notes
+    assert not run.warnings

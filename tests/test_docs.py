@@ -143,7 +143,7 @@ def test_recipes_run_and_their_tables_have_the_truth(section, monkeypatch):
     monkeypatch.setattr(corrected, "TRIED", 40)
     monkeypatch.setattr(importance_sampling, "PILOT", 10)
     monkeypatch.setattr(importance_sampling, "MOST_TRIED", 40)
-    short = RECIPES.replace("shared=shared", "shared=shared, steps=1, draws=2")
+    short = RECIPES.replace("shared=shared", "shared=shared, steps=1, num_particles=2")
     names: dict[str, Any] = {}
     printed(short.replace("rounds=40", "rounds=1").replace("draws=2000", "draws=4"), names)
     printed(section, names)

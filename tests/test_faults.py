@@ -22,7 +22,7 @@ from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.messages import BadMessage, kinds
 from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
@@ -34,7 +34,7 @@ BAD = (1, 4)
 CLIENTS = torch.arange(6)
 GOOD = torch.tensor([0, 2, 3, 5])
 NEAR = {"rtol": 1e-8, "atol": 1e-9}
-FEW: dict[str, int] = {"draws": 2, "head_epochs": 1, "base_epochs": 1}
+FEW: dict[str, int] = {"num_particles": 2, "head_epochs": 1, "base_epochs": 1}
 SENDING = [name for name in contract.METHODS if contract.sends(name)]
 RULED = {name: contract.built(name).rules for name in contract.METHODS}
 
@@ -47,28 +47,28 @@ def data() -> Federation:
 
 
 @cache
-def begun(name: str) -> Round:
-    return next(iter(federate(contract.built(name), data(), 1, chunk=1)))
+def begun(name: str) -> RoundState:
+    return next(iter(federate(contract.built(name), data(), 1, chunk_size=1)))
 
 
 @cache
-def without(name: str) -> Round:
+def without(name: str) -> RoundState:
     """A second round in which the bad clients train and are not heard."""
-    return advance(contract.built(name), data(), begun(name), CLIENTS, GOOD, chunk=1)
+    return advance(contract.built(name), data(), begun(name), CLIENTS, GOOD, chunk_size=1)
 
 
-def spoilt(name: str, method: Method, federation: Federation | None = None) -> Round:
-    return advance(method, federation or data(), begun(name), CLIENTS, CLIENTS, chunk=1)
+def spoilt(name: str, method: Method, federation: Federation | None = None) -> RoundState:
+    return advance(method, federation or data(), begun(name), CLIENTS, CLIENTS, chunk_size=1)
 
 
-def check(name: str, state: Round, words: str) -> int:
+def check(name: str, state: RoundState, words: str) -> int:
     """Require that the bad clients are named and left out; return how many."""
     toys.assert_same(state.server, without(name).server)
-    assert torch.equal(state.who.ids, GOOD)
+    assert torch.equal(state.reporters.ids, GOOD)
     assert [r.split(":")[0] for r in sorted(state.rejected)] == [f"client {i}" for i in BAD]
     assert all(words in reason for reason in state.rejected), state.rejected
-    for n, v in begun(name).private.items():
-        assert torch.equal(state.private[n][list(BAD)], v[list(BAD)])
+    for n, v in begun(name).client_states.items():
+        assert torch.equal(state.client_states[n][list(BAD)], v[list(BAD)])
     return len(state.rejected)
 
 
@@ -136,15 +136,15 @@ def test_most_clients_decide_what_the_first_message_looks_like(name, place, kind
     method, bad = contract.built(name), PLACES[place]
     start, good = first(method, data(), 0), CLIENTS[bad != CLIENTS]
     odd = faults.corrupted(method, faults.POISONS[kind][0], bad)
-    found = advance(odd, data(), start, CLIENTS, CLIENTS, chunk=1)
-    expected = advance(method, data(), start, CLIENTS, good, chunk=1)
+    found = advance(odd, data(), start, CLIENTS, CLIENTS, chunk_size=1)
+    expected = advance(method, data(), start, CLIENTS, good, chunk_size=1)
     toys.assert_same(found.server, expected.server)
     toys.assert_same(found.message, expected.message)
     assert [reason.split(":")[0] for reason in found.rejected] == [f"client {bad}"]
     assert found.seen.tolist() == [i != bad for i in range(6)]
-    for n, v in found.private.items():
+    for n, v in found.client_states.items():
         assert not bool(v[bad].any())
-        assert n == faults.ID or torch.equal(v[good], expected.private[n][good])
+        assert n == faults.ID or torch.equal(v[good], expected.client_states[n][good])
 
 
 def test_clients_are_counted_and_not_the_chunks_that_they_train_in():
@@ -153,8 +153,8 @@ def test_clients_are_counted_and_not_the_chunks_that_they_train_in():
     halved = faults.POISONS["wrong type"][0]
     for chunk, bad, left in ((2, (3, 1), (0, 2, 4, 5)), (4, (3, 1, 5, 2), (1, 2, 3, 5))):
         odd = faults.corrupted(method, halved, *bad)
-        state = advance(odd, data(), start, CLIENTS, CLIENTS, chunk=chunk)
-        assert state.who.ids.tolist() == list(left)
+        state = advance(odd, data(), start, CLIENTS, CLIENTS, chunk_size=chunk)
+        assert state.reporters.ids.tolist() == list(left)
         assert len(state.rejected) == 6 - len(left)
     whole = advance(faults.corrupted(method, halved, *range(6)), data(), start, CLIENTS, CLIENTS)
     assert not whole.rejected  # all agree
@@ -220,7 +220,7 @@ def test_without_a_good_message_the_server_keeps_its_state_and_says_so(name, cap
 
 
 def test_a_merge_that_overflows_is_undone(blobs):
-    def aggregate(server, message, who, generator):
+    def aggregate(server, message, cohort, generator):
         return {n: v.sum(0) * 1e308 * 1e10 for n, v in message.items()}
 
     method = replace(fedavg.build(toys.net(), epochs=1), aggregate=aggregate)
@@ -237,16 +237,16 @@ def test_a_merge_that_overflows_is_undone(blobs):
 
 @contract.on_archetypes
 def test_who_is_not_heard_has_trained_and_the_rest_is_exact(name):
-    loss = Stragglers(fail=0.5)
-    (state,) = federate(contract.built(name), data(), 1, seed=3, chunk=6, stragglers=loss)
+    loss = Stragglers(drop_rate=0.5)
+    (state,) = federate(contract.built(name), data(), 1, seed=3, chunk_size=6, stragglers=loss)
     heard = loss.reported(CLIENTS, data().names, 3, 0)
     assert 0 < len(heard) < 6
-    assert torch.equal(state.who.ids, heard)
+    assert torch.equal(state.reporters.ids, heard)
     assert torch.equal(state.trained, CLIENTS)
     assert sorted(state.silent.tolist() + heard.tolist()) == CLIENTS.tolist()
     start = first(contract.built(name), data(), 3)
     method, lost = contract.built(name), state.silent
-    exact = advance(method, data(), start, CLIENTS, heard, lost, seed=3, chunk=6)
+    exact = advance(method, data(), start, CLIENTS, heard, lost, seed=3, chunk_size=6)
     assert torch.equal(state.steps, exact.steps)
     toys.assert_same_round(state, exact)
     assert state.seen.nonzero().flatten().tolist() == heard.tolist()
@@ -263,30 +263,34 @@ def refused(*_: object) -> Tensors:
 def test_who_was_not_merged_goes_back_to_what_it_had(name):
     method, some = contract.built(name), CLIENTS[:4]  # two are new afterwards
 
-    def begin() -> Round:
+    def begin() -> RoundState:
         return advance(method, data(), first(method, data(), 0), some, some)
 
     heard, lost = torch.tensor([1, 3]), [0, 2, 4]
     kept = torch.tensor([1, 3, 5])  # the last is not asked to report
-    had = {n: v.clone() for n, v in begin().private.items()}
-    exact = advance(method, data(), begin(), kept, heard).private
+    had = {n: v.clone() for n, v in begin().client_states.items()}
+    exact = advance(method, data(), begin(), kept, heard).client_states
     after = advance(method, data(), begin(), CLIENTS, heard, torch.tensor(lost))
-    toys.assert_same(*({n: v[lost] for n, v in p.items()} for p in (after.private, had)))
-    toys.assert_same(*({n: v[kept] for n, v in p.items()} for p in (after.private, exact)), **NEAR)
+    toys.assert_same(*({n: v[lost] for n, v in p.items()} for p in (after.client_states, had)))
+    toys.assert_same(
+        *({n: v[kept] for n, v in p.items()} for p in (after.client_states, exact)), **NEAR
+    )
     assert after.seen.nonzero().flatten().tolist() == [0, 1, 2, 3, 5]
-    had = {n: v.clone() for n, v in after.private.items()}
+    had = {n: v.clone() for n, v in after.client_states.items()}
     stuck = advance(replace(method, aggregate=refused), data(), after, CLIENTS, CLIENTS)
     assert stuck.rejected == ("the server: no message suits",)
-    toys.assert_same(dict(stuck.private.items()), had)
+    toys.assert_same(dict(stuck.client_states.items()), had)
     assert torch.equal(stuck.seen, after.seen)
 
 
 @contract.on_archetypes
 def test_part_of_the_work_is_finite_and_less(name):
-    (part,) = federate(contract.built(name), data(), 1, chunk=6, stragglers=Stragglers(least=0.01))
-    assert torch.equal(part.who.ids, CLIENTS)
+    (part,) = federate(
+        contract.built(name), data(), 1, chunk_size=6, stragglers=Stragglers(min_work=0.01)
+    )
+    assert torch.equal(part.reporters.ids, CLIENTS)
     assert not part.rejected
-    (whole,) = federate(contract.built(name), data(), 1, chunk=6)
+    (whole,) = federate(contract.built(name), data(), 1, chunk_size=6)
     assert bool((part.steps <= whole.steps).all())
     assert bool((part.steps > 0).all())
     several = any(callable(p.epochs) or p.epochs > 1 for p in contract.built(name).phases)
@@ -317,7 +321,7 @@ def test_epochs_are_drawn_for_every_client_and_round():
     ids, names = torch.arange(200), [f"client {i}" for i in range(200)]
 
     def epochs(number: int) -> Tensor:
-        return Stragglers(least=0.2).working(method, names, 0, number).phases[0].epochs(ids)
+        return Stragglers(min_work=0.2).working(method, names, 0, number).phases[0].epochs(ids)
 
     first_, second = epochs(0), epochs(1)
     assert (int(first_.min()), int(first_.max())) == (3, 10)  # more than 2, at most 10
@@ -330,14 +334,16 @@ def test_epochs_are_drawn_for_every_client_and_round():
 
 def test_epochs_of_ones_own_are_shortened_too():
     method = fedavg.build(toys.net(), epochs=lambda ids: ids)
-    got = Stragglers(least=0.5).working(method, data().names, 0, 0).phases[0].epochs(CLIENTS)
+    got = Stragglers(min_work=0.5).working(method, data().names, 0, 0).phases[0].epochs(CLIENTS)
     assert got[0] == 0
     assert all(-(-i // 2) <= e <= i for i, e in enumerate(got.tolist()))
 
 
 @pytest.mark.parametrize(("fail", "least"), [(-0.1, 1), (1.1, 1), (0, 0), (0, 1.5), (torch.nan, 1)])
 def test_stragglers_out_of_range_are_refused(fail, least):
-    with pytest.raises(ValueError, match=f"(fail is {fail}|least is {least}); expected a number"):
+    with pytest.raises(
+        ValueError, match=f"(drop_rate is {fail}|min_work is {least}); expected a number"
+    ):
         Stragglers(fail, least)
 
 
@@ -345,12 +351,12 @@ def test_records_count_who_trained_and_who_reported():
     run = fit(fedavg.build(toys.net()), data(), 4, stragglers=Stragglers(0.5), progress=False)
     assert [r.trained for r in run.records] == [list(range(6))] * 4
     assert 0 < sum(len(r.reported) for r in run.records) < 24
-    assert run.records[-1].reported == run.state.who.ids.tolist()
+    assert run.records[-1].reported == run.state.reporters.ids.tolist()
     assert all(sorted(r.reported + r.silent) == r.trained for r in run.records)
 
 
 def test_records_count_the_steps_of_every_client():
-    part = Stragglers(least=0.3)
+    part = Stragglers(min_work=0.3)
     method = fedavg.build(toys.net(), epochs=4, batch=5)
     run = fit(method, data(), 2, stragglers=part, progress=False)
     batches = [-(-size // 5) for size in data().sizes.tolist()]
@@ -358,7 +364,7 @@ def test_records_count_the_steps_of_every_client():
     for number, made in enumerate(steps):
         epochs = part.working(method, data().names, 0, number).phases[0].epochs(CLIENTS).tolist()
         assert made == [e * b for e, b in zip(epochs, batches, strict=True)]
-    found = run.work()
+    found = run.workload()
     assert found["gradient_steps"][3] == steps[0][3] + steps[1][3]
     assert found["rounds_trained"][3] == 2
     assert found["rounds_silent"][3] == 0

@@ -156,9 +156,9 @@ def test_a_fit_does_not_load_the_compiler_of_torch():
 
 # What is not on top is one dot away.
 ONE_DOT_AWAY = {
-    "checks": "by_class calibration calibration_by_client compare_loo loo newcomer pit predict "
-    "predict_batch predictive_checks Ranks sbc Scores uncertainty",
-    "data": "Dataset Who",
+    "checks": "calibration calibration_by_client classification_report compare_loo loo "
+    "new_client_posterior pit predict predict_batch predictive_checks Ranks sbc Scores uncertainty",
+    "data": "Cohort Dataset",
     "datasets": "load per_class",
     "federations": "split",
     "figures": "alphas clients cost coverage curves forest ranks reliability reliability_by_client "
@@ -172,8 +172,8 @@ ONE_DOT_AWAY = {
     "nets": "Network build",
     "participation": "bernoulli everyone fixed fraction",
     "priors": "fixed flat student_t",
-    "privacy": "Masks Privacy Spent private summed unmask",
-    "reference": "centralised cost nuts pooled",
+    "privacy": "Masks Privacy PrivacySpent private summed unmask",
+    "reference": "centralised compare_posteriors nuts pooled",
     "aggregation": "average descend weighted_mean",
 }
 

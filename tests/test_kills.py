@@ -15,8 +15,17 @@ from promises import others_slow
 
 from pyrofl.files import lock
 
-MORE = ["--per-class", "6", "--clients", "4", "--net", "softmax", "--quiet", "--every", "1"]
-MORE += ["--participation", "bernoulli:0.7", "--fail", "0.2", "--partial", "0.4", "--seed", "5"]
+MORE = ["--per-class", "6", "--clients", "4", "--net", "softmax", "--quiet", "--eval-every", "1"]
+MORE += [
+    "--participation",
+    "bernoulli:0.7",
+    "--drop-rate",
+    "0.2",
+    "--min-work",
+    "0.4",
+    "--seed",
+    "5",
+]
 MORE += ["--checkpoint-every", "1"]
 RESULTS = ("metrics.csv", "clients.csv", "rows.csv", "posterior.nc")
 FACTS = ("bytes_up", "bytes_down", "trained", "reported", "rejected", "rounds")
@@ -128,7 +137,7 @@ def test_a_run_may_go_on_to_more_rounds_if_it_was_tested_when_it_would_have_been
     whole, out = tmp_path / "whole", tmp_path / "run"
 
     def words(at: Path, rounds: int, every: int) -> list[str]:
-        return [*command("local", at, rounds), "--every", str(every)]
+        return [*command("local", at, rounds), "--eval-every", str(every)]
 
     assert forked(words(whole, 8, 4)).codes == [0]
     assert forked(words(out, 5, 2)).codes == [0]  # the file has the tests of rounds 2 and 4
@@ -137,7 +146,7 @@ def test_a_run_may_go_on_to_more_rounds_if_it_was_tested_when_it_would_have_been
         assert ended.codes == [2 if lacking else 0]
         assert not lacking or ended.told == [
             f"pyrofl: error: {out}/checkpoint.safetensors was tested after rounds [2, 4]; expected "
-            "--rounds and --every that ask for no others up to round 5; "
+            "--rounds and --eval-every that ask for no others up to round 5; "
             f"{rounds} and {every} ask for round {lacking}"
         ]
     go_on(forked, words(out, 8, 4), whole)

@@ -33,19 +33,19 @@ def table(file: str, target: str, group: str, *features: str) -> Federation:
     rows = datasets.load(
         f"csv:{folder / file}",
         target=target,
-        group=group,
+        client_column=group,
         features=list(features),
-        test_share=0.0,
+        test_fraction=0.0,
     )
     return federations.split(rows, "groups").to("cpu", torch.float64)
 
 
 def cost_of(program: Program, data: Federation, shared: str, steps: int) -> pd.DataFrame:
     """Return what federation costs beside 200 draws of NUTS."""
-    method = pvi.hierarchical(program, data, shared=shared, draws=32, steps=steps)
+    method = pvi.hierarchical(program, data, shared=shared, num_particles=32, steps=steps)
     run = pyrofl.fit(method, data, 50, progress=False)
     exact = reference.nuts(program, data, 200, 200, 1, shared=shared, jit=True, max_tree_depth=8)
-    return reference.cost(run.to_arviz(draws=2000), exact)
+    return reference.compare_posteriors(run.to_arviz(draws=2000), exact)
 
 
 def per_variable(cost: pd.DataFrame) -> pd.DataFrame:
@@ -143,7 +143,7 @@ NUTS = {
 @pytest.fixture
 def ran(monkeypatch, tmp_path):
     """Return a function that runs an example as it is, but for NUTS; and gives its names."""
-    cost = reference.cost
+    cost = reference.compare_posteriors
     monkeypatch.setattr(reference, "nuts", lambda *_, **__: None)
     monkeypatch.setattr(reference, "cost", lambda federated, _: cost(federated, federated))
 
@@ -178,7 +178,9 @@ def test_no_seed_loses_the_spreads_of_lines(seed, ran, monkeypatch):
     monkeypatch.setattr(pyrofl, "fit", lambda method, data, rounds: run_of(method, data))
 
     def run_of(method, data):
-        few = pvi.hierarchical(programs.lines, data, shared="beta sd sigma", draws=16, steps=20)
+        few = pvi.hierarchical(
+            programs.lines, data, shared="beta sd sigma", num_particles=16, steps=20
+        )
         return FIT(few, data, 20, seed=seed, progress=False)
 
     assert_as_nuts("lines", ran("lines")["federated"])
@@ -196,7 +198,7 @@ def test_censored_times_with_frailties_are_those_of_nuts(seed):
     status, age, sex = data.x.T
     x = torch.stack([status, age / 10, 1.0 * (sex == 2)], 1)
     data = replace(data, x=x, y=data.y / 30)
-    method = pvi.hierarchical(programs.frailty, data, shared="b0 beta shape tau", draws=64)
+    method = pvi.hierarchical(programs.frailty, data, shared="b0 beta shape tau", num_particles=64)
     run = pyrofl.fit(method, data, 30, seed=seed, progress=False)
     assert not any(round.rejected for round in run.records)
     assert_as_nuts("kidney", run.to_arviz(draws=2000))

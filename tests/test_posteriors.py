@@ -115,7 +115,7 @@ def test_a_row_is_bad_where_one_coordinate_is():
     assert (row["shift"].at, round(row["shift"].value, 1)) == ("mu", -0.2)
 
 
-QUICK = {"draws": 32, "steps": 5}
+QUICK = {"num_particles": 32, "steps": 5}
 EXACT = json.loads(compare.EXACT.read_text())
 
 

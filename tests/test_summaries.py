@@ -42,7 +42,7 @@ def test_a_federation_draws_who_holds_what():
     text = data._repr_html_()
     assert len(pictures(text)) == 1
     assert "2, and 0 held out" in text
-    numbers = pyrofl.Federation.of({"<b>": ([[1.0], [2.0]], [0.5, 1.5])})
+    numbers = pyrofl.Federation.from_arrays({"<b>": ([[1.0], [2.0]], [0.5, 1.5])})
     assert len(pictures(numbers._repr_html_())) == 1
 
 
@@ -56,9 +56,9 @@ def test_a_method_shows_its_card():
 
 @pytest.mark.parametrize("every", [0, 1])
 def test_a_run_shows_its_course_and_its_verdict(every):
-    run = pyrofl.fit(fedavg.build(toys.net()), toys.blobs(), 2, every=every, progress=False)
+    run = pyrofl.fit(fedavg.build(toys.net()), toys.blobs(), 2, eval_every=every, progress=False)
     text = run._repr_html_()
     assert len(pictures(text)) == 1
-    assert str(run.verdict)[:20] in text
+    assert str(run.status)[:20] in text
     begun = pyrofl.fit(fedavg.build(toys.net()), toys.blobs(), 0, progress=False)
     assert pictures(begun._repr_html_()) == []

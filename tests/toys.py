@@ -15,10 +15,10 @@ from torch import Generator, Size, Tensor
 from torch.distributions import transform_to
 from torch.nn.functional import softplus
 
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import Optim, sgd
@@ -73,11 +73,11 @@ def net(spec: str = "mlp:6") -> Network:
     return build(spec, (FEATURES,), CLASSES)
 
 
-def who(data: Federation, *ids: int) -> Who:
-    return data.who(torch.tensor(ids))
+def who(data: Federation, *ids: int) -> Cohort:
+    return data.cohort(torch.tensor(ids))
 
 
-def last(method: Method, data: Federation, rounds: int = 3, **options: object) -> Round:
+def last(method: Method, data: Federation, rounds: int = 3, **options: object) -> RoundState:
     """Return the state after some rounds."""
     return list(federate(method, data, rounds, **options))[-1]  # type: ignore[arg-type]
 
@@ -102,14 +102,14 @@ def assert_same(
         )
 
 
-def assert_same_round(a: Round, b: Round, rtol: float = 0.0, atol: float = 0.0) -> None:
+def assert_same_round(a: RoundState, b: RoundState, rtol: float = 0.0, atol: float = 0.0) -> None:
     """Compare all that two rounds hold."""
-    for part in ("server", "private", "message", "loss"):
+    for part in ("server", "client_states", "message", "loss"):
         assert_same(getattr(a, part), getattr(b, part), rtol, atol)
-    assert_same({"ids": a.who.ids, "seen": a.seen}, {"ids": b.who.ids, "seen": b.seen})
+    assert_same({"ids": a.reporters.ids, "seen": a.seen}, {"ids": b.reporters.ids, "seen": b.seen})
     assert torch.equal(a.trained, b.trained)
-    assert torch.equal(a.down, b.down)
-    assert torch.equal(a.up, b.up)
+    assert torch.equal(a.bytes_down, b.bytes_down)
+    assert torch.equal(a.bytes_up, b.bytes_up)
     assert (a.number, a.rejected) == (b.number, b.rejected)
 
 
@@ -188,7 +188,7 @@ Family = Callable[[Federation], tuple[Program, guides.Guide]]
 def _networks(guide: guides.Family) -> Family:
     def make(data: Federation) -> tuple[Program, guides.Guide]:
         model = Supervised(net(), categorical, fixed(dist.Normal, 0.1, 0.7))
-        return model, guide(net().shapes, scale=0.1)
+        return model, guide(net().shapes, init_scale=0.1)
 
     return make
 
@@ -238,11 +238,13 @@ def trained(
     def init(generator: Generator, clients: int) -> Tensors:
         return guide.start(net().init(generator) if "mu/*" in guide.names else {})
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         return under("mine", received)
 
-    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return average(message, who.size)
+    def aggregate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
+        return average(message, cohort.size)
 
     def keep(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         return under("mine", {n: local[n] for n in received})

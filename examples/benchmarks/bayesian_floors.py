@@ -39,7 +39,7 @@ Pair = tuple[Tensor, Tensor]  # mean and root of clients, [C, d] each
 def pvi(
     data: Federation,
     start: Weights,
-    chunk: int,
+    chunk_size: int,
     epochs: int = 20,
     draws: int = 8,
     lr: float = 0.3,
@@ -56,10 +56,10 @@ def pvi(
     means, roots = shift / precision, precision.rsqrt()  # where clients start: what comes down
     while True:
         total = [torch.zeros_like(v) for v in whole]
-        for who in chunks(data, chunk):
-            rows = minibatch(data, schedule(data, who, 1, None), 0, len(who))
-            cavity = [v - factor[who] for v, factor in zip(whole, factors, strict=True)]
-            mean, root = means[who].requires_grad_(), roots[who].requires_grad_()
+        for cohort in chunks(data, chunk_size):
+            rows = minibatch(data, schedule(data, cohort, 1, None), 0, len(cohort))
+            cavity = [v - factor[cohort] for v, factor in zip(whole, factors, strict=True)]
+            mean, root = means[cohort].requires_grad_(), roots[cohort].requires_grad_()
             for step in range(epochs):
                 half = torch.randn(draws // 2, *mean.shape, generator=source)
                 noise = torch.cat([half, -half])
@@ -72,11 +72,11 @@ def pvi(
                         _free_energy, noise=noise, cavity=cavity, rows=rows, shapes=shapes
                     )
                     _shorten(energy, before, (mean, root))
-            means[who], roots[who] = mean.detach(), root.detach()
-            precision = roots[who].square().reciprocal()
-            for i, v in enumerate((means[who] * precision, precision)):
+            means[cohort], roots[cohort] = mean.detach(), root.detach()
+            precision = roots[cohort].square().reciprocal()
+            for i, v in enumerate((means[cohort] * precision, precision)):
                 change = damping * (v - whole[i])
-                factors[i][who] += change
+                factors[i][cohort] += change
                 total[i] += change.sum(0)
         whole = [v + more for v, more in zip(whole, total, strict=True)]
         yield whole[0] / whole[1]
@@ -135,7 +135,7 @@ def _network(x: Tensor, weights: Weights) -> Tensor:
 def pfedbayes(
     data: Federation,
     start: Weights,
-    chunk: int,
+    chunk_size: int,
     epochs: int = 5,
     batch: int = 50,
     draws: int = 2,
@@ -151,10 +151,10 @@ def pfedbayes(
     middle = len(start)
     while True:
         total = [torch.zeros_like(w) for w in server]
-        for who in chunks(data, chunk):
-            plan = schedule(data, who, epochs, batch)
-            near = [w.expand(len(who), *w.shape).clone().requires_grad_() for w in server]
-            mine = [v[who].requires_grad_() for v in own]
+        for cohort in chunks(data, chunk_size):
+            plan = schedule(data, cohort, epochs, batch)
+            near = [w.expand(len(cohort), *w.shape).clone().requires_grad_() for w in server]
+            mine = [v[cohort].requires_grad_() for v in own]
             results = [[v.detach() for v in part] for part in (mine, near)]  # the same memory
             on_mine: torch.optim.Optimizer
             on_near: torch.optim.Optimizer
@@ -164,7 +164,7 @@ def pfedbayes(
                     mine, on_mine = narrowed(mine, on_mine, active)
                     near, on_near = narrowed(near, on_near, active)
                 x, y, mask = minibatch(data, plan, t, active)
-                weight, size = kl / data.sizes[who[:active]], mask.sum(1) * draws
+                weight, size = kl / data.sizes[cohort[:active]], mask.sum(1) * draws
                 for _ in range(repeat):
                     w = [
                         m + softplus(s) * torch.randn(draws, *m.shape, generator=source)
@@ -174,7 +174,7 @@ def pfedbayes(
                     descend((fit + weight * _apart(mine, near)).sum(), mine, on_mine)
                 descend((weight * _apart(mine, near)).sum(), near, on_near)
             for table, v in zip(own, results[0], strict=True):
-                table[who] = v
+                table[cohort] = v
             for table, v in zip(total, results[1], strict=True):
                 table += v.sum(0) / data.clients
         server = total
@@ -191,7 +191,7 @@ def _apart(q: Weights, p: Weights) -> Tensor:
 def fedpop(
     data: Federation,
     start: Weights,
-    chunk: int,
+    chunk_size: int,
     burn_in: int = 2,
     epochs: int = 5,
     batch: int = 10,
@@ -210,21 +210,21 @@ def fedpop(
         bases, centre, spread = (
             [torch.zeros_like(w) for w in part] for part in (start[:2], start[2:], start[2:])
         )
-        for who in chunks(data, chunk):
+        for cohort in chunks(data, chunk_size):
             base, z = (
-                [w.expand(len(who), *w.shape).clone() for w in weights[:2]],
-                [h[who] for h in heads],
+                [w.expand(len(cohort), *w.shape).clone() for w in weights[:2]],
+                [h[cohort] for h in heads],
             )
-            first, second = ([memory * v[who] for v in part] for part in (sums, squares))
-            draws, size = memory * count[who], data.sizes[who].to(data.dtype)
+            first, second = ([memory * v[cohort] for v in part] for part in (sums, squares))
+            draws, size = memory * count[cohort], data.sizes[cohort].to(data.dtype)
             least = (lr_head / size).sqrt()  # wide enough for the chain's steps
             population = weights[2:], [d.maximum(like(least, d[None])) for d in deviation]
-            early = schedule(data, who, burn_in, batch)
+            early = schedule(data, cohort, burn_in, batch)
             for t in range(len(early.rows)):
                 active = int((early.steps > t).sum())
                 rows = minibatch(data, early, t, active)
                 _shake(z, rows, [w[:active] for w in base], population, size, lr_head, source)
-            for (x, y, mask), params, optimiser in steps(data, who, base, epochs, batch, lr):
+            for (x, y, mask), params, optimiser in steps(data, cohort, base, epochs, batch, lr):
                 n = len(x)
                 still = [p.detach() for p in params]
                 _shake(z, (x, y, mask), still, population, size, lr_head, source)
@@ -234,9 +234,9 @@ def fedpop(
                 draws[:n] += 1
                 fit = losses(_mlp(x, [*params, *(v[:n] for v in z)]), y, mask).sum(1) / mask.sum(1)
                 descend(fit.sum(), params, optimiser)
-            count[who] = draws
+            count[cohort] = draws
             for i, v in enumerate(z):
-                heads[i][who], sums[i][who], squares[i][who] = v, first[i], second[i]
+                heads[i][cohort], sums[i][cohort], squares[i][cohort] = v, first[i], second[i]
                 centre[i] += (first[i] / like(draws, v)).sum(0) / data.clients
                 spread[i] += (second[i] / like(draws, v)).sum(0) / data.clients
             for table, v in zip(bases, base, strict=True):

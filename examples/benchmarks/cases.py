@@ -99,7 +99,7 @@ def good(setting: str, heads: bool, rounds: int = 0) -> Sides:
     method, begin = build(network(data)), start(data)
 
     def mine() -> Side:  # pFedVEM trains all clients if `trains` is missing
-        return ours(method, data, trains=draw, check=not rounds)
+        return ours(method, data, training_clients=draw, check=not rounds)
 
     def other() -> Side:
         return partial(next, loop(data, begin, draw))
@@ -121,7 +121,7 @@ def fedavg_authors(setting: str) -> Sides:
     """Compare FedAvg with a loop over clients that has a DataLoader."""
     data = SETTINGS[setting].make()
     net = network(data)
-    other = research_loop.fedavg(data, net.fresh(generator(0)))
+    other = research_loop.fedavg(data, net.init_module(generator(0)))
     return ours(fedavg.build(net, epochs=1), data), partial(next, other)
 
 
@@ -167,13 +167,18 @@ def images(spec: str, clients: int, rows: int) -> Sides:
     data = sized([rows] * clients, (3, 32, 32), table=1000, seed=2)  # as large as those of CIFAR
     net = network(data, spec)
     method = fedavg.build(net, epochs=1, batch=good_loop.BATCH)
-    return ours(method, data), partial(next, good_loop.images(data, net.fresh(generator(0))))
+    return ours(method, data), partial(next, good_loop.images(data, net.init_module(generator(0))))
 
 
 def pyro_svi() -> Sides:
     """Compare Bayesian softmax regression of 100 clients with `pyro.infer.SVI` for each client."""
     data = sized([50] * 100, (64,))
-    bayesian = {"prior": fixed(), "guide": guides.mean_field, "scale": 0.05, "draws": 1}
+    bayesian = {
+        "prior": fixed(),
+        "guide": guides.mean_field,
+        "init_scale": 0.05,
+        "num_particles": 1,
+    }
     training = {"epochs": 10, "batch": None, "momentum": 0.0}
     method = fedavg.build(network(data, "softmax"), **bayesian, **training)
     return ours(method, data), partial(next, research_loop.svi(data, 10, lr=0.01, scale=0.05))
@@ -207,7 +212,7 @@ def two_of_many() -> Sides:
         data = sized([50] * count)
         draw = SETTINGS["two"].draw
         method = pfedvem.build(network(data))
-        return ours(method, data, trains=draw, state_memory=2**30)
+        return ours(method, data, training_clients=draw, max_state_bytes=2**30)
 
     return of(10_000), of(100)
 

@@ -33,7 +33,7 @@ from pyrofl.tensors import generator, like
 def fedavg(
     data: Federation,
     start: Weights,
-    chunk: int,
+    chunk_size: int,
     epochs: int = 1,
     batch: int = BATCH,
     lr: float = 0.01,
@@ -42,13 +42,13 @@ def fedavg(
     weights = start
     while True:
         total = [torch.zeros_like(w) for w in weights]
-        for who in chunks(data, chunk):
-            own = [w.expand(len(who), *w.shape).clone() for w in weights]
-            for (x, y, mask), params, optimiser in steps(data, who, own, epochs, batch, lr):
+        for cohort in chunks(data, chunk_size):
+            own = [w.expand(len(cohort), *w.shape).clone() for w in weights]
+            for (x, y, mask), params, optimiser in steps(data, cohort, own, epochs, batch, lr):
                 w1, b1, w2, b2 = params
                 each = losses(products(products(x, w1, b1).relu(), w2, b2), y, mask)
                 descend((each.sum(1) / mask.sum(1)).sum(), params, optimiser)
-            size = data.sizes[who].to(data.dtype)
+            size = data.sizes[cohort].to(data.dtype)
             for part, mine in zip(total, own, strict=True):
                 part += torch.tensordot(size, mine, 1)
         weights = [part / data.sizes[: data.clients].sum() for part in total]
@@ -56,7 +56,7 @@ def fedavg(
 
 
 def pfedvem(
-    data: Federation, start: Weights, chunk: int, share: float, lr: float = 1e-3
+    data: Federation, start: Weights, chunk_size: int, share: float, lr: float = 1e-3
 ) -> Iterator[Weights]:
     """Run pFedVEM, of which a share reports, yielding base and centre after each round."""
     weights, source = start, generator(0)
@@ -67,20 +67,20 @@ def pfedvem(
         reporting = torch.rand(data.clients, generator=source) < share
         reporting[:2] = True
         bases, taus = [torch.zeros_like(w) for w in weights[:2]], torch.zeros(data.clients)
-        for who in chunks(data, chunk):
-            base = [w.expand(len(who), *w.shape).clone() for w in weights[:2]]
-            mu, pi = ([v[who].clone().requires_grad_() for v in part] for part in (mean, spread))
+        for cohort in chunks(data, chunk_size):
+            base = [w.expand(len(cohort), *w.shape).clone() for w in weights[:2]]
+            mu, pi = ([v[cohort].clone().requires_grad_() for v in part] for part in (mean, spread))
             with torch.no_grad():
                 parts = zip(mu, pi, weights[2:], strict=True)
                 around = [softplus(p).square() + (m - c).square() for m, p, c in parts]
-                taus[who] = tau = d / torch.cat([v.flatten(1) for v in around], 1).sum(1)
-                x, y, mask = minibatch(data, schedule(data, who, 1, None), 0, len(who))
+                taus[cohort] = tau = d / torch.cat([v.flatten(1) for v in around], 1).sum(1)
+                x, y, mask = minibatch(data, schedule(data, cohort, 1, None), 0, len(cohort))
                 features = products(x, *base).relu()
             on_heads = torch.optim.SGD(mu + pi, lr, MOMENTUM, fused=True)
             for _ in range(HEAD_EPOCHS):
                 value = losses(_head(features, mu, pi, source), y, mask).sum() / DRAWS
                 descend(value + _from_centre(mu, pi, weights[2:], tau), mu + pi, on_heads)
-            left = steps(data, who, base, BASE_EPOCHS, BATCH, lr)
+            left = steps(data, cohort, base, BASE_EPOCHS, BATCH, lr)
             for (x, y, mask), params, optimiser in left:
                 hidden = products(x, *params).relu()
                 known, width = ([v.detach()[: len(x)] for v in part] for part in (mu, pi))
@@ -88,8 +88,8 @@ def pfedvem(
                 scale = mask.sum(1) * DRAWS
                 descend((each.sum((0, 2)) / scale).sum(), params, optimiser)
             for table, v in zip(mean + spread, mu + pi, strict=True):
-                table[who] = v.detach()
-            size = data.sizes[who] * reporting[who]
+                table[cohort] = v.detach()
+            size = data.sizes[cohort] * reporting[cohort]
             for table, v in zip(bases, base, strict=True):
                 table += torch.tensordot(size.to(v), v, 1)
         weight = taus * reporting

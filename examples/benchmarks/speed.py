@@ -105,7 +105,7 @@ def peak(clients: int) -> tuple[float, float]:
     torch.set_num_threads(1)
     data = sized([50] * clients)
     method = pfedvem.build(network(data), head_epochs=2, base_epochs=1)
-    run = ours(method, data, trains=fraction(0.1), state_memory=2**30)
+    run = ours(method, data, training_clients=fraction(0.1), max_state_bytes=2**30)
     before = resident()
     seconds = [timed(run).wall for _ in range(3)]
     return resident() - before, median(seconds[1:])

@@ -19,22 +19,22 @@ Weights = list[Tensor]
 Rows = tuple[Tensor, Tensor, Tensor]  # x [C, B, in], y [C, B], mask [C, B]
 
 
-def chunks(data: Federation, chunk: int) -> Iterator[Tensor]:
+def chunks(data: Federation, chunk_size: int) -> Iterator[Tensor]:
     """Yield the ids of clients that are trained side by side, those with the most rows first."""
-    yield from data.sizes[: data.clients].argsort(descending=True).split(chunk)
+    yield from data.sizes[: data.clients].argsort(descending=True).split(chunk_size)
 
 
-def schedule(data: Federation, who: Tensor, epochs: int, batch: int | None) -> Schedule:
+def schedule(data: Federation, cohort: Tensor, epochs: int, batch: int | None) -> Schedule:
     """Schedule the minibatches of some clients."""
-    rows = [data.train[i] for i in who.tolist()]
-    return make_schedule(rows, [epochs] * len(rows), batch, [generator(0, int(i)) for i in who])
+    rows = [data.train[i] for i in cohort.tolist()]
+    return make_schedule(rows, [epochs] * len(rows), batch, [generator(0, int(i)) for i in cohort])
 
 
 def steps(
-    data: Federation, who: Tensor, own: Weights, epochs: int, batch: int, lr: float
+    data: Federation, cohort: Tensor, own: Weights, epochs: int, batch: int, lr: float
 ) -> Iterator[tuple[Rows, Weights, torch.optim.Optimizer]]:
     """Yield the rows of clients with a step left, their weights and the optimiser of these."""
-    planned = schedule(data, who, epochs, batch)
+    planned = schedule(data, cohort, epochs, batch)
     left = (planned.steps > torch.arange(len(planned.rows))[:, None]).sum(1).tolist()
     params = [w.detach().requires_grad_() for w in own]
     optimiser: torch.optim.Optimizer = torch.optim.SGD(params, lr, MOMENTUM, fused=True)

@@ -35,12 +35,12 @@ def views(part: pd.DataFrame) -> list[str]:
 
     A personal model that is the global one, as of FedAvg before fine-tuning, has none of its own.
     """
-    of = {key: rows["value"] for key, rows in part.groupby(["model", "adapted"], sort=False)}
+    of = {key: rows["value"] for key, rows in part.groupby(["model", "adaptation"], sort=False)}
     none = pd.Series(dtype=float)
     common, own = (of.get((model, "none"), none) for model in ("global", "personal"))
     if common.tolist() == own.tolist():
         own = none
-    return [percent(one) for one in (common, own, of.get(("personal", "adapt"), none))]
+    return [percent(one) for one in (common, own, of.get(("personal", "fine_tune"), none))]
 
 
 def fashion() -> str:
@@ -74,7 +74,7 @@ def tuned(folder: Path = EXAMPLES / "papers/tuned") -> str:
     scores = pd.read_csv(folder / "scores.csv")
     budget = pd.read_csv(folder / "budget.csv").set_index("method")
     scores = scores[scores["metric"] == "accuracy"]
-    means = scores.groupby(["method", "model", "adapted"])["value"].mean()
+    means = scores.groupby(["method", "model", "adaptation"])["value"].mean()
     order = means.groupby("method").max().sort_values(ascending=False, kind="stable").index
     rows = []
     for method in order:

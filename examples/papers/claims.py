@@ -18,21 +18,25 @@ def hundred_by(column: str, *methods: str) -> str:
 
 
 def at_forty(
-    metric: str, method: str, scale: float = 100, file: str = "overfit", who: str = "training"
+    metric: str,
+    method: str,
+    scale: float = 100,
+    file: str = "overfit",
+    population: str = "training",
 ) -> str:
     """Return a score of MetaVD's page at round 40, with ten draws if the method is Bayesian."""
-    return spread(at_40(metric, method, scale, file, who), ".3g", ".2g")
+    return spread(at_40(metric, method, scale, file, population), ".3g", ".2g")
 
 
-def at_40(metric: str, method: str, scale: float, file: str, who: str) -> list[float]:
+def at_40(metric: str, method: str, scale: float, file: str, population: str) -> list[float]:
     """Return a score of MetaVD's page at round 40 for each seed."""
-    where = {"round": "40", "population": who, "by": "draws" if "VD" in method else "mean"}
+    where = {"round": "40", "population": population, "by": "draws" if "VD" in method else "mean"}
     return kept(f"metavd/{file}.csv", "value", scale, metric=metric, method=method, **where)
 
 
-def metavd(metric: str, file: str, who: str = "training") -> str:
+def metavd(metric: str, file: str, population: str = "training") -> str:
     """Return the change from X to X + MetaVD at round 40, paired by seed."""
-    of, plain = (at_40(metric, method, 100, file, who) for method in ("X+MetaVD", "X"))
+    of, plain = (at_40(metric, method, 100, file, population) for method in ("X+MetaVD", "X"))
     change = spread([a - b for a, b in zip(of, plain, strict=True)], "+.1f")
     return f"{change} (X: {mean(plain):.1f})"
 

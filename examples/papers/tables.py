@@ -94,8 +94,8 @@ def regimes(file: str) -> str:
                 of.setdefault(key, []).append(scale * float(line["value"]))
             ways = ("mean", "draws") if "VD" in method else ("mean",)
             cells = [
-                " / ".join(spread(of[who, metric, way], ".3g", ".2g") for way in ways)
-                for who in ("training", "held_out")
+                " / ".join(spread(of[population, metric, way], ".3g", ".2g") for way in ways)
+                for population in ("training", "held_out")
                 for metric in ("accuracy", "nll", "ece")
             ]
             shares = [
@@ -103,8 +103,8 @@ def regimes(file: str) -> str:
             ]
             last = [spread(share, ".3g", ".2g") if any(share) else "" for share in shares]
             rows.append([method, number, str(len(by(lines, "seed"))), *cells, *last])
-    who = ["accuracy", "NLL", "ECE", "held-out accuracy", "NLL", "ECE"]
-    return markdown(["method", "round", "seeds", *who, "rates > 0.9", "pruned"], rows)
+    head = ["accuracy", "NLL", "ECE", "held-out accuracy", "NLL", "ECE"]
+    return markdown(["method", "round", "seeds", *head, "rates > 0.9", "pruned"], rows)
 
 
 def pull() -> str:

@@ -27,7 +27,7 @@ from references import cached
 
 import pyrofl
 from pyrofl import Run
-from pyrofl.inference.monitoring.status import verdict
+from pyrofl.inference.monitoring.status import convergence_status
 
 HERE = Path(__file__).parent
 EXACT = HERE / "exact.json"
@@ -101,7 +101,7 @@ def row_of(problem: Problem, name: str, variant: Variant, folder: Path) -> dict[
         "rows": int(data.sizes.sum()),
         "rounds": problem.rounds,
         "converged": converged(run),
-        "verdict": str(run.verdict),
+        "verdict": str(run.status),
         "seconds": seconds,
         "reference": problem.exact,
         "reference_seconds": known.seconds,
@@ -115,7 +115,7 @@ def row_of(problem: Problem, name: str, variant: Variant, folder: Path) -> dict[
 def converged(run: Run) -> int | None:
     """Return after which round the run had converged, None if it has not."""
     records, known = run.records, range(1, len(run.records) + 1)
-    return next((r for r in known if verdict(records[:r]).kind == "converged"), None)
+    return next((r for r in known if convergence_status(records[:r]).kind == "converged"), None)
 
 
 def stated(row: Mapping[str, Any]) -> list[str]:

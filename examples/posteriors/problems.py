@@ -77,9 +77,9 @@ class Problem:
 
 sleep = partial(tables.courses, "sleepstudy", "Reaction", "Days", "Subject")
 rats = partial(tables.courses, "rats_growth", "weight", "day", "rat")
-FEW = {"draws": 32, "steps": 5}
-MANY = {"draws": 96, "steps": 5}
-LINES = {"draws": 32, "steps": 20}
+FEW = {"num_particles": 32, "steps": 5}
+MANY = {"num_particles": 96, "steps": 5}
+LINES = {"num_particles": 32, "steps": 20}
 LKJ = Problem(
     "sleepstudy_lkj",
     "normal, correlated effects",

@@ -43,7 +43,7 @@ def fits(problem: Problem, method: Method, seeds: int) -> Iterator[tuple[Draws, 
     state = start = replicas.first_of(begin.server, seeds, clients)
     stack = replicas.side_by_side(method, clients)
     rejected = [0] * seeds
-    for state in federate(stack, many, problem.rounds, start=start, check=False):
+    for state in federate(stack, many, problem.rounds, resume_from=start, check=False):
         for told in state.rejected:
             rejected[int(told.partition("/")[0])] += 1
     own = problem.own.split()
@@ -59,7 +59,7 @@ def swept(problem: Problem, draws: int, seeds: int) -> dict[str, Any]:
     if known is None:
         raise SystemExit(f"{problem.name}: no reference yet; run compare.py --only {problem.name}")
     began = time.process_time()
-    method = problem.method(problem.load(), **({"draws": draws} if draws else {}))
+    method = problem.method(problem.load(), **({"num_particles": draws} if draws else {}))
     shifts, low, high, rejected = [], [], [], 0
     for found, bad in fits(problem, method, seeds):
         mine = labelled(found, problem.compared, 1)

@@ -123,8 +123,8 @@ def watch(run, _):
 
 
 method = pvi.hierarchical(model, data, shared="mu tau")
-run = pyrofl.fit(method, data, rounds=rounds, log=watch, progress=False)
-print(run.verdict)
+run = pyrofl.fit(method, data, rounds=rounds, logger=watch, progress=False)
+print(run.status)
 
 # %% [markdown]
 # ## The posterior after each round
@@ -184,7 +184,7 @@ for name, error, share in sorted(
 exact = reference.nuts(
     model, data, draws=draws // 2, warmup=warmup, chains=2, shared="mu tau", jit=True
 )
-table = reference.cost(posterior, exact)
+table = reference.compare_posteriors(posterior, exact)
 table[["mean", "sd", "difference", "ratio"]].loc[
     lambda t: [n for n in t.index if "eta" not in n or "theta" in n]
 ].round(2)

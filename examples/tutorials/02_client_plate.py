@@ -57,7 +57,7 @@ def measured(name):
 
 
 rows = {name: measured(name) for name in sizes}
-data = Federation.of(rows).to("cpu", torch.float64)
+data = Federation.from_arrays(rows).to("cpu", torch.float64)
 data
 
 # %% [markdown]
@@ -112,7 +112,7 @@ for name, site in trace.nodes.items():
 # Graphviz.)
 
 # %%
-figures.plates(pyrofl.relations(pvi.hierarchical(model, data, shared="common"), data))
+figures.plates(pyrofl.get_dependencies(pvi.hierarchical(model, data, shared="common"), data))
 
 # %% [markdown]
 # ## Joint and separate evaluation give the same losses
@@ -121,7 +121,7 @@ figures.plates(pyrofl.relations(pvi.hierarchical(model, data, shared="common"), 
 # fixed guide, compare the losses of three clients in one batch with those of each client by itself:
 
 # %%
-elbo = pyrofl.elbo(draws=None)
+elbo = pyrofl.elbo(num_particles=None)
 
 
 def guide(received, local, batch):
@@ -261,7 +261,7 @@ print(own.to_arviz(draws=500)["posterior"]["noise"].mean(("chain", "draw")).valu
 # %% tags=["hide-cell"]
 # 3. With a hundred rows her estimate is the mean of her own rows. The common temperature decreases a
 # little, and the other two estimates decrease with it, but less, because they also depend on their own rows.
-many = Federation.of(rows | {"Ada": (torch.zeros(100, 1), torch.full((100,), 36.5))})
+many = Federation.from_arrays(rows | {"Ada": (torch.zeros(100, 1), torch.full((100,), 36.5))})
 many = many.to("cpu", torch.float64)
 sure = pyrofl.fit(
     pvi.hierarchical(model, many, shared="common"), many, rounds=rounds, progress=False

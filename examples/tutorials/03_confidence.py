@@ -172,14 +172,16 @@ def rows(count, centre):
     return np.ones((count, 1)), y - y.mean() + centre
 
 
-data = Federation.of({"client 1": rows(4, 1.0), "client 2": rows(16, 3.0)}).to("cpu", torch.float64)
+data = Federation.from_arrays({"client 1": rows(4, 1.0), "client 2": rows(16, 3.0)}).to(
+    "cpu", torch.float64
+)
 line = nets.build("linear", input_shape=(1,), outputs=1)
 method = pfedvem.build(
     line, head="*", likelihood=likelihoods.normal(2.0), head_epochs=steps, lr_head=0.02,
-    momentum=0.0, draws=50,
+    momentum=0.0, num_particles=50,
 )  # fmt: skip
 start = {"loc/w": torch.zeros(1, dtype=torch.float64)}
-run = pyrofl.fit(method, data, rounds=rounds, server=start, progress=False)
+run = pyrofl.fit(method, data, rounds=rounds, server_state=start, progress=False)
 found = run.state.message
 print(
     "Pyro        tau",

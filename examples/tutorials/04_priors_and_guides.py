@@ -51,7 +51,7 @@ truth = np.array([8.5, 7.0, 9.0, 8.0, 7.5, 8.2, 9.3, 7.8, 8.6, 30.0])
 clinics = {
     f"clinic {j}": (np.zeros((5, 1)), truth[j] + 3.0 * rng.normal(size=5)) for j in range(10)
 }
-data = Federation.of(clinics).to("cpu", torch.float64)
+data = Federation.from_arrays(clinics).to("cpu", torch.float64)
 
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 for j, (_, y) in enumerate(clinics.values()):
@@ -168,7 +168,7 @@ def straight(low, high):
     return x[:, None], 1.0 + 0.5 * x + 0.5 * rng.normal(size=8)
 
 
-lines = Federation.of({"A": straight(2, 4), "B": straight(3, 5)}).to("cpu", torch.float64)
+lines = Federation.from_arrays({"A": straight(2, 4), "B": straight(3, 5)}).to("cpu", torch.float64)
 
 
 def line(received, local, batch):
@@ -247,7 +247,7 @@ for name, change in choices.items():
 # 1. Compare the difference with its standard error `dse`: without an outlier, heavy tails improve the predictions little. The
 # warnings report a Pareto k above 0.7 for most rows, so LOO cannot rank the two models; `checks.loco` leaves out whole clinics.
 mild = dict(clinics) | {"clinic 9": (np.zeros((5, 1)), clinics["clinic 9"][1] - 21.0)}
-mild = Federation.of(mild).to("cpu", torch.float64)
+mild = Federation.from_arrays(mild).to("cpu", torch.float64)
 again = {
     name: pyrofl.fit(
         pvi.hierarchical(hospital(p), mild, shared="mu tau"), mild, rounds=rounds, progress=False

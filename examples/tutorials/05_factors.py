@@ -60,7 +60,7 @@ def rows(low, high):
 
 
 sites = {"left": rows(-3, -1), "middle": rows(-1, 1), "right": rows(1, 3)}
-data = Federation.of(sites).to("cpu", torch.float64)
+data = Federation.from_arrays(sites).to("cpu", torch.float64)
 
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 for name, (x, y) in sites.items():
@@ -128,7 +128,7 @@ run = pyrofl.fit(
     data,
     rounds=6,
     participation=lambda source, clients: torch.tensor([next(turn)]),
-    log=lambda run, _: states.append(run.state.server),
+    logger=lambda run, _: states.append(run.state.server),
     progress=False,
 )
 posterior = run.to_arviz(draws=draws)["posterior"]["b"]
@@ -229,7 +229,9 @@ for j, name in enumerate(data.names):
 
 # %%
 left = pvi.leave(run, "middle")
-without = Federation.of({n: v for n, v in sites.items() if n != "middle"}).to("cpu", torch.float64)
+without = Federation.from_arrays({n: v for n, v in sites.items() if n != "middle"}).to(
+    "cpu", torch.float64
+)
 never = pyrofl.fit(
     pvi.hierarchical(model, without, shared="b", damping=1.0),
     without,
@@ -306,7 +308,7 @@ pyrofl.fit(
     pvi.hierarchical(unknown_noise, data, shared="b sigma"),
     data,
     rounds=8,
-    log=lambda run, _: course.append(run.posterior(draws)["sigma"].mean().item()),
+    logger=lambda run, _: course.append(run.posterior(draws)["sigma"].mean().item()),
     progress=False,
 )
 print("mean of sigma by round:", [round(v, 3) for v in course])

@@ -118,7 +118,7 @@ def watch(run, _):
     uploads.append(clients)
 
 
-run = pyrofl.fit(method, data, rounds=rounds, log=watch, progress=False)
+run = pyrofl.fit(method, data, rounds=rounds, logger=watch, progress=False)
 corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.866]])
 
 
@@ -161,7 +161,7 @@ moving(
 # %%
 clients = uploads[-1]
 centre = {n: v.mean(0, keepdim=True) for n, v in clients.items()}
-mixtures = sample(dirichlet(clients, run.state.who.size, 0.5), 100, generator(1))
+mixtures = sample(dirichlet(clients, run.state.reporters.size, 0.5), 100, generator(1))
 mixtures = {n: mixtures[n] for n in clients}
 averaged = predictions(net, mixtures, data.x[test])
 own = predictions(net, clients, data.x[test])
@@ -188,7 +188,7 @@ for seed in range(seeds):
     clients = role("w", fitted.state.message)
     middle = accuracy({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item()
     gains.append(100 * (fitted.evaluate(model="ensemble").mean("accuracy") - middle))
-    some = sample(dirichlet(clients, fitted.state.who.size, 0.5), 100, generator(seed))
+    some = sample(dirichlet(clients, fitted.state.reporters.size, 0.5), 100, generator(seed))
     best.append(100 * (accuracy({n: some[n] for n in clients}).max().item() - middle))
 
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
@@ -270,7 +270,7 @@ print(f"ensemble {100 * far.evaluate(model='ensemble').mean('accuracy'):.1f}%")
 
 # %% tags=["hide-cell"]
 # 2. A large alpha gives mixtures near the centre, so the accuracy of the ensemble is close to that of the centre in solution 1.
-near = sample(dirichlet(clients, far.state.who.size, 5.0), 100, generator(1))
+near = sample(dirichlet(clients, far.state.reporters.size, 5.0), 100, generator(1))
 averaged = predictions(net, {n: near[n] for n in clients}, data.x[test]).mean(0).argmax(-1)
 print(f"alpha 5: {100 * (averaged == data.y[test]).float().mean():.1f}%")
 

@@ -97,7 +97,7 @@ def fitted(hyper_lr, dropout="meta", log=None):
     """Return the fitted run; beta is warmed up over the first rounds."""
     return pyrofl.fit(
         lambda number: metavd.build(net, **shared, dropout=dropout, hyper_lr=hyper_lr, done=number / rounds),
-        data, rounds=rounds, log=log, progress=False,
+        data, rounds=rounds, logger=log, progress=False,
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ for speed in (0.09, 0.9):
         name = next(n for n in statistics if n.startswith("dropout_rate/"))
         seen.append(statistics[name][:20].flatten(1).numpy())
 
-    run = fitted(speed, log=watch)
+    run = fitted(speed, logger=watch)
     courses[speed] = seen
 
 
@@ -177,7 +177,7 @@ for name, run in {
 }.items():
     cells = []
     for population in ("training", "held_out"):
-        how = {"model": "personal", "adapted": "adapt", "population": population}
+        how = {"model": "personal", "adaptation": "fine_tune", "population": population}
         found = run.evaluate(draws=None if name == "Reptile" else 10, **how)
         cells.append(
             f"{population} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}"
@@ -209,7 +209,9 @@ for name, dropout in (("Reptile", "none"), ("Reptile + MetaVD", "meta")):
         lambda number, dropout=dropout: metavd.build(net, **shared, dropout=dropout, hyper_lr=0.9, done=number / rounds),
         more, rounds=rounds, progress=False,
     )  # fmt: skip
-    found = run.evaluate(model="personal", adapted="adapt", draws=None if dropout == "none" else 10)
+    found = run.evaluate(
+        model="personal", adaptation="fine_tune", draws=None if dropout == "none" else 10
+    )
     print(f"{name:18s} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}")
 
 # %% tags=["hide-cell"]
@@ -241,6 +243,6 @@ def share(run, _):
 
 pyrofl.fit(
     lambda number: metavd.build(small, **shared, hyper_lr=0.9, done=number / rounds),
-    data, rounds=rounds, log=share, progress=False,
+    data, rounds=rounds, logger=share, progress=False,
 )  # fmt: skip
 print("mlp:32,16, every fifth round:", [f"{v:.0f}%" for v in early[::5]])

@@ -53,7 +53,7 @@ y1, y2 = (
     x1[:, 0] + 0.1 * torch.randn(50, generator=source),
     x2[:, 1] + 0.1 * torch.randn(50, generator=source),
 )
-toy = Federation.of({"client 1": (x1, y1), "client 2": (x2, y2)}).to("cpu", torch.float64)
+toy = Federation.from_arrays({"client 1": (x1, y1), "client 2": (x2, y2)}).to("cpu", torch.float64)
 optimum = [torch.linalg.lstsq(x, y).solution.numpy() for x, y in ((x1, y1), (x2, y2))]
 everything = torch.linalg.lstsq(torch.cat([x1, x2]), torch.cat([y1, y2])).solution.numpy()
 print(
@@ -83,7 +83,7 @@ for name, method in methods.items():
         method,
         toy,
         rounds=rounds,
-        log=lambda run, _: where.append(next(iter(run.state.server.values())).flatten().numpy()),
+        logger=lambda run, _: where.append(next(iter(run.state.server.values())).flatten().numpy()),
         progress=False,
     )
     paths[name] = np.array(where)
@@ -125,7 +125,7 @@ plain = {"lr": 0.03, "momentum": 0.0}
 builders = {
     "FedAvg": lambda tune: fedavg.build(net, fine_tune=tune, **plain),
     "Reptile": lambda tune: reptile.build(net, fine_tune=tune, **plain),
-    "FedABML": lambda tune: fedabml.build(net, fine_tune=tune, lr=0.1, draws=2),
+    "FedABML": lambda tune: fedabml.build(net, fine_tune=tune, lr=0.1, num_particles=2),
 }
 epochs = (0, 1, 2, 5, 10)
 found = {name: [] for name in builders}
@@ -136,7 +136,7 @@ for seed in range(seeds):
         found[name].append([
             pyrofl.evaluate(
                 build(tune), clients, state, population="held_out", seed=seed,
-                **({"model": "personal", "adapted": "adapt"} if tune else {"model": "global"}),
+                **({"model": "personal", "adaptation": "fine_tune"} if tune else {"model": "global"}),
             ).mean("accuracy")
             for tune in epochs
         ])  # fmt: skip
@@ -164,7 +164,9 @@ for name, runs in found.items():
 clients = federations.split(digits, "labels:2", 10, seed=0, held_out=40)
 for order in ("exact", "hessian_free", "first"):
     run = pyrofl.fit(perfedavg.build(net, order=order), clients, rounds=rounds, progress=False)
-    score = run.evaluate(population="held_out", model="personal", adapted="adapt").mean("accuracy")
+    score = run.evaluate(population="held_out", model="personal", adaptation="fine_tune").mean(
+        "accuracy"
+    )
     print(f"Per-FedAvg, {order:12s} after one step: accuracy {score:.3f}")
 
 # %% [markdown]
@@ -211,7 +213,7 @@ few = federations.split(datasets.per_class(digits, 40), "labels:2", 10, seed=0, 
 for name, build in builders.items():
     state = pyrofl.fit(build(0), few, rounds=rounds, progress=False).state
     score = pyrofl.evaluate(
-        build(2), few, state, population="held_out", model="personal", adapted="adapt"
+        build(2), few, state, population="held_out", model="personal", adaptation="fine_tune"
     )
     print(f"{name:8s} {score.mean('accuracy'):.3f}")
 
@@ -220,7 +222,10 @@ for name, build in builders.items():
 # tenth only.
 for kl in (0.01, 0.1, 1.0):
     state = pyrofl.fit(
-        fedabml.build(net, lr=0.1, draws=2, kl=kl), clients, rounds=rounds // 3, progress=False
+        fedabml.build(net, lr=0.1, num_particles=2, kl=kl),
+        clients,
+        rounds=rounds // 3,
+        progress=False,
     ).state
     values = torch.cat(
         [v.exp().flatten() for n, v in state.server.items() if n.startswith("log_scale/")]

@@ -87,7 +87,7 @@ def watch(run, _):
     history.append(run.posterior(1)["alpha"][0, :, 0].numpy())
 
 
-run = pyrofl.fit(method, data, rounds=rounds, log=watch, progress=False)
+run = pyrofl.fit(method, data, rounds=rounds, logger=watch, progress=False)
 
 
 def show(axes, t):

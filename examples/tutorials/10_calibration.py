@@ -66,7 +66,7 @@ def model(received, local, batch):
 found = {}
 for covariance in ("full", "diagonal"):
     method = pvi.hierarchical(
-        model, data, shared="mu", covariance=covariance, damping=0.5, draws=8, steps=6
+        model, data, shared="mu", covariance=covariance, damping=0.5, num_particles=8, steps=6
     )
     draws = 199 if replications >= 100 else 19
     found[covariance] = checks.sbc(method, data, rounds=10, replications=replications, draws=draws)
@@ -220,7 +220,7 @@ for score in ("doubt", "total", "epistemic"):
 
 # %% tags=["hide-cell"]
 # 1. The method has not converged: the posterior is too wide (close to the prior), so the histogram has a peak in the middle.
-method = pvi.hierarchical(model, data, shared="mu", damping=0.5, draws=8, steps=6)
+method = pvi.hierarchical(model, data, shared="mu", damping=0.5, num_particles=8, steps=6)
 early = checks.sbc(
     method, data, rounds=1, replications=replications, draws=draws, allow_diverged=True
 )

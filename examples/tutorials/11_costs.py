@@ -60,7 +60,7 @@ def patients(j, count):
 train = [patients(j, n) for j, n in enumerate(sizes)]
 test = [patients(j, 200) for j in range(12)]
 clinics = {f"{n} patients ({j})": (*train[j], *test[j]) for j, n in enumerate(sizes)}
-data = Federation.of(clinics).to("cpu", torch.float64)
+data = Federation.from_arrays(clinics).to("cpu", torch.float64)
 
 
 def related(received, local, batch):
@@ -125,7 +125,7 @@ for rival in ("local", "one slope"):
 exact = reference.nuts(
     related, data, draws=draws // 2, warmup=draws // 4, chains=2, shared="mu tau", jit=True
 )
-table = reference.cost(federated, exact)
+table = reference.compare_posteriors(federated, exact)
 table[["mean", "sd", "difference", "ratio"]].loc[table["variable"].isin(["mu", "tau", "b"])].round(
     2
 )
@@ -171,11 +171,13 @@ def logistic(received, local, batch):
             pyro.sample("y", dist.Bernoulli(logits=(w * batch.x).sum(-1)), obs=batch.y)
 
 
-method = pvi.hierarchical(logistic, many, shared="w", damping=0.5, steps=4, draws=16)
+method = pvi.hierarchical(logistic, many, shared="w", damping=0.5, steps=4, num_particles=16)
 results = []
 for noise in (None, 2.0, 4.0, 8.0):
     # The seed makes this simulation reproducible; do not set it for noise that protects real data.
-    promise = noise and pyrofl.Privacy(clip=4.0, noise=noise, delta=1e-4, where="client", seed=0)
+    promise = noise and pyrofl.Privacy(
+        clip=4.0, noise_multiplier=noise, delta=1e-4, where="client", seed=0
+    )
     fitted = pyrofl.fit(method, many, rounds=5, privacy=promise or None, progress=False)
     w = fitted.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
     epsilon = fitted.privacy.epsilon if promise else float("inf")
@@ -242,7 +244,7 @@ print(
 # local models small clinics still gain; compared with one slope no clinic gains. (The true slope is 1, and the mean of dose^2 is 1/3.)
 rng = np.random.default_rng(2)
 slopes = 1.0 + 0.0 * rng.normal(size=12)
-same = Federation.of({n: patients(j, sizes[j]) for j, n in enumerate(clinics)}).to(
+same = Federation.from_arrays({n: patients(j, sizes[j]) for j, n in enumerate(clinics)}).to(
     "cpu", torch.float64
 )
 again = pyrofl.fit(
@@ -270,8 +272,8 @@ few = Federation(
     x, y, parts[: max(3, hospitals // 10)], [p[:0] for p in parts[: max(3, hospitals // 10)]]
 )
 fitted = pyrofl.fit(
-    pvi.hierarchical(logistic, few, shared="w", damping=0.5, steps=4, draws=16), few, rounds=5, progress=False,
-    privacy=pyrofl.Privacy(clip=4.0, noise=4.0, delta=1e-4, where="client", seed=0),
+    pvi.hierarchical(logistic, few, shared="w", damping=0.5, steps=4, num_particles=16), few, rounds=5, progress=False,
+    privacy=pyrofl.Privacy(clip=4.0, noise_multiplier=4.0, delta=1e-4, where="client", seed=0),
 )  # fmt: skip
 w = fitted.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
 print(f"error of the mean {float((w.mean(0) - weights).norm()):.2f}")

@@ -51,7 +51,7 @@ rounds = 20
 # %% [markdown]
 # ## A data set
 #
-# A data set is a table of rows and their partition over clients. `Federation.of` accepts arrays, tensors or data frames.
+# A data set is a table of rows and their partition over clients. `Federation.from_arrays` accepts arrays, tensors or data frames.
 # Here four laboratories measure the same linear relation with two weights; one of them has a faulty instrument that
 # reverses the sign of `y`. For test rows, pass `(x, y, x_test, y_test)` per client.
 
@@ -72,7 +72,7 @@ labs = {
     "south": laboratory(),
     "west": laboratory(broken=True),
 }
-data = Federation.of(labs).to("cpu", torch.float64)
+data = Federation.from_arrays(labs).to("cpu", torch.float64)
 data
 
 # %% [markdown]
@@ -96,7 +96,7 @@ data
 
 # %%
 shapes = {"w": torch.Size([2])}
-q = guides.mean_field(shapes, scale=0.1)
+q = guides.mean_field(shapes, init_scale=0.1)
 
 
 def model(received, local, batch):
@@ -111,7 +111,9 @@ def mine(how, model=model, q=q, shape=(2,), lr=0.01):
         init=lambda generator, clients: q.start({"w": torch.zeros(shape)}),
         model=model,
         guide=q,
-        phases=(Phase((GradientStep(q.names, sgd(lr), elbo(draws=8, mean=True)),), epochs=20),),
+        phases=(
+            Phase((GradientStep(q.names, sgd(lr), elbo(num_particles=8, mean=True)),), epochs=20),
+        ),
         aggregate=aggregation.Aggregator({"*": aggregation.uniform}, rule=how),
     )
 
@@ -142,7 +144,7 @@ plt.show()
 # draws) and the learning rate is constant, so the last digits keep changing:
 
 # %%
-print(run.verdict)
+print(run.status)
 figures.convergence(run)
 
 # %% [markdown]
@@ -162,8 +164,8 @@ def softmax(received, local, batch):
 
 
 signs = {name: (x, (y > 0).astype(int)) for name, (x, y) in labs.items()}
-signs = Federation.of(signs, classes=2).to("cpu", torch.float64)
-q_matrix = guides.mean_field({"w": torch.Size([2, 2])}, scale=0.1)
+signs = Federation.from_arrays(signs, classes=2).to("cpu", torch.float64)
+q_matrix = guides.mean_field({"w": torch.Size([2, 2])}, init_scale=0.1)
 method = mine("median", softmax, q_matrix, (2, 2), lr=0.05)
 run = pyrofl.fit(method, signs, rounds=rounds, progress=False)
 towards = run.state.server["mu/w"].diff(dim=1).squeeze(1).numpy()
@@ -193,7 +195,7 @@ def normal(received, local, batch):
 
 
 x, y = labs["north"]
-one = Federation.of({"north": (x, y)}).to("cpu", torch.float64)
+one = Federation.from_arrays({"north": (x, y)}).to("cpu", torch.float64)
 run = pyrofl.fit(replace(mine("mean"), model=normal), one, rounds=10 * rounds, progress=False)
 precision = np.eye(2) / 4 + x.T @ x / 0.09
 print("federated  ", run.state.server["mu/w"].numpy().round(3))
@@ -229,7 +231,7 @@ except ValueError as error:
 
 
 # %%
-def without_farthest(server, message, who, generator):
+def without_farthest(server, message, cohort, generator):
     mu = message["mu/w"]
     far = (mu - mu.median(0).values).norm(dim=1)
     keep = far.argsort()[:-1]
@@ -268,13 +270,13 @@ views = {
 personal = replace(
     mine("median"),
     init=lambda generator, clients: {"centre": torch.zeros(2)},
-    init_client=lambda received, who, generator: q.start({"w": received["centre"]}),
+    init_client=lambda received, cohort, generator: q.start({"w": received["centre"]}),
     model=near,
     upload=lambda received, local: {"centre": local["mu/w"]},
     views=views,
 )
 tested = {name: (*rows, *laboratory(name == "west")) for name, rows in labs.items()}
-tested = Federation.of(tested).to("cpu", torch.float64)
+tested = Federation.from_arrays(tested).to("cpu", torch.float64)
 run = pyrofl.fit(personal, tested, rounds=2 * rounds, progress=False)
 for view in views:
     errors = run.evaluate(model=view).values["rmse"].tolist()
@@ -362,7 +364,7 @@ print({name: round(e, 2) for name, e in zip(labs, errors, strict=True)})
 # 2. In the server state, under a name that begins with "server/": these tensors are not sent to clients.
 
 
-def with_momentum(server, message, who, generator):
+def with_momentum(server, message, cohort, generator):
     new = {}
     for n, v in message.items():
         change = 0.5 * server[f"server/{n}"] + v.mean(0) - server[n]
@@ -376,7 +378,9 @@ def start(generator, clients):
 
 
 method = replace(mine("mean"), init=start, aggregate=with_momentum)
-honest = Federation.of({n: v for n, v in labs.items() if n != "west"}).to("cpu", torch.float64)
+honest = Federation.from_arrays({n: v for n, v in labs.items() if n != "west"}).to(
+    "cpu", torch.float64
+)
 print(
     pyrofl.fit(method, honest, rounds=2 * rounds, progress=False)
     .state.server["mu/w"]

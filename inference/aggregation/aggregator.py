@@ -18,35 +18,35 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import check_fields
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.aggregation.averages import Combine, blend, get_rule, mean
 from pyrofl.inference.optim import Optim
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, join_up, matches
 
-Weight = Callable[[Tensors, Who], Tensor]
-"""(message [C, ...], who) -> how much each client counts, [C]; or [C, K] for what clients send K
+Weight = Callable[[Tensors, Cohort], Tensor]
+"""(message [C, ...], cohort) -> how much each client counts, [C]; or [C, K] for what clients send K
 of, such as branches or clusters, each pooled on its own."""
 
-Aggregate = Callable[[Tensors, Tensors, Who, Generator], Tensors]
-"""(server, message [C, ...], who, generator) -> the next state; `Aggregator` is one."""
+Aggregate = Callable[[Tensors, Tensors, Cohort, Generator], Tensors]
+"""(server, message [C, ...], cohort, generator) -> the next state; `Aggregator` is one."""
 
 UNUSED = 1e-12  # one of K that clients give less weight in all stays as it was
 
 
-def by_size(message: Tensors, who: Who) -> Tensor:
+def by_size(message: Tensors, cohort: Cohort) -> Tensor:
     """Let clients count by their training rows."""
-    return who.size
+    return cohort.size
 
 
-def uniform(message: Tensors, who: Who) -> Tensor:
+def uniform(message: Tensors, cohort: Cohort) -> Tensor:
     """Let all clients count the same."""
-    return torch.ones_like(who.size)
+    return torch.ones_like(cohort.size)
 
 
 def weight_by(name: str) -> Weight:
     """Let clients count by a tensor [C] that they send, such as a precision."""
-    return lambda message, who: message[name]
+    return lambda message, cohort: message[name]
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class WeightedSum:
 
     weight: Weight
 
-    def __call__(self, message: Tensors, who: Who) -> Tensor:
+    def __call__(self, message: Tensors, cohort: Cohort) -> Tensor:
         """Return the weights."""
-        return self.weight(message, who)
+        return self.weight(message, cohort)
 
 
 class Weighed(NamedTuple):
@@ -104,18 +104,18 @@ class Aggregator:
         return f"Aggregator({', '.join(self.weights)}; {how})"
 
     def __call__(
-        self, server: Tensors, message: Tensors, who: Who, generator: Generator
+        self, server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
         """Return the next state; raise AggregationError if weights or messages permit none."""
-        return self.close(server, self.weigh(server, message, who), generator)
+        return self.close(server, self.weigh(server, message, cohort), generator)
 
-    def weigh(self, server: Tensors, message: Tensors, who: Who) -> Weighed:
+    def weigh(self, server: Tensors, message: Tensors, cohort: Cohort) -> Weighed:
         """Return what is pooled, [C, *p], and the clients' weights."""
         values = self.transformed(server, message)
         weights: Tensors = {}
         for names, patterns in self.groups(values):
             with calling(f"the weight of {patterns!r}", message):
-                found = weights[patterns] = self.weights[patterns](message, who)
+                found = weights[patterns] = self.weights[patterns](message, cohort)
             _refuse_odd_weights(patterns, found, values, names)
         return Weighed(values, weights)
 
@@ -212,8 +212,8 @@ def with_server_step(
             aggregate, server_step=lambda server, pooled: change(server, then(server, pooled))
         )
 
-    def both(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return change(server, aggregate(server, message, who, generator))
+    def both(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
+        return change(server, aggregate(server, message, cohort, generator))
 
     return both
 

@@ -1,9 +1,9 @@
 """Checks of what was learned: are posteriors calibrated, do models fit, do clients know?"""
 
-from pyrofl.inference.checks.by_class import by_class
+from pyrofl.inference.checks.by_class import classification_report
 from pyrofl.inference.checks.leave_one_client_out import loco
 from pyrofl.inference.checks.leave_one_out import compare_loo, loo
-from pyrofl.inference.checks.new_clients import newcomer
+from pyrofl.inference.checks.new_clients import new_client_posterior
 from pyrofl.inference.checks.predictive import STATISTICS, pit, predictive_checks
 from pyrofl.inference.checks.simulation import Ranks, sbc
 from pyrofl.inference.evaluation.evaluate import (
@@ -17,11 +17,11 @@ from pyrofl.inference.evaluation.predict import predict, predict_batch
 __all__ = [
     "STATISTICS",
     "Ranks",
-    "by_class",
+    "classification_report",
     "compare_loo",
     "loco",
     "loo",
-    "newcomer",
+    "new_client_posterior",
     "pit",
     "predictive_checks",
 ]

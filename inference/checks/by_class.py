@@ -11,7 +11,7 @@ import torch
 from pyrofl.inference.evaluation.asked import AskedFields
 from pyrofl.inference.evaluation.predict import predict
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-@in_turn
-def by_class(run: Run, **asked: Unpack[AskedFields]) -> DataFrame:
+@synchronized
+def classification_report(run: Run, **asked: Unpack[AskedFields]) -> DataFrame:
     """Score the rows of all clients together, by class, with scikit-learn.
 
     Args:

@@ -138,7 +138,7 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
         shared = {n: v for n, v in sites.items() if matches(n, method.shared)}
         density = {n: v.value.flatten() for n, v in said["density"].items()}
         prior = density["shared log_p"]
-        every, others, left = factors.densities(state.server, data.who(ids), shared, prior)
+        every, others, left = factors.densities(state.server, data.cohort(ids), shared, prior)
         middle = torch.logaddexp(every, others) - np.log(2)
         log_v.append(left - middle)
         log_w.append(left - middle + density["log_p"] - density["log_q"])

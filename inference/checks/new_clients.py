@@ -10,17 +10,17 @@ import torch
 
 from pyrofl.data import Federation
 from pyrofl.inference.checks.replicas import seeing
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import ModelAsked
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.tensors import Tensors
 
 
-def newcomer(
+def new_client_posterior(
     method: Method,
     data: Federation,
-    state: Round,
+    state: RoundState,
     client: str,
     sizes: Sequence[int] = (0, 1, 2, 5, 10, 20),
     draws: int = 1000,
@@ -39,7 +39,7 @@ def newcomer(
         client: name of a held-out client.
         sizes: numbers of rows.
         draws: S.
-        asked: as in `pyrofl.posterior`; adapted is "phases" unless given.
+        asked: as in `pyrofl.posterior`; adaptation is "train" unless given.
 
     Returns:
         n -> site -> draws [S, *p].
@@ -50,7 +50,7 @@ def newcomer(
     found = {}
     for n in sizes:
         alone, known, i = joining(method, data, client, n)
-        how: ModelAsked = {"adapted": "phases", **asked}
+        how: ModelAsked = {"adaptation": "train", **asked}
         sites = posterior(alone, known, state, draws, ids=torch.tensor([i]), **how)
         found[n] = {name: v[:, 0] for name, v in sites.items()}
     return found

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.messages import merged
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.method import GradientStep, Method, Phase, View
 from pyrofl.tensors import Tensors, cut, join_up, under
 
@@ -49,33 +49,37 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
     """
     refused = {} if refused is None else refused
 
-    def parts(who: Who) -> Iterator[tuple[int, Tensor, Who]]:
+    def parts(cohort: Cohort) -> Iterator[tuple[int, Tensor, Cohort]]:
         """Yield every copy, the places of its clients, and who they are in it."""
-        copy = who.ids // clients
+        copy = cohort.ids // clients
         for r in copy.unique().tolist():
             at = (copy == r).nonzero().flatten()
-            yield r, at, Who(who.ids[at] % clients, who.size[at])
+            yield r, at, Cohort(cohort.ids[at] % clients, cohort.size[at])
 
-    def joined(who: Who, make: Callable[[int, Tensor, Who], Tensors]) -> Tensors:
+    def joined(cohort: Cohort, make: Callable[[int, Tensor, Cohort], Tensors]) -> Tensors:
         """Call with every part, and put what it makes in the order of all clients."""
-        found = [(at, make(r, at, mine)) for r, at, mine in parts(who)]
+        found = [(at, make(r, at, mine)) for r, at, mine in parts(cohort)]
         order = torch.cat([at for at, _ in found]).argsort()
         return cut(join_up(part for _, part in found), order)
 
-    def download(of: Callable[[Tensors, Who], Tensors], server: Tensors, who: Who) -> Tensors:
+    def download(
+        of: Callable[[Tensors, Cohort], Tensors], server: Tensors, cohort: Cohort
+    ) -> Tensors:
         each = _parted(server)
-        return joined(who, lambda r, at, mine: of(each[r], mine))
+        return joined(cohort, lambda r, at, mine: of(each[r], mine))
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
-        def one(r: int, at: Tensor, mine: Who) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
+        def one(r: int, at: Tensor, mine: Cohort) -> Tensors:
             equal = Generator().set_state(generator.get_state())
             return method.init_client(cut(received, at), mine, equal)
 
-        return joined(who, one)
+        return joined(cohort, one)
 
-    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
         each = _parted(server)
-        for r, at, mine in parts(who):
+        for r, at, mine in parts(cohort):
             try:
                 own = {n: v.clone() for n, v in each[r].items()}
                 made = method.aggregate(own, cut(message, at), mine, generator)
@@ -105,18 +109,20 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
     )
 
 
-def first_of(server: Tensors, copies: int, clients: int) -> Round:
+def first_of(server: Tensors, copies: int, clients: int) -> RoundState:
     """Return the round before the first, in which every copy's server holds the same."""
     seen = torch.zeros(copies * clients, dtype=torch.bool)
-    return Round(0, _whole(dict.fromkeys(range(copies), server)), {}, seen)
+    return RoundState(0, _whole(dict.fromkeys(range(copies), server)), {}, seen)
 
 
-def rounds_of(state: Round, clients: int) -> list[Round]:
+def rounds_of(state: RoundState, clients: int) -> list[RoundState]:
     """Return what each copy knows, as a round of its J clients."""
     each, found = _parted(state.server), []
     for r in range(len(state.seen) // clients):
         mine = slice(r * clients, (r + 1) * clients)
-        found.append(Round(state.number, each[r], cut(state.private, mine), state.seen[mine]))
+        found.append(
+            RoundState(state.number, each[r], cut(state.client_states, mine), state.seen[mine])
+        )
     return found
 
 

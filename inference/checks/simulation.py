@@ -23,7 +23,7 @@ from pyrofl.arguments import Count, Range, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.inference.checks import replicas
 from pyrofl.inference.engine.server_round import by_round, first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
@@ -152,7 +152,7 @@ def sbc(
     *,
     server: Tensors | None = None,
     bins: AtLeastTwo | None = None,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     allow_diverged: bool = False,
     **what: Any,
 ) -> Ranks:
@@ -176,9 +176,9 @@ def sbc(
             and a method that moves the point fits it to the data twice: expect it to fail.
         bins: of ranks, a divisor of draws + 1; default as many as leave 10 replications in each,
             and 20 at most.
-        chunk: clients trained side by side.
+        chunk_size: clients trained side by side.
         allow_diverged: rank fits whose loss rose too; see `pyrofl.inference.monitoring.status`.
-        what: further arguments of `pyrofl.posterior`: model and adapted.
+        what: further arguments of `pyrofl.posterior`: model and adaptation.
 
     Raises:
         ValueError: if the prior is improper, or the model has not just one response.
@@ -198,7 +198,9 @@ def sbc(
     last = at(max(rounds - 1, 0))
     found: list[Tensors] = []
     failed: dict[int, str] = {}
-    fits = _fits(at, template, y, begin, seeds, allow_diverged, rounds=rounds, chunk=chunk)
+    fits = _fits(
+        at, template, y, begin, seeds, allow_diverged, rounds=rounds, chunk_size=chunk_size
+    )
     for r, (state, bad) in enumerate(fits):
         seen = {}
         if not bad:
@@ -231,7 +233,7 @@ def sbc(
 
 
 def simulated(
-    method: Method, data: Federation, state: Round, count: int, seed: Seed = 0
+    method: Method, data: Federation, state: RoundState, count: int, seed: Seed = 0
 ) -> tuple[dict[str, Variable], Tensor]:
     """Draw R truths, [R, C, *p] or [R, *p], and responses [R, N, ...] client by client."""
     axes = ClientAxes(data, torch.arange(data.clients), method.shared, {})
@@ -248,11 +250,11 @@ def _fits(
     at: Callable[[int], Method],
     data: Federation,
     y: Tensor,
-    begin: Round,
+    begin: RoundState,
     seeds: list[int],
     allow_diverged: bool,
     **how: Any,
-) -> Iterator[tuple[Round, str]]:
+) -> Iterator[tuple[RoundState, str]]:
     """Yield the last round of each replication, and which of its clients were not finite."""
     clients, refused = data.clients, dict[int, str]()
     step = max(1, BYTES // max(data.x.nbytes, 1))
@@ -264,18 +266,18 @@ def _fits(
         many, bad = replicas.with_responses(data, some), [""] * len(some)
         state = start = replicas.first_of(begin.server, len(some), clients)
         seed, losses = seeds[k * step], Losses(len(some))
-        for state in federate(side_by_side, many, seed=seed, start=start, check=False, **how):
+        for state in federate(side_by_side, many, seed=seed, resume_from=start, check=False, **how):
             of_clients = (reason.partition("/") for reason in state.rejected)
             told = [(int(copy), client) for copy, _, client in of_clients]
             for copy, reason in (*told, *refused.items()):
                 bad[copy] = bad[copy] or f"{reason} in round {state.number}"
             refused.clear()
-            begun = comparable(at(state.number - 1).metadata.tensors, state.begun)
+            begun = comparable(at(state.number - 1).metadata.tensors, state.first_loss)
             losses.add(state.number, state.of_all(begun), state.of_all(state.loss))
         risen = losses.risen()
         for one, reason, loss in zip(replicas.rounds_of(state, clients), bad, risen, strict=True):
             diverged = f"diverged {loss}" if loss and not allow_diverged else ""
-            yield one, reason or _not_finite({**one.server, **one.private}) or diverged
+            yield one, reason or _not_finite({**one.server, **one.client_states}) or diverged
 
 
 def _not_finite(tensors: Tensors) -> str:

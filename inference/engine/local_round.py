@@ -11,10 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Cohort, Federation
 from pyrofl.inference.engine.client_states import ClientStates, Row
 from pyrofl.inference.engine.messages import Form, form_of, inspect, unlike
-from pyrofl.inference.engine.state import Round, chunks, current_states, downloaded, uploaded
+from pyrofl.inference.engine.state import RoundState, chunks, current_states, downloaded, uploaded
 from pyrofl.inference.method import Method
 from pyrofl.inference.recording.recorder import recording
 from pyrofl.inference.seeds import Seed, Stream, stream
@@ -33,17 +33,17 @@ class RoundRequest:
         ids: of clients that train.
         reporters: sorted ids of clients that send a message.
         seed: of the run.
-        chunk: clients trained side by side; None goes by the size of their state.
+        chunk_size: clients trained side by side; None goes by the size of their state.
         memory: bytes of all clients' state that may be in memory; None sets no bound.
         record: whether updates may run by recorded operations.
     """
 
     method: Method
-    state: Round
+    state: RoundState
     ids: Tensor
     reporters: Tensor
     seed: Seed
-    chunk: int | None = None
+    chunk_size: int | None = None
     memory: int | None = None
     record: bool = True
 
@@ -60,7 +60,7 @@ class Reply:
         report: of all that trained, [C]: ids, steps, bytes down and up, losses.
     """
 
-    sender: Who
+    sender: Cohort
     message: Tensors
     form: Form
     reasons: list[str]
@@ -79,7 +79,7 @@ def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
     row = (sent == senders[:, None]).nonzero()[:, 1]
     message = cut(join_up(r.message for r in replies if r.message), row)
     reasons = [reasons[c] for c in place.tolist()]
-    return Reply(Who(senders, size[row]), message, replies[0].form, reasons, cut(report, place))
+    return Reply(Cohort(senders, size[row]), message, replies[0].form, reasons, cut(report, place))
 
 
 class RunningRound(AbstractContextManager["RunningRound", None], Protocol):
@@ -104,7 +104,7 @@ class LocalRound(RunningRound):
     def __init__(self, data: Federation, request: RoundRequest) -> None:
         self.data, self.request = data, request
         last = request.state
-        self.states = ClientStates.of(last.private, last.seen, request.memory)
+        self.states = ClientStates.of(last.client_states, last.seen, request.memory)
         self.written: dict[int, Row] = {}  # what clients keep once the round is closed
 
     def __exit__(self, *_: object) -> None:
@@ -114,7 +114,7 @@ class LocalRound(RunningRound):
     def chunks(self) -> list[Tensor]:
         """Return ids of the clients that train side by side."""
         one = self.request
-        return list(chunks(one.method, self.data, one.state, one.ids, one.chunk, one.seed))
+        return list(chunks(one.method, self.data, one.state, one.ids, one.chunk_size, one.seed))
 
     def replies(self) -> Iterator[Reply]:
         """Train the clients, and yield their replies."""
@@ -128,19 +128,19 @@ class LocalRound(RunningRound):
     def train(self, ids: Tensor) -> Reply:
         """Train clients [C] side by side, write what they keep, and return their reply."""
         data, (method, state, seed) = self.data, self._about
-        who = data.who(ids)
-        received = downloaded(method, state.server, who)
-        private = current_states(method, data, state, received, who, seed)
+        cohort = data.cohort(ids)
+        received = downloaded(method, state.server, cohort)
+        private = current_states(method, data, state, received, cohort, seed)
         with recording(self.request.record):
             local, loss, steps, first = train(
-                method, received, private | received, data, who, seed=seed, number=state.number
+                method, received, private | received, data, cohort, seed=seed, number=state.number
             )
         mine = {n: local[n] for n in private}
         with torch.no_grad():
             message = uploaded(method, received, local)
         watched = mine | {f"its loss of {n}": v for n, v in loss.items()}
-        reasons = inspect(message, watched, who, data.names, method.rules)
-        ids, good = who.ids.cpu(), torch.tensor([not r for r in reasons])
+        reasons = inspect(message, watched, cohort, data.names, method.rules)
+        ids, good = cohort.ids.cpu(), torch.tensor([not r for r in reasons])
         sends = good & torch.isin(ids, self.request.reporters)
         sent = self._privatized(received, message, ids, sends) if bool(good.any()) else {}
         up = torch.zeros(len(ids), dtype=torch.long)
@@ -150,10 +150,10 @@ class LocalRound(RunningRound):
         report |= under("loss", loss) | under("begun", first)
         kept = cut(mine, good.nonzero().flatten().to(data.device))
         self.written |= self.states.write(ids[good], kept)
-        return Reply(data.who(ids[sends]), sent, form_of(message), reasons, report)
+        return Reply(data.cohort(ids[sends]), sent, form_of(message), reasons, report)
 
     @property
-    def _about(self) -> tuple[Method, Round, Seed]:
+    def _about(self) -> tuple[Method, RoundState, Seed]:
         return self.request.method, self.request.state, self.request.seed
 
     def _privatized(

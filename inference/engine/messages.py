@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weighed
 from pyrofl.inference.metadata import FINITE, POSITIVE, Rule
 from pyrofl.inference.method import Method
@@ -29,22 +29,22 @@ class BadMessage(RuntimeError):
 def inspect(
     message: Tensors,
     private: Tensors,
-    who: Who,
+    cohort: Cohort,
     names: Sequence[str],
     rules: Mapping[str, Rule] | None = None,
 ) -> list[str]:
     """Return what is first wrong with each client's message or private state [C, *p], or "".
 
-    >>> who = Who(torch.tensor([1]), torch.ones(1))
-    >>> inspect({"tau": torch.tensor([-0.1])}, {}, who, ("a", "b"), {"tau": POSITIVE})
+    >>> cohort = Cohort(torch.tensor([1]), torch.ones(1))
+    >>> inspect({"tau": torch.tensor([-0.1])}, {}, cohort, ("a", "b"), {"tau": POSITIVE})
     ['b: tau is -0.1; expected > 0']
     """
-    ids = who.ids.tolist()
+    ids = cohort.ids.tolist()
     for name, value in message.items():
         if value.shape[:1] != (len(ids),):
             odd = f"{name} has shape {list(value.shape)}; expected shape [{len(ids)}, ...]"
             return [f"{names[i]}: {odd}" for i in ids]
-    found, duties = [""] * len(ids), list(_duties(message, private, who, rules or {}))
+    found, duties = [""] * len(ids), list(_duties(message, private, cohort, rules or {}))
     # A sum is finite only if all is, and one pass; what overflows is looked at again.
     sums = [value.sum().abs() for _, value, rule in duties if rule is FINITE]
     finite = bool(torch.stack([v.to(sums[0]) for v in sums]).sum().isfinite())
@@ -59,11 +59,11 @@ def inspect(
 
 
 def _duties(
-    message: Tensors, private: Tensors, who: Who, rules: Mapping[str, Rule]
+    message: Tensors, private: Tensors, cohort: Cohort, rules: Mapping[str, Rule]
 ) -> Iterator[tuple[str, Tensor, Rule]]:
     """Yield what must hold for which tensor, a message before what stays at home."""
-    yield "its size", who.size, FINITE
-    yield "its size", who.size, POSITIVE
+    yield "its size", cohort.size, FINITE
+    yield "its size", cohort.size, POSITIVE
     for name, value in (*message.items(), *private.items()):
         if is_measured(value):
             yield name, value, FINITE
@@ -160,27 +160,27 @@ class Inbox:
         self.method, self.server, self.reporters = method, server, reporters
         self.by_form: dict[Form, Tensors] = {}
 
-    def take(self, form: Form, who: Who, sent: Tensors) -> None:
+    def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
         """Take the messages [C, ...] of some clients, all of one form."""
         held = self.by_form.setdefault(form, {})
-        if len(who.ids) == len(self.reporters):  # all at once: one copy, of these clients alone
-            held |= {n: v.index_select(0, who.ids.argsort()) for n, v in sent.items()}
+        if len(cohort.ids) == len(self.reporters):  # all at once: one copy, of these clients alone
+            held |= {n: v.index_select(0, cohort.ids.argsort()) for n, v in sent.items()}
             return
         for name, value in sent.items():
             if name not in held:
                 held[name] = value.new_empty(len(self.reporters), *value.shape[1:])
-            held[name][torch.searchsorted(self.reporters, who.ids.cpu())] = value
+            held[name][torch.searchsorted(self.reporters, cohort.ids.cpu())] = value
 
-    def left(self, form: Form, who: Who) -> Tensors:
-        """Return what a Round holds of the messages of `who`, sorted, in this form: [M, ...]."""
+    def left(self, form: Form, cohort: Cohort) -> Tensors:
+        """Return what a `RoundState` holds of the messages of these clients, sorted: [M, ...]."""
         held = self.by_form.get(form, {})
-        if len(who.ids) == len(self.reporters):
+        if len(cohort.ids) == len(self.reporters):
             return held
-        return cut(held, torch.searchsorted(self.reporters, who.ids.cpu()))
+        return cut(held, torch.searchsorted(self.reporters, cohort.ids.cpu()))
 
-    def merged(self, form: Form, message: Tensors, who: Who, source: Generator) -> Tensors:
+    def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
         """Return the server's next state; AggregationError says why there is none."""
-        return self.method.aggregate(self.server, message, who, source)
+        return self.method.aggregate(self.server, message, cohort, source)
 
 
 class FoldingInbox(Inbox):
@@ -191,24 +191,24 @@ class FoldingInbox(Inbox):
         self.folded: dict[Form, Weighed | Exception] = {}
         self.message: Tensors = {}
 
-    def take(self, form: Form, who: Who, sent: Tensors) -> None:
+    def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
         """Fold the messages [C, ...] of some clients, all of one form."""
         self.message = self.message or {n: v[:0].clone() for n, v in sent.items()}
         before = self.folded.get(form)
-        if not len(who.ids) or isinstance(before, Exception):
+        if not len(cohort.ids) or isinstance(before, Exception):
             return
         try:
             with calling("aggregate"):
-                more = self.aggregate.fold(self.aggregate.weigh(self.server, sent, who))
+                more = self.aggregate.fold(self.aggregate.weigh(self.server, sent, cohort))
                 self.folded[form] = self.aggregate.fold(before, more) if before else more
         except ValueError as error:  # which matters if they are those to be merged
             self.folded[form] = error
 
-    def left(self, form: Form, who: Who) -> Tensors:
+    def left(self, form: Form, cohort: Cohort) -> Tensors:
         """Return what messages look like, without any."""
         return self.message
 
-    def merged(self, form: Form, message: Tensors, who: Who, source: Generator) -> Tensors:
+    def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
         """Return the server's next state; AggregationError says why there is none."""
         folded = self.folded[form]
         if isinstance(folded, Exception):

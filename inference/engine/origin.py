@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrofl.data import Federation
 
 if TYPE_CHECKING:
-    from pyrofl.inference.engine.state import Round
+    from pyrofl.inference.engine.state import RoundState
 
 BLOCK = 2**20  # numbers that are hashed at once
 STEP, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -57,7 +57,7 @@ def _mixed(value: Tensor) -> Tensor:
     return value ^ (value >> 31)
 
 
-def validate_resume(start: Round, data: Federation) -> Round:
+def validate_resume(start: RoundState, data: Federation) -> RoundState:
     """Return a round to continue from, with the names and rows of its clients.
 
     Clients that are held out may be others. A round that does not know its clients, as one that was
@@ -69,7 +69,7 @@ def validate_resume(start: Round, data: Federation) -> Round:
     names, rows = data.names[: data.clients], rows_of(data)
     if (had := len(start.seen)) != data.clients:
         raise ValueError(
-            f"start is a round of {had} clients, and the data have {data.clients}{cure}"
+            f"resume_from is a round of {had} clients, and the data have {data.clients}{cure}"
         )
     if start.number:
         for j, (was, now) in enumerate(zip(start.names, names, strict=False)):

@@ -79,29 +79,33 @@ def fraction(share: PositiveShare) -> Draw:
 
 
 @checked
-def bernoulli(probability: PositiveShare, least: Whole = 2) -> Draw:
-    """Draw each client independently; again until there are at least `least` (pFedVEM).
+def bernoulli(probability: PositiveShare, min_clients: Whole = 2) -> Draw:
+    """Draw each client independently; again until there are at least `min_clients` (pFedVEM).
 
     Raises:
-        ValueError: when drawing, if there are fewer than `least` clients, or a thousand draws
+        ValueError: when drawing, if there are fewer than `min_clients` clients, or a thousand draws
             found too few.
     """
 
     def draw(generator: Generator, clients: int) -> Tensor:
         for _ in range(1000):
             ids = (torch.rand(clients, generator=generator) < probability).nonzero().flatten()
-            if len(ids) >= least:
+            if len(ids) >= min_clients:
                 return ids
         raise ValueError(
             f"probability of reporting is {probability}; a thousand draws from {clients} clients "
-            f"gave fewer than {least} each; expected a larger one"
+            f"gave fewer than {min_clients} each; expected a larger one"
         )
 
     def sampling(clients: int) -> Sampling:
         from scipy.stats import binom
 
-        found = binom(clients, probability).sf(least - 1)
-        only = probability * binom(clients - 1, probability).pmf(least - 1) if least else 0.0
+        found = binom(clients, probability).sf(min_clients - 1)
+        only = (
+            probability * binom(clients - 1, probability).pmf(min_clients - 1)
+            if min_clients
+            else 0.0
+        )
         return Sampling("each by itself", probability * clients, float(only / found))
 
     return KnownDraw(draw, sampling)
@@ -124,25 +128,29 @@ class Stragglers:
     """What goes wrong at clients, drawn in every round, independently of who else takes part.
 
     Attributes:
-        fail: probability that the message of a reporting client is lost. The client goes back to
-            the private state that it had; the server merges what the others sent.
-        least: smallest share of its epochs that a client does; each draws a share uniformly from
+        drop_rate: probability that the message of a reporting client is lost. The client goes back
+            to the private state that it had; the server merges what the others sent.
+        min_work: smallest share of its epochs that a client does; each draws a share uniformly from
             it to 1, and does at least one epoch of every phase that has any.
     """
 
-    fail: Share = 0.0
-    least: PositiveShare = 1.0
+    drop_rate: Share = 0.0
+    min_work: PositiveShare = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def reported(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
         """Return those of the clients `ids` whose messages arrive in a round; names are by id."""
-        return ids[_uniform(ids, names, seed, number)[:, 0] >= self.fail] if self.fail else ids
+        return (
+            ids[_uniform(ids, names, seed, number)[:, 0] >= self.drop_rate]
+            if self.drop_rate
+            else ids
+        )
 
     def working(self, method: Method, names: Sequence[str], seed: Seed, number: int) -> Method:
         """Return the method with fewer epochs, rounded up, for some clients; names are by id."""
-        if self.least == 1:
+        if self.min_work == 1:
             return method
 
         def shortened(phase: Phase) -> Phase:
@@ -153,7 +161,7 @@ class Stragglers:
             def epochs(ids: Tensor) -> Tensor:
                 share = _uniform(ids.cpu(), names, seed, number)[:, 1]
                 return torch.ceil(
-                    (self.least + (1 - self.least) * share) * phase.count_epochs(ids)
+                    (self.min_work + (1 - self.min_work) * share) * phase.count_epochs(ids)
                 ).long()
 
             return replace(phase, epochs=epochs)

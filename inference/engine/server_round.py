@@ -21,12 +21,12 @@ from pyrofl.inference.engine.local_round import Backend, LocalRound, Reply, Roun
 from pyrofl.inference.engine.messages import agreed, form_of, inbox, merged, unlike
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.participation import Draw, validate_ids
-from pyrofl.inference.engine.state import Round, to_data
+from pyrofl.inference.engine.state import RoundState, to_data
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, join_up, pick, role, unwritten
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 AROUND = {  # what people write for a handler of Pyro
     "ScaleMessenger": "poutine.scale",
@@ -35,10 +35,10 @@ AROUND = {  # what people write for a handler of Pyro
 }
 
 
-@in_turn  # as layers draw by torch's own generator, which is the process's
+@synchronized  # as layers draw by torch's own generator, which is the process's
 def first(
     method: Method, data: Federation | Roster, seed: Seed, server: Tensors | None = None
-) -> Round:
+) -> RoundState:
     """Return the state before round one; rows that `init` has of clients are sorted by name."""
     if server is None:
         with calling("init"):
@@ -50,37 +50,42 @@ def first(
     seen, names = torch.zeros(data.clients, dtype=torch.bool), data.names[: data.clients]
     rows = rows_of(data) if isinstance(data, Federation) else None
     constants = constants_hash(method)
-    return Round(0, server, {}, seen, names=names, rows=rows, constants=constants)
+    return RoundState(0, server, {}, seen, names=names, rows=rows, constants=constants)
 
 
 def sample_clients(
-    method: Method, clients: int, seed: Seed, number: int, participation: Draw, trains: Draw | None
+    method: Method,
+    clients: int,
+    seed: Seed,
+    number: int,
+    participation: Draw,
+    training_clients: Draw | None,
 ) -> tuple[Tensor, Tensor]:
     """Return who is to report in a round, and who is to train, both sorted."""
     source = stream(seed, Stream.WHO, number)
     with calling("a draw of clients"):
         reporters = validate_ids(participation(source, clients), clients)
-        if trains is not None:
-            return reporters, validate_ids(trains(source, clients), clients)
+        if training_clients is not None:
+            return reporters, validate_ids(training_clients(source, clients), clients)
     return reporters, torch.arange(clients) if method.metadata.train_all_clients else reporters
 
 
-@in_turn
+@synchronized
 def advance(
     method: Method,
     data: Federation | Roster,
-    state: Round,
+    state: RoundState,
     ids: Tensor,
     reporters: Tensor,
     silent: Tensor | None = None,
     *,
     seed: Seed = 0,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     memory: int | None = None,
     keep_messages: bool = True,
     record: bool = True,
     backend: Backend | None = None,
-) -> Round:
+) -> RoundState:
     """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
 
     A client whose message is not merged goes back to the private state that it had: one that is
@@ -97,7 +102,7 @@ def advance(
     refuse_surroundings()
     reporters = reporters[torch.isin(reporters, ids)].sort().values
     collector = MessageCollector(method, data, state, reporters, keep_messages)
-    request = RoundRequest(method, state, ids, reporters, seed, chunk, memory, record)
+    request = RoundRequest(method, state, ids, reporters, seed, chunk_size, memory, record)
     if backend is None:
         assert isinstance(data, Federation)
         backend = partial(LocalRound, data)
@@ -108,7 +113,7 @@ def advance(
         private = running.close(after.trained[~torch.isin(after.trained, kept)])
     seen = state.seen.clone()
     seen[kept] = True
-    return replace(after, private=private, seen=seen)
+    return replace(after, client_states=private, seen=seen)
 
 
 class MessageCollector:
@@ -118,7 +123,7 @@ class MessageCollector:
         self,
         method: Method,
         data: Federation | Roster,
-        state: Round,
+        state: RoundState,
         reporters: Tensor,
         keep_messages: bool = True,
     ) -> None:
@@ -134,7 +139,7 @@ class MessageCollector:
         reply.message = {}
         self.replies.append(reply)
 
-    def close(self, seed: Seed, silent: Tensor) -> tuple[Round, Tensor]:
+    def close(self, seed: Seed, silent: Tensor) -> tuple[RoundState, Tensor]:
         """Return the next state, but for what clients keep, and ids of those that may keep it.
 
         These are all that trained but those whose message was missed, was bad or not merged.
@@ -145,10 +150,10 @@ class MessageCollector:
         report |= {"good": torch.tensor([not reason for reason in reasons], dtype=torch.bool)}
         report = cut(report, report["ids"].argsort())
         sent = report["good"] & torch.isin(report["ids"], self.reporters)
-        who, server, bad = self.data.who(report["ids"][sent]), self.state.server, list[str]()
-        message = self.inbox.left(form, who)
+        cohort, server, bad = self.data.cohort(report["ids"][sent]), self.state.server, list[str]()
+        message = self.inbox.left(form, cohort)
         try:
-            if len(who.ids):
+            if len(cohort.ids):
                 source = stream(seed, Stream.MERGE, self.state.number)
                 with (
                     torch.no_grad(),
@@ -156,28 +161,28 @@ class MessageCollector:
                     calling("aggregate"),
                     unwritten("aggregate", message),
                 ):
-                    new = self.inbox.merged(form, message, who, source)
+                    new = self.inbox.merged(form, message, cohort, source)
                 new = to_data(as_tensors("what aggregate returns", new), self.data)
-                server, bad = merged(server, new, len(who.ids))
+                server, bad = merged(server, new, len(cohort.ids))
         except AggregationError as error:
             bad = [f"the server: {error}"]
-        lost = torch.cat([silent, who.ids.cpu()]) if bad else silent
+        lost = torch.cat([silent, cohort.ids.cpu()]) if bad else silent
         kept = report["ids"][report["good"] & ~torch.isin(report["ids"], lost)]
-        after = Round(
+        after = RoundState(
             number=self.state.number + 1,
             server=server,
-            private={},
+            client_states={},
             seen=self.state.seen,
-            who=who,
+            reporters=cohort,
             message=message,
             trained=report["ids"],
             rejected=(*filter(None, reasons), *bad),
             loss=role("loss", report),
-            begun=role("begun", report),
+            first_loss=role("begun", report),
             steps=report["steps"],
             silent=silent,
-            down=report["down"],
-            up=report["up"][sent],
+            bytes_down=report["down"],
+            bytes_up=report["up"][sent],
             names=self.state.names,
             rows=self.state.rows,
             constants=self.state.constants,
@@ -215,7 +220,7 @@ def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method
     return at
 
 
-@in_turn  # another thread may be inside a handler of its own
+@synchronized  # another thread may be inside a handler of its own
 def refuse_surroundings() -> None:
     """Refuse to train inside of what changes the numbers of programs, or their gradients."""
     if _PYRO_STACK:

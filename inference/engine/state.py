@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, Roster, Who
+from pyrofl.data import Cohort, Federation, Roster
 from pyrofl.inference.engine.client_states import ClientStates
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
@@ -25,26 +25,26 @@ nobody = partial(torch.zeros, 0, dtype=torch.long)
 
 
 @dataclass(frozen=True, repr=False)
-class Round(Summarised):
+class RoundState(Summarised):
     """The state after a round; passed back to `federate`, the run goes on from it bitwise.
 
     Attributes:
         number: rounds done.
         server: what the server knows.
-        private: what clients keep, name -> [J, ...]; rows of clients never seen are zero.
+        client_states: what clients keep, name -> [J, ...]; rows of clients never seen are zero.
         seen: [J] bool, the clients that keep something: that have trained at least once, and not in
             vain, see `advance`.
-        who: those that reported, sorted; their messages are `message`, [M, ...], or [0, ...] if
-            they were not kept.
+        reporters: those that reported, sorted; their messages are `message`, [M, ...], or [0, ...]
+            if they were not kept.
         trained: ids of those that trained, sorted.
         rejected: "client: what was wrong" of those whose message or state was bad; also of the
             server, if the aggregation was not finite and it keeps its state.
         loss: mean loss of every gradient step by its names, [trained]; finite unless rejected.
-        begun: loss of the first step of each client in this round, as `loss`.
+        first_loss: loss of the first step of each client in this round, as `loss`.
         steps: gradient steps that each client made, in all phases, [trained].
         silent: ids of those that were to report and failed to, sorted; see `Stragglers`.
-        down: bytes sent to each client that trained, [trained].
-        up: bytes sent by each client that reported, [M].
+        bytes_down: bytes sent to each client that trained, [trained].
+        bytes_up: bytes sent by each client that reported, [M].
         names: of the clients that train; () if unknown.
         rows: [J, 2], how many training rows each has and a hash of them; None if unknown.
         constants: hash of the frozen weights and buffers of the method's networks; "" if there are
@@ -53,18 +53,18 @@ class Round(Summarised):
 
     number: int
     server: Tensors
-    private: Mapping[str, Tensor]
+    client_states: Mapping[str, Tensor]
     seen: Tensor
-    who: Who = field(default_factory=lambda: Who(nobody(), torch.zeros(0)))
+    reporters: Cohort = field(default_factory=lambda: Cohort(nobody(), torch.zeros(0)))
     message: Tensors = field(default_factory=dict)
     trained: Tensor = field(default_factory=nobody)
     rejected: tuple[str, ...] = ()
     loss: Tensors = field(default_factory=dict)
     steps: Tensor = field(default_factory=nobody)
     silent: Tensor = field(default_factory=nobody)
-    down: Tensor = field(default_factory=nobody)
-    up: Tensor = field(default_factory=nobody)
-    begun: Tensors = field(default_factory=dict)
+    bytes_down: Tensor = field(default_factory=nobody)
+    bytes_up: Tensor = field(default_factory=nobody)
+    first_loss: Tensors = field(default_factory=dict)
     names: tuple[str, ...] = ()
     rows: Tensor | None = None
     constants: str = ""
@@ -74,11 +74,11 @@ class Round(Summarised):
         """The number of rounds done."""
         return f"State after round {self.number}"
 
-    def kept(self, ids: Tensor) -> Tensors:
+    def get_client_states(self, ids: Tensor) -> Tensors:
         """Return the private state of clients that were seen, [C, ...]."""
-        if isinstance(self.private, ClientStates):
-            return self.private.select(ids)
-        return {n: v.index_select(0, ids) for n, v in self.private.items()}
+        if isinstance(self.client_states, ClientStates):
+            return self.client_states.select(ids)
+        return {n: v.index_select(0, ids) for n, v in self.client_states.items()}
 
     def of_all(self, values: Tensors) -> Tensors:
         """Return values [trained] as those of all clients, [J]: NaN of those that did not train."""
@@ -87,10 +87,12 @@ class Round(Summarised):
 
     def summary(self) -> dict[str, str]:
         """Return a line for each part of the state."""
-        trained, reported, silent = (len(v) for v in (self.trained, self.who.ids, self.silent))
+        trained, reported, silent = (
+            len(v) for v in (self.trained, self.reporters.ids, self.silent)
+        )
         return {
             "server": _listed(self.server),
-            "private": f"{_listed(self.private)}; {int(self.seen.sum())} clients were seen",
+            "private": f"{_listed(self.client_states)}; {int(self.seen.sum())} clients were seen",
             "clients": f"{trained} trained, {reported} reported, {silent} were silent",
             "rejected": "; ".join(self.rejected) or "nobody",
         }
@@ -111,22 +113,27 @@ def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
     }
 
 
-def downloaded(method: Method, server: Tensors, who: Who) -> Tensors:
+def downloaded(method: Method, server: Tensors, cohort: Cohort) -> Tensors:
     """Return what some clients receive."""
     with calling("download"), unwritten("download", server):
-        return as_tensors("what download returns", method.download(server, who), len(who.ids))
+        return as_tensors("what download returns", method.download(server, cohort), len(cohort.ids))
 
 
 def current_states(
-    method: Method, data: Federation, state: Round, received: Tensors, who: Who, seed: Seed
+    method: Method,
+    data: Federation,
+    state: RoundState,
+    received: Tensors,
+    cohort: Cohort,
+    seed: Seed,
 ) -> Tensors:
     """Return the private state of some clients, that of newcomers new."""
     with calling("init_client"):
-        made = method.init_client(received, who, stream(seed, Stream.START))
-    private = to_data(as_tensors("what init_client returns", made, len(who.ids)), data)
-    ids = who.ids.cpu()
+        made = method.init_client(received, cohort, stream(seed, Stream.START))
+    private = to_data(as_tensors("what init_client returns", made, len(cohort.ids)), data)
+    ids = cohort.ids.cpu()
     known = torch.isin(ids, state.seen.nonzero().flatten())
-    kept = state.kept(ids[known]) if bool(known.any()) else {}
+    kept = state.get_client_states(ids[known]) if bool(known.any()) else {}
     all_known = bool(known.all())
     for name, new in private.items():
         if name in kept and all_known:
@@ -140,15 +147,17 @@ def current_states(
 
 
 def refuse_absent_states(
-    method: Method, data: Federation, state: Round, ids: Tensor, view: str
+    method: Method, data: Federation, state: RoundState, ids: Tensor, view: str
 ) -> None:
     """Refuse the personal models of clients whose states are kept where they train."""
     ids = ids[ids < len(state.seen)]  # clients that are held out keep nothing
     seen = ids[state.seen.cpu()[ids]]
-    if view == "global" or not len(seen) or len(state.private):
+    if view == "global" or not len(seen) or len(state.client_states):
         return
-    who = data.who(seen[:1])
-    if method.init_client(downloaded(method, state.server, who), who, stream(0, Stream.START)):
+    cohort = data.cohort(seen[:1])
+    if method.init_client(
+        downloaded(method, state.server, cohort), cohort, stream(0, Stream.START)
+    ):
         raise ValueError(
             f"the state of {data.names[int(seen[0])]!r} is not here: it is kept where the client "
             "trains; expected model='global', or a new client"
@@ -156,11 +165,11 @@ def refuse_absent_states(
 
 
 def client_inputs(
-    method: Method, data: Federation, state: Round, who: Who, seed: Seed
+    method: Method, data: Federation, state: RoundState, cohort: Cohort, seed: Seed
 ) -> tuple[Tensors, Tensors]:
     """Return what some clients receive now and their private state, that of newcomers new."""
-    received = downloaded(method, state.server, who)
-    return received, current_states(method, data, state, received, who, seed)
+    received = downloaded(method, state.server, cohort)
+    return received, current_states(method, data, state, received, cohort, seed)
 
 
 def uploaded(method: Method, received: Tensors, local: Tensors) -> Tensors:
@@ -189,16 +198,21 @@ def chunk_bytes() -> int:
 
 
 def chunks(
-    method: Method, data: Federation, state: Round, ids: Tensor, chunk: int | None, seed: Seed
+    method: Method,
+    data: Federation,
+    state: RoundState,
+    ids: Tensor,
+    chunk_size: int | None,
+    seed: Seed,
 ) -> Iterator[Tensor]:
     """Split clients into groups that are trained side by side, the largest clients first."""
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is {chunk}; expected None or at least 1")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}; expected None or at least 1")
     ids = ids[data.sizes[ids].argsort(descending=True, stable=True)]
-    if chunk is not None:
-        yield from ids.split(int(chunk))
+    if chunk_size is not None:
+        yield from ids.split(int(chunk_size))
         return
-    received, private = client_inputs(method, data, state, data.who(ids[:1]), seed)
+    received, private = client_inputs(method, data, state, data.cohort(ids[:1]), seed)
     most = max(1, chunk_bytes() // max(size_in_bytes(private | received), 1))
     row = data.x[0].numel() * data.x.element_size()
     while len(ids):  # all clients of a chunk are padded to its first, the longest

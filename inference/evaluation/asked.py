@@ -10,7 +10,7 @@ from pyrofl.arguments import Count, check_fields, known
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.seeds import Seed
 
-Adapted = Literal["none", "adapt", "phases"]
+Adapted = Literal["none", "fine_tune", "train"]
 Population = Literal["training", "held_out", "pooled"]
 Part = Literal["test", "train"]
 
@@ -19,9 +19,9 @@ class ModelAsked(TypedDict, total=False):
     """Fields of `Asked` that say which model, as keyword arguments."""
 
     model: str | None
-    adapted: Adapted
+    adaptation: Adapted
     seed: Seed
-    chunk: int | None
+    chunk_size: int | None
 
 
 class AskedFields(ModelAsked, total=False):
@@ -38,30 +38,30 @@ class Asked:
 
     Attributes:
         model: one of the method's views, "personal", "global" or "ensemble"; None is its main one.
-        adapted: what is run first on the client's training rows: "none", the method's "adapt", or
-            all its "phases".
+        adaptation: what is run first on the client's training rows: "none", the method's "adapt",
+            or all its "phases".
         population: "training" or "held_out" clients (these join and no more), or "pooled": one
             client with all test rows, unadapted.
         part: "test" or "train" rows.
         draws: of the guide, whose predicted probabilities are averaged; None is the guide's mean.
         seed: of the run.
-        chunk: clients side by side; None goes by the size of their state.
+        chunk_size: clients side by side; None goes by the size of their state.
     """
 
     model: str | None = None
-    adapted: Adapted = "none"
+    adaptation: Adapted = "none"
     population: Population = "training"
     part: Part = "test"
     draws: Count | None = None
     seed: Seed = 0
-    chunk: Count | None = None
+    chunk_size: Count | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.population == "pooled" and (self.part, self.adapted) != ("test", "none"):
+        if self.population == "pooled" and (self.part, self.adaptation) != ("test", "none"):
             raise ValueError(
-                f"population is 'pooled', part {self.part!r}, adapted {self.adapted!r}; expected "
-                "'pooled' only unadapted and on test rows"
+                f"population is 'pooled', part {self.part!r}, adaptation {self.adaptation!r}; "
+                "expected part='test' and adaptation='none' for the pooled population"
             )
 
     @classmethod
@@ -81,12 +81,12 @@ class Asked:
 
     def phases(self, method: Method) -> tuple[Phase, ...]:
         """Return what is run first."""
-        if self.adapted == "adapt" and not method.adapt:
-            raise ValueError("adapted is 'adapt'; this method runs nothing before its test")
-        return {"none": (), "adapt": method.adapt, "phases": method.phases}[self.adapted]
+        if self.adaptation == "fine_tune" and not method.adapt:
+            raise ValueError("adaptation is 'fine_tune'; this method runs nothing before its test")
+        return {"none": (), "fine_tune": method.adapt, "train": method.phases}[self.adaptation]
 
 
 def usual(method: Method) -> tuple[str, Adapted]:
     """Return the model that a method is about, and adapted how: a personal one if it can be."""
     view = method.main_view
-    return view, "adapt" if view == "personal" and method.adapt else "none"
+    return view, "fine_tune" if view == "personal" and method.adapt else "none"

@@ -1,4 +1,4 @@
-"""Testing: which model, adapted how, of which clients, on which rows. All of it is recorded.
+"""Testing: which model, adaptation how, of which clients, on which rows. All of it is recorded.
 
 And how unsure classifiers are of single rows, and why: the noise of labels, or too few rows.
 Depeweg, Hernandez-Lobato, Doshi-Velez and Udluft, "Decomposition of Uncertainty in Bayesian Deep
@@ -19,14 +19,14 @@ from torch import Generator, Tensor
 from pyrofl import metrics as scoring
 from pyrofl.arguments import Count, PositiveShare, checked
 from pyrofl.data import Batch, Federation, check_table
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.predict import Prediction, answers, predict, probabilities
 from pyrofl.inference.evaluation.prepare import pooled_name
 from pyrofl.inference.method import Method
 from pyrofl.returned import calling
 from pyrofl.tensors import Tensors, join_up
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 SCORES = ("total", "aleatoric", "epistemic", "doubt")
 
@@ -71,11 +71,11 @@ class Scores(Asked):
 
 
 @checked
-@in_turn
+@synchronized
 def evaluate(
     method: Method,
     data: Federation,
-    state: Round,
+    state: RoundState,
     *,
     metrics: Mapping[str, Metric] | None = None,
     **asked: Unpack[AskedFields],
@@ -87,7 +87,7 @@ def evaluate(
         data: the federation.
         state: the round to test; it is not changed.
         metrics: name -> one of your own, beside those of `pyrofl.metrics`.
-        asked: fields of `Asked`: model, adapted, population, part, draws, seed, chunk.
+        asked: fields of `Asked`: model, adaptation, population, part, draws, seed, chunk.
 
     Raises:
         ValueError: if a field is out of range or the method has no such view, no client has such
@@ -140,9 +140,9 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
 
 
 @checked
-@in_turn
+@synchronized
 def calibration(
-    method: Method, data: Federation, state: Round, **asked: Unpack[AskedFields]
+    method: Method, data: Federation, state: RoundState, **asked: Unpack[AskedFields]
 ) -> scoring.Bins:
     """Gather the predictions of all clients' rows by their confidence, as reliability diagrams do.
 
@@ -154,9 +154,13 @@ def calibration(
 
 
 @checked
-@in_turn
+@synchronized
 def calibration_by_client(
-    method: Method, data: Federation, state: Round, bins: Count = 15, **asked: Unpack[AskedFields]
+    method: Method,
+    data: Federation,
+    state: RoundState,
+    bins: Count = 15,
+    **asked: Unpack[AskedFields],
 ) -> dict[str, scoring.Bins]:
     """Gather the predictions of each client by their confidence; `calibration` pools them.
 
@@ -172,7 +176,7 @@ def calibration_by_client(
 
 
 def _confidence(
-    method: Method, data: Federation, state: Round, asked: AskedFields
+    method: Method, data: Federation, state: RoundState, asked: AskedFields
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Return the largest probabilities of clients' rows, and whether these are right, by id."""
     found = {}
@@ -217,11 +221,11 @@ class Uncertainty:
         return torch.stack([scoring.auroc(mine, others) for mine, others in pairs])
 
 
-@in_turn
+@synchronized
 def uncertainty(
     method: Method,
     data: Federation,
-    state: Round,
+    state: RoundState,
     x: Tensor | None = None,
     **asked: Unpack[AskedFields],
 ) -> Uncertainty:

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, stack
 from pyrofl.inference.elbo import observed, traces
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.method import Method
@@ -47,7 +47,7 @@ class Predicted(NamedTuple):
 
 
 def predict(
-    method: Method, data: Federation, state: Round, **asked: Unpack[AskedFields]
+    method: Method, data: Federation, state: RoundState, **asked: Unpack[AskedFields]
 ) -> Iterator[Predicted]:
     """Predict the rows of every client, some clients at a time.
 
@@ -60,7 +60,7 @@ def predict(
 def answers(
     method: Method,
     data: Federation,
-    state: Round,
+    state: RoundState,
     asked: Asked,
     read: Callable[[Iterator[Any], Batch, list[Generator]], tuple[Tensor, ...]],
     table: tuple[str, int] = ("the data", 0),
@@ -75,7 +75,7 @@ def answers(
         own, made = [rows[i] for i in ids.tolist()], []
         for start in range(0, max(map(len, own)), ROWS):
             some = [r[start : start + ROWS] for r in own]
-            batch = asked_about(stack(data, some, data.who(ids)))
+            batch = asked_about(stack(data, some, data.cohort(ids)))
             members = responses(method, received, local, batch, asked.draws, noise)
             found = read(members, batch, noise)
             if bad := _no_number(found[0], found[1], batch.mask):

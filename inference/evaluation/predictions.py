@@ -12,10 +12,10 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import known
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.arrays import inputs, responses_of
 from pyrofl.data.tables.wording import listed
-from pyrofl.inference.engine.state import Round, refuse_absent_states
+from pyrofl.inference.engine.state import RoundState, refuse_absent_states
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked, usual
 from pyrofl.inference.evaluation.predict import (
     CLASSES,
@@ -32,7 +32,7 @@ from pyrofl.inference.seeds import Stream, stream
 from pyrofl.metrics import entropies
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, generator, lent, matches
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -98,11 +98,11 @@ class Predictions(Summarised):
         }
 
 
-@in_turn
+@synchronized
 def predictions(
     method: Method,
     data: Federation,
-    state: Round,
+    state: RoundState,
     x: Any,
     client: str | None,
     own: Sequence[Any] | None = None,
@@ -112,19 +112,19 @@ def predictions(
     rows = _rows(data, x)
     data, i = _with_newcomer(data, own) if client is None else _known(data, client, own)
     how = _asked(method, asked, client is None, own is not None)
-    who = torch.tensor([i])
+    cohort = torch.tensor([i])
     if client is not None:
-        refuse_absent_states(method, data, state, who, how.view(method))
-    (_, received, local, noise), *_ = ready(method, data, state, who, how)
+        refuse_absent_states(method, data, state, cohort, how.view(method))
+    (_, received, local, noise), *_ = ready(method, data, state, cohort, how)
     name = data.names[i]
-    if client is None and how.adapted == "none" and how.view(method) == "personal":
-        _warn_untrained(method, received, data.who(who))
+    if client is None and how.adaptation == "none" and how.view(method) == "personal":
+        _warn_untrained(method, received, data.cohort(cohort))
     source = stream(how.seed, Stream.ROWS, state.number, name)
     parts = []
     for some in rows.split(ROWS):
         answers = data.y.new_zeros(1, len(some), *data.y.shape[1:])
         mask = torch.ones(1, len(some), dtype=torch.bool, device=data.device)
-        of = data.who(who)
+        of = data.cohort(cohort)
         batch = asked_about(Batch(some[None], answers, mask, of.size, of.ids))
         members = responses(method, received, local, batch, how.draws, noise)
         parts.append(_read(members, len(some), how.draws, source))
@@ -207,28 +207,30 @@ def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federat
 
 def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> Asked:
     """Return which model is asked, and how it is adapted, where that is left open."""
-    view, adapted = usual(method)
+    view, adaptation = usual(method)
     if new and not own:
-        view, adapted = "global" if "global" in method.views else view, "none"
-    if new and own and adapted == "none" and view == "personal":
-        adapted = "phases"
+        view, adaptation = "global" if "global" in method.views else view, "none"
+    if new and own and adaptation == "none" and view == "personal":
+        adaptation = "train"
     if given.get("model") not in (None, view):
-        view, adapted = str(given["model"]), "none"
-    how = Asked.of({"model": view, "adapted": adapted, **_said(given)}, without="population part")
-    if new and not own and how.adapted != "none":
+        view, adaptation = str(given["model"]), "none"
+    how = Asked.of(
+        {"model": view, "adaptation": adaptation, **_said(given)}, without="population part"
+    )
+    if new and not own and how.adaptation != "none":
         raise ValueError(
-            f"adapted is {how.adapted!r}, and the new client has no rows of its own; expected "
-            "own=(x, y)"
+            f"adaptation is {how.adaptation!r}, and the new client has no rows of its own; "
+            "expected own=(x, y)"
         )
     how.view(method)
     return how
 
 
-def _warn_untrained(method: Method, received: Tensors, who: Who) -> None:
+def _warn_untrained(method: Method, received: Tensors, cohort: Cohort) -> None:
     """Warn of tensors of a new client that are as before training; refuse if all are."""
     trained = trained_by(method) or ""
     starts = [
-        method.init_client({n: v + k for n, v in received.items()}, who, generator(0))
+        method.init_client({n: v + k for n, v in received.items()}, cohort, generator(0))
         for k in (0, 1)
     ]
     # What depends on nothing received is not learned from other clients.
@@ -254,12 +256,12 @@ def _said(given: PredictionAsked) -> dict[str, Any]:
     return {n: v for n, v in given.items() if v is not None}
 
 
-def _about(data: Federation, state: Round, i: int, new: bool, own: bool, how: Asked) -> str:
+def _about(data: Federation, state: RoundState, i: int, new: bool, own: bool, how: Asked) -> str:
     """Say which model was asked."""
-    adapted = {
+    adaptation = {
         "none": "",
-        "adapt": ", adapted to its training rows",
-        "phases": ", trained on its rows",
+        "fine_tune": ", adapted to its training rows",
+        "train": ", trained on its rows",
     }
     met = ""
     if new:
@@ -269,7 +271,7 @@ def _about(data: Federation, state: Round, i: int, new: bool, own: bool, how: As
     elif not bool(state.seen[i]) and how.model == "personal":
         met = ", which has not trained"
     draws = f", {how.draws} draws" if how.draws else ""
-    return f"{how.model} model of {data.names[i]}{met}{adapted[how.adapted]}{draws}"
+    return f"{how.model} model of {data.names[i]}{met}{adaptation[how.adaptation]}{draws}"
 
 
 def _read(

@@ -9,33 +9,33 @@ from typing import Unpack
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Cohort, Federation
 from pyrofl.inference.description import refuse_other_constants
-from pyrofl.inference.engine.state import Round, chunks, client_inputs
+from pyrofl.inference.engine.state import RoundState, chunks, client_inputs
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.metadata import REPORTED, marked, no_statistics
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, cut, join_up, pick
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 
 def ready(
-    method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
+    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: Asked
 ) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
     """Yield ids, received, local (a list is an ensemble) and noise of some clients, large first."""
     refuse_other_constants(method, state.constants)
     deployed = method.deployed(asked.view(method))
-    for some in chunks(deployed, data, state, ids, asked.chunk, asked.seed):
-        received, local = prepared(method, data, state, data.who(some), **vars(asked))
+    for some in chunks(deployed, data, state, ids, asked.chunk_size, asked.seed):
+        received, local = prepared(method, data, state, data.cohort(some), **vars(asked))
         names = [data.names[i] for i in some.tolist()]
         noise = [stream(asked.seed, Stream.TEST, state.number, name) for name in names]
         yield some, received, local, noise
 
 
 def single(
-    method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
+    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: Asked
 ) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
     """Yield clients as `ready` does; refuse a view that is an ensemble."""
     for some, received, local, noise in ready(method, data, state, ids, asked):
@@ -45,17 +45,17 @@ def single(
 
 
 def prepared(
-    method: Method, data: Federation, state: Round, who: Who, **asked: Unpack[ModelAsked]
+    method: Method, data: Federation, state: RoundState, cohort: Cohort, **asked: Unpack[ModelAsked]
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
     """Return what programs are to read as received and local, to ask a model of some clients."""
     how = Asked.of(asked)
     view, phases, seed = how.view(method), how.phases(method), how.seed
-    received, private = client_inputs(method.deployed(view), data, state, who, seed)
+    received, private = client_inputs(method.deployed(view), data, state, cohort, seed)
     local = private | received
     if phases:
         with torch.enable_grad():
             local, *_ = train(
-                method, received, local, data, who, seed=seed, number=state.number, phases=phases
+                method, received, local, data, cohort, seed=seed, number=state.number, phases=phases
             )
     return received, method.read_view(view, received, local)
 
@@ -90,8 +90,8 @@ def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor,
     return data, rows, ids
 
 
-@in_turn
-def statistics(method: Method, data: Federation, state: Round, seed: Seed = 0) -> Tensors:
+@synchronized
+def statistics(method: Method, data: Federation, state: RoundState, seed: Seed = 0) -> Tensors:
     """Return what a method reports about the clients that train: name -> [J], or [J, *p]."""
     held = pick(state.server, marked(method.metadata.tensors, REPORTED))
     told = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}

@@ -12,7 +12,7 @@ from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.method import Method
-from pyrofl.inference.monitoring.status import Kind, Verdict
+from pyrofl.inference.monitoring.status import ConvergenceStatus, Kind
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.seeds import Seed, Seeds, separate
 from pyrofl.summaries import Summarised
@@ -21,7 +21,7 @@ from pyrofl.tensors import Tensors
 Fitting = Method | Callable[[int], Method]
 Until = Literal["converged"]
 
-ORDER: tuple[Kind, ...] = ("diverged", "stuck", "moving", "converged")
+ORDER: tuple[Kind, ...] = ("diverged", "stuck", "not converged", "converged")
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -31,14 +31,14 @@ class FitOptions(LoopOptions, total=False):
     """Arguments of `fit` that are the same for every chain."""
 
     seed: Seed | None
-    server: Tensors | None
-    every: int
-    until: Until | None
+    server_state: Tensors | None
+    eval_every: int
+    stop_when: Until | None
     draws: int | None
     metrics: Mapping[str, Metric] | None
     progress: bool
-    after: Callable[[Any], None] | None
-    log: Callable[[Any, RoundRecord], None] | None
+    callback: Callable[[Any], None] | None
+    logger: Callable[[Any, RoundRecord], None] | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +48,8 @@ class Chains(Summarised, Sequence[Run]):
     R-hat of `arviz.summary(chains.to_arviz())` compares what fits from different noise and, where
     it is random, from different starts have found. Near 1 it shows that they agree: that each has
     gone far enough, and found the same. It does not show that the guide's family is wide enough, as
-    all may be wrong in the same way; for that there are `checks.sbc` and `reference.cost`.
+    all may be wrong in the same way; for that there are `checks.sbc` and
+    `reference.compare_posteriors`.
 
     Attributes:
         runs: one for each seed.
@@ -72,17 +73,17 @@ class Chains(Summarised, Sequence[Run]):
         """Return the posteriors for ArviZ, every run a chain; arguments of `pyrofl.to_arviz`."""
         return to_arviz(self.runs, draws, dims, **what)
 
-    def convergence(self) -> DataFrame:
-        """Return `Run.convergence` of every run, with its seed in the first column."""
+    def parameter_changes(self) -> DataFrame:
+        """Return `Run.parameter_changes` of every run, with its seed in the first column."""
         from pandas import concat
 
-        tables = {str(run.seed): run.convergence() for run in self.runs}
+        tables = {str(run.seed): run.parameter_changes() for run in self.runs}
         return concat(tables, names=["seed"]).reset_index("seed").reset_index(drop=True)
 
     @property
-    def verdict(self) -> Verdict:
+    def status(self) -> ConvergenceStatus:
         """The worst one, which names its seed: they have converged if all have."""
-        each = [(run.seed, run.verdict) for run in self.runs]
+        each = [(run.seed, run.status) for run in self.runs]
         seed, found = min(each, key=lambda one: ORDER.index(one[1].kind))
         return replace(found, why=f"seed {seed}: {found.why}")
 
@@ -93,7 +94,7 @@ class Chains(Summarised, Sequence[Run]):
 
     def summary(self) -> dict[str, str]:
         """Tell what became of each."""
-        return {f"seed {run.seed}": f"{run.state.number} rounds, {run.verdict}" for run in self}
+        return {f"seed {run.seed}": f"{run.state.number} rounds, {run.status}" for run in self}
 
 
 def beginnings(
@@ -102,11 +103,11 @@ def beginnings(
     """Return seed and start of every chain."""
     if isinstance(start, Chains):
         if seeds is not None or seed is not None:
-            raise ValueError("seeds are given, and so is a start that has them; expected one")
-        return [{"seed": run.seed, "start": run} for run in start]
+            raise ValueError("seeds are given, and so is resume_from, which has them; expected one")
+        return [{"seed": run.seed, "resume_from": run} for run in start]
     if start is not None:
         raise ValueError(
-            f"start is a {type(start).__name__}, and seeds ask for several; "
+            f"resume_from is a {type(start).__name__}, and seeds ask for several; "
             "expected Chains to go on from, or seeds=None"
         )
     if isinstance(seeds, Sequence):
@@ -119,4 +120,4 @@ def beginnings(
         each = [(seed or 0) + k for k in range(seeds or 0)]
     if not each or any(separate(a) == separate(b) for a, b in combinations(each, 2)):
         raise ValueError(f"seeds are {each}; expected some, all different")
-    return [{"seed": one, "start": None} for one in each]
+    return [{"seed": one, "resume_from": None} for one in each]

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Cohort, Federation
 from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import METRICS
 from pyrofl.inference.description import Description, describe
 from pyrofl.inference.engine.server_round import by_round, first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import RECORDS, save, settings_of_run
@@ -119,8 +119,10 @@ def _build_run(
 ) -> Run:
     """Build a run from the content of a file."""
     state = content["state"]
-    who = Who(state.pop("ids").clone(), state.pop("size").clone())
-    last = Round(who=who, private=state.pop("private"), **_to_memory(state))
+    cohort = Cohort(state.pop("ids").clone(), state.pop("size").clone())
+    last = RoundState(
+        reporters=cohort, client_states=state.pop("client_states"), **_to_memory(state)
+    )
     now = by_round(method)(max(last.number - 1, 0))
     known = _to_memory(content["records"])
     rows = list(zip(*(known[name] for name in RECORDS), strict=True))
@@ -134,7 +136,7 @@ def _check_shapes(run: Run) -> None:
     state, clients = run.state, run.data.clients
     if not isinstance(state.number, int) or state.number < len(run.records):
         raise ValueError(f"number is {state.number!r}, of {len(run.records)} records")
-    shapes = {f"private {n}": (v, (clients, *v.shape[1:])) for n, v in state.private.items()}
+    shapes = {f"private {n}": (v, (clients, *v.shape[1:])) for n, v in state.client_states.items()}
     shapes["seen"] = (state.seen, (clients,))
     begin = first(run.method, run.data, run.seed).server
     for name, value in begin.items() if state.number else ():

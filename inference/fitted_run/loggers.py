@@ -1,6 +1,6 @@
 """What a round gave, for TensorBoard and MLflow; `log` of `fit` takes any such function.
 
-    pyrofl.fit(method, data, rounds=20, every=1, log=loggers.tensorboard("runs/mine"))
+    pyrofl.fit(method, data, rounds=20, eval_every=1, logger=loggers.tensorboard("runs/mine"))
 
 A logger of one's own is a function (run, record of the round) -> None; `numbers` are what there is.
 """
@@ -31,7 +31,9 @@ def numbers(run: Run, record: RoundRecord) -> dict[str, float]:
     found = {n: float(v) for n, v in told.items() if isinstance(v, int | float) and n != "round"}
     for row in run.history:
         if row["round"] == record.number:
-            more = [w for w in (row["population"], row["adapted"]) if w not in ("training", "none")]
+            more = [
+                w for w in (row["population"], row["adaptation"]) if w not in ("training", "none")
+            ]
             found["/".join([row["model"], *more, row["metric"]])] = row["value"]
     return {re.sub(ODD, "_", name): value for name, value in found.items()}
 

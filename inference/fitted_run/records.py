@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.metadata import watched
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
@@ -21,33 +21,33 @@ class RoundRecord:
 
     number: int
     seconds: float  # that it took, without testing
-    down: int  # bytes sent to all clients
-    up: int  # bytes sent by them
+    bytes_down: int  # bytes sent to all clients
+    bytes_up: int  # bytes sent by them
     rejected: tuple[str, ...]  # the clients whose message or state was bad, and why
     trained: list[int]  # ids
     steps: list[int]  # gradient steps that each of these made
     reported: list[int]  # ids of those whose message was merged
     silent: list[int]  # ids of those that were to report and failed to
     loss: Tensors  # mean of every step by its names, [J]; NaN where a client did not train
-    begun: Tensors  # loss of the first of these steps, as `loss`, where rounds are comparable
+    first_loss: Tensors  # loss of the first of these steps, as `loss`, where rounds are comparable
     moved: Moved | None  # how far sites went, see `movement`; None: nothing was merged
     watched: dict[str, float]  # numbers that the server holds, see `Monitor`
 
     @classmethod
-    def of(cls, state: Round, old: Round, method: Method, seconds: float) -> RoundRecord:
+    def of(cls, state: RoundState, old: RoundState, method: Method, seconds: float) -> RoundRecord:
         """Write a round down, given the one before and the method."""
         return cls(
             number=state.number,
             seconds=seconds,
-            down=int(state.down.sum()),
-            up=int(state.up.sum()),
+            bytes_down=int(state.bytes_down.sum()),
+            bytes_up=int(state.bytes_up.sum()),
             rejected=state.rejected,
             trained=state.trained.tolist(),
             steps=state.steps.tolist(),
-            reported=state.who.ids.tolist(),
+            reported=state.reporters.ids.tolist(),
             silent=state.silent.tolist(),
             loss=state.of_all(state.loss),
-            begun=state.of_all(comparable(method.metadata.tensors, state.begun)),
+            first_loss=state.of_all(comparable(method.metadata.tensors, state.first_loss)),
             moved=movement(method.metadata.tensors, old, state),
             watched=watched(method.metadata.tensors, state.server),
         )
@@ -57,8 +57,8 @@ class RoundRecord:
         return {
             "round": self.number,
             "seconds": self.seconds,
-            "bytes_down": self.down,
-            "bytes_up": self.up,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
             "trained": len(self.trained),
             "steps": sum(self.steps),
             "reported": len(self.reported),

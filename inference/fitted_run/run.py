@@ -16,9 +16,9 @@ from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
-from pyrofl.inference.budget import Spent
+from pyrofl.inference.budget import PrivacySpent
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
@@ -28,7 +28,7 @@ from pyrofl.inference.fitted_run.records import RoundRecord, taken_part
 from pyrofl.inference.metadata import Monitor, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.parameter_changes import table
-from pyrofl.inference.monitoring.status import Verdict, trained_by, verdict
+from pyrofl.inference.monitoring.status import ConvergenceStatus, convergence_status, trained_by
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.optimum import optimum
@@ -55,7 +55,7 @@ class Run(Pickled, Summarised):
         state: the last round.
         seed: of the run.
         draws: of the guide, for predictions while fitting; None takes its mean.
-        own_metrics: name -> function, scored beside the metrics that there are; see `evaluate`.
+        custom_metrics: name -> function, scored beside the metrics that there are; see `evaluate`.
         records: what each round left; `rounds` is a table of them.
         history: every score so far, averaged over clients, as lines of the table `metrics`.
         ending: what the test of the objective after the last round found, see `test_ending`.
@@ -63,10 +63,10 @@ class Run(Pickled, Summarised):
 
     method: Method
     data: Federation
-    state: Round
+    state: RoundState
     seed: Seed = 0
     draws: int | None = None
-    own_metrics: Mapping[str, Metric] = field(default_factory=dict)
+    custom_metrics: Mapping[str, Metric] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
     ending: dict[str, str] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Run(Pickled, Summarised):
         self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[AskedFields]
     ) -> Scores:
         """Test a model, as `pyrofl.evaluate`; seed, draws and metrics are the run's by default."""
-        own = self.own_metrics if metrics is None else metrics
+        own = self.custom_metrics if metrics is None else metrics
         return evaluate(*self._fitted, metrics=own, **self._asked(asked))
 
     def predict(
@@ -115,7 +115,7 @@ class Run(Pickled, Summarised):
                 rows, by all phases if the method has no other way; without any, the global model
                 answers, if the method has one.
             own: (x, y), labelled rows of a client that was never seen.
-            asked: model, adapted, draws, seed and chunk of `evaluate`. By default the model that
+            asked: model, adaptation, draws, seed and chunk of `evaluate`. By default the model that
                 the method is about, and a personal one adapted as the method says.
 
         Raises:
@@ -145,7 +145,7 @@ class Run(Pickled, Summarised):
         """Return the posterior for ArviZ, or all groups; arguments of `pyrofl.to_arviz`."""
         return to_arviz([self], draws, dims, **what)
 
-    def scores(self) -> list[Scores]:
+    def evaluate_all(self) -> list[Scores]:
         """Test all that the method and the data offer.
 
         Every view on training and held-out clients, the personal one also after the method's
@@ -158,16 +158,16 @@ class Run(Pickled, Summarised):
             clients.append({**clients[0], "population": "held_out"})
         asked: list[AskedFields] = [{"model": view, **some} for view in views for some in clients]
         if self.method.adapt and "personal" in views:
-            asked += [{"model": "personal", "adapted": "adapt", **some} for some in clients]
+            asked += [{"model": "personal", "adaptation": "fine_tune", **some} for some in clients]
         if "global" in views and data.pooled_test is not None and len(data.pooled_test):
             asked.append({"model": "global", "population": "pooled"})
         return [self.evaluate(**one) for one in asked]
 
-    def test(self) -> list[Scores]:
+    def record_scores(self) -> list[Scores]:
         """Test all there is and write it down in `history`, clients weighing the same."""
-        found = self.scores()
+        found = self.evaluate_all()
         for s in found:
-            asked = (self.state.number, s.model, s.adapted, s.population)
+            asked = (self.state.number, s.model, s.adaptation, s.population)
             lines = [(*asked, metric, s.mean(metric)) for metric in s.values]
             self.history += [dict(zip(METRICS, line, strict=True)) for line in lines]
         return found
@@ -198,18 +198,18 @@ class Run(Pickled, Summarised):
     ) -> Iterator[tuple[str, int, str, str, str, float]]:
         """Yield the rows of `clients`; scores and statistics of the last round may be known."""
         names, sizes = self.data.names, self.data.sizes.tolist()
-        for found in self.scores() if scores is None else scores:
+        for found in self.evaluate_all() if scores is None else scores:
             for metric, values in found.values.items() if found.population != "pooled" else ():
                 for i, value in zip(found.ids.tolist(), values.tolist(), strict=True):
-                    yield names[i], sizes[i], found.model, found.adapted, metric, value
+                    yield names[i], sizes[i], found.model, found.adaptation, metric, value
         told = self.statistics() if statistics is None else statistics
-        about = self.work() | {name: v.tolist() for name, v in told.items() if v.dim() == 1}
+        about = self.workload() | {name: v.tolist() for name, v in told.items() if v.dim() == 1}
         about |= {spent.label: list(spent.clients)} if (spent := self.privacy) else {}
         for metric, of in about.items():  # all but scores is told of the main view, unadapted
             for i in range(self.data.clients):
                 yield names[i], sizes[i], self.method.main_view, "none", metric, of[i]
 
-    def work(self) -> dict[str, Counter[int]]:
+    def workload(self) -> dict[str, Counter[int]]:
         """Count rounds in which clients trained, reported or failed to, and gradient steps."""
         steps: Counter[int] = Counter()
         for record in self.records:
@@ -220,12 +220,12 @@ class Run(Pickled, Summarised):
         return did | {"gradient_steps": steps}
 
     @property
-    def verdict(self) -> Verdict:
+    def status(self) -> ConvergenceStatus:
         """Whether it has converged, is moving, is stuck or has diverged.
 
         It is judged by its records, and at the end of `fit` also by its objective, see `optimum`.
         """
-        return verdict(self.records, trained_by(self.method)).tested(**self.ending)
+        return convergence_status(self.records, trained_by(self.method)).tested(**self.ending)
 
     def test_ending(self) -> None:
         """Test whether a run that moves no more is at the optimum of its objective, if it has one.
@@ -234,7 +234,7 @@ class Run(Pickled, Summarised):
         `pyrofl.inference.posteriors.optimum`. Of all others, predictions for some training rows are
         compared: if they are equal, and were not before the first round, gradients have vanished.
         """
-        if verdict(self.records, trained_by(self.method)).kind != "converged":
+        if convergence_status(self.records, trained_by(self.method)).kind != "converged":
             return
         try:
             found = optimum(self.method, self.data, self.state, self.seed)
@@ -247,7 +247,7 @@ class Run(Pickled, Summarised):
         elif vanished:
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
-    def _alike(self, state: Round) -> bool:
+    def _alike(self, state: RoundState) -> bool:
         """Say whether rows of each of the first clients are all predicted alike."""
         data, found = self.data, []
         for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
@@ -258,22 +258,22 @@ class Run(Pickled, Summarised):
         return bool(found) and all(found)
 
     @property
-    def watching(self) -> dict[str, Monitor]:
+    def monitors(self) -> dict[str, Monitor]:
         """What the method says of each number that it watches, by the name in the records."""
         found = of_kind(self.method.metadata.tensors, Monitor).items()
         return {names.removeprefix("server/"): fact for names, fact in found}
 
     @property
-    def notes(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What the method has to say of numbers that are too high after the last round."""
         last = self.records[-1] if self.records else None
         return [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
-            for name, fact in self.watching.items()
+            for name, fact in self.monitors.items()
             if last and fact.high is not None and last.watched.get(name, 0.0) > fact.high
         ]
 
-    def convergence(self) -> DataFrame:
+    def parameter_changes(self) -> DataFrame:
         """Return how far each site moved in each round that merged something; see `movement`.
 
         Columns: round, site; mean and sd, the largest movement of any entry's mean and standard
@@ -283,14 +283,14 @@ class Run(Pickled, Summarised):
         return table(self.records)
 
     @property
-    def _fitted(self) -> tuple[Method, Federation, Round]:
+    def _fitted(self) -> tuple[Method, Federation, RoundState]:
         return self.method, self.data, self.state
 
     def _asked(self, asked: AskedFields) -> AskedFields:
         return {"seed": self.seed, "draws": self.draws, **asked}
 
     @property
-    def privacy(self) -> Spent | None:
+    def privacy(self) -> PrivacySpent | None:
         """What the run has spent of privacy, in all its rounds; None if there is none."""
         promise, rounds = self.method.metadata.privacy, self.state.number
         took = taken_part(self.records, rounds, self.data.clients)
@@ -309,7 +309,7 @@ class Run(Pickled, Summarised):
         if {row["round"] for row in self.history} - {0}:
             table = self.metrics.assign(method=self.method.name or "run", seed=0)
             drawn = figures.curves(table, self.history[0]["metric"])
-        elif not self.convergence().empty:
+        elif not self.parameter_changes().empty:
             drawn = figures.convergence(self)
         else:
             return ""
@@ -321,13 +321,15 @@ class Run(Pickled, Summarised):
         scores: dict[str, list[str]] = {}
         for r in self.history:
             if (r["round"], r["population"]) == (last[0]["round"], "training"):
-                model = f"{r['model']}{'' if r['adapted'] == 'none' else ' adapted'}"
+                model = f"{r['model']}{'' if r['adaptation'] == 'none' else ' adapted'}"
                 scores.setdefault(model, []).append(f"{r['metric']} {r['value']:.4g}")
         shown = "; ".join(f"{model} {', '.join(some[:2])}" for model, some in scores.items())
         bad = [reason for record in records for reason in record.rejected]
-        sent = f"{sum(r.down for r in records):,} down, {sum(r.up for r in records):,} up"
+        sent = (
+            f"{sum(r.bytes_down for r in records):,} down, {sum(r.bytes_up for r in records):,} up"
+        )
         return {
-            "verdict": "; ".join([str(self.verdict), *self.notes]),
+            "status": "; ".join([str(self.status), *self.warnings]),
             "views": ", ".join(self.method.views),
             "clients": f"{data.clients} that train, {data.held_out} held out",
             "scores": f"round {last[0]['round']}: {shown}" if last else "not tested yet",

@@ -14,13 +14,13 @@ from pyrofl.data.outlines import facts
 from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import compared_versions, versions
 from pyrofl.inference.description import describe
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, separate
 
 RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows
-STATE = tuple(f.name for f in fields(Round) if f.name != "who")
+STATE = tuple(f.name for f in fields(RoundState) if f.name != "reporters")
 
 
 class SavableRun(Protocol):
@@ -28,7 +28,7 @@ class SavableRun(Protocol):
 
     method: Method
     data: Federation
-    state: Round
+    state: RoundState
     seed: Seed
     draws: int | None
     records: list[RoundRecord]
@@ -51,8 +51,8 @@ def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = No
     Raises:
         OSError: if there is no room for it.
     """
-    state = {name: getattr(run.state, name) for name in STATE} | run.state.who._asdict()
-    state["private"] = dict(run.state.private.items())
+    state = {name: getattr(run.state, name) for name in STATE} | run.state.reporters._asdict()
+    state["client_states"] = dict(run.state.client_states.items())
     records: dict[str, Any] = {"draws": run.draws, "metrics": run.history, "ending": run.ending}
     records |= {name: [getattr(record, name) for record in run.records] for name in RECORDS}
     about = settings_of_run(run.data, run.seed, about)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.metadata import MetadataByPattern, Moments, of_kind
 from pyrofl.tensors import Tensors, matches, size_in_bytes
 
@@ -33,15 +33,20 @@ Moved = dict[str, dict[str, float]]
 """Site -> movement of its "mean" and "sd", or tensor -> that of its "norm"."""
 
 
-def movement(metadata: MetadataByPattern, old: Round, new: Round) -> Moved | None:
+def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> Moved | None:
     """Return how far a round moved each site, see above; None if the server merged nothing."""
     if new.server is old.server:
         return None
     far = _moved(metadata, _received(old.server), _received(new.server))
     if not any(far.values()):  # all that is learned may stay at home
-        size = size_in_bytes(new.kept(new.trained[:1]))
+        size = size_in_bytes(new.get_client_states(new.trained[:1]))
         parts = [
-            _moved(metadata, _real(old.kept(ids)), _real(new.kept(ids)), rows=True)
+            _moved(
+                metadata,
+                _real(old.get_client_states(ids)),
+                _real(new.get_client_states(ids)),
+                rows=True,
+            )
             for ids in new.trained.split(max(1, COMPARED // max(1, size)))
         ]
         far |= {key: max(part[key] for part in parts) for key in parts[0]}

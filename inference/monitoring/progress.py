@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from pyrofl.inference.elbo import Elbo
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.programs import Guide
 
@@ -48,7 +48,7 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def add(self, method: Method, state: Round) -> None:
+    def add(self, method: Method, state: RoundState) -> None:
         """Show a round that is over."""
         loss = losses(method, state, self.sizes) if self.shown else ""
         if self.bar is not None:
@@ -75,7 +75,7 @@ def _is_told(number: int, rounds: int) -> bool:
     return number == rounds or number % -(-rounds // LINES) == 0
 
 
-def losses(method: Method, state: Round, sizes: Tensor) -> str:
+def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
     """Tell the mean loss over clients of each step, by what it moves; sums over rows by row.
 
     Args:

@@ -62,13 +62,13 @@ SIZES, NOISE = 2, 2  # of the loss, its own sizes and falls from round to round 
 IDLE = "nothing is trained: all learning rates or epochs are 0"
 DEPTH, STEADY, HALVES = 100, 0.9, 6  # sizes and share of a fall without end, and its least rounds
 
-Kind = Literal["converged", "moving", "stuck", "diverged"]
+Kind = Literal["converged", "not converged", "stuck", "diverged"]
 Left = Any
 """What a round leaves, a `RoundRecord`: that knows this module."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ConvergenceStatus:
     """What became of a run; printed, it is a sentence.
 
     Attributes:
@@ -91,7 +91,7 @@ class Verdict:
     since: int | None = None
     small: ClassVar[dict[str, float]] = SMALL
 
-    def tested(self, off: str = "", note: str = "", blind: str = "") -> Verdict:
+    def tested(self, off: str = "", note: str = "", blind: str = "") -> ConvergenceStatus:
         """Return the verdict once the objective is tested; see `Run.test_ending`."""
         if self.kind != "converged" or not (off or note or blind):
             return self
@@ -101,7 +101,7 @@ class Verdict:
         if off:
             why = f"{self.why}, and yet the slope of the ELBO moves {off}"
             return replace(
-                self, kind="moving", why=f"{why}; run more rounds, at rates that fall less"
+                self, kind="not converged", why=f"{why}; run more rounds, at rates that fall less"
             )
         return replace(self, why=f"{self.why}; {note}, which corrected draws allow for")
 
@@ -109,7 +109,7 @@ class Verdict:
         return f"{self.kind}{f' since round {self.since}' if self.since else ''}: {self.why}"
 
 
-class Judge:
+class ConvergenceMonitor:
     """Judges a run by what its rounds left, one after the other."""
 
     def __init__(self, records: Sequence[Left] = (), trained: str | None = None) -> None:
@@ -123,35 +123,35 @@ class Judge:
     def add(self, record: Left) -> None:
         """Take a round."""
         self.records.append(record)
-        self.losses.add(record.number, record.begun, record.loss)
+        self.losses.add(record.number, record.first_loss, record.loss)
 
     @property
     def over(self) -> bool:
         """Whether there is no need for further rounds: it has converged, diverged or is stuck."""
-        return len(self.records) >= LEAST and self.verdict().kind != "moving"
+        return len(self.records) >= LEAST and self.status().kind != "not converged"
 
-    def verdict(self) -> Verdict:
+    def status(self) -> ConvergenceStatus:
         """Judge what there is."""
         moved = [record.moved for record in self.records if record.moved is not None]
         found = (_barred(self.records), _lost(self.records), *self.losses.risen())
         found += tuple(self.losses.fallen())
         if both := [one for one in found if one]:
             first = min(both)
-            return Verdict("diverged", first.why, len(moved), since=first.since)
+            return ConvergenceStatus("diverged", first.why, len(moved), since=first.since)
         if not moved:
             silent = "nobody was merged in any round, as nobody reported"
-            return Verdict("moving", silent if self.records else "no round yet", 0)
+            return ConvergenceStatus("not converged", silent if self.records else "no round yet", 0)
         whole = self.records[0].number == 1  # later rounds may begin at the optimum
         if whole and self.trained is not None and (why := _unchanged(moved, self.trained)):
-            return Verdict("stuck", why, len(moved))
+            return ConvergenceStatus("stuck", why, len(moved))
         judged = _of_movement(moved)
         idle = self.trained is None and judged.kind == "converged"
         return replace(judged, why=f"{judged.why}, as {IDLE}") if idle else judged
 
 
-def verdict(records: Sequence[Left], trained: str | None = None) -> Verdict:
-    """Judge a run by what its rounds left; arguments of `Judge`."""
-    return Judge(records, trained).verdict()
+def convergence_status(records: Sequence[Left], trained: str | None = None) -> ConvergenceStatus:
+    """Judge a run by what its rounds left; arguments of `ConvergenceMonitor`."""
+    return ConvergenceMonitor(records, trained).status()
 
 
 def trained_by(method: Method) -> str | None:
@@ -183,12 +183,14 @@ def _unchanged(moved: Sequence[Moved], trained: str) -> str:
     return ""
 
 
-def _of_movement(moved: Sequence[Moved]) -> Verdict:
+def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
     """Judge a run that has not diverged by the movement of all its merges."""
     merges, last = len(moved), moved[-LAST:]
     series = {(n, p): [_of(one, n, p) for one in last] for n in last[-1] for p in last[-1][n]}
     if not series:
-        return Verdict("moving", "how far is not known, nothing that is compared", merges)
+        return ConvergenceStatus(
+            "not converged", "how far is not known, nothing that is compared", merges
+        )
     mean = {key: sum(each) / len(last) for key, each in series.items()}
     left = {key: _left(each, SMALL[key[1]]) for key, each in series.items()}
     quiet = merges >= LEAST and all(v <= SMALL[p] for (_, p), each in series.items() for v in each)
@@ -199,14 +201,14 @@ def _of_movement(moved: Sequence[Moved]) -> Verdict:
     if quiet and not far:
         least = f"{SMALL['mean']} sd or {SMALL['norm']:.1%}"
         why = f"in the last {len(last)} merges nothing moved by more than {least}"
-        return Verdict("converged", why, *found)
+        return ConvergenceStatus("converged", why, *found)
     what = site if part == "norm" else f"the {part} of {site}"
     why = f"{what} by {_far(mean[site, part], part)} per round"
     if far and left[site, part] == inf:
         why += ", and ever faster"
     elif far:
         why += f", and {_far(left[site, part], part)} to go"
-    return Verdict("moving", why, *found)
+    return ConvergenceStatus("not converged", why, *found)
 
 
 def _lost(records: Sequence[Left]) -> Divergence | None:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.method import Method
-from pyrofl.inference.monitoring.status import Verdict
+from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.corrected import Correction
 from pyrofl.inference.posteriors.draws import asked_of, draw, read_own, those
@@ -41,12 +41,12 @@ class Fitted(Protocol):
 
     method: Method
     data: Federation
-    state: Round
+    state: RoundState
     seed: Seed
     records: list[Any]
 
     @property
-    def verdict(self) -> Verdict:
+    def status(self) -> ConvergenceStatus:
         """Whether it has converged, is moving or has diverged."""
         ...
 
@@ -88,8 +88,8 @@ def to_arviz(
     - prior, prior_predictive: as many draws from the model given the server.
     - constant_data: x, the clients' sizes and each row's number in the table.
     - sample_stats: the loss by round, client and gradient step, NaN where the client did not train;
-      moved_mean, moved_sd and moved_norm by round and site, see `Run.convergence`; and the method's
-      statistics; if all clients that are asked for train.
+      moved_mean, moved_sd and moved_norm by round and site, see `Run.parameter_changes`; and the
+      method's statistics; if all clients that are asked for train.
 
     The axis "feature", of x and where dims says so, is labelled by the columns of a table that x
     was read from; "class" by the names of classes, which groups of responses have to look them up:
@@ -103,7 +103,7 @@ def to_arviz(
         coords: axis -> labels of its places, such as the names of covariates.
         groups: some of the above, or "all": those that the method has, as an improper prior has no
             draws and no density.
-        ids: of clients; default all that train. Held-out ones join and no more, unless `adapted`
+        ids: of clients; default all that train. Held-out ones join and no more, unless `adaptation`
             says what they do first: ids=torch.arange(data.clients, len(data.train)).
         corrected: weigh draws of the guide by importance and resample them: they are draws of the
             exact posterior, given the server where no site is shared. None does so where it can be
@@ -114,10 +114,10 @@ def to_arviz(
             reason. sample_stats has Pareto k, and how many draws the weights are worth, as pareto_k
             and importance_ess. False takes draws of the guide; True refuses what cannot be
             corrected. It reads all rows; see `pyrofl.inference.posteriors.corrected`.
-        allow_diverged: look at runs that diverged too; see `Run.verdict`.
+        allow_diverged: look at runs that diverged too; see `Run.status`.
         progress: show how far the correction is, in a terminal or a notebook.
-        asked: model, adapted, chunk and seed of `Asked`; the seed is the run's by default, and for
-            groups that look at rows clients go one by one.
+        asked: model, adaptation, chunk and seed of `Asked`; the seed is the run's by default, and
+            for groups that look at rows clients go one by one.
 
     Raises:
         ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, a
@@ -170,9 +170,9 @@ def to_arviz(
     return chained(made, data, clients, named, attrs)
 
 
-def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[Verdict]:
+def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[ConvergenceStatus]:
     """Refuse runs that diverged, unless they are allowed, and return the verdict of each."""
-    verdicts = [run.verdict for run in runs]
+    verdicts = [run.status for run in runs]
     for run, verdict in zip(runs, verdicts, strict=True):
         if verdict.kind == "diverged" and not allow_diverged:
             raise ValueError(
@@ -197,14 +197,14 @@ def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
 
 def _refuse_unknown_names(
     made: Groups,
-    state: Round,
+    state: RoundState,
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
 ) -> dict[str, Sequence[Any]]:
     """Refuse names that belong to nothing, and return the labels of axes."""
     sites = {n: None for variables in made.values() for n in variables}
     # A parameter that is a point has no draws, and may have named axes all the same.
-    sites |= {n.partition("/")[2]: None for n in (*sites, *state.server, *state.private)}
+    sites |= {n.partition("/")[2]: None for n in (*sites, *state.server, *state.client_states)}
     axes = {a: None for group in made.values() for v in group.values() for a in v.axes}
     for name in dims:
         known(name, list(sites), "site in dims")
@@ -277,7 +277,7 @@ def movements(runs: Sequence[Fitted]) -> tuple[list[str], list[dict[str, Variabl
 def of_prior(
     axes: ClientAxes,
     method: Method,
-    state: Round,
+    state: RoundState,
     asked: Asked,
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,

@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.progress import in_notebook
-from pyrofl.inference.monitoring.status import Verdict
+from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.importance_sampling import (
@@ -49,7 +49,7 @@ from pyrofl.inference.posteriors.importance_sampling import (
 from pyrofl.inference.posteriors.pointwise import Client, Pointwise, pointwise_at
 from pyrofl.inference.programs import Supervised
 from pyrofl.inference.seeds import Stream, stream
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 TRIED = 1000  # values of g that are weighted, or five for four draws that are asked for
 ALONE = 4000  # draws of a client that shares no site
@@ -81,11 +81,11 @@ def reason_against(method: Method, data: Federation, ids: Tensor, asked: Asked) 
     return ""
 
 
-@in_turn
+@synchronized
 def corrected(
     method: Method,
     data: Federation,
-    state: Round,
+    state: RoundState,
     ids: Tensor,
     asked: Asked,
     *,
@@ -100,7 +100,7 @@ def corrected(
         )
     draws = asked.draws or 1
     everyone = torch.arange(data.clients) if method.shared else ids
-    some = single(method, data, state, everyone, replace(asked, chunk=1))
+    some = single(method, data, state, everyone, replace(asked, chunk_size=1))
     known = {int(i): (received, local, data.batch(i)) for i, received, local, _ in some}
     clients = {i: known[i] for i in everyone.tolist()}  # in the order that was asked for
     key = (asked.seed, Stream.TEST, state.number)
@@ -144,7 +144,7 @@ def untrusted(weights: Weights) -> Tensor:
 
 
 def statistics_of(
-    weights: Weights, axes: ClientAxes, strict: bool, verdict: Verdict
+    weights: Weights, axes: ClientAxes, strict: bool, verdict: ConvergenceStatus
 ) -> tuple[dict[str, Variable], str]:
     """Return Pareto k and what draws are worth, and whether they are corrected; warn if not."""
     together, bad, corrected = bool(axes.shared), untrusted(weights), YES
@@ -179,11 +179,11 @@ class Correction:
 
     wanted: bool | None
     progress: bool
-    verdict: Verdict
+    verdict: ConvergenceStatus
     outcome: str = "no: corrected=False"
 
     def draws(
-        self, method: Method, data: Federation, state: Round, axes: ClientAxes, asked: Asked
+        self, method: Method, data: Federation, state: RoundState, axes: ClientAxes, asked: Asked
     ) -> tuple[list[Pointwise] | None, dict[str, Variable]]:
         """Return corrected draws, None if they are to be those of the guide, and their quality."""
         if self.wanted is False:
@@ -210,11 +210,11 @@ class Correction:
         return found, stats
 
 
-def advice(verdict: Verdict) -> str:
+def advice(verdict: ConvergenceStatus) -> str:
     """Return what brings the guide nearer to the posterior, for a run with this verdict."""
     if verdict.kind in ("stuck", "diverged"):
         return f"the run is {verdict.kind}, see its verdict"
-    if verdict.kind == "moving":
+    if verdict.kind == "not converged":
         return "the run has not converged: fit more rounds"
     return (
         "the run has converged, so more rounds will not help: use a richer guide, such as "

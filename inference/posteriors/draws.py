@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import is_made, latent, traces
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.method import Method
@@ -27,7 +27,7 @@ from pyrofl.inference.posteriors.server import Given, of_server
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.tensors import Tensors, join_up, matches
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 
 class Values(NamedTuple):
@@ -55,7 +55,7 @@ class JointNoise(ClientNoise):
 def posterior(
     method: Method,
     data: Federation,
-    state: Round,
+    state: RoundState,
     draws: Count,
     *,
     ids: Tensor | None = None,
@@ -73,7 +73,7 @@ def posterior(
         state: the round.
         draws: how many, S.
         ids: of clients; default all that train.
-        asked: model (no ensemble), adapted, seed and chunk of `Asked`.
+        asked: model (no ensemble), adaptation, seed and chunk of `Asked`.
 
     Raises:
         ValueError: if a field is out of range, the view is an ensemble, or a site that clients
@@ -87,10 +87,10 @@ def asked_of(method: Method, given: Mapping[str, Any]) -> Asked:
     """Take what is asked of draws; of a posterior that the server has there is only one."""
     how = Asked.of(given, without="population part")
     how = replace(how, model=method.posterior_view if how.model is None else how.model)
-    if how.adapted != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
+    if how.adaptation != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
         raise ValueError(
-            f"adapted is {how.adapted!r}; expected 'none', as the posterior of {how.model!r} is "
-            "the server's"
+            f"adaptation is {how.adaptation!r}; expected 'none', as the posterior of "
+            f"{how.model!r} is the server's"
         )
     return how
 
@@ -108,15 +108,15 @@ def those(data: Federation, ids: Tensor | None) -> Tensor:
     raise ValueError(f"ids is {shown}; expected a tensor of distinct whole numbers, 0 to {most}")
 
 
-@in_turn
-def draw(method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked) -> Tensors:
+@synchronized
+def draw(method: Method, data: Federation, state: RoundState, ids: Tensor, asked: Asked) -> Tensors:
     """Draw as `posterior` does."""
     draws, found = asked.draws or 1, []
     common = partial(stream, asked.seed, Stream.TEST, state.number)
     server, asked = of_server(method, state, asked)
     for some, received, local, noise in single(method, data, state, ids, asked):
         batch = data.batch(some)
-        given = server(batch.who)
+        given = server(batch.cohort)
         with pyro.validation_enabled(False), torch.no_grad():
             with JointNoise(noise, method.shared, common), Given(given):
                 q, _ = traces(method.guide, method.guide, received, local, batch, draws)
@@ -138,9 +138,9 @@ def draw(method: Method, data: Federation, state: Round, ids: Tensor, asked: Ask
     return drawn
 
 
-@in_turn
+@synchronized
 def read_own(
-    method: Method, data: Federation, state: Round, ids: Tensor, asked: Asked
+    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: Asked
 ) -> dict[str, bool]:
     """Return for each site of `pyro.deterministic` whether it depends on what a client has alone.
 
@@ -150,7 +150,7 @@ def read_own(
     server, asked = of_server(method, state, asked)
     (_, received, local, noise), *_ = single(method, data, state, ids[:1], replace(asked, draws=2))
     batch = data.batch(ids[:1])
-    given = {n: v[:2] for n, v in server(batch.who).items()}
+    given = {n: v[:2] for n, v in server(batch.cohort).items()}
     common = partial(stream, asked.seed, Stream.TEST, state.number)
     with pyro.validation_enabled(False):
         with torch.no_grad(), JointNoise(noise, method.shared, common), Given(given):

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces, weighed
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.metadata import Optimal, of_kind
@@ -43,7 +43,7 @@ from pyrofl.inference.posteriors.proposals import effective
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors, generator, matches, times
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 PAIRS, DRAWS, OWN = 400, 500, 8  # of opposite draws; of g to weigh, and of z for each of them
 WIDER, FEW = 2.0, 5  # noise of g that is weighed, and how many variables can be weighed so
@@ -61,8 +61,8 @@ class Found(NamedTuple):
     note: str  # how wide the posterior is beside it
 
 
-@in_turn
-def optimum(method: Method, data: Federation, state: Round, seed: Seed) -> Found | None:
+@synchronized
+def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> Found | None:
     """Return how far what clients share is from its optimum; None if that is not known.
 
     It costs about as much as five gradient steps of every client on all its rows.
@@ -71,7 +71,7 @@ def optimum(method: Method, data: Federation, state: Round, seed: Seed) -> Found
     rows, d = int(data.sizes[: data.clients].max()), sum(fact.sites.values()) if fact else 0
     if fact is None or d > LARGEST or 2 * PAIRS * rows > CELLS:
         return None
-    asked = Asked(seed=seed, model=method.main_view, chunk=1)
+    asked = Asked(seed=seed, model=method.main_view, chunk_size=1)
     some = single(method, data, state, torch.arange(data.clients), asked)
     clients = {data.names[int(i)]: (r, local, data.batch(i)) for i, r, local, _ in some}
     key = int(torch.randint(2**62, (), generator=stream(seed, Stream.TEST, state.number)))

@@ -29,7 +29,7 @@ from pyrofl.inference.elbo import (
     traces,
     weighed,
 )
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.method import Method
@@ -39,7 +39,7 @@ from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.plates import plate
 from pyrofl.tensors import Tensors, matches, seeded
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 CELLS = 20_000  # rows times draws that a model is run on at once
 DENSITIES = ("log_p", "log_q", "shared log_p", "shared log_q")
@@ -56,11 +56,11 @@ the client's sites and rows have under the model, log_q of its sites under the g
 and "shared log_q" of shared sites)."""
 
 
-@in_turn
+@synchronized
 def pointwise(
     method: Method,
     data: Federation,
-    state: Round,
+    state: RoundState,
     ids: Tensor,
     asked: Asked,
     *,
@@ -73,9 +73,9 @@ def pointwise(
     draws, purpose = asked.draws or 1, Stream.PRIOR if of_prior else Stream.TEST
     source = partial(stream, asked.seed, purpose, state.number)
     server, asked = of_server(method, state, asked, of_prior)
-    for some, received, local, _ in single(method, data, state, ids, replace(asked, chunk=1)):
+    for some, received, local, _ in single(method, data, state, ids, replace(asked, chunk_size=1)):
         client, name = (received, local, data.batch(some)), data.names[int(some)]
-        noise, given = JointNoise([source(name)], method.shared, source), server(client[2].who)
+        noise, given = JointNoise([source(name)], method.shared, source), server(client[2].cohort)
         with pyro.validation_enabled(False), torch.no_grad(), noise, Given(given):
             q, _ = traces(guide, guide, *client, draws)
         rows = stream(asked.seed, Stream.ROWS, purpose, state.number, name)

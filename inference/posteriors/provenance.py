@@ -8,14 +8,18 @@ from time import perf_counter
 from typing import Any
 
 from pyrofl.inference.evaluation.asked import Asked
-from pyrofl.inference.monitoring.status import Verdict
+from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import Groups
 from pyrofl.inference.posteriors.export import STOPPED, Fact
 from pyrofl.inference.seeds import Seed, separate
 
 
 def facts(
-    runs: Sequence[Any], made: Groups, verdicts: Sequence[Verdict], how: Asked, begun: float
+    runs: Sequence[Any],
+    made: Groups,
+    verdicts: Sequence[ConvergenceStatus],
+    how: Asked,
+    begun: float,
 ) -> dict[str, Fact]:
     """Return the attributes of draws: their runs and model, and the time that both took."""
     method = runs[0].method
@@ -24,10 +28,10 @@ def facts(
     told: dict[str, Fact] = {
         "method": method.name or method.programs,
         "model": how.view(method),
-        "adapted": how.adapted,
+        "adaptation": how.adaptation,
         "rounds": together([run.state.number for run in runs]),
         "seed": together([_seed(run.seed) for run in runs]),
-        "verdict": "; ".join(map(str, verdicts)),
+        "status": "; ".join(map(str, verdicts)),
     }
     if known := [run.privacy for run in runs if run.privacy]:
         told |= {n: together([getattr(one, n) for one in known]) for n in ("epsilon", "delta")}

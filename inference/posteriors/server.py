@@ -8,14 +8,14 @@ from typing import Any
 
 from pyro.poutine.messenger import Messenger
 
-from pyrofl.data import Who
-from pyrofl.inference.engine.state import Round
+from pyrofl.data import Cohort
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 
 class Given(Messenger):
@@ -30,29 +30,29 @@ class Given(Messenger):
             msg["value"], msg["done"] = self.values[msg["name"]].unsqueeze(2), True
 
 
-@in_turn
+@synchronized
 def of_server(
-    method: Method, state: Round, asked: Asked, of_prior: bool = False
-) -> tuple[Callable[[Who], Tensors], Asked]:
+    method: Method, state: RoundState, asked: Asked, of_prior: bool = False
+) -> tuple[Callable[[Cohort], Tensors], Asked]:
     """Return clients -> draws [S, C, *p] of the posterior that the server has, or {} without one.
 
     Sites that it does not have are those of the main view.
     """
     program = getattr(method.views[asked.view(method)], "posterior", None)
     if program is None:
-        return lambda who: {}, asked
+        return lambda cohort: {}, asked
     asked = replace(asked, model=method.main_view)
     if of_prior:
-        return lambda who: {}, asked
+        return lambda cohort: {}, asked
     source = stream(asked.seed, Stream.TEST, state.number)
     shared, own = program(state.server, asked.draws or 1, source)
 
-    def drawn(who: Who) -> Tensors:
-        ids = who.ids.cpu()
+    def drawn(cohort: Cohort) -> Tensors:
+        ids = cohort.ids.cpu()
         found = {n: v[:, None].expand(-1, len(ids), *v.shape[1:]) for n, v in shared.items()}
         for n, v in own.items():
             there = (ids < v.shape[1]).to(v).reshape(-1, *(1 for _ in v.shape[2:]))
             found[n] = v[:, ids.clamp(max=v.shape[1] - 1)] * there
-        return {n: v.to(who.size) for n, v in found.items()}
+        return {n: v.to(cohort.size) for n, v in found.items()}
 
     return drawn, asked

@@ -29,7 +29,7 @@ def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
         return {}
     shapes = data.x.shape[1:], data.y.shape[1:]
     bare = outline(data.names, data.sizes, *shapes, data.classes, data.dtype)
-    new = replace(run.state, private={}, seen=torch.zeros_like(run.state.seen))
+    new = replace(run.state, client_states={}, seen=torch.zeros_like(run.state.seen))
     found = posterior(method, bare, new, draws, ids=torch.zeros(1).long(), seed=run.seed)
     return {n: v[:, 0] for n, v in found.items() if is_servers or matches(n, method.shared)}
 
@@ -51,7 +51,7 @@ def shared_to_arviz(run: Fitted, draws: int = 1000) -> Any:
         "method": run.method.name or run.method.programs,
         "rounds": run.state.number,
         "seed": separate(run.seed).noise,
-        "verdict": str(run.verdict),
+        "status": str(run.status),
         "corrected": WHY,
     }
     return inference_data(

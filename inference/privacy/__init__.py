@@ -1,8 +1,8 @@
 """Sums over clients instead of their messages: with noise, or with masks."""
 
-from pyrofl.inference.budget import Privacy, Spent
+from pyrofl.inference.budget import Privacy, PrivacySpent
 from pyrofl.inference.privacy.masks import Masks, unmask
 from pyrofl.inference.privacy.noising import private
 from pyrofl.inference.privacy.sums import summed
 
-__all__ = ["Masks", "Privacy", "Spent", "private", "summed", "unmask"]
+__all__ = ["Masks", "Privacy", "PrivacySpent", "private", "summed", "unmask"]

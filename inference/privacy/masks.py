@@ -113,15 +113,15 @@ class Masks:
 def unmask(
     replies: Mapping[str, Mapping[str, Any]], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return replies for `Server.take`, each with an equal share of the sum as its message.
+    """Return replies for `Server.aggregate_train`, each with an equal share of the sum.
 
     Args:
         replies: name -> reply, masked where it has a message.
         names: of all that were to report, whose keys the clients were given.
 
     Raises:
-        ValueError: if one of them has sent nothing, so that there is no sum; `Server.take({})`
-            then makes the round one in which nobody is heard.
+        ValueError: if one of them has sent nothing, so that there is no sum;
+            `Server.aggregate_train({})` then makes the round one in which nobody is heard.
     """
     each: list[Tensors] = []
     for name in names:

@@ -25,8 +25,8 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, checked
-from pyrofl.data import Who
-from pyrofl.inference.budget import Privacy, Promise, too_large
+from pyrofl.data import Cohort
+from pyrofl.inference.budget import Privacy, PrivacyAccountant, too_large
 from pyrofl.inference.engine.participation import Draw, everyone, sampling_of
 from pyrofl.inference.metadata import CHANGES, marked
 from pyrofl.inference.method import Method
@@ -81,7 +81,7 @@ def private(
         raise ValueError(f"{method.name}: it is private already; expected a method that is not")
     bounds, at_client = Bounds(privacy), privacy.where == "client"
     sampling = sampling_of(participation, clients)
-    promise = Promise(privacy, clients, sampling, bounds.protected if at_client else None)
+    promise = PrivacyAccountant(privacy, clients, sampling, bounds.protected if at_client else None)
     changes = marked(method.metadata.tensors, CHANGES)
     if changes and not at_client:
         raise ValueError(
@@ -90,16 +90,16 @@ def private(
         )
     if changes:
 
-        def download(server: Tensors, who: Who) -> Tensors:
+        def download(server: Tensors, cohort: Cohort) -> Tensors:
             """Send what messages are changes of, too."""
-            return method.download(server, who) | shown(server, who, changes)
+            return method.download(server, cohort) | shown(server, cohort, changes)
 
         return replace(
             method,
             download=download,
             metadata=replace(without_rules(method.metadata), privacy=promise),
         )
-    sums = Sums(poolable(method), promise.sampling.expected, privacy.most, least=1.0)
+    sums = Sums(poolable(method), promise.sampling.expected, privacy.max_weight, least=1.0)
     told = summed(method, sums)
     if at_client:
         return replace(told, metadata=replace(told.metadata, privacy=promise))
@@ -145,7 +145,7 @@ class Bounds:
                 drawn = secret_normals(value.shape)
             else:
                 drawn = torch.randn(value.shape, generator=own, dtype=torch.float64)
-            found[n] = value + (more * self.privacy.noise * unit * drawn).to(value)
+            found[n] = value + (more * self.privacy.noise_multiplier * unit * drawn).to(value)
         return found
 
     def protected(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import (
     UNUSED,
     Aggregator,
@@ -51,14 +51,14 @@ class Sums:
     most: float = 1.0
     least: float = UNUSED
 
-    def told(self, server: Tensors, message: Tensors, who: Who) -> Tensors:
+    def told(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensors:
         """Return what clients add, [C, ...]; server is what they know of it, [C, ...]."""
         values, found = self.aggregate.transform(server, message), Tensors()
         before = server | self.aggregate.transform(server, server)
         for names, patterns in self.aggregate.groups(values):
-            weight = torch.ones_like(who.size)
+            weight = torch.ones_like(cohort.size)
             if not self._alike(patterns):
-                weight = _inner(self.aggregate.weights[patterns])(message, who) / self.most
+                weight = _inner(self.aggregate.weights[patterns])(message, cohort) / self.most
                 if not self._is_total(patterns):
                     found[self._name(patterns)] = weight
             for n in names:
@@ -111,9 +111,9 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
     aggregate = poolable(method)
     mine, all_known = sums or Sums(aggregate), method.download is send_all
 
-    def download(server: Tensors, who: Who) -> Tensors:
+    def download(server: Tensors, cohort: Cohort) -> Tensors:
         """Send what clients are to tell a change from, too."""
-        return method.download(server, who) | under(AT, send_all(server, who))
+        return method.download(server, cohort) | under(AT, send_all(server, cohort))
 
     def count(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Note how many rows there are."""
@@ -124,7 +124,7 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
         own = {n: v for n, v in received.items() if all_known or not n.startswith(f"{AT}/")}
         message = method.upload(own, local)
         known = received if all_known else role(AT, received)
-        return mine.told(known, message, Who(local[IDS], local[SIZE]))
+        return mine.told(known, message, Cohort(local[IDS], local[SIZE]))
 
     return replace(
         method,
@@ -163,10 +163,10 @@ def without_rules(metadata: Metadata) -> Metadata:
     return replace(metadata, tensors={n: own for n, own in kept.items() if own})
 
 
-def shown(server: Tensors, who: Who, names: str) -> Tensors:
+def shown(server: Tensors, cohort: Cohort, names: str) -> Tensors:
     """Return what clients are to tell changes of some names from."""
     known = {n: v for n, v in server.items() if matches(n, names)}
-    return under(AT, spread_out(known, len(who.ids)))
+    return under(AT, spread_out(known, len(cohort.ids)))
 
 
 def _inner(weight: Weight) -> Weight:

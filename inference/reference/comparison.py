@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import xarray
 
 
-def cost(
+def compare_posteriors(
     federated: Any, reference: Any, group: str = "posterior", draws: int = 4000
 ) -> pandas.DataFrame:
     """Compare two posteriors, variable by variable and coordinate by coordinate.

@@ -34,7 +34,7 @@ from pyrofl.arguments import Count, Positive, Whole, checked
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import is_made, latent, with_rows
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.metadata import SHARED, Metadata
@@ -47,13 +47,13 @@ from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.noise import Message, open_latent
 from pyrofl.tensors import Tensors, cut, default_type, matches, seeded
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 Dims = Mapping[str, tuple[str, ...]]
 
 
 @checked
-@in_turn
+@synchronized
 def nuts(
     model: Method | Program,
     data: Federation,
@@ -62,7 +62,7 @@ def nuts(
     chains: Count = 4,
     seed: Whole = 0,
     *,
-    state: Round | None = None,
+    state: RoundState | None = None,
     shared: str | None = None,
     dims: Dims | None = None,
     jit: bool = False,
@@ -106,7 +106,7 @@ def nuts(
 
 
 @checked
-@in_turn
+@synchronized
 def centralised(
     model: Method | Program,
     data: Federation,
@@ -117,7 +117,7 @@ def centralised(
     steps: Count = 2000,
     lr: Positive = 0.02,
     particles: Count = 16,
-    state: Round | None = None,
+    state: RoundState | None = None,
     shared: str | None = None,
     dims: Dims | None = None,
 ) -> Any:
@@ -281,7 +281,7 @@ class Joint:
 
     method: Method
     data: Federation
-    state: Round
+    state: RoundState
     received: Tensors
     local: Tensors
     batch: Everybody
@@ -314,7 +314,11 @@ class Joint:
 
 
 def joined(
-    model: Method | Program, data: Federation, state: Round | None, seed: Seed, shared: str | None
+    model: Method | Program,
+    data: Federation,
+    state: RoundState | None,
+    seed: Seed,
+    shared: str | None,
 ) -> Joint:
     """Bind a model to all training clients and run it once: what is not a client's is shared."""
     method = model if isinstance(model, Method) else _bare(model)
@@ -322,7 +326,7 @@ def joined(
         method = _bare(method.model, method.shared)
         state = first(method, data, seed)
     ids = torch.arange(data.clients)
-    received, view = prepared(method, data, state, data.who(ids), seed=seed)
+    received, view = prepared(method, data, state, data.cohort(ids), seed=seed)
     if isinstance(view, list):
         raise ValueError("the method's main view is an ensemble; expected one model")
     once = method.shared if shared is None else shared
@@ -341,7 +345,7 @@ def _bare(model: Program, shared: str = "") -> Method:
         model=model,
         guide=model,
         phases=(),
-        aggregate=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, cohort, generator: server,
         metadata=Metadata({shared: SHARED}),
     )
 

@@ -11,7 +11,7 @@ import pyro
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Cohort, Federation
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.row_space.rewriting import ShortPhase, alternatives
 from pyrofl.inference.seeds import Seed, Stream, stream
@@ -35,7 +35,7 @@ def train(
     received: Tensors,
     local: Tensors,
     data: Federation,
-    who: Who,
+    cohort: Cohort,
     *,
     seed: Seed,
     number: int,
@@ -47,7 +47,7 @@ def train(
         local after training, [C, ...], the mean loss of each gradient step by its names, [C], how
         many gradient steps were made, [C] int64, and the loss of the first of each, [C].
     """
-    known, sizes = local.keys(), data.sizes[who.ids.cpu()]
+    known, sizes = local.keys(), data.sizes[cohort.ids.cpu()]
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
     round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
     requested = method.phases if phases is None else phases
@@ -57,7 +57,7 @@ def train(
         for some in alike(sizes, [way.most for way in each]):
             before, rows = cut(local, some), int(sizes[some[0]])
             own = [phase for way in each for phase in way.of(rows)]
-            whose = Who(who.ids[some], who.size[some])
+            whose = Cohort(cohort.ids[some], cohort.size[some])
             for part in round_.run(own, cut(received, some), before, whose):
                 made = part.after.local.items()
                 kept = {n: v for n, v in made if n in known or n[:5] != "rows/"}
@@ -104,13 +104,13 @@ class Training(NamedTuple):
     order: Callable[[str], Generator]
 
     def run(
-        self, phases: Sequence[Phase], received: Tensors, local: Tensors, who: Who
+        self, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
     ) -> list[Group]:
         """Run phases for clients; full batches are padded to the longest of a group.
 
         Groups that have nothing to do with each other are returned as they are.
         """
-        sizes, begun, axes = self.data.sizes[who.ids.cpu()], local, Axes()
+        sizes, begun, axes = self.data.sizes[cohort.ids.cpu()], local, Axes()
         bound = int(self.data.sizes.max())
         short = any(isinstance(phase, ShortPhase) for phase in phases)
         by_size = buckets(sizes, WORTH_SHORT if short else None)
@@ -123,12 +123,12 @@ class Training(NamedTuple):
         kinds = groupby(phases, lambda p: p.batch is None or isinstance(p, ShortPhase))
         turns = [(by_rows, list(turn)) for by_rows, turn in kinds]
         for by_rows, group in turns:
-            turn = [(phase, phase.count_epochs(who.ids)) for phase in group]
+            turn = [(phase, phase.count_epochs(cohort.ids)) for phase in group]
             groups = []
             for some, width in parts if by_rows else [(torch.arange(len(sizes)), longest)]:
                 before = narrowed(cut(local, some), axes, width)
                 own = [(phase, epochs[some]) for phase, epochs in turn]
-                whose = Who(who.ids[some], who.size[some])
+                whose = Cohort(cohort.ids[some], cohort.size[some])
                 after = self._in_turn(own, cut(received, some), before, whose, width)
                 groups.append(Group(some, before, width, after))
             if len(turns) == 1:
@@ -146,15 +146,15 @@ class Training(NamedTuple):
         phases: Sequence[tuple[Phase, Tensor]],
         received: Tensors,
         local: Tensors,
-        who: Who,
+        cohort: Cohort,
         width: int,
     ) -> Trained:
         """Run phases, those on full batches on some of a width, epochs [C] times."""
         method, data, noise, order = self
-        ids, begun = who.ids.tolist(), local
+        ids, begun = cohort.ids.tolist(), local
         rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
         full = any(phase.batch is None for phase, _ in phases)
-        whole = data.batch(who.ids, width=width) if full else None
+        whole = data.batch(cohort.ids, width=width) if full else None
         losses: Tensors = {}
         first: Tensors = {}
         made = torch.zeros(len(ids), dtype=torch.long)
@@ -167,9 +167,9 @@ class Training(NamedTuple):
             # Clients that finish early must be the last: stepping then means a shorter prefix.
             rank = as_run(steps.argsort(descending=True, stable=True))
             back = rank if isinstance(rank, slice) else rank.argsort()
-            ranked = Who(who.ids[rank], who.size[rank])
+            ranked = Cohort(cohort.ids[rank], cohort.size[rank])
             if whole and phase.batch is None:
-                batches = same_batch(whole.some(rank))
+                batches = same_batch(whole.select_clients(rank))
             else:
                 blind = isinstance(phase, ShortPhase) and phase.blind
                 batches = minibatches(data, ranked, schedule.of(rank), blind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import repeat
 
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.batch import share
 from pyrofl.inference.training.schedules import Schedule
 
@@ -18,20 +18,20 @@ Batches = Callable[[int, int, int], Iterator[Batch]]
 
 def same_batch(whole: Batch) -> Batches:
     """Let every step see the same rows."""
-    return lambda _, active, many: repeat(whole.some(slice(0, active)), many)
+    return lambda _, active, many: repeat(whole.select_clients(slice(0, active)), many)
 
 
-def minibatches(data: Federation, who: Who, schedule: Schedule, blind: bool) -> Batches:
+def minibatches(data: Federation, cohort: Cohort, schedule: Schedule, blind: bool) -> Batches:
     """Let steps see minibatches of clients, of which those with the most steps are the first.
 
     Rows of several steps are fetched at once; those of a `blind` phase have no x.
     """
     rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
-    part = share(who.size, mask)
+    part = share(cohort.size, mask)
     each = BESIDE + (0 if blind else data.x[:1].numel() * data.x.element_size())
 
     def batches(t: int, active: int, many: int) -> Iterator[Batch]:
-        first = Who(who.ids[:active], who.size[:active])
+        first = Cohort(cohort.ids[:active], cohort.size[:active])
         ahead, end = max(1, FETCHED // (active * rows.shape[2] * each)), t + many
         for begin in range(t, end, ahead):
             now = slice(begin, min(begin + ahead, end)), slice(active)

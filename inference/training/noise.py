@@ -94,7 +94,7 @@ class ClientNoise(Messenger):
             if axis is None and clients > 1:
                 raise ValueError(
                     f"site {name!r} lies outside batch.clients(), so it couples {clients} clients; "
-                    "move it inside, or run with chunk=1"
+                    "move it inside, or run with chunk_size=1"
                 )
             try:
                 own = partial(self.normal, name)
@@ -102,7 +102,7 @@ class ClientNoise(Messenger):
             except TypeError as error:
                 raise ValueError(
                     f"site {name!r}: {type(fn).__name__} cannot be drawn for {clients} clients "
-                    "side by side; run with chunk=1"
+                    "side by side; run with chunk_size=1"
                 ) from error
             msg["done"] = True
 

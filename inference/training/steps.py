@@ -10,7 +10,7 @@ from weakref import proxy
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
 from pyrofl.inference.optim import initial, narrow, numbers
 from pyrofl.inference.recording.recorder import Recorder
@@ -37,11 +37,11 @@ class PhaseRun:
         phase: Phase,
         received: Tensors,
         local: Tensors,
-        who: Who,
+        cohort: Cohort,
         noise: Sequence[Generator],
     ) -> None:
         """Begin where `local` stands, which is not changed."""
-        self.method, self.phase, self.received, self.who = method, phase, received, who
+        self.method, self.phase, self.received, self.cohort = method, phase, received, cohort
         self.noise = ClientNoise(noise, AHEAD)
         steps = [move for move in phase.updates if isinstance(move, GradientStep)]
         moving = {i: pick(local, step.names) for i, step in enumerate(steps)}
@@ -57,7 +57,7 @@ class PhaseRun:
         }
         self.now = self.local
         self.once = False  # whether no tensor is written into, as moves run once, for all clients
-        self.ones = torch.ones_like(who.size)
+        self.ones = torch.ones_like(cohort.size)
         # These refer back weakly: in a cycle, tensors would stay until the garbage is collected.
         self.steps = [StepRun(self, step, [*moving[i]]) for i, step in enumerate(steps)]
         stepping = iter(self.steps)
@@ -114,7 +114,7 @@ class PhaseRun:
             return
         self.forget()  # as another tensor takes the place of this one
         stepped = any(name in step.params for step in self.steps)
-        if len(value) == len(self.who.ids) and not stepped:
+        if len(value) == len(self.cohort.ids) and not stepped:
             self.local[name] = self.now[name] = value
             self.owned.add(name)
             return
@@ -195,7 +195,7 @@ class StepRun:
         self.step, self.names = step, step.names
         self.params = {n: run.local[n].detach().requires_grad_() for n in moving}
         self.optimiser = step.optim([*self.params.values()])
-        self.total = torch.zeros_like(run.who.size)
+        self.total = torch.zeros_like(run.cohort.size)
         self.first = torch.full_like(self.total, torch.nan)
         self.waiting = True  # for the first step
         programs = run.method.model, run.method.guide
@@ -261,7 +261,7 @@ class StepRun:
             if p.dim() and not self.optimiser.state.get(p):
                 self._lay_out(name, p, grad)
             # Fused optimisers of torch take it for granted that both lie alike.
-            p.grad = grad if lies_as(grad, p) else torch.empty_like(p).copy_(grad)
+            p.grad = grad if same_layout(grad, p) else torch.empty_like(p).copy_(grad)
         self.optimiser.step()
         for p in params.values():
             p.grad = None  # so that the next gradients take this memory, still in the cache
@@ -291,7 +291,7 @@ class StepRun:
                 step.params[name].data = run.now[name]
 
 
-def lies_as(one: Tensor, other: Tensor) -> bool:
+def same_layout(one: Tensor, other: Tensor) -> bool:
     """Say whether two tensors of one shape lie alike in memory; an axis of one entry is nowhere."""
     strides = zip(one.shape, one.stride(), other.stride(), strict=True)
     return all(a == b for n, a, b in strides if n > 1)

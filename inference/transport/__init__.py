@@ -6,9 +6,9 @@
     client = Client(method, data, seed, state=folder)                    at every site
 
     for _ in range(rounds):
-        orders = server.orders()
-        server.take({name: train(name, order) for name, order in orders.items()})
-    questions = server.questions(model="personal")
+        orders = server.configure_train()
+        server.aggregate_train({name: train(name, order) for name, order in orders.items()})
+    questions = server.configure_evaluate(model="personal")
     scores = server.scores({name: test(name, asked) for name, asked in questions.items()})
 
 where `train` and `test` call client.train(order) and client.evaluate(asked) at the site `name`.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import Count, checked, known
-from pyrofl.data import Federation, Who
+from pyrofl.data import Cohort, Federation
 from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.shard import Shard
 from pyrofl.files import checkpoint_file
@@ -23,7 +23,7 @@ from pyrofl.inference.description import described
 from pyrofl.inference.engine.client_states import none
 from pyrofl.inference.engine.local_round import LocalRound, RoundRequest, as_one
 from pyrofl.inference.engine.server_round import by_round, refuse_surroundings
-from pyrofl.inference.engine.state import Round, current_states
+from pyrofl.inference.engine.state import RoundState, current_states
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.method import Method, View
@@ -41,7 +41,7 @@ from pyrofl.inference.transport.wire import (
     tensors,
 )
 from pyrofl.tensors import Tensors, cut, under
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 FILE = "private.safetensors"
 MIN_SCORED_ROWS = 5  # as small cell counts are suppressed in statistics of patients
@@ -68,10 +68,10 @@ def _losses(report: Tensors) -> Tensors:
     return {n: v for n, v in report.items() if n.startswith(("loss/", "begun/"))}
 
 
-def _as_sent(ids: Tensor) -> Callable[[Tensors, Who], Tensors]:
+def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
     """Return a download that gives some of the clients [C] what came over the wire, [C, ...]."""
 
-    def download(server: Tensors, some: Who) -> Tensors:
+    def download(server: Tensors, some: Cohort) -> Tensors:
         """Return what came down to some of the clients."""
         place = (some.ids.cpu()[:, None] == ids).int().argmax(1)
         return cut(server, place.to(some.ids.device))
@@ -79,7 +79,9 @@ def _as_sent(ids: Tensor) -> Callable[[Tensors, Who], Tensors]:
     return download
 
 
-def _state(shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]) -> Round:
+def _state(
+    shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]
+) -> RoundState:
     """Return the round before as clients see it, given what the server sent and what they keep."""
     states, seen = none(shard.clients, len(own)), torch.zeros(shard.clients, dtype=torch.bool)
     for name, one in own.items():
@@ -87,7 +89,7 @@ def _state(shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientR
             at = torch.tensor([shard.names.index(name)])
             seen[at] = True
             states = states.updated(states.write(at, {n: v[None] for n, v in one.mine.items()}))
-    return Round(rounds, server, states, seen)
+    return RoundState(rounds, server, states, seen)
 
 
 class Client:
@@ -129,16 +131,16 @@ class Client:
         self._sent: dict[str, Flat] = {}  # by client: its last noisy reply
         self._read()
 
-    @in_turn
+    @synchronized
     @checked
     def train(self, order: Mapping[str, Any]) -> Flat:
-        """Train from what an order of `Server.orders` brings, and return the reply.
+        """Train from what an order of `Server.configure_train` brings, and return the reply.
 
         Raises:
             ValueError: if the order is not for these clients, or one of them has lost its state.
         """
         refuse_surroundings()
-        who, shard, received = self._placed(order)
+        cohort, shard, received = self._placed(order)
         rounds, names = number(order, "round") - 1, named(order)
         reports = column(order, "reports", len(names), torch.bool)
         method = self.at(rounds)
@@ -153,14 +155,14 @@ class Client:
                 return before
             own = self._settled(order)
             state = _state(shard, rounds, received, own)
-            own_state = partial(current_states, method, shard, state, received, who, self.seed)
+            own_state = partial(current_states, method, shard, state, received, cohort, self.seed)
             own = self._belonging(order, own, own_state)
-            reporters = who.ids.cpu()[reports]
-            ids = who.ids.cpu()
+            reporters = cohort.ids.cpu()[reports]
+            ids = cohort.ids.cpu()
             here = replace(method, download=_as_sent(ids))
             local = LocalRound(shard, RoundRequest(here, state, ids, reporters, self.seed))
             reply = as_one([*local.replies()], ids)
-            for i, reason in zip(who.ids.tolist(), reply.reasons, strict=True):
+            for i, reason in zip(cohort.ids.tolist(), reply.reasons, strict=True):
                 if reason:
                     continue
                 name, row = shard.names[i], local.written.get(i)
@@ -172,7 +174,7 @@ class Client:
             answer = {
                 "names": names,
                 "round": rounds + 1,
-                "sends": torch.isin(who.ids.cpu(), reply.sender.ids.cpu()),
+                "sends": torch.isin(cohort.ids.cpu(), reply.sender.ids.cpu()),
                 "odd": tuple(reply.reasons),
                 "steps": reply.report["steps"],
                 **({} if method.metadata.privacy else sealed(_losses(reply.report))),
@@ -182,10 +184,10 @@ class Client:
             self._write()
         return answer
 
-    @in_turn
+    @synchronized
     @checked
     def evaluate(self, question: Mapping[str, Any]) -> Flat:
-        """Test what a question of `Server.questions` asks; only scores and numbers of rows go up.
+        """Return the scores that a `Server.configure_evaluate` request asks for, and row counts.
 
         Clients with fewer than `min_scored_rows` rows are left out of the answer.
 
@@ -210,7 +212,7 @@ class Client:
         rows = found.rows[shared]
         return {**about, "names": names, "rows": rows, **under("score", sealed(scores))}
 
-    @in_turn
+    @synchronized
     @checked
     def predict(
         self, question: Mapping[str, Any], x: Any, client: str, **asked: Unpack[PredictionAsked]
@@ -221,7 +223,7 @@ class Client:
         sent.
 
         Args:
-            question: the last one of `Server.questions`; it determines the model.
+            question: the last one of `Server.configure_evaluate`; it determines the model.
             x: rows, [N, *x].
             client: name.
             asked: as of `Run.predict`, but the model.
@@ -234,9 +236,9 @@ class Client:
         how: PredictionAsked = {"seed": self.seed, **asked, "model": question["model"]}
         return predictions(here, shard, state, x, client, **how)
 
-    def _deployed(self, question: Mapping[str, Any]) -> tuple[Method, Shard, Round]:
+    def _deployed(self, question: Mapping[str, Any]) -> tuple[Method, Shard, RoundState]:
         """Return the method, rows and round of a question; the method reads what came down."""
-        who, shard, received = self._placed(question)
+        cohort, shard, received = self._placed(question)
         rounds = number(question, "round")
         self._read()
         own = self._settled(question)
@@ -245,12 +247,12 @@ class Client:
         refuse_others(question, method)
 
         views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
-        here = replace(method, download=_as_sent(who.ids.cpu()), views=views)
-        own_state = partial(current_states, here, shard, state, received, who, self.seed)
+        here = replace(method, download=_as_sent(cohort.ids.cpu()), views=views)
+        own_state = partial(current_states, here, shard, state, received, cohort, self.seed)
         self._belonging(question, own, own_state)
         return here, shard, state
 
-    @in_turn
+    @synchronized
     @checked
     def forget(self, names: Sequence[str]) -> None:
         """Make newcomers of some clients; call `Server.reset_clients` before its next order.
@@ -291,7 +293,7 @@ class Client:
             "expected a request for a later round, as epsilon counts one reply per round"
         )
 
-    def _placed(self, order: Mapping[str, Any]) -> tuple[Who, Shard, Tensors]:
+    def _placed(self, order: Mapping[str, Any]) -> tuple[Cohort, Shard, Tensors]:
         """Return the clients of an order, their rows at their places, and what came down."""
         names = named(order)
         ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
@@ -324,7 +326,7 @@ class Client:
                     f"{n} is {v.dtype} in the order, and the data are {data.dtype}; expected the "
                     "same type at server and clients"
                 )
-        return shard.who(ids), shard, received
+        return shard.cohort(ids), shard, received
 
     def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
         """Return what clients keep, committed or rolled back as the order states."""

@@ -17,11 +17,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Cohort, Federation
 from pyrofl.data.shard import shard
 from pyrofl.inference.engine.client_states import Tables
 from pyrofl.inference.engine.local_round import Reply, RoundRequest, RunningRound
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.method import Method
 from pyrofl.inference.transport.wire import sealed
 from pyrofl.inference.transport.worker import assign_clients
@@ -59,7 +59,7 @@ class Pool:
     """The backend of clients that are assigned to workers.
 
     What clients keep stays with the workers, for as long as somebody holds the Round that has it.
-    It is fetched when it is read; that of the last Round is fetched in the end.
+    It is fetched when it is read; that of the last `RoundState` is fetched in the end.
     """
 
     def __init__(self, data: Federation, post: Actors) -> None:
@@ -80,7 +80,7 @@ class Pool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Fetch what the last Round's clients keep, and end the workers.
+        """Fetch what the last `RoundState`'s clients keep, and end the workers.
 
         If a worker has died it is lost, and reading it raises ChildProcessError.
         """
@@ -93,7 +93,7 @@ class Pool:
 
     def __call__(self, request: RoundRequest) -> RunningRound:
         """Begin a round."""
-        before = private = request.state.private
+        before = private = request.state.client_states
         if not isinstance(before, RemoteStates) or before.pool is not self:
             before = self.states()
             for worker, mine in enumerate(self.mine):
@@ -151,7 +151,7 @@ class PoolRound(RunningRound):
         """Train the clients, and yield the replies of the workers in a fixed order."""
         post, request = self.pool.post, self.request
         last = request.state
-        state = Round(last.number, sealed(last.server), {}, last.seen)
+        state = RoundState(last.number, sealed(last.server), {}, last.seen)
         fields = {n: v for n, v in vars(request).items() if n != "method"} | {"state": state}
         sheet = self.before.number, {*self.pool.held}, post.share(fields)
         self.waiting.extend((w, post.send(w, "begin", *sheet)) for w in self.busy)
@@ -174,7 +174,7 @@ class PoolRound(RunningRound):
 
 def on_device(reply: Reply, device: torch.device) -> Reply:
     """Return a reply on a device."""
-    sender = Who(*(v.to(device) for v in reply.sender))
+    sender = Cohort(*(v.to(device) for v in reply.sender))
     return replace(
         reply, sender=sender, message={n: v.to(device) for n, v in reply.message.items()}
     )

@@ -143,7 +143,7 @@ class Actors:
             ray.shutdown()
 
 
-CURE = "; expected to go on from a checkpoint, or from a Round before"
+CURE = "; expected to go on from a checkpoint, or from a `RoundState` before"
 
 
 def _start(workers: int, device: torch.device) -> None:

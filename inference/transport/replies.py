@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import known
-from pyrofl.data import Roster, Who
+from pyrofl.data import Cohort, Roster
 from pyrofl.inference.engine.local_round import Reply, RunningRound
 from pyrofl.inference.engine.messages import form_of, inspect
-from pyrofl.inference.engine.state import Round, nobody
+from pyrofl.inference.engine.state import RoundState, nobody
 from pyrofl.inference.method import Method
 from pyrofl.inference.transport.wire import column, named, number, tensors, texts
 from pyrofl.tensors import Tensors, cut
@@ -58,8 +58,8 @@ class ReplyParser:
         if len(reasons) != len(ids):
             raise ValueError(f"odd is {reasons!r}; expected a text for each of {len(ids)} clients")
         message = tensors("up", flat)
-        who, everyone = self.roster.who(ids[sends]), self.roster.names
-        found = inspect(message, {}, who, everyone, self.method.rules) if len(who.ids) else []
+        cohort, everyone = self.roster.cohort(ids[sends]), self.roster.names
+        found = inspect(message, {}, cohort, everyone, self.method.rules) if len(cohort.ids) else []
         own = dict(zip(_at(sends), found, strict=True))
         silent = torch.isin(ids, self.reporters) & ~sends
         missing = {c: f"{names[c]}: it sends no message; expected one" for c in _at(silent)}
@@ -71,7 +71,7 @@ class ReplyParser:
         up[good] = self.method.message_bytes(letter) if letter else 0
         about = {"ids": ids, "steps": steps, "down": self.down[ids], "up": up}
         losses = self._losses(flat, len(ids))
-        return Reply(self.roster.who(ids[good]), letter, form_of(message), every, about | losses)
+        return Reply(self.roster.cohort(ids[good]), letter, form_of(message), every, about | losses)
 
     def _ids(self, holder: str, flat: Mapping[str, Any]) -> Tensor:
         """Return the ids of the clients that a reply is of; refuse those that have no order."""
@@ -112,10 +112,10 @@ class Received(RunningRound):
         return {}
 
 
-def nothing(state: Round) -> Reply:
+def nothing(state: RoundState) -> Reply:
     """Return the reply of nobody, in the form of the last message."""
     none = {n: nobody() for n in ("ids", "steps", "down", "up")}
-    return Reply(Who(nobody(), torch.zeros(0)), {}, form_of(state.message), [], none)
+    return Reply(Cohort(nobody(), torch.zeros(0)), {}, form_of(state.message), [], none)
 
 
 def _at(which: Tensor) -> list[int]:

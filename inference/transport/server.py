@@ -20,7 +20,7 @@ from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.participation import Draw, everyone
 from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
-from pyrofl.inference.engine.state import Round, downloaded, to_data
+from pyrofl.inference.engine.state import RoundState, downloaded, to_data
 from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.method import Method
@@ -29,7 +29,7 @@ from pyrofl.inference.transport.replies import Received, ReplyParser, nothing
 from pyrofl.inference.transport.wire import ASKED, Flat, agreed, column, named, sealed, tensors
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, role, under
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 FILE = "server.safetensors"
 
@@ -38,7 +38,7 @@ class Server:
     """The server's half of every round: orders go out, replies come in.
 
     Attributes:
-        state: the last `Round`; what clients keep is not in it.
+        state: the last `RoundState`; what clients keep is not in it.
         accepted: [J] int64, of every client the last round whose message was merged; 0 is none.
 
     Args:
@@ -67,21 +67,23 @@ class Server:
         seed: Seed = 0,
         *,
         participation: Draw = everyone,
-        trains: Draw | None = None,
+        training_clients: Draw | None = None,
         state: str | Path | None = None,
     ) -> None:
         self.at, self.seed = by_round(method), separate(seed)
         self.roster = Roster(names, sizes, dtype)
-        self.participation, self.trains = participation, trains
+        self.participation, self.trains = participation, training_clients
         self.file = None if state is None else prepare(state, holding=FILE) / FILE
         self.accepted = torch.zeros(self.roster.clients, dtype=torch.long)
         self.state = first(self.at(0), self.roster, self.seed)
         if self.file is not None and self.file.exists():
             self._take_up(checkpoint_file.read(self.file, self._about))
 
-    @in_turn
+    @synchronized
     @checked
-    def orders(self, holders: Mapping[str, Sequence[str]] | None = None) -> dict[str, Flat]:
+    def configure_train(
+        self, holders: Mapping[str, Sequence[str]] | None = None
+    ) -> dict[str, Flat]:
         """Return what is to be sent in the next round, name -> order, for `Client.train`.
 
         A second call before `take` returns the same.
@@ -95,9 +97,9 @@ class Server:
         about = {"round": number + 1}
         return self._sheets(method, ids, holders, about, {"reports": torch.isin(ids, reporters)})
 
-    @in_turn
+    @synchronized
     @checked
-    def take(self, replies: Mapping[str, Mapping[str, Any]]) -> Round:
+    def aggregate_train(self, replies: Mapping[str, Mapping[str, Any]]) -> RoundState:
         """Merge replies to the last orders, name -> reply, and return the round.
 
         A reporter without a reply that can be read is `silent`; a client whose reply is bad, late
@@ -133,7 +135,7 @@ class Server:
             seed=self.seed,
             backend=lambda request: received,
         )
-        merged = after.who.ids[~torch.isin(after.who.ids, received.back)]
+        merged = after.reporters.ids[~torch.isin(after.reporters.ids, received.back)]
         self.accepted = self.accepted.index_fill(0, merged, after.number)
         none = {n: v[:0] for n, v in state.message.items()}
         self.state = replace(
@@ -143,7 +145,7 @@ class Server:
             seen=self.accepted > 0,
         )
 
-    @in_turn
+    @synchronized
     @checked
     def reset_clients(self, names: Sequence[str]) -> None:
         """Take clients that lost their state for newcomers, see `Metadata.reset_clients`.
@@ -157,14 +159,16 @@ class Server:
         method = self.at(max(self.state.number - 1, 0))
         with self._held():
             with calling("reset_clients"):
-                made = method.metadata.reset_clients(dict(self.state.server), self.roster.who(ids))
+                made = method.metadata.reset_clients(
+                    dict(self.state.server), self.roster.cohort(ids)
+                )
             server = to_data(as_tensors("what reset_clients returns", made), self.roster)
             self.accepted = self.accepted.index_fill(0, ids, 0)
             self.state = replace(self.state, server=server, seen=self.accepted > 0)
 
-    @in_turn
+    @synchronized
     @checked
-    def questions(
+    def configure_evaluate(
         self,
         holders: Mapping[str, Sequence[str]] | None = None,
         metrics: Sequence[str] | None = None,
@@ -175,7 +179,7 @@ class Server:
         Args:
             holders: as of `orders`.
             metrics: names of those to be sent; default: all.
-            asked: fields of `Asked`: model, adapted, part, draws.
+            asked: fields of `Asked`: model, adaptation, part, draws.
 
         Raises:
             ValueError: as of `pyrofl.evaluate`, or if the population is another than "training".
@@ -191,14 +195,14 @@ class Server:
         view = how.view(method)
         how.phases(method)  # refuses what this method does not have
         about: Flat = {"round": self.state.number, "model": view}
-        about |= {"adapted": how.adapted, "part": how.part}
+        about |= {"adaptation": how.adaptation, "part": how.part}
         about |= {} if how.draws is None else {"draws": how.draws}
         about |= {} if metrics is None else {"metrics": tuple(metrics)}
         ids = torch.arange(self.roster.clients)
         return self._sheets(method.deployed(view), ids, holders, about, {})
 
     @checked
-    def scores(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
+    def aggregate_evaluate(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
         """Return the scores of those who answered the same question.
 
         Raises:
@@ -307,7 +311,7 @@ class Server:
     ) -> dict[str, Flat]:
         """Write an order or a question for each holder of some of these clients."""
         names = self.roster.names
-        received = downloaded(method, self.state.server, self.roster.who(ids))
+        received = downloaded(method, self.state.server, self.roster.cohort(ids))
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
         table |= {"accepted": self.accepted[ids]} | under("down", received)
         about = about | {"clients": len(names)}
@@ -326,7 +330,7 @@ class Server:
 
     def _bytes_down(self, method: Method, ids: Tensor) -> Tensor:
         """Return the bytes sent to every client, [J]; 0 to those that do not train."""
-        received = downloaded(method, self.state.server, self.roster.who(ids))
+        received = downloaded(method, self.state.server, self.roster.cohort(ids))
         total = torch.zeros(self.roster.clients, dtype=torch.long)
         total[ids] = method.message_bytes(received) if received else 0
         return total

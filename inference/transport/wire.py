@@ -21,7 +21,7 @@ from pyrofl.tensors import Tensors, role
 Flat = dict[str, Any]
 """Names -> tensors [C, ...], numbers, texts, or tuples of texts."""
 
-ASKED = ("model", "adapted", "part", "draws", "metrics")  # what a question asks, if it is there
+ASKED = ("model", "adaptation", "part", "draws", "metrics")  # what a question asks, if it is there
 
 
 class InvalidRequestError(ValueError):

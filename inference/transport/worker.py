@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Cohort, Federation
 from pyrofl.inference.engine.client_states import ClientStates, none
 from pyrofl.inference.engine.local_round import LocalRound, Reply, RoundRequest
 from pyrofl.inference.engine.state import to_data
@@ -60,7 +60,7 @@ class Worker:
         ids, memory, before = (request[n] for n in ("ids", "memory", "state"))
         own = {
             "state": replace(
-                before, server=to_data(before.server, self.data), private=self.states[number]
+                before, server=to_data(before.server, self.data), client_states=self.states[number]
             ),
             "ids": ids[torch.isin(ids, self.mine)],
             "memory": None if memory is None else memory * len(self.mine) // self.data.clients,
@@ -73,7 +73,7 @@ class Worker:
         """Train further clients; return their reply, and how many groups are still to come."""
         assert self.round is not None
         reply = self.round.train(self.left.popleft())
-        sender = Who(*(v.cpu() for v in reply.sender))
+        sender = Cohort(*(v.cpu() for v in reply.sender))
         message, report = sealed(reply.message), sealed(reply.report)
         return replace(reply, sender=sender, message=message, report=report), len(self.left)
 

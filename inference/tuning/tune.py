@@ -34,7 +34,7 @@ from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.checkpoints import Keeper, load
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.monitoring.status import verdict
+from pyrofl.inference.monitoring.status import convergence_status
 from pyrofl.inference.seeds import Seed, later, separate
 from pyrofl.inference.tuning.results import By, Setting, Trial, TuningResult, ranked, told
 from pyrofl.partitions.validation import held_back
@@ -205,9 +205,9 @@ def _trained(
             held,
             rounds,
             seed=seed,
-            start=keeper.last,
-            every=rounds,
-            after=keeper,
+            resume_from=keeper.last,
+            eval_every=rounds,
+            callback=keeper,
             **how,
         )
         keeper.last, keeper.written = run, None  # with its test
@@ -223,7 +223,7 @@ def _judged(found: Trial, run: Run | None, by: By) -> Trial:
     if run is None:  # not one round was made
         return found
     records, problem, score = run.records[: found.rounds], found.problem, nan
-    if (so_far := verdict(records)).kind == "diverged":
+    if (so_far := convergence_status(records)).kind == "diverged":
         problem = problem or str(so_far)
     if not problem:
         scores = _row(run, found.rounds)
@@ -242,5 +242,5 @@ def _row(run: Run, rounds: int) -> dict[str, float]:
     return {
         row["metric"]: row["value"]
         for row in run.history
-        if (row["round"], row["model"], row["adapted"], row["population"]) == asked
+        if (row["round"], row["model"], row["adaptation"], row["population"]) == asked
     }

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.data import Batch, Federation, Who
-from pyrofl.inference.engine.state import Round, client_inputs, downloaded, uploaded
+from pyrofl.data import Batch, Cohort, Federation
+from pyrofl.inference.engine.state import RoundState, client_inputs, downloaded, uploaded
 from pyrofl.inference.metadata import no_statistics
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.training.local import train
@@ -120,8 +120,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def undrawn(who: str, device: torch.device) -> Iterator[None]:
-    """Refuse a function, named `who`, that draws from a global generator, and set that back."""
+def undrawn(function: str, device: torch.device) -> Iterator[None]:
+    """Refuse a function that draws from a global generator, and restore its state."""
     before = _states(device)
     yield
     after = _states(device)
@@ -129,7 +129,7 @@ def undrawn(who: str, device: torch.device) -> Iterator[None]:
     if drawn:
         _set(before, device)
         raise Drew(
-            f"{who} draws from the global generator of {drawn[0]}, which no seed of a run fixes "
+            f"{function} draws from the global generator of {drawn[0]}, which no seed fixes "
             "and all clients share; expected random numbers by pyro.sample inside "
             "batch.clients(), or by the generator that the function is given"
         )
@@ -149,18 +149,18 @@ def scrambled(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(who: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
+def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
     """Refuse a function that writes into what it is given, by `.data` or NumPy as well."""
     known = [(n, v.detach()) for state in states for n, v in state.items()]
     small = sum(v.numel() * v.element_size() for _, v in known) <= COPIED
     copies = [v.clone() for _, v in known] if small else []
-    with unwritten(who, *states):
+    with unwritten(function, *states):
         yield
     for (name, value), copy in zip(known, copies, strict=False):
         if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
             raise ValueError(
-                f"{who} writes into {name!r} in place; expected it to return new tensors, such as "
-                "those of value + change or value.clone()"
+                f"{function} writes into {name!r} in place; expected it to return new tensors, "
+                "such as those of value + change or value.clone()"
             )
 
 
@@ -172,10 +172,10 @@ def rows_of(batch: Batch) -> Tensors:
 class Filled(Federation):
     """A federation whose padding holds other rows than the client's first."""
 
-    def gather(self, who: Who, rows: Tensor, mask: Tensor, *more: Any, **named: Any) -> Batch:
+    def gather(self, cohort: Cohort, rows: Tensor, mask: Tensor, *more: Any, **named: Any) -> Batch:
         """Return the batch of rows, whose padding is the last row of the first client."""
         rows = torch.where(mask, rows, self.train[0][-1].to(rows))
-        return super().gather(who, rows, mask, *more, **named)
+        return super().gather(cohort, rows, mask, *more, **named)
 
 
 def filled(data: Federation) -> Federation:
@@ -209,19 +209,19 @@ class Made(NamedTuple):
     """What comes of a round for some clients, [C, ...] each."""
 
     received: Tensors
-    private: Tensors
+    client_states: Tensors
     local: Tensors  # once they have trained
     losses: Tensors
 
     @property
     def known(self) -> Tensors:
         """What they know before they train."""
-        return self.private | self.received
+        return self.client_states | self.received
 
     def parts(self) -> Iterator[tuple[str, Tensors, Tensors]]:
         """Yield where tensors come from, these, and what they were before."""
         yield "download", self.received, {}
-        yield "init_client", self.private, {}
+        yield "init_client", self.client_states, {}
         yield TRAINING, self.local, self.known
         yield TRAINING, under("the loss of", self.losses), {}
 
@@ -242,7 +242,7 @@ class Trial:
 
     method: Method
     data: Federation
-    state: Round
+    state: RoundState
     phases: tuple[Phase, ...]
 
     @property
@@ -252,15 +252,15 @@ class Trial:
 
     def made(self, ids: Tensor) -> Made:
         """Return what comes of the round for some clients."""
-        who = self.data.who(ids)
+        cohort = self.data.cohort(ids)
         with undrawn("download or join", self.data.device):
-            received, private = client_inputs(self.method, self.data, self.state, who, 0)
+            received, private = client_inputs(self.method, self.data, self.state, cohort, 0)
         local, loss, _, begun = train(
             self.method,
             received,
             private | received,
             self.data,
-            who,
+            cohort,
             seed=0,
             number=0,
             phases=self.phases,
@@ -308,7 +308,7 @@ class Trial:
             together = self._results(made, slice(count), narrowed(batch, most))
             for c in range(count) if count > 1 else ():
                 one = slice(c, c + 1)
-                own = narrowed(batch.some(one), min(rows[c], most or rows[c]))
+                own = narrowed(batch.select_clients(one), min(rows[c], most or rows[c]))
                 with scrambled(device):
                     alone = self._results(made, one, own)
                 for what, some in alone.items():
@@ -327,14 +327,14 @@ class Trial:
     def _results(self, made: Made, clients: slice, batch: Batch) -> dict[str, Tensors]:
         """Return what is made of some clients once they have trained."""
         method, view = self.method, self.method.main_view
-        who, device = self.data.who(self.ids[clients]), self.data.device
+        cohort, device = self.data.cohort(self.ids[clients]), self.data.device
         received, local = (cut(t, clients) for t in (made.received, made.local))
         with undrawn("upload", device):
             found = {"upload": uploaded(method, received, local)}
-        got = downloaded(method.deployed(view), self.state.server, who)
+        got = downloaded(method.deployed(view), self.state.server, cohort)
         # As if the server had sent what clients made, as these would otherwise be all the same.
         got |= {n: local[n] for n in got.keys() & local.keys()}
-        own = {n: local[n] for n in made.private}
+        own = {n: local[n] for n in made.client_states}
         with undrawn(f"view {view!r}", device):
             seen = method.read_view(view, got, own | got)
         if isinstance(seen, dict):

@@ -56,10 +56,10 @@ class Look:
         noise = [stream(0, Stream.TEST, 0, self.data.names[i]) for i in batch.ids.tolist()]
         drawn, drew = Drawn(), list[Drew]()
 
-        def guarded(program: Program, who: str) -> Program:
+        def guarded(program: Program, function: str) -> Program:
             def run(*args: Any) -> None:
                 try:
-                    with undrawn(who, batch.size.device):
+                    with undrawn(function, batch.size.device):
                         program(*args)
                 except Drew as error:
                     drew.append(error)

@@ -219,7 +219,7 @@ class Reruns:
         together = together or look.run(batch, look.received, look.local)
         for client in some:
             one = slice(client, client + 1)
-            own = narrowed(batch.some(one), int(batch.mask[client].sum()))
+            own = narrowed(batch.select_clients(one), int(batch.mask[client].sum()))
             with scrambled(batch.size.device):
                 alone = look.run(own, cut(look.received, one), cut(look.local, one))
             if found := _first(together, alone, partial(aligned, client=client, clients=count)):

@@ -23,7 +23,7 @@ from pyrofl.data.federation import Federation, a_row
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.messages import merged
-from pyrofl.inference.engine.state import Round, client_inputs, to_data
+from pyrofl.inference.engine.state import RoundState, client_inputs, to_data
 from pyrofl.inference.metadata import (
     INCOMPARABLE,
     Mark,
@@ -42,15 +42,19 @@ from pyrofl.inference.validation.program_checker import Look
 from pyrofl.inference.validation.repeatability import Reruns
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, default_type, matches, pick
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 MANY = 200  # rows of a client up to which all of them may be looked at
 
 
 @checked
-@in_turn
+@synchronized
 def check(
-    method: Method, data: Federation, *, chunk: Count | None = None, server: Tensors | None = None
+    method: Method,
+    data: Federation,
+    *,
+    chunk_size: Count | None = None,
+    server_state: Tensors | None = None,
 ) -> None:
     """Refuse a method that would give wrong numbers on these data, in one line with the remedy.
 
@@ -61,8 +65,8 @@ def check(
     Args:
         method: any.
         data: the federation; of the clients two that train and one that is held out are looked at.
-        chunk: clients side by side; with 1 a single client is looked at.
-        server: first state, instead of `method.init`.
+        chunk_size: clients side by side; with 1 a single client is looked at.
+        server_state: first state, instead of `method.init`.
 
     Raises:
         ValueError: if a latent site lies outside `batch.clients()`, or inside `batch.rows()` with a
@@ -82,19 +86,19 @@ def check(
     if not method.phases:
         raise ValueError("phases are (), so no client would train; expected at least one Phase")
     for phase in (*method.phases, *method.adapt):
-        phase.count_epochs(data.who(torch.arange(data.clients)).ids)
+        phase.count_epochs(data.cohort(torch.arange(data.clients)).ids)
     minibatches = any(phase.batch for phase in (*method.phases, *method.adapt))
-    few, ids = _few(method, data, alone=chunk == 1)
+    few, ids = _few(method, data, alone=chunk_size == 1)
     with pyro.get_param_store().scope(), pyro.validation_enabled(False):
         try:
-            _in_both_precisions(method, filled(few), ids, server)
+            _in_both_precisions(method, filled(few), ids, server_state)
         except ValueError as error:
             # Programs may be made for just as many rows as clients have.
             if minibatches or not _is_of_program(error) or int(data.sizes.max()) > MANY:
                 raise
             whole = _whole(few, data, few.names)
             try:
-                _in_both_precisions(method, filled(whole), ids, server)
+                _in_both_precisions(method, filled(whole), ids, server_state)
             except ValueError:
                 raise error from None
         if few.clients > 1 and int(data.sizes.max()) <= MANY:
@@ -102,7 +106,7 @@ def check(
             names = (*few.names[few.clients - 1 :: -1], *few.names[few.clients :])
             whole = filled(_whole(few, data, names))
             with suppress(KeyError, RuntimeError, IndexError, TypeError, AttributeError):
-                _in_both_precisions(method, whole, ids.flip(0), server, _look_at_clients)
+                _in_both_precisions(method, whole, ids.flip(0), server_state, _look_at_clients)
 
 
 def _whole(few: Federation, data: Federation, names: tuple[str, ...]) -> Federation:
@@ -142,7 +146,7 @@ def _in_both_precisions(
 def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
     """Look at a method on a few rows; see `check`."""
     first = _first(method, few, ids, server)
-    state = Round(0, first, {}, torch.zeros(few.clients).bool())
+    state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     written, steps = set[str](), list[WatchedStep]()
     phases = (*method.phases, *method.adapt)
     short = tuple(watched(phase, written, steps) for phase in phases)
@@ -173,8 +177,8 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
 def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
     """Look at the programs alone, for clients together and apart."""
     first = _first(method, few, ids, server)
-    state = Round(0, first, {}, torch.zeros(few.clients).bool())
-    received, private = client_inputs(method, few, state, few.who(torch.arange(few.clients)), 0)
+    state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
+    received, private = client_inputs(method, few, state, few.cohort(torch.arange(few.clients)), 0)
     again = Reruns(Look(method, few, received, private | received), False)
     if not again.of_rows:
         again.refuse_mixed_clients()
@@ -208,8 +212,8 @@ def _made(trial: Trial) -> Made:
 
     def look() -> Look:
         """Run the programs before the phases."""
-        who = few.who(torch.arange(few.clients))
-        received, private = client_inputs(trial.method, few, trial.state, who, 0)
+        cohort = few.cohort(torch.arange(few.clients))
+        received, private = client_inputs(trial.method, few, trial.state, cohort, 0)
         return Look(trial.method, few, received, private | received)
 
     try:
@@ -331,10 +335,10 @@ def _aggregated(
     """Return the server's next state by an `Aggregator`; refuse messages that add to it."""
     if not isinstance(method.aggregate, Aggregator):
         return None
-    who = few.who(torch.arange(few.clients))
+    cohort = few.cohort(torch.arange(few.clients))
     try:
         with calling(f"the aggregation of messages of {', '.join(message) or 'nothing'}"):
-            made = method.aggregate(server, message, who, stream(0, Stream.MERGE))
+            made = method.aggregate(server, message, cohort, stream(0, Stream.MERGE))
     except AggregationError:
         return None  # three clients may be too few for it
     after = to_data(as_tensors("what aggregate returns", made), few)

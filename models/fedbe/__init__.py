@@ -55,7 +55,7 @@ from typing import Literal, TypedDict, Unpack, cast
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import Monitor
 from pyrofl.inference.method import Method, View
@@ -279,24 +279,26 @@ def distilled(
         )
         return taught, {AGREED: after, LOST: before - after}
 
-    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
         """Distil the ensemble, for which all messages are needed, as teachers."""
-        merged = method.aggregate(server, message, who, generator)
+        merged = method.aggregate(server, message, cohort, generator)
         models, start = ({n: v[f"{of}/{n}"] for n in net.shapes} for v in (message, merged))
-        ensemble = team(models, who.size, generator)
+        ensemble = team(models, cohort.size, generator)
         if rows is not None:
             taught, told = student(start, ensemble, rows, generator)
             merged = merged | under(of, taught) | told
         merged = {n: v for n, v in merged.items() if not n.startswith(f"{KNOWN}/")}
-        return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, known(models, who))
+        return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, known(models, cohort))
 
-    def known(models: Tensors, who: Who) -> Tensors:
+    def known(models: Tensors, cohort: Cohort) -> Tensors:
         """Return what the server keeps of its posterior."""
         if posterior == "gaussian":
-            mean, sd = mean_and_sd(models, who.size, std_scale)
+            mean, sd = mean_and_sd(models, cohort.size, std_scale)
             return under("mean", mean) | under("sd", sd)
-        order = who.ids.argsort()
-        said = {"ids": who.ids, "rows": who.size} | under("model", models)
+        order = cohort.ids.argsort()
+        said = {"ids": cohort.ids, "rows": cohort.size} | under("model", models)
         return {n: v[order] for n, v in said.items()}
 
     def drawn(server: Tensors, draws: int, generator: Generator) -> tuple[Tensors, Tensors]:
@@ -314,10 +316,10 @@ def distilled(
         every = gamma.new_zeros(draws, int(ids.max()) + 1)
         return found, {"gamma": every.index_copy(1, ids, gamma)}
 
-    def with_teachers(server: Tensors, who: Who) -> Tensors:
+    def with_teachers(server: Tensors, cohort: Cohort) -> Tensors:
         """Send the last teachers too."""
         held = under("teacher", role(HELD, server))
-        return method.download(server, who) | spread_out(held, len(who.ids))
+        return method.download(server, cohort) | spread_out(held, len(cohort.ids))
 
     ensemble = View(members, with_teachers, drawn)
     metadata = method.metadata

@@ -21,10 +21,10 @@ from pyrofl.inference.elbo import latent, with_rows
 from pyrofl.inference.programs import Guide, Program
 from pyrofl.inference.training.noise import GuideMean
 from pyrofl.tensors import Tensors, role, seeded, spread_out, under
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 
-@in_turn
+@synchronized
 def from_pyro(
     guide: Callable[..., Any],
     data: Federation,
@@ -43,7 +43,7 @@ def from_pyro(
         guide: a Pyro program (received, local, batch) whose `pyro.param` statements have the
             shapes of one client; or, with `model`, what makes an AutoGuide from it (the class).
             Automatic guides without an argument `create_plates` (AutoMultivariateNormal, flows)
-            couple clients, so they need chunk=1.
+            couple clients, so they need chunk_size=1.
         data: the federation, for a first batch.
         model: the model that an AutoGuide is made for.
         received: what the programs read of the server, [*p].
@@ -129,7 +129,9 @@ def _automatic(
         """Run the automatic guide with a client's own parameters."""
         clients = len(arguments[-1])
         if clients > 1 and not plated:
-            raise ValueError(f"{type(auto).__name__} couples {clients} clients; run with chunk=1")
+            raise ValueError(
+                f"{type(auto).__name__} couples {clients} clients; run with chunk_size=1"
+            )
         bound = {n: own[n] if plated else own[n].reshape(shapes[n]) for n in shapes}
         with pyro.settings.context(module_local_params=True):
             return functional_call(auto, bound, arguments)

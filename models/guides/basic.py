@@ -21,7 +21,7 @@ from pyrofl.tensors import Tensors
 Shapes = Mapping[str, Size]
 
 Family = Callable[..., Guide]
-"""(shapes, scale=, loc=, spread=) -> Guide, such as `mean_field` and `delta`.
+"""(shapes, init_scale=, loc=, spread=) -> Guide, such as `mean_field` and `delta`.
 
 shapes: of the sites, by name.
 scale: standard deviation at the start.
@@ -32,7 +32,7 @@ What a family has no use for it ignores, so that any two can be exchanged.
 """
 
 
-def delta(shapes: Shapes, *, scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:
+def delta(shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:
     """Put all mass on one point, loc: maximum likelihood, or MAP under a prior; see `Family`."""
     return sitewise(
         shapes,
@@ -47,21 +47,21 @@ def delta(shapes: Shapes, *, scale: float = 0.0, loc: str = "mu", spread: str = 
 
 @checked
 def mean_field(
-    shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
+    shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
     """Let parameters be independent normals, N(loc, softplus(spread)^2); see `Family`."""
-    inverse, first = SoftplusTransform().inv, inverse_softplus(scale)
+    inverse, first = SoftplusTransform().inv, inverse_softplus(init_scale)
     widths = (lambda _, s: softplus(s), lambda _, sd: inverse(sd))
     return normals(shapes, (loc, spread), first, *widths)
 
 
 @checked
 def log_mean_field(
-    shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
+    shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
     """Let parameters be independent normals, N(loc, exp(spread)^2); see `Family`."""
     widths = (lambda _, s: s.exp(), lambda _, sd: sd.log())
-    return normals(shapes, (loc, spread), math.log(scale), *widths)
+    return normals(shapes, (loc, spread), math.log(init_scale), *widths)
 
 
 def normals(

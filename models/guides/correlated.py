@@ -32,7 +32,7 @@ POINTS = 1_024  # draws that moments of a copula, even ones, and of a flow are t
 
 @checked
 def full_covariance(
-    shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
+    shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
     """Let parameters be jointly normal: f(e) = (I + B) e with B lower triangular.
 
@@ -50,11 +50,13 @@ def full_covariance(
         return torch.zeros_like(own["log_sd"]), 1 + _lower(own).square().sum(-1)
 
     first = {"below": torch.zeros(d * (d - 1) // 2)}
-    return _deviating(shapes, scale, (loc, spread), first, f, moments)
+    return _deviating(shapes, init_scale, (loc, spread), first, f, moments)
 
 
 @checked
-def copula(shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi") -> Guide:
+def copula(
+    shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
+) -> Guide:
     """Let parameters be jointly normal but for skew and tails of each, a Gaussian copula.
 
     f(e) = sinh(a (arsinh y + skew)) with y = (I + B) e, each entry divided by its standard
@@ -88,7 +90,7 @@ def copula(shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: st
         return found.mean(0), found.var(0)
 
     first = {"below": torch.zeros(d * (d - 1) // 2), "skew": torch.zeros(d), "tail": torch.zeros(d)}
-    return _deviating(shapes, scale, (loc, spread), first, f, moments)
+    return _deviating(shapes, init_scale, (loc, spread), first, f, moments)
 
 
 @rebuildable
@@ -102,7 +104,7 @@ def low_rank(rank: Count = 5) -> Family:
 
     @checked
     def family(
-        shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
+        shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
         """Return the guide of sites with these shapes."""
         d = _size(shapes)
@@ -119,7 +121,7 @@ def low_rank(rank: Count = 5) -> Family:
             return torch.zeros_like(own["log_sd"]), 1 + own["factor"].square().sum(-1)
 
         first = {"factor": 0.1 * _cosines(d, rank)}
-        return _deviating(shapes, scale, (loc, spread), first, f, moments, rank)
+        return _deviating(shapes, init_scale, (loc, spread), first, f, moments, rank)
 
     return family
 
@@ -145,7 +147,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
 
     @checked
     def family(
-        shapes: Shapes, *, scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
+        shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
         """Return the guide of sites with these shapes."""
         d = _size(shapes)
@@ -180,14 +182,14 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
         first = {f"{n}{i}": torch.zeros(size) for n, size in sizes.items() for i in range(layers)}
         first |= {f"in{i}": _cosines(d, hidden) / d**0.5 for i in range(layers)}
         first |= {f"out{i}": 1e-3 * _cosines(hidden, 2 * d) / hidden**0.5 for i in range(layers)}
-        return _deviating(shapes, scale, (loc, spread), first, f, moments)
+        return _deviating(shapes, init_scale, (loc, spread), first, f, moments)
 
     return family
 
 
 def _deviating(
     shapes: Shapes,
-    scale: float,
+    init_scale: float,
     roles: tuple[str, str],
     first: Tensors,
     f: Callable[[Tensors, Tensor], tuple[Tensor, Tensor]],
@@ -217,7 +219,9 @@ def _deviating(
     def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
         """Return the first parameters, given means and perhaps standard deviations."""
         means = {n: centre[n] for n in shapes}
-        width = {n: torch.full_like(v, scale) if sd is None else sd[n] for n, v in means.items()}
+        width = {
+            n: torch.full_like(v, init_scale) if sd is None else sd[n] for n, v in means.items()
+        }
         flat = [v.reshape(*v.shape[: v.dim() - len(shapes[n])], -1) for n, v in width.items()]
         log_sd = torch.cat(flat, -1).log()
         rest = {n: v.to(log_sd).expand(*log_sd.shape[:-1], *v.shape) for n, v in first.items()}

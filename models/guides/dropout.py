@@ -34,7 +34,7 @@ TINY = 1e-12  # least theta^2 that counts
 def log_variance(
     shapes: Shapes,
     *,
-    scale: Positive = NARROWEST,
+    init_scale: Positive = NARROWEST,
     loc: str = "mu",
     spread: str = "pi",
 ) -> Guide:
@@ -46,7 +46,7 @@ def log_variance(
     return normals(
         shapes,
         (loc, spread),
-        2 * math.log(scale),
+        2 * math.log(init_scale),
         lambda theta, s: (bounded(s) / 2).exp(),
         lambda theta, sd: 2 * sd.log(),
     )
@@ -54,7 +54,7 @@ def log_variance(
 
 @checked
 def log_alpha(
-    shapes: Shapes, *, scale: Positive = 0.4, loc: str = "mu", spread: str = "pi"
+    shapes: Shapes, *, init_scale: Positive = 0.4, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
     """Let weights be independent normals, N(theta, exp(s) theta^2), as the paper writes them.
 
@@ -65,7 +65,7 @@ def log_alpha(
     return normals(
         shapes,
         (loc, spread),
-        2 * math.log(scale),
+        2 * math.log(init_scale),
         lambda theta, s: (bounded(s) / 2).exp() * theta.abs().clamp(min=TINY**0.5),
         lambda theta, sd: 2 * (sd / theta.abs()).log(),
     )

@@ -11,7 +11,9 @@ from pyrofl.inference.programs import Guide, as_event
 from pyrofl.models.guides.basic import Shapes, sitewise
 
 
-def softmax(shapes: Shapes, *, scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:
+def softmax(
+    shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi"
+) -> Guide:
     """Put all mass on one point: the softmax of spread over the last axis; see `guides.Family`."""
     return sitewise(
         shapes,
@@ -25,14 +27,14 @@ def softmax(shapes: Shapes, *, scale: float = 0.0, loc: str = "mu", spread: str 
 
 @checked
 def dirichlet(
-    shapes: Shapes, *, scale: Positive = 0.2, loc: str = "mu", spread: str = "pi"
+    shapes: Shapes, *, init_scale: Positive = 0.2, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
     """Let weights be Dirichlet over the last axis, with concentrations exp(spread).
 
     Args:
         shapes: see `guides.Family`, as for the others.
-        scale: the concentrations of a simplex sum to scale^-2 at the start, so that a weight of
-            mean m has standard deviation sqrt(m (1 - m) / (scale^-2 + 1)).
+        init_scale: the concentrations of a simplex sum to scale^-2 at the start, so that a weight
+            of mean m has standard deviation sqrt(m (1 - m) / (scale^-2 + 1)).
         loc: ignored.
         spread: role of the log concentrations.
     """
@@ -46,7 +48,7 @@ def dirichlet(
         (spread,),
         lambda axes, c: as_event(dist.Dirichlet(c.exp()), axes - 1),
         moments,
-        lambda centre: ((centre / scale**2).log(),),
+        lambda centre: ((centre / init_scale**2).log(),),
     )
 
 

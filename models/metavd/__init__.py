@@ -59,7 +59,7 @@ from pyrofl.arguments import (
     Whole,
     checked,
 )
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import Combine, get_rule
 from pyrofl.inference.metadata import INCOMPARABLE, SPARSE, Metadata, Monitor
 from pyrofl.inference.method import GradientStep, Method, Phase, View, as_trained, return_received
@@ -107,11 +107,11 @@ def build(
     prior: Prior | None = None,
     guide: guides.Family = log_variance,
     coords: Coordinates = "logvar",
-    scale: Positive | None = None,
+    init_scale: Positive | None = None,
     sampling: Sampling = "activations",
     precision: Literal["variance", "alpha"] = "variance",
     head: Literal["personal", "code"] = "personal",
-    draws: Count = 3,
+    num_particles: Count = 3,
     logit_average: bool = False,
     beta: NotNegative | None = 10.0,
     epochs: Whole = 5,
@@ -146,11 +146,11 @@ def build(
         guide: family of q(w_m), where it is not that of `coords`. The delta guide leaves X alone.
         coords: "logvar" trains s = log(alpha theta^2), "alpha" s = log alpha, with `log_alpha` for
             the guide. Of another guide: "alpha" if its variance follows theta.
-        scale: of the guide at the start; default 0.0143 ("logvar") and 0.4 ("alpha").
+        init_scale: of the guide at the start; default 0.0143 ("logvar") and 0.4 ("alpha").
         sampling: draw in training what the layer puts out for each row, or its weights.
         precision: the server weighs theta_m by 1 / (alpha_m theta_m^2), or by 1 / alpha_m.
         head: test with a client's own s, or with that of the start.
-        draws: Monte Carlo samples of every loss.
+        num_particles: Monte Carlo samples of every loss.
         logit_average: average logits over draws instead of losses, as the authors' code does.
         beta: weight of the mean divergence per weight against the mean loss per row; None is exact
             Bayes, d / n_m. It warms up in the first 2% of the rounds.
@@ -182,10 +182,15 @@ def build(
             there is no dropout rate to prune by; in a round, if the divergence from `prior` has no
             closed form and sampling is "activations".
     """
-    shapes = net.matching(layer_before_output(net) if bayesian is None else bayesian)
+    shapes = net.select_params(layer_before_output(net) if bayesian is None else bayesian)
     family = FAMILIES[coords] if guide is log_variance else guide
     family = guides.delta if dropout == "none" else family
-    q = family(shapes, loc="loc", spread="spread", **({} if scale is None else {"scale": scale}))
+    q = family(
+        shapes,
+        loc="loc",
+        spread="spread",
+        **({} if init_scale is None else {"init_scale": init_scale}),
+    )
     rate = None if prune is None or prune == "snip" else prune
     if rate is not None and not q.random:
         raise ValueError(f"prune is {rate} where no weight is random; expected 'snip' or None")
@@ -216,40 +221,42 @@ def build(
         """Start at the network's own draw."""
         return under("loc", net.init(generator)) | source.start(generator, clients)
 
-    def download(server: Tensors, who: Who) -> Tensors:
+    def download(server: Tensors, cohort: Cohort) -> Tensors:
         """Send theta and the client's own spreads."""
-        theta = spread_out(pick(server, "loc/*"), len(who.ids))
-        return pruning.drop(theta | under("spread", source.read(server, who.ids)), moments, limit)
+        theta = spread_out(pick(server, "loc/*"), len(cohort.ids))
+        return pruning.drop(
+            theta | under("spread", source.read(server, cohort.ids)), moments, limit
+        )
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
         """Send theta_m and s_m."""
         return pruning.drop(return_received(received, local), moments, limit)
 
-    def update(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def update(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Step on theta, psi and e_m; the hypernetwork learns from every message apart."""
         if limit is not None:
-            message = pruning.fill(message, under("spread", source.read(server, who.ids)))
-        mean = combine(role("loc", message), who.size, role("loc", server))
+            message = pruning.fill(message, under("spread", source.read(server, cohort.ids)))
+        mean = combine(role("loc", message), cohort.size, role("loc", server))
         if q.random and aggregation == "mean":
             # What depends on theta's size takes the server's where none was sent.
             known = pruning.fill(message, {f"loc/{n}": server[f"loc/{n}"] for n in shapes})
             theta, variance = moments(known)
             for n, v in theta.items():
                 alike = v.square().clamp(min=TINY) if precision == "alpha" else 1
-                mean[n] = product(message[f"loc/{n}"], variance[n] / alike, who.size)
+                mean[n] = product(message[f"loc/{n}"], variance[n] / alike, cohort.size)
         gradient = under("loc", {n: server[f"loc/{n}"] - v for n, v in mean.items()})
-        gradient |= source.slope(server, who, role("spread", message))
+        gradient |= source.slope(server, cohort, role("spread", message))
         moved = hypernetwork.learn(server, gradient, optims, LONGEST)
         moved = hypernetwork.shortened(source, server, moved, hyper_step)
         if prune == "snip":
             moved |= pruning.snip(server, gradient, moved, shapes, sparsity)
-        after = server | moved | source.store(server, who, role("spread", message))
-        return after | (saturation(after, who) if q.random else {})
+        after = server | moved | source.store(server, cohort, role("spread", message))
+        return after | (saturation(after, cohort) if q.random else {})
 
-    def saturation(server: Tensors, who: Who) -> Tensors:
+    def saturation(server: Tensors, cohort: Cohort) -> Tensors:
         """Tell the share of dropout rates above 0.9, of the clients that reported."""
-        theta = spread_out(pick(server, "loc/*"), len(who.ids))
-        spread = under("spread", source.read(server, who.ids))
+        theta = spread_out(pick(server, "loc/*"), len(cohort.ids))
+        spread = under("spread", source.read(server, cohort.ids))
         return {SATURATED: pruning.saturated(*moments(theta | spread)).mean()}
 
     def begun(received: Tensors) -> Tensors:
@@ -265,8 +272,10 @@ def build(
 
     both = "loc/* spread/*" if q.random else "loc/*"
     model = DropoutModel(net, q, shapes, likelihood, prior, coords, prune is not None)
-    loss = objective(model, sampling, draws, logit_average, beta, done)
-    to_predict = (lambda server, who: begun(download(server, who))) if head == "code" else None
+    loss = objective(model, sampling, num_particles, logit_average, beta, done)
+    to_predict = (
+        (lambda server, cohort: begun(download(server, cohort))) if head == "code" else None
+    )
     inner, outer = sgd(lr, clip=clip), sgd(client_lr, clip=clip)
     step = test = GradientStep(both, inner, loss)
     if meta:

@@ -15,10 +15,10 @@ from torch import Generator, Tensor
 from torch.nn.functional import leaky_relu, linear
 from torch.nn.utils import get_total_norm
 
-from pyrofl.data import Federation, Who
+from pyrofl.data import Cohort, Federation
 from pyrofl.inference.aggregation.aggregator import descend
 from pyrofl.inference.aggregation.averages import Combine, mean
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.metadata import PER_CLIENT, REPORTED, MetadataByPattern
 from pyrofl.inference.method import Method
 from pyrofl.inference.optim import Optim
@@ -37,10 +37,10 @@ class Source:
     start: Callable[[Generator, int], Tensors] = lambda *_: {}
     # (server, ids [C]) -> spreads [C, *p]; ids that never trained, which are larger, get a mean
     read: Callable[[Tensors, Tensor], Tensors] = lambda *_: {}
-    # (server, who, found [C, *p]) -> pseudo-gradient of what it holds, given what clients found
-    slope: Callable[[Tensors, Who, Tensors], Tensors] = lambda *_: {}
-    # (server, who, found [C, *p]) -> what it holds anew without a gradient step
-    store: Callable[[Tensors, Who, Tensors], Tensors] = lambda *_: {}
+    # (server, cohort, found [C, *p]) -> pseudo-gradient of what it holds, given what clients found
+    slope: Callable[[Tensors, Cohort, Tensors], Tensors] = lambda *_: {}
+    # (server, cohort, found [C, *p]) -> what it holds anew without a gradient step
+    store: Callable[[Tensors, Cohort, Tensors], Tensors] = lambda *_: {}
     optims: Mapping[str, Optim] = field(default_factory=dict)  # by patterns of names in `slope`
     metadata: MetadataByPattern = field(default_factory=dict)  # of what the server holds
 
@@ -78,14 +78,14 @@ def hypernetwork(
         parts = zip(first.items(), value.clamp(-bound, bound).split(sizes, 1), strict=True)
         return {n: part.reshape(len(ids), *v.shape) + v.to(part) for (n, v), part in parts}
 
-    def slope(server: Tensors, who: Who, found: Tensors) -> Tensors:
+    def slope(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
         """Return the gradient by the weights and the embeddings."""
         held = pick(server, f"{TABLE} {PSI}/*")
         leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
         with torch.enable_grad():
-            here = read(leaves, who.ids)
+            here = read(leaves, cohort.ids)
             gaps = total({n: (v.detach() - found[n]) * v for n, v in here.items()})
-            value = (who.size / who.size.sum() * gaps).sum()
+            value = (cohort.size / cohort.size.sum() * gaps).sum()
         return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
 
     moved = {f"{PSI}/*": optims[0], TABLE: optims[1]}
@@ -103,9 +103,9 @@ def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
         change = role(OWN, server)
         return spread_out({n: v + first[n].to(v) for n, v in change.items()}, len(ids))
 
-    def slope(server: Tensors, who: Who, found: Tensors) -> Tensors:
-        now = {n: v[0] for n, v in read(server, who.ids[:1]).items()}
-        return under(OWN, {n: now[n] - v for n, v in combine(found, who.size, now).items()})
+    def slope(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
+        now = {n: v[0] for n, v in read(server, cohort.ids[:1]).items()}
+        return under(OWN, {n: now[n] - v for n, v in combine(found, cohort.size, now).items()})
 
     return Source(start, read, slope, optims={f"{OWN}/*": optim})
 
@@ -119,13 +119,13 @@ def rows(first: Tensors, most: float | None = None) -> Source:
     def read(server: Tensors, ids: Tensor) -> Tensors:
         return {n: rows_of(v, ids) for n, v in role(OWN, server).items()}
 
-    def store(server: Tensors, who: Who, found: Tensors) -> Tensors:
+    def store(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
         """Store the spreads that clients found, bounded in their change."""
         own = role(OWN, server)
         if most is not None:
-            here = {n: own[n][who.ids] for n in found}
+            here = {n: own[n][cohort.ids] for n in found}
             found = {n: here[n] + (v - here[n]).clamp(-most, most) for n, v in found.items()}
-        return under(OWN, {n: own[n].index_copy(0, who.ids, v) for n, v in found.items()})
+        return under(OWN, {n: own[n].index_copy(0, cohort.ids, v) for n, v in found.items()})
 
     return Source(start, read, store=store, metadata={f"{OWN}/*": PER_CLIENT})
 
@@ -171,12 +171,12 @@ def _largest(after: Tensors, before: Tensors) -> float:
 def embed(
     method: Method,
     data: Federation,
-    state: Round,
+    state: RoundState,
     *,
     steps: int = 5,
     lr: float = 0.9,
     seed: Seed = 0,
-) -> Round:
+) -> RoundState:
     """Fit embeddings of held-out clients in hindsight, instead of giving them the mean.
 
     Everything else stays. In each step a client trains from what it would receive, and its
@@ -203,15 +203,15 @@ def embed(
             f"the server holds {len(table)} embeddings; expected {data.clients}, those of the "
             "clients that trained"
         )
-    who = data.who(torch.arange(data.clients, len(data.train)))
-    table = torch.cat([table, table.mean(0).expand(len(who.ids), -1)])
+    cohort = data.cohort(torch.arange(data.clients, len(data.train)))
+    table = torch.cat([table, table.mean(0).expand(len(cohort.ids), -1)])
     for step in range(steps):
         leaf = table.detach().requires_grad_()
         with torch.enable_grad():
-            spreads = role("spread", method.download(state.server | {TABLE: leaf}, who))
-        received = method.download(state.server | {TABLE: table}, who)
+            spreads = role("spread", method.download(state.server | {TABLE: leaf}, cohort))
+        received = method.download(state.server | {TABLE: table}, cohort)
         found, *_ = train(
-            method, received, received, data, who, seed=seed, number=state.number + step
+            method, received, received, data, cohort, seed=seed, number=state.number + step
         )
         gap = [v.detach() - found[f"spread/{n}"] for n, v in spreads.items()]
         (slope,) = torch.autograd.grad(list(spreads.values()), leaf, gap)

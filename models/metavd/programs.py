@@ -133,7 +133,7 @@ class DropoutModel:
 def objective(
     model: DropoutModel,
     sampling: Sampling,
-    draws: int,
+    num_particles: int,
     pool_logits: bool,
     beta: float | None = None,
     done: float | None = None,
@@ -148,7 +148,7 @@ def objective(
         exact = torch.ones_like(batch.size)
         return warmth * (exact if beta is None else beta / weights * batch.size)
 
-    loss = elbo(draws if model.q.random else None, kl=share, mean=True)
+    loss = elbo(num_particles if model.q.random else None, kl=share, mean=True)
     if not model.q.random or (sampling == "weights" and not pool_logits):
         return loss
     trained = replace(model, pool_logits=pool_logits)

@@ -45,7 +45,7 @@ import torch
 from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.data.batch import share
 from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
 from pyrofl.inference.aggregation.averages import Combine
@@ -76,12 +76,12 @@ def build(
     *,
     kernel: Literal["rbf", "linear"] = "rbf",
     length: Positive = 1.0,
-    scale: Positive = 8.0**0.5,
+    init_scale: Positive = 8.0**0.5,
     rows: Count = 50,
     likelihood: Likelihood = categorical,
     prior: Prior = flat,
     guide: guides.Family = guides.delta,
-    draws: Count = 5,
+    num_particles: Count = 5,
     epochs: Whole = 1,
     batch: Count | None = 32,
     lr: NotNegative = 0.05,
@@ -96,13 +96,13 @@ def build(
             it is one on the row itself.
         kernel: "rbf", or "linear", with which f is a linear head with a normal prior.
         length: l at the start, the distance of features within which f is much the same.
-        scale: s at the start, the standard deviation of f.
+        init_scale: s at the start, the standard deviation of f.
         rows: most rows of a client that its process is given, evenly spaced; the work before a
             test grows as (rows K)^3.
         likelihood: of a row, given K numbers.
         prior: on w, log s and log l.
         guide: family of q(w, s, l), which are points.
-        draws: Monte Carlo samples of f in every loss.
+        num_particles: Monte Carlo samples of f in every loss.
         epochs: local epochs.
         batch: rows in a step, of which every second is learned from and the rest is predicted;
             None takes all.
@@ -126,22 +126,22 @@ def build(
     points = guide(below, loc="w")
     process = Kernel(kernel)
     # What stands in the place of the head has its names.
-    first, *_, last = (*net.matching(net.head), *net.matching(net.head))
+    first, *_, last = (*net.select_params(net.head), *net.select_params(net.head))
     kept = {"z": f"z/{first}", "shift": f"shift/{last}", "root": f"root/{last}"}
     homes = {n: f"w/{n}" for n in below}
     homes |= {n: f"{n}/{at}" for n, at in zip(SPREADS, (first, last), strict=True)}
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Start the base as the network does."""
-        start = zip(SPREADS, (length, scale), strict=True)
+        start = zip(SPREADS, (length, init_scale), strict=True)
         begun = {homes[n]: torch.tensor(v, dtype=torch.float64).log() for n, v in start}
         return begun | (points.start(whole.init(generator)) if below else {})
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Know of no row yet."""
         sizes = {"z": (features,), "shift": (outputs,), "root": (outputs, outputs)}
-        none = {n: who.size.new_zeros(len(who.ids), rows, *s) for n, s in sizes.items()}
-        return start_own(received, who, generator) | {kept[n]: v for n, v in none.items()}
+        none = {n: cohort.size.new_zeros(len(cohort.ids), rows, *s) for n, s in sizes.items()}
+        return start_own(received, cohort, generator) | {kept[n]: v for n, v in none.items()}
 
     def run(local: Tensors, x: Tensor) -> Tensor:
         """Return the features [C, B, features] of rows."""
@@ -194,7 +194,7 @@ def build(
             )
         return {kept["z"]: z, kept["shift"]: shift, kept["root"]: root}
 
-    inner = elbo(draws, 0.0, mean=True)
+    inner = elbo(num_particles, 0.0, mean=True)
     q = replace(points, program=recall, random=True, points="")
 
     def predictive(
@@ -250,7 +250,7 @@ def without_noise(net: Network) -> tuple[Network, list[str]]:
 
 def parted(net: Network) -> tuple[Network | None, int, int]:
     """Return the layers below the head, and the numbers of features and of outputs."""
-    head, cut = net.matching(net.head), net.split(net.head)
+    head, cut = net.select_params(net.head), net.split(net.head)
     weight = max(head.values(), key=len)
     alone = len(head) == len(net.shapes)
     if len(head) > 2 or len(weight) not in (1, 2) or not (alone or cut):

@@ -25,7 +25,7 @@ from pyro.distributions import TorchDistribution
 from torch import Generator, Size
 
 from pyrofl.arguments import Positive, checked
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, uniform
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import NOT_NEGATIVE
@@ -58,7 +58,7 @@ def learning(
     *,
     family: LocationScale = dist.Normal,
     loc: float = 0.0,
-    scale: Positive = 1.0,
+    init_scale: Positive = 1.0,
 ) -> Method:
     """Let a method learn the scales of its `learned` prior.
 
@@ -70,7 +70,7 @@ def learning(
             variance in closed form under the guide.
         family: as of the prior, as is loc.
         loc: centre.
-        scale: before round one.
+        init_scale: before round one.
 
     Returns:
         The method, with a number per name that goes down and another that goes up.
@@ -87,13 +87,13 @@ def learning(
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Start at `scale`."""
-        scales = {n: torch.tensor(scale, dtype=torch.float64) for n in known}
+        scales = {n: torch.tensor(init_scale, dtype=torch.float64) for n in known}
         return method.init(generator, clients) | under("prior", scales)
 
-    def download(server: Tensors, who: Who) -> Tensors:
+    def download(server: Tensors, cohort: Cohort) -> Tensors:
         """Send the scales too."""
-        scales = spread_out(pick(server, "prior/*"), len(who.ids))
-        return method.download(rest(server), who) | scales
+        scales = spread_out(pick(server, "prior/*"), len(cohort.ids))
+        return method.download(rest(server), cohort) | scales
 
     def measure(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Make m_j."""
@@ -111,10 +111,12 @@ def learning(
 
     own = method.aggregate
 
-    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
         """Do so beside an aggregation that needs all messages."""
-        second = average(role("second", message), torch.ones_like(who.size))
-        return own(rest(server), rest(message), who, generator) | scales(second)
+        second = average(role("second", message), torch.ones_like(cohort.size))
+        return own(rest(server), rest(message), cohort, generator) | scales(second)
 
     both: Aggregate = aggregate
     if isinstance(own, Aggregator) and own.rule == "mean":

@@ -92,7 +92,7 @@ __all__ = ["build", "hierarchical", "join", "leave"]
 STANDARD = fixed()  # Normal(0, 1)
 USUAL = 128  # Monte Carlo draws of a client with few variables
 
-TUNE_OVER = {"scale": (0.05, 0.1, 0.2), "epochs": (10, 20, 30)}
+TUNE_OVER = {"init_scale": (0.05, 0.1, 0.2), "epochs": (10, 20, 30)}
 
 
 @rebuildable
@@ -105,8 +105,8 @@ def build(
     guide: guides.Family = guides.mean_field,
     covariance: Literal["diagonal", "full"] = "diagonal",
     damping: PositiveShare | None = None,
-    scale: Positive = 0.1,
-    draws: Count = 8,
+    init_scale: Positive = 0.1,
+    num_particles: Count = 8,
     epochs: Whole = 20,
     batch: Count | None = None,
     lr: PositiveShare = 0.3,
@@ -121,29 +121,30 @@ def build(
             and its variance stays.
         covariance: "diagonal", or "full" for a few hundred parameters.
         damping: see `hierarchical`.
-        scale: standard deviation of q(w) before round one. It rules how fast a network is learned:
-            a round moves a mean by some scale^2 times its slope, and what is wide is noise.
-        draws: Monte Carlo samples, an even number; see `hierarchical`.
+        init_scale: standard deviation of q(w) before round one. It rules how fast a network is
+            learned: a round moves a mean by some scale^2 times its slope, and what is wide is
+            noise.
+        num_particles: Monte Carlo samples, an even number; see `hierarchical`.
         epochs: passes over the client's rows. With few of them proposals of successive rounds turn
             back, and the damping falls.
         batch: rows in a step; None takes all.
         lr: of natural gradients.
 
     Raises:
-        ValueError: if draws is odd, or the guide another one.
+        ValueError: if num_particles is odd, or the guide another one.
     """
     if guide not in (guides.mean_field, guides.delta):
         raise ValueError(f"guide is {guide}; expected mean_field or delta, and see covariance")
 
-    sites = of_network(net, prior, scale)
+    sites = of_network(net, prior, init_scale)
 
     def start(generator: Generator) -> tuple[Tensor, Tensor]:
         centre = sites[0].joined(net.init(generator))
-        return centre, torch.full_like(centre, scale)
+        return centre, torch.full_like(centre, init_scale)
 
     program = Supervised(net, likelihood, prior)
     size = sum(shape.numel() for shape in net.shapes.values())
-    samples = enough(draws, size, covariance) if guide is guides.mean_field else None
+    samples = enough(num_particles, size, covariance) if guide is guides.mean_field else None
     core = Partitioned(program, *sites, covariance, samples, damping, start)
     return core.method(epochs, batch, lr)
 
@@ -157,7 +158,7 @@ def hierarchical(
     guide: guides.Family | None = None,
     covariance: Covariance = "full",
     damping: PositiveShare | None = None,
-    draws: Count | None = None,
+    num_particles: Count | None = None,
     steps: Whole | None = None,
     batch: Count | None = None,
     lr: PositiveShare = 1.0,
@@ -182,10 +183,10 @@ def hierarchical(
             between 1 / M for M of them and 1: it starts at J^-1/2, and with the cosine of the angle
             between the proposals of successive rounds it grows up to threefold while these point
             the same way, and falls up to sixfold where they turn back.
-        draws: Monte Carlo samples of a step, an even number; None takes 128, or four times as many
-            as a client has variables if these are more. Unless covariance is "diagonal", a smaller
-            number than twice the variables is raised to that: steps in a normal model then have no
-            noise, and with fewer draws covariances would be guessed.
+        num_particles: Monte Carlo samples of a step, an even number; None takes 128, or four times
+            as many as a client has variables if these are more. Unless covariance is "diagonal", a
+            smaller number than twice the variables is raised to that: steps in a normal model then
+            have no noise, and with fewer draws covariances would be guessed.
         steps: natural-gradient steps in a round; with `batch` epochs of them. None takes 40; with
             a guide 2, as these are of a client's own variables alone.
         batch: rows in a step; None takes all, as do the gradients that a guide needs, and as it
@@ -194,10 +195,10 @@ def hierarchical(
         wide: standard deviation to start with where the prior is improper; no trace of it is left.
 
     Raises:
-        ValueError: if draws is odd, a pattern of shared matches no site, the prior of a shared site
-            depends on a client's own sites or data, or a site is unsuitable: discrete, outside
-            `batch.clients()`, or inside `batch.rows()` and shared, or with batch or a guide; if the
-            guide is; or if covariance or damping are given with a guide.
+        ValueError: if num_particles is odd, a pattern of shared matches no site, the prior of a
+            shared site depends on a client's own sites or data, or a site is unsuitable: discrete,
+            outside `batch.clients()`, or inside `batch.rows()` and shared, or with batch or a
+            guide; if the guide is; or if covariance or damping are given with a guide.
     """
     if guide and (covariance != "full" or damping is not None):
         raise ValueError(
@@ -219,7 +220,7 @@ def hierarchical(
     declared.check()
     model = with_hidden_rows(model, sites[1])
     size = sum(layout.size for layout in sites)
-    samples = enough(draws or max(USUAL, 4 * size), size, covariance)
+    samples = enough(num_particles or max(USUAL, 4 * size), size, covariance)
     if guide:
         method = SharedGuide(model, *sites, guide, samples, lr).method(
             2 if steps is None else steps, batch

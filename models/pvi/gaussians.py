@@ -152,7 +152,7 @@ def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:
 def enough(draws: int, variables: int, covariance: str) -> int:
     """Return the draws that are made: at least two of each variable, if covariances are learned."""
     if draws % 2:
-        raise ValueError(f"draws is {draws}; expected an even number")
+        raise ValueError(f"num_particles is {draws}; expected an even number")
     return draws if covariance == "diagonal" else max(draws, 2 * variables)
 
 
@@ -164,7 +164,9 @@ def balanced(noise: Tensor) -> Tensor:
     of a normal model have no noise. With fewer they are only mirrored.
     """
     if len(noise) % 2:
-        raise ValueError(f"draws is {len(noise)}; expected an even number, half of them mirrored")
+        raise ValueError(
+            f"num_particles is {len(noise)}; expected an even number, half of them mirrored"
+        )
     half = noise[: len(noise) // 2]
     if len(half) >= noise.shape[-1]:
         second = torch.einsum("s...i,s...j->...ij", half, half) / len(half)

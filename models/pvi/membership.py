@@ -35,7 +35,7 @@ from torch import Tensor
 from pyrofl.arguments import checked, known
 from pyrofl.data import Federation
 from pyrofl.inference.engine.origin import rows_of
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
@@ -108,7 +108,7 @@ def join(run: Run, data: Federation) -> Run:
     return _gone_on(run, data, server, torch.arange(len(had)), place)
 
 
-def without(run: Run, client: str, rounds: int) -> Round:
+def without(run: Run, client: str, rounds: int) -> RoundState:
     """Return the run's state after some rounds without a client, whose factor is as it was.
 
     So q / t_j is what the others know, and what the client has of its own may be asked for.
@@ -117,7 +117,7 @@ def without(run: Run, client: str, rounds: int) -> Round:
     if not rounds:
         return run.state
     end = run.state.number + rounds
-    others = fit(run.method, left.data, end, start=left, progress=False).state.server
+    others = fit(run.method, left.data, end, resume_from=left, progress=False).state.server
     server, at = run.state.server, run.data.names.index(client)
     q = {n: others[n] + server[f"server/{n}"][at] for n in PARAMETERS}
     if "share" in server:  # the others share the whole prior out
@@ -154,10 +154,10 @@ def _gone_on(run: Run, data: Federation, server: Tensors, stay: Tensor, place: T
     if "server/damping" in server:  # fallen for want of anything but noise to follow
         tables["server/damping"] = torch.full_like(server["server/damping"], ANEW)
         tables |= {n: torch.zeros_like(v) for n, v in pick(server, "server/last/*").items()}
-    state = Round(
+    state = RoundState(
         number=run.state.number,
         server=server | tables,
-        private={n: dealt(v) for n, v in run.state.private.items()},
+        client_states={n: dealt(v) for n, v in run.state.client_states.items()},
         seen=dealt(run.state.seen),
         names=data.names[: data.clients],
         rows=rows_of(data),

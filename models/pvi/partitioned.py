@@ -14,7 +14,7 @@ import torch
 from pyro import poutine
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import (
@@ -124,27 +124,27 @@ class Partitioned:
             server |= under("server", under("last", last) | {"damping": share.sqrt()})
         return server if self.exact else server | {"share": share}
 
-    def cavity(self, server: Tensors, who: Who) -> Tensors:
+    def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send q without the client's own factor, q / t_j."""
-        received = send_all(server, who)
-        known = who.ids < len(server["server/shift"])
-        at = torch.where(known, who.ids, 0)
+        received = send_all(server, cohort)
+        known = cohort.ids < len(server["server/shift"])
+        at = torch.where(known, cohort.ids, 0)
         own = {n: server[f"server/{n}"][at] * known[:, None] for n in PARAMETERS}
         return received | {n: received[n] - own[n] for n in PARAMETERS}
 
-    def result(self, server: Tensors, who: Who) -> Tensors:
+    def result(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send q, and say whose factor is in it."""
-        return send_all(server, who) | {"counted": who.ids < len(server["server/shift"])}
+        return send_all(server, cohort) | {"counted": cohort.ids < len(server["server/shift"])}
 
     def densities(
-        self, server: Tensors, who: Who, sites: Tensors, log_prior: Tensor
+        self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log densities [S] of draws of g, before any constraint; see `Factors`."""
         u, growth = self.ours.freed(sites)
         if self.centring:
             u, more = self.centring.variables(u, server)
             growth = growth + more
-        factors = {n: v[0] for n, v in self.cavity(server, who).items() if n in PARAMETERS}
+        factors = {n: v[0] for n, v in self.cavity(server, cohort).items() if n in PARAMETERS}
         every, others, prior = (
             self.normals.log_density(u, {n: v.to(u) for n, v in pick(q, "shift precision").items()})
             for q in (server, factors, self.prior)
@@ -152,17 +152,17 @@ class Partitioned:
         share = server.get("share", torch.zeros(())).to(u)
         return every, others, others + share * (log_prior + growth - prior)
 
-    def aggregate(self, server: Tensors, message: Tensors, who: Who, _: Generator) -> Tensors:
+    def aggregate(self, server: Tensors, message: Tensors, cohort: Cohort, _: Generator) -> Tensors:
         """Damp the factors of all messages at once; AggregationError if q is improper."""
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}
-        rate = self.damping or float(self._adapted(server, total, len(who.ids)))
+        rate = self.damping or float(self._adapted(server, total, len(cohort.ids)))
         good = self.trainable(server)
         for halving in range(HALVINGS):
             own = {f"server/{n}": rate * v for n, v in change.items()}
             q = {n: server[n] + rate * v for n, v in total.items()}
-            q |= {n: server[n].index_add(0, who.ids, v) for n, v in own.items()}
+            q |= {n: server[n].index_add(0, cohort.ids, v) for n, v in own.items()}
             # Nor shall a client that could train get what is no distribution, if that can be.
             lost = halving < SHORT and bool((good & ~self.trainable(q)).any())
             if not lost and bool(self.normals.proper(q["precision"])):
@@ -204,7 +204,7 @@ class Partitioned:
 
     # A client
 
-    def init_client(self, received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start q_j at what came down, and the client's own variables at their prior."""
         mean, root = self.normals.moments(received)
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.

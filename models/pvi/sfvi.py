@@ -31,7 +31,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Generator, Size, Tensor
 
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, descend, uniform
 from pyrofl.inference.elbo import elbo, latent, with_rows
 from pyrofl.inference.metadata import SHARED, Metadata, Moments, Optimal
@@ -166,7 +166,7 @@ class SharedGuide:
 
     # A client
 
-    def init_client(self, received: Tensors, who: Who, source: Generator) -> Tensors:
+    def init_client(self, received: Tensors, cohort: Cohort, source: Generator) -> Tensors:
         """Start a client's own variables at their prior."""
         centre, unit = received["centre"], received["root"]
         mean, sd = (v.to(centre).expand(len(centre), -1) for v in self.mine.prior())
@@ -288,7 +288,9 @@ class SharedGuide:
     def bend(self) -> Guide:
         """The family's guide, of one site."""
         try:
-            return self.family({BASE: Size([self.ours.size])}, scale=1.0, loc="loc", spread=BEND)
+            return self.family(
+                {BASE: Size([self.ours.size])}, init_scale=1.0, loc="loc", spread=BEND
+            )
         except TypeError as error:
             raise ValueError(
                 f"the guide is no family: {error}; expected one, such as guides.copula or, called "

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from torch import Generator, Tensor
 
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.method import GradientStep, Method, Phase, as_trained
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, matches, spread_out
@@ -38,9 +38,9 @@ def keep(method: Method, names: str) -> Method:
         """Start at what travels."""
         return start(generator, clients, stays=False)
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Start at what stays, by the common draw."""
-        return spread_out(start(generator, len(who.ids), stays=True), len(who.ids))
+        return spread_out(start(generator, len(cohort.ids), stays=True), len(cohort.ids))
 
     return replace(method, init=init, init_client=init_client, views={"personal": as_trained})
 
@@ -58,7 +58,7 @@ def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | No
 def head_and_base(net: Network, head: str | None, *, both: bool = False) -> tuple[str, str]:
     """Return patterns of the head, None being the network's own, and of the rest; "" is nothing."""
     head = net.head if head is None else head
-    mine = net.matching(head) if head else {}
+    mine = net.select_params(head) if head else {}
     rest = " ".join(n for n in net.shapes if n not in mine)
     if both and not (head and rest):
         raise ValueError(

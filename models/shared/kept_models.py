@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.metadata import PER_CLIENT, MetadataByPattern
 from pyrofl.tensors import Tensors, role, spread_out, under
 
@@ -22,9 +22,9 @@ def begin(start: Tensors, clients: int) -> Tensors:
     return under(MODEL, spread_out(start, clients)) | {HEARD: torch.zeros(clients)}
 
 
-def keep(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+def keep(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
     """Keep every message, as the model of its client."""
-    held, at = role(MODEL, server), who.ids
+    held, at = role(MODEL, server), cohort.ids
     models = {n: v.index_copy(0, at, message[n]) for n, v in held.items()}
     heard = server[HEARD].index_fill(0, at, 1.0)
     return server | under(MODEL, models) | {HEARD: heard}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Generator
 
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.tensors import Tensors, role, under
 
@@ -18,7 +18,7 @@ def own(received: Tensors, local: Tensors) -> Tensors:
     return local | role("own", local)
 
 
-def start_own(received: Tensors, who: Who, generator: Generator) -> Tensors:
+def start_own(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
     """Let a client's own parameters start at what it receives when it is first seen."""
     return under("own", received)
 

@@ -44,7 +44,7 @@ EXAMPLES = {
     "list": "pyrofl list\npyrofl list methods",
     "explain": "pyrofl explain pfedvem",
     "run": "pyrofl run pfedvem --test labels_global --rounds 12 --set lr_head=0.01 lr_base=0.01\n"
-    "pyrofl run fedavg --data csv:heart.csv --target sick --group hospital --missing fill",
+    "pyrofl run fedavg --data csv:heart.csv --target sick --client-column hospital --missing fill",
     "compare": "pyrofl compare local fedavg pfedvem --seeds 3 --out results\n"
     "pyrofl compare local fedavg --set fedavg.fine_tune=2 --out cmp",
     "tune": "pyrofl tune fedavg --over lr=0.01,0.03,0.1 --rounds 18 --out tuned",
@@ -93,7 +93,7 @@ PREDICT: tuple[Any, ...] = (
     Row("--data FILE.csv", REQUIRED, "the rows, with the columns of training by name"),
     Row("--out FILE.csv", REQUIRED, "where predictions go, a line for each row"),
     Row("--client NAME", TEXT, "whose rows they are"),
-    Row("--group COLUMN", TEXT, "that says whose each row is"),
+    Row("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
     Row("--new-client", FLAG, "they are of a client that was never seen", False),
     Row("--own-rows FILE.csv", PATH, "labelled rows that a new client adapts to"),
     Row("--model VIEW", TEXT, "personal, global or ensemble; default what the method is about"),
@@ -116,7 +116,8 @@ HEADINGS = list(SECTIONS.values())
 OF_DATA = {n for n, section in sections().items() if section in HEADINGS[:3]} | {"overwrite"}
 OF_RUN = {n for n, section in sections().items() if section != HEADINGS[-1]}
 OF_TUNING = sections().keys() - OF_RUN
-UNTUNED = {"until", "privacy", "every", "posterior_draws", "groups", "rows", "log", "seeds", "tune"}
+UNTUNED = {"stop_when", "privacy", "eval_every", "posterior_draws", "arviz_groups"}
+UNTUNED |= {"save_predictions", "log", "seeds", "tune"}
 
 
 def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[[Namespace], None]:
@@ -217,7 +218,11 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
         "predict rows at a site, from the state that its clients keep",
         (
             Row("folder DIR", PATH, "State directory of the site (--state of join)."),
-            Row("--rows FILE.csv", REQUIRED, "Rows to predict, with the study's features."),
+            Row(
+                "--rows FILE.csv",
+                REQUIRED,
+                "Rows to predict, with the study's features.",
+            ),
             Row("--out FILE.csv", REQUIRED, "Predictions, a line for each row."),
             Row("--method NAME", TEXT, "Method (default: the only one of the study)."),
             Row("--client NAME", TEXT, "Client (default: the only one, or by the group)."),

@@ -3,7 +3,7 @@
 from pyrofl.data.batch import Batch
 from pyrofl.data.federation import Dataset, Federation, stack
 from pyrofl.data.outlines import outline
-from pyrofl.data.roster import Roster, Who
+from pyrofl.data.roster import Cohort, Roster
 from pyrofl.data.rows import check_table
 from pyrofl.data.tables.column_summary import summarize_columns
 from pyrofl.data.tables.preprocessor import Preprocessor
@@ -11,12 +11,12 @@ from pyrofl.data.tables.source import Source
 
 __all__ = [
     "Batch",
+    "Cohort",
     "Dataset",
     "Federation",
     "Preprocessor",
     "Roster",
     "Source",
-    "Who",
     "check_table",
     "outline",
     "stack",

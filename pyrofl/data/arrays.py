@@ -41,7 +41,7 @@ def table_of(
     features: Sequence[str] | None,
     held_out: Sequence[str],
 ) -> dict[str, Any]:
-    """Check the sites and put their rows together: fields of the federation, see `Federation.of`.
+    """Return the fields of a federation of checked sites, see `Federation.from_arrays`.
 
     The rows are one site after the other; those held out come last.
     """

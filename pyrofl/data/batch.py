@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyrofl.data.roster import Who
+from pyrofl.data.roster import Cohort
 from pyrofl.plates import plate
 from pyrofl.tensors import cut
 
@@ -51,9 +51,9 @@ class Batch:
         return len(self.ids)
 
     @property
-    def who(self) -> Who:
+    def cohort(self) -> Cohort:
         """The clients of this batch."""
-        return Who(self.ids, self.size)
+        return Cohort(self.ids, self.size)
 
     @cached_property
     def _share(self) -> Tensor:
@@ -87,7 +87,7 @@ class Batch:
         ):
             yield
 
-    def some(self, clients: Tensor | slice) -> Batch:
+    def select_clients(self, clients: Tensor | slice) -> Batch:
         """Return the same rows of some clients, in that order."""
         if isinstance(clients, slice) and clients.indices(len(self)) == (0, len(self), 1):
             return self
@@ -120,7 +120,7 @@ class Batch:
             parts.append(replace(self, x=x, y=y, mask=mask, at=place, weights=weights))
         return parts
 
-    def of(self, known: Tensor) -> Tensor:
+    def take_rows(self, known: Tensor) -> Tensor:
         """Pick the batch's rows of what is known of all rows: [C, n, *f] -> [C, B, *f]."""
         if self.at is None:
             return known[:, : self.mask.shape[1]]

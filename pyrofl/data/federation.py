@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pyrofl.data.arrays import table_of
 from pyrofl.data.batch import Batch, RowScale
-from pyrofl.data.roster import Who, names_of
+from pyrofl.data.roster import Cohort, names_of
 from pyrofl.data.rows import check_alike, check_table, row_numbers
 from pyrofl.data.tables.preprocessor import PreprocessingPlan
 from pyrofl.data.tables.source import Source
@@ -123,7 +123,7 @@ class Federation(FederationFields, Summarised):
         super().__init__(x, y, *split, pooled_test, unlabelled, source, weights)
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         sites: Mapping[str, Sequence[Any]],
         *,
@@ -157,7 +157,7 @@ class Federation(FederationFields, Summarised):
             return made
         return replace(made, weights=of_sites(weights, sites, made.names, made.train, len(made.y)))
 
-    def weighted(self, classes: OfClasses) -> Federation:
+    def with_class_weights(self, classes: OfClasses) -> Federation:
         """Let the rows of some classes count more: their likelihood is raised to a power.
 
         A row of weight 2 is as two rows alike, in training and where the server weighs clients by
@@ -240,9 +240,9 @@ class Federation(FederationFields, Summarised):
         """Where the rows are."""
         return self.x.device
 
-    def who(self, ids: Tensor) -> Who:
+    def cohort(self, ids: Tensor) -> Cohort:
         """Return ids and sizes of some clients, on the data's device."""
-        return Who(ids.to(self.x.device), self.totals[ids.cpu()].to(self.x.device, self.dtype))
+        return Cohort(ids.to(self.x.device), self.totals[ids.cpu()].to(self.x.device, self.dtype))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -251,7 +251,7 @@ class Federation(FederationFields, Summarised):
 
     def gather(
         self,
-        who: Who,
+        cohort: Cohort,
         rows: Tensor,
         mask: Tensor,
         at: Tensor | None = None,
@@ -267,16 +267,16 @@ class Federation(FederationFields, Summarised):
         weights = None
         if self.weights is not None:
             own = self._table.index_select(0, flat).unflatten(0, rows.shape)
-            weights = own * self._relative[who.ids][:, None]
+            weights = own * self._relative[cohort.ids][:, None]
             share = None if share is None else share * weights
         mask = mask.to(self.x.device)
-        known = None if share is None else RowScale(mask, who.size, weights, share)
-        return Batch(x, y, mask, who.size, who.ids, at, weights, known)
+        known = None if share is None else RowScale(mask, cohort.size, weights, share)
+        return Batch(x, y, mask, cohort.size, cohort.ids, at, weights, known)
 
     def batch(self, ids: Tensor, part: str = "train", width: int = 1) -> Batch:
         """Return all "train" or "test" rows of some clients, padded to the longest or a width."""
         table = self.train if part == "train" else self.test
-        return stack(self, [table[i] for i in ids.tolist()], self.who(ids), width)
+        return stack(self, [table[i] for i in ids.tolist()], self.cohort(ids), width)
 
     def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Federation:
         """Return the same federation on a device and, if given, in a floating-point type."""
@@ -305,11 +305,13 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def stack(data: Federation, rows: list[Tensor], who: Who, width: int = 1) -> Batch:
+def stack(data: Federation, rows: list[Tensor], cohort: Cohort, width: int = 1) -> Batch:
     """Pad lists of rows, one per client, to a batch; a client's own first row fills its gaps."""
     width = max([width, *(len(r) for r in rows)])
-    mine = [r if len(r) else data.train[i][:1] for i, r in zip(who.ids.tolist(), rows, strict=True)]
+    mine = [
+        r if len(r) else data.train[i][:1] for i, r in zip(cohort.ids.tolist(), rows, strict=True)
+    ]
     mask = torch.arange(width) < torch.tensor([len(r) for r in rows])[:, None]
     index = torch.zeros(len(rows), width, dtype=torch.long)
     index[:, : max(map(len, mine))] = pad_sequence(mine, batch_first=True)
-    return data.gather(who, torch.where(mask, index, index[:, :1]), mask)
+    return data.gather(cohort, torch.where(mask, index, index[:, :1]), mask)

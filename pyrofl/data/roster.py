@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Who(NamedTuple):
+class Cohort(NamedTuple):
     """The clients that stacked tensors are about."""
 
     ids: Tensor  # [C] int64, position in the federation
@@ -53,9 +53,9 @@ class Roster:
         """Number of clients."""
         return len(self.names)
 
-    def who(self, ids: Tensor) -> Who:
+    def cohort(self, ids: Tensor) -> Cohort:
         """Return ids and sizes of some clients."""
-        return Who(ids.cpu(), self.sizes[ids.cpu()].to(self.dtype))
+        return Cohort(ids.cpu(), self.sizes[ids.cpu()].to(self.dtype))
 
 
 def names_of(what: str, words: Iterable[str]) -> tuple[str, ...]:

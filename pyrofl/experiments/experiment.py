@@ -39,20 +39,20 @@ from pyrofl.inference.tuning.results import By as Metric
 
 SECTIONS = {
     "data": "Data",
-    "target": "Tables (csv:; --target and --group also npz:)",
+    "target": "Tables (csv:; --target and --client-column also npz:)",
     "class_weights": "Partition",
     "net": "Training",
-    "every": "Output",
-    "chunk": "Execution",
+    "eval_every": "Output",
+    "chunk_size": "Execution",
     "seeds": "Tuning",
 }
 """First field -> heading in the help of it and those that follow."""
-EVALUATIONS = 20  # of a run, without --every
+EVALUATIONS = 20  # of a run, without --eval-every
 TRIES = 9  # settings of every method, without --settings
-MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc without --groups
+MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc without --arviz-groups
 PRIVACY = (
-    "Differential privacy: clip client updates and add noise. Also delta=, most=, where=server or "
-    "client; seed= makes the noise repeatable and therefore not private."
+    "Differential privacy: clip client updates and add noise. Also delta=, max_weight=, "
+    "where=server or client; seed= makes the noise repeatable and therefore not private."
 )
 GROUPS = (
     "Groups of posterior.nc, or all (default: all, but posterior,sample_stats alone where the "
@@ -85,15 +85,15 @@ class Experiment:
     data_dir: Path | None = free("DIR", "Download directory (default: ~/.cache/pyrofl).")
     # Tables
     target: str | None = option("COLUMN", "Column to predict.")
-    group: str | None = option("COLUMN", "Column that identifies the client.")
+    client_column: str | None = option("COLUMN", "Column that identifies the client.")
     features: str | None = option("COLUMN,...", "Feature columns (default: all others).")
     categories: str | None = option("COLUMN,...", "Categorical feature columns.")
     likelihood: str | None = option("NAME", "Likelihood (default: inferred from the target).")
     missing: Missing | None = option(
         None, "Missing values: refuse (default), drop the rows, or fill in means and mark."
     )
-    prepare: Prepare | None = option(None, "Scaling of numbers (default: standardise).")
-    test_share: ShareBelowOne | None = option(
+    scaling: Prepare | None = option(None, "Scaling of numbers (default: standardise).")
+    test_fraction: ShareBelowOne | None = option(
         "SHARE", "Test fraction of each client (default: 0.2)."
     )
     test_column: str | None = option("COLUMN", "Column that marks test rows.")
@@ -118,7 +118,7 @@ class Experiment:
     # Training
     net: Path | None = option("SPEC", "Network, or FILE.py:NAME (default: by the data).")
     rounds: Count = free("N", "Communication rounds.", 20)
-    until: Until | None = free(None, "Stop early on this verdict, or on divergence.")
+    stop_when: Until | None = free(None, "Stop early on this verdict, or on divergence.")
     init_seed: Seed | None = free("S", "Seed of initial states (default: --seed).")
     participation_seed: Seed | None = free(
         "S", "Seed of client sampling and dropout (default: --seed)."
@@ -132,11 +132,11 @@ class Experiment:
     settings: Settings = free(
         "NAME=VALUE", "Settings of methods; METHOD.NAME=VALUE for one of several.", (), flag="--set"
     )
-    fail: Share = option("P", "Probability that a client drops out after training.", 0.0)
-    partial: PositiveShare = option(
+    drop_rate: Share = option("P", "Probability that a client drops out after training.", 0.0)
+    min_work: PositiveShare = option(
         "SHARE", "Smallest fraction of its epochs that a client does.", 1.0
     )
-    privacy: str | None = option("clip=C,noise=Z", PRIVACY)
+    privacy: str | None = option("clip=C,noise_multiplier=Z", PRIVACY)
     on_bad_message: OnBadMessage = free(
         None, "Invalid client messages: reject the client's, or raise.", "reject"
     )
@@ -144,13 +144,15 @@ class Experiment:
         None, "Aggregate messages on arrival, which saves memory; means only.", False
     )
     # Output
-    every: Count | None = free("N", "Rounds between evaluations (default: rounds / 20).")
+    eval_every: Count | None = free("N", "Rounds between evaluations (default: rounds / 20).")
     draws: Count | None = option(
         "S", "Posterior draws for predictions (default: the guide's mean)."
     )
     posterior_draws: Whole = free("S", "Draws of every client in posterior.nc; 0 writes none.", 100)
-    groups: ArvizGroups | None = free("GROUP,...", GROUPS)
-    rows: bool = free(None, "Write rows.csv, a line for each test row, even if large.", False)
+    arviz_groups: ArvizGroups | None = free("GROUP,...", GROUPS)
+    save_predictions: bool = free(
+        None, "Write rows.csv, a line for each test row, even if large.", False
+    )
     out: Path | None = free("DIR", "Output directory (default: runs/METHOD-SEED or runs/compare).")
     checkpoint_every: Count | None = free("N", f"Rounds between writings of {CHECKPOINT}.")
     log: Logger | None = free(
@@ -160,7 +162,7 @@ class Experiment:
     overwrite: bool = free(None, "Overwrite existing files.", False)
     quiet: bool = free(None, "Print the result table only.", False)
     # Execution
-    chunk: Count | None = option("C", "Clients per vectorized batch (default: by memory).")
+    chunk_size: Count | None = option("C", "Clients per vectorized batch (default: by memory).")
     state_memory: Whole = free(
         "GIB", "Memory for client states; the rest is mapped to a temporary file.", 4
     )
@@ -205,9 +207,9 @@ class Experiment:
         return {one.name: found[one.name] for one in fields(self) if not one.metadata["resumable"]}
 
     @property
-    def eval_every(self) -> int:
+    def evaluation_interval(self) -> int:
         """Number of rounds between evaluations."""
-        return self.every or default_interval(self.rounds)
+        return self.eval_every or default_interval(self.rounds)
 
     def words(self, without: Sequence[str] = ()) -> list[str]:
         """Return the options of the command line that give this experiment, but its methods."""
@@ -215,7 +217,7 @@ class Experiment:
 
 
 def default_interval(rounds: int) -> int:
-    """Return how many rounds lie between evaluations without --every."""
+    """Return how many rounds lie between evaluations without --eval-every."""
     return max(1, rounds // EVALUATIONS)
 
 
@@ -252,8 +254,8 @@ def flag_of(one: Field[Any]) -> str:
 def words_of(values: Mapping[str, Any]) -> list[str]:
     """Return options of the command line, given values of fields; None and false have none.
 
-    >>> words_of({"per_class": 12, "rows": True, "settings": {"lr": 0.1, "batch": None}})
-    ['--per-class', '12', '--set', 'lr=0.1', 'batch=none', '--rows']
+    >>> words_of({"per_class": 12, "resume": True, "settings": {"lr": 0.1, "batch": None}})
+    ['--per-class', '12', '--set', 'lr=0.1', 'batch=none', '--resume']
     """
     words = list[str]()
     for one in options():

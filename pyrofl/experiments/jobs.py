@@ -44,9 +44,9 @@ class Job:
             "draws": experiment.draws,
             "progress": not experiment.quiet,
             "participation": self.reporting,
-            "chunk": experiment.chunk,
-            "state_memory": experiment.state_memory * 2**30,
-            "stragglers": Stragglers(experiment.fail, experiment.partial),
+            "chunk_size": experiment.chunk_size,
+            "max_state_bytes": experiment.state_memory * 2**30,
+            "stragglers": Stragglers(experiment.drop_rate, experiment.min_work),
             "on_bad_message": experiment.on_bad_message,
             "keep_messages": not experiment.fold_messages,
             "engine": experiment.engine,
@@ -89,16 +89,18 @@ def foldable(name: str, method: Scheduled) -> None:
 
 
 def privacy(text: str | None) -> Privacy | None:
-    """Return the privacy of "clip=1.0,noise=1.1" and further fields of `Privacy`."""
+    """Return the privacy of "clip=1.0,noise_multiplier=1.1" and further fields of `Privacy`."""
     if text is None:
         return None
     kinds = get_type_hints(Privacy)
     words = [word.partition("=") for word in text.split(",")]
     names = [name for name, *_ in words]
-    if not {"clip", "noise"} <= set(names) <= kinds.keys() or len(set(names)) < len(names):
+    if not {"clip", "noise_multiplier"} <= set(names) <= kinds.keys() or len(set(names)) < len(
+        names
+    ):
         raise ValueError(
-            f"privacy is {text!r}; expected clip=NORM,noise=TIMES, optionally followed by "
-            "delta=, where=, most= or seed="
+            f"privacy is {text!r}; expected clip=NORM,noise_multiplier=TIMES, optionally "
+            "followed by delta=, where=, max_weight= or seed="
         )
     try:
         found: dict[str, Any] = {name: parse(value, kinds[name], name) for name, _, value in words}

@@ -18,7 +18,7 @@ from pyrofl.experiments.console import FAILED, Stopped, ending, tell, trace, wha
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
 from pyrofl.files import run_folder
-from pyrofl.inference.budget import Spent
+from pyrofl.inference.budget import PrivacySpent
 from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
@@ -75,10 +75,10 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
     statistics = run.statistics()
     write_tables(folder, run, scores, statistics)
     rows.save(job.experiment, folder, run.data, scores)
-    if draws and run.verdict.kind != "diverged":
-        view, adapted = posterior_view(run)
+    if draws and run.status.kind != "diverged":
+        view, adaptation = posterior_view(run)
         dims = {name: job.task.net.dims(name) for name in job.task.net.shapes}
-        which: dict[str, Any] = {"model": view, "adapted": adapted, "coords": job.coords}
+        which: dict[str, Any] = {"model": view, "adaptation": adaptation, "coords": job.coords}
         which |= {"groups": job.groups, "progress": not job.experiment.quiet}
         found = run.to_arviz(draws, dims, **which)
         export.save(found, folder / "posterior.nc")
@@ -130,6 +130,7 @@ def facts_of(
     """
     records = run.records
     return {
+        "schema": run_folder.SCHEMA,
         "experiment": experiment.to_json(),
         "versions": run_folder.versions(),
         "seed": experiment.seed,
@@ -137,13 +138,13 @@ def facts_of(
         "data": columns(run.data, likelihood),
         "rounds": run.state.number,
         "privacy": run.privacy and run.privacy._asdict(),
-        "verdict": {"text": str(run.verdict), **asdict(run.verdict)},
-        "notes": run.notes,
+        "status": {"text": str(run.status), **asdict(run.status)},
+        "warnings": run.warnings,
         "clients": run.data.clients,
         "message_scalars": sum(math.prod(v.shape[1:]) for v in run.state.message.values()),
         "seconds": [r.seconds for r in records],
-        "bytes_down": [r.down for r in records],
-        "bytes_up": [r.up for r in records],
+        "bytes_down": [r.bytes_down for r in records],
+        "bytes_up": [r.bytes_up for r in records],
         "trained": [len(r.trained) for r in records],
         "steps": [sum(r.steps) for r in records],
         "reported": [len(r.reported) for r in records],
@@ -191,12 +192,12 @@ def figures_of_rounds(
     """Yield the figures of a run that need no rows of clients: curves, clients, convergence."""
     if scores:
         metric, main = main_metric(scores), usual(run.method)
-        shown = next((s for s in scores if (s.model, s.adapted) == main), scores[0])
+        shown = next((s for s in scores if (s.model, s.adaptation) == main), scores[0])
         history = run.metrics.assign(method=name, seed=seed)
         sizes, values = run.data.sizes[shown.ids], shown.values[metric]
         yield "curves", lambda: figures.curves(history, metric)
         yield "clients", lambda: figures.clients(sizes, values, metric)
-    if not run.convergence().empty:
+    if not run.parameter_changes().empty:
         yield "convergence", lambda: figures.convergence(run)
 
 
@@ -204,9 +205,9 @@ def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
     """Gather the predictions of every model by confidence."""
     main, bins = usual(run.method), {}
     for model in run.method.views:
-        adapted = main[1] if model == main[0] else "none"
-        title = f"{model} model{', adapted' if adapted == 'adapt' else ''}"
-        bins[title] = run.calibration(model=model, adapted=adapted, part=scores[0].part)
+        adaptation = main[1] if model == main[0] else "none"
+        title = f"{model} model{', adapted' if adaptation == 'fine_tune' else ''}"
+        bins[title] = run.calibration(model=model, adaptation=adaptation, part=scores[0].part)
     return bins
 
 
@@ -215,22 +216,22 @@ def main_metric(scores: list[Scores]) -> str:
     return next(iter(scores[0].values))
 
 
-def score_table(scores: list[Scores], spent: Spent | None = None) -> str:
+def score_table(scores: list[Scores], spent: PrivacySpent | None = None) -> str:
     """Lay out the scores of one run: a line for each model and population, and what was spent."""
     metrics, costs = list(scores[0].values), cost(spent)
     more, told = list(costs), [f"{value:.4g}" for value in costs.values()]
-    lines = ((s.model, s.adapted, s.population, *map(s.mean, metrics), *told) for s in scores)
-    return run_folder.table(("model", "adapted", "population", *metrics, *more), lines)
+    lines = ((s.model, s.adaptation, s.population, *map(s.mean, metrics), *told) for s in scores)
+    return run_folder.table(("model", "adaptation", "population", *metrics, *more), lines)
 
 
-def cost(spent: Spent | None) -> dict[str, float]:
+def cost(spent: PrivacySpent | None) -> dict[str, float]:
     """Return epsilon and delta by their names in tables; nothing for a run without privacy."""
     return {spent.label: spent.epsilon, "delta": spent.delta} if spent else {}
 
 
 def unlearned(run: Run) -> str:
     """Say that a run diverged or merged nothing, or ""."""
-    found = run.verdict
+    found = run.status
     if found.kind == "diverged":
         return f"{found}; no posterior.nc; expected another, such as with smaller learning rates"
     return "" if found.merged else str(found)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NAME = "rows.csv"
-COLUMNS = ("population", "client", "row", "model", "adapted", "y", "log_score")
+COLUMNS = ("population", "client", "row", "model", "adaptation", "y", "log_score")
 MOST = 1_000_000  # numbers that are written unasked
 
 
@@ -29,7 +29,10 @@ def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Sc
     A row is told by its number in the data, from 0. Many rows are written if asked for.
     """
     asked = [s for s in scores if s.population != "pooled" and s.predicted is not None]
-    if experiment.rows or sum(s.predicted.mean.numel() for s in asked if s.predicted) <= MOST:
+    if (
+        experiment.save_predictions
+        or sum(s.predicted.mean.numel() for s in asked if s.predicted) <= MOST
+    ):
         more = [f"p({name})" for name in classes(data, scores)] or ["prediction", "crps"]
         lines = (line for s in asked for line in _lines(data, s, classes(data, scores)))
         run_folder.write_csv(folder / NAME, (*COLUMNS, *more), lines)
@@ -54,7 +57,7 @@ def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterat
     each = mean if classes else torch.stack([mean, crps], 1)
     columns = (names, rows.tolist(), told, density.clamp(min=IMPOSSIBLE).numpy())
     for name, row, truth, score, values in zip(*columns, each.numpy(), strict=True):
-        yield [scores.population, name, row, scores.model, scores.adapted, truth, score, *values]
+        yield [scores.population, name, row, scores.model, scores.adaptation, truth, score, *values]
 
 
 def read(folder: Path) -> DataFrame:
@@ -64,11 +67,12 @@ def read(folder: Path) -> DataFrame:
     path = folder / NAME
     if not path.is_file():
         raise ValueError(
-            f"{path} is not there; expected the rows of a run, which is made again with --rows "
-            "--overwrite (those of more than a million numbers are not written unasked)"
+            f"{path} is not there; expected the rows of a run, which is made again with "
+            "--save-predictions --overwrite (those of more than a million numbers are "
+            "written only if asked for)"
         )
     try:
-        texts = dict.fromkeys(("population", "client", "model", "adapted", "y"), str)
+        texts = dict.fromkeys(("population", "client", "model", "adaptation", "y"), str)
         gaps = {name: ["nan"] for name in ("prediction", "crps")}
         table = read_csv(path, dtype=texts, keep_default_na=False, na_values=gaps)
         if list(table.columns[: len(COLUMNS)]) != list(COLUMNS):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyrofl.files.run_folder import SCHEMA
+
 OPEN = "not converged"  # marks every difference of a run that has not
 
 
@@ -22,7 +24,7 @@ class SavedRun:
     @property
     def converged(self) -> bool:
         """Whether the run ended with the verdict "converged"."""
-        return bool(self.facts["verdict"]["kind"] == "converged")
+        return bool(self.facts["status"]["kind"] == "converged")
 
 
 def runs(folder: Path) -> list[SavedRun]:
@@ -41,7 +43,9 @@ def runs(folder: Path) -> list[SavedRun]:
 def _read(path: Path) -> SavedRun:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("verdict", "seeds", "tested", "data"):
+        if facts["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {facts['schema']}, and this version reads {SCHEMA}")
+        for name in ("status", "seeds", "tested", "data"):
             facts[name].keys()  # a dict, as all that follows takes for granted
         method, seed = str(facts["experiment"]["methods"][0]), int(facts["seed"])
         return SavedRun(path.parent, method, seed, facts)

@@ -29,8 +29,8 @@ DOMAINS = "domains:dirichlet:0.5"  # of data sets that are joined
 NET = "mlp:50"
 NETS = {"csv": "softmax", "eight_schools": "mean", "gaussian": "linear", "linear": "linear"}
 OF_TABLES = (
-    *("target", "group", "likelihood", "missing", "prepare"),
-    *("test_share", "test_column", "test_last", "row_weights"),
+    *("target", "client_column", "likelihood", "missing", "scaling"),
+    *("test_fraction", "test_column", "test_last", "row_weights"),
 )
 SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
@@ -51,7 +51,7 @@ def resolve(experiment: Experiment) -> Experiment:
     """Return an experiment with the defaults that depend on the data: partition, clients, net."""
     _load.cache_clear()  # within one command data are read once
     if experiment.data.startswith("csv:"):
-        experiment = replace(experiment, prepare=experiment.prepare or "standardise")
+        experiment = replace(experiment, scaling=experiment.scaling or "standardise")
     dataset = load(experiment, experiment.seed)
     natural = DOMAINS if "domain" in dataset.groups else "groups"
     drawn = PARTITION if dataset.classes else "iid"
@@ -95,7 +95,7 @@ def split(experiment: Experiment, seed: int) -> tuple[Dataset, Federation]:
     )
     asked = experiment.class_weights
     try:
-        return dataset, federation.weighted(weights.read(asked)) if asked else federation
+        return dataset, federation.with_class_weights(weights.read(asked)) if asked else federation
     except ValueError as error:
         raise ValueError(f"--class-weights {asked!r}: {error}") from error
 

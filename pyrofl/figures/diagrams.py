@@ -46,7 +46,7 @@ class Node:
         return "\n".join(lines) + drawn.replace("~ Deterministic", "computed")
 
 
-def plates(relations: Mapping[str, Any], ax: Axes | None = None) -> Figure:
+def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     """Draw a model's sites in their plates, from left to right as they depend on each other.
 
     Rounded: what is drawn; grey: what is observed; boxes: tensors, of the server to the left, and
@@ -54,10 +54,10 @@ def plates(relations: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     says so of what there is.
 
     Args:
-        relations: what `pyrofl.relations` returns, site -> what it is and depends on.
+        dependencies: what `pyrofl.get_dependencies` returns, site -> what it is and depends on.
         ax: where to draw; None makes a figure.
     """
-    nodes = _placed(_nodes(relations))
+    nodes = _placed(_nodes(dependencies))
     columns = 1 + max(node.column for node in nodes)
     tall = max(Counter(node.column for node in nodes).values())
     size = (WIDE * columns + 0.4, TALL * tall + 1.3)
@@ -76,7 +76,7 @@ def plates(relations: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     return figure
 
 
-def _nodes(relations: Mapping[str, Any]) -> list[Node]:
+def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
     """Gather tensors by role, and sites of one kind that read the same; parents come first."""
     found: dict[Any, int] = {}
     nodes: list[Node] = []
@@ -89,14 +89,14 @@ def _nodes(relations: Mapping[str, Any]) -> list[Node]:
         nodes[found[key]].members.append(member)
         return found[key]
 
-    for tensor in dict.fromkeys(n for s in relations.values() for n in s.reads if " " in n):
+    for tensor in dict.fromkeys(n for s in dependencies.values() for n in s.reads if " " in n):
         place, _, name = tensor.partition(" ")
         role = name.partition("/")[0]
         if (place, role) not in found:
             plates = ("clients",) if place == "client" else ()
             put((place, role), Node(place, plates), role)
         home[tensor] = found[place, role]
-    for name, site in relations.items():
+    for name, site in dependencies.items():
         reads = tuple(dict.fromkeys(home[n] for n in site.reads if n in home))
         of = (site.distribution, site.plates, site.observed)
         alone = "" if "." in name else name  # a network's weights are many, and drawn alike

@@ -1,6 +1,6 @@
 """Figures of posteriors, such as shrinkage and what federation costs.
 
-A `Summary` is what `pyrofl.reference.cost` has in its columns mean, low and high.
+A `Summary` is what `pyrofl.reference.compare_posteriors` has in its columns mean, low and high.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
     """Draw what federation costs: both posteriors, the shift of means and the ratio of spreads.
 
     Args:
-        table: what `pyrofl.reference.cost` returns, or some of its rows. Several variables are
-            drawn in standard deviations, one in its own unit. Where there are more than 30 rows,
-            posteriors are left out, and every variable gets a lane, in which a dot is a row.
+        table: what `pyrofl.reference.compare_posteriors` returns, or some of its rows. Several
+            variables are drawn in standard deviations, one in its own unit. Where there are more
+            than 30 rows, posteriors are left out, and every variable gets a lane, in which a dot is
+            a row.
         names: of the two fits.
     """
     if len(table) > MOST_ROWS:

@@ -51,7 +51,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
         ValueError: if no row is about the metric.
     """
     table = style.about(metric, rows).astype({"round": int})
-    table["line"] = table["method"] + table["adapted"]
+    table["line"] = table["method"] + table["adaptation"]
     parts = _apart(table)
     looks = styles(table["line"])
     columns = min(3, len(parts))
@@ -73,7 +73,7 @@ def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     near = 0.01 * float(np.ptp(table["value"]))
     found: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
     for (model, population), part in table.groupby(["model", "population"], sort=False):
-        who = style.POPULATIONS.get(population, population)
+        clients = style.POPULATIONS.get(population, population)
         means = part.groupby(["line", "round"])["value"].mean()
         like = (
             title
@@ -82,9 +82,9 @@ def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
             if float(np.abs(curves - means).max()) <= near
         )
         if title := next(like, ""):
-            found = {f"{t}, or {who}" if t == title else t: v for t, v in found.items()}
+            found = {f"{t}, or {clients}" if t == title else t: v for t, v in found.items()}
         else:
-            found[f"{model} model, {who}"] = (model, means, part)
+            found[f"{model} model, {clients}"] = (model, means, part)
     return {title: part for title, (_, _, part) in found.items()}
 
 
@@ -98,7 +98,7 @@ def convergence(run: Any) -> Figure:
     Raises:
         ValueError: if no round moved anything that is compared.
     """
-    table, verdict = run.convergence(), run.verdict
+    table, verdict = run.parameter_changes(), run.status
     moved = table.melt(["round", "site"] + ["seed"] * ("seed" in table), [*PARTS], "part").dropna()
     if moved.empty:
         why = f"the run moved nothing that is known ({verdict})"
@@ -144,7 +144,7 @@ def watched(run: Any) -> Figure:
     names = dict.fromkeys(n for records in each for record in records for n in record.watched)
     if not names:
         raise ValueError("the method watches no number; expected one that does, such as metavd")
-    facts = {name: fact for one in runs for name, fact in one.watching.items() if name in names}
+    facts = {name: fact for one in runs for name, fact in one.monitors.items() if name in names}
     words = {n: style.plain((n in facts and facts[n].words) or n.replace("_", " ")) for n in names}
     looks = {n: look | {"marker": None} for n, look in styles(words.values()).items()}
     figure, (axes,) = panels(1, 1, 5.8, 3.4, (0, 0.3))
@@ -178,7 +178,7 @@ def comparison(
         ValueError: if no row is about the metric.
     """
     table = style.about(metric, rows)
-    table["mark"] = table["model"] + " model" + table["adapted"]
+    table["mark"] = table["model"] + " model" + table["adaptation"]
     lanes = {
         name: list(part.groupby("mark", sort=False)["value"])
         for name, part in table.groupby("method", sort=False)

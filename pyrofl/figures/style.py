@@ -41,7 +41,7 @@ METRICS = {
 POPULATIONS = {"training": "clients that train", "held_out": "new clients"}
 POPULATIONS["pooled"] = "all test rows"
 SHARES = {"smallest_": "smallest 10% of clients", "pooled_": POPULATIONS["pooled"]}
-ADAPTED = {"none": "", "adapt": ", adapted", "phases": ", trained once more"}
+ADAPTED = {"none": "", "fine_tune": ", adapted", "train": ", trained once more"}
 
 
 def plain(name: str) -> str:
@@ -119,7 +119,7 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFrame:
-    """Return the rows on one metric, and in the column "adapted" words for the end of a label."""
+    """Return the rows on one metric, with label texts in the column "adaptation"."""
     import pandas
 
     table = pandas.DataFrame(rows)
@@ -127,8 +127,8 @@ def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFra
     if metric not in known:
         found = ", ".join(known) or "no rows"
         raise ValueError(f"no row is about metric {metric!r}; found {found}")
-    adapted = table["adapted"].map(lambda how: ADAPTED.get(how, f", {how}"))
-    return table.assign(adapted=adapted)[table["metric"] == metric].astype({"value": float})
+    adaptation = table["adaptation"].map(lambda how: ADAPTED.get(how, f", {how}"))
+    return table.assign(adaptation=adaptation)[table["metric"] == metric].astype({"value": float})
 
 
 def axis_label(metric: str) -> str:

@@ -17,9 +17,10 @@ from uuid import uuid4
 from pyrofl.arguments import checked
 from pyrofl.files import lock
 
-METRICS = ("round", "model", "adapted", "population", "metric", "value")
-CLIENTS = ("client", "size", "model", "adapted", "metric", "value")
-COMPARE = ("method", "seed", "model", "adapted", "metric", "value", "tuned")
+SCHEMA = 2  # of run.json: raised when a key is renamed or changes its meaning
+METRICS = ("round", "model", "adaptation", "population", "metric", "value")
+CLIENTS = ("client", "size", "model", "adaptation", "metric", "value")
+COMPARE = ("method", "seed", "model", "adaptation", "metric", "value", "tuned")
 CHECKPOINT = "checkpoint.safetensors"  # the run as of its last round
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # with which a formula of a spreadsheet begins
 HALF = r"\.[0-9a-f]{32}(\.\w+)?|\.tmp\w{6}"  # names of what a killed write leaves

@@ -69,7 +69,7 @@ def _trusting(ca: str) -> ssl.SSLContext:
 
 
 @contextmanager
-def _refused(who: str, ca: str, host: str = "") -> Iterator[None]:
+def _refused(party: str, ca: str, host: str = "") -> Iterator[None]:
     """Report in one line why TLS has failed."""
     try:
         yield
@@ -77,4 +77,4 @@ def _refused(who: str, ca: str, host: str = "") -> Iterator[None]:
         why = getattr(error, "verify_message", "") or error.reason or "no TLS"
         name = f"for {host}" if host else "of that name"
         expected = f"a certificate that {ca} has signed, {name} and of today"
-        raise ValueError(f"{who} does not prove who it is: {why}; expected {expected}") from error
+        raise ValueError(f"{party} does not prove who it is: {why}; expected {expected}") from error

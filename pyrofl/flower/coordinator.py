@@ -148,9 +148,9 @@ class Rounds:
         for method, server in self.servers.items():
             records = {}
             if method in training:
-                records[label(ORDER, method)] = server.orders(holders)
+                records[label(ORDER, method)] = server.configure_train(holders)
             for i, asked in enumerate(self.stores[method].asked if method in asking else ()):
-                records[label(ASK, method, i)] = server.questions(holders, **asked)
+                records[label(ASK, method, i)] = server.configure_evaluate(holders, **asked)
             for what, each in records.items():
                 for site, flat in each.items():
                     messages[site][what] = flat
@@ -203,7 +203,7 @@ class Rounds:
     def _take(self, method: str, answers: Mapping[str, Records], seconds: float) -> None:
         """Aggregate the replies of a round; clients that lost their state start as new ones."""
         old = self.servers[method].state
-        state = self.servers[method].take(_told(answers, label(REPLY, method)))
+        state = self.servers[method].aggregate_train(_told(answers, label(REPLY, method)))
         for reason in state.rejected:
             self.say(f"{method}: {reason}")
         self.stores[method].made(old, state, seconds)

@@ -79,9 +79,9 @@ def _tried(
     server = Server(method, data.names, data.sizes, project.type, project.seed)
     client = Client(method, data, project.seed, min_scored_rows=1 if scored else None)
     here = {"site": list(data.names)}
-    reply = client.train(server.orders(here)["site"])
+    reply = client.train(server.configure_train(here)["site"])
     yield "reply", reply
-    server.take({"site": reply})
+    server.aggregate_train({"site": reply})
     for view in by_round(method)(0).views if scored else ():
-        asked = server.questions(here, model=view, part=_tested(data))["site"]
+        asked = server.configure_evaluate(here, model=view, part=_tested(data))["site"]
         yield f"scores, {view}", client.evaluate(asked)

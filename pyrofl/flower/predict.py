@@ -52,7 +52,7 @@ def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> lis
     if not groups:
         raise ValueError(
             f"{site.name} has {len(names)} clients, and {args.rows} has no column "
-            f"{site.project.group!r}; expected that column, or --client NAME"
+            f"{site.project.client_column!r}; expected that column, or --client NAME"
         )
     owners = [f"{site.name}/{group}" for group in groups]
     for owner in owners:

@@ -46,11 +46,11 @@ class Project:
     likelihood: str = "categorical"  # see `pyrofl list`
     settings: tuple[str, ...] = ()  # of methods, as --set
     net: str = "softmax"  # as --net
-    group: str = ""  # column that identifies the client, if a site has several
+    client_column: str = ""  # column that identifies the client, if a site has several
     rounds: Count = 10
     seed: Whole = 0  # of all random numbers
     dtype: Literal["float32", "float64"] = "float32"
-    test_share: ShareBelowOne = 0.2  # of each client's rows
+    test_fraction: ShareBelowOne = 0.2  # of each client's rows
     unlabelled: str = ""  # CSV file of the server alone: rows without target to learn from
 
     @classmethod
@@ -103,8 +103,8 @@ class Project:
                 "two names or more for categorical, and none for others",
             ),
             "features": (
-                not {self.target, self.group} & {*self.features},
-                "no target and no group among them",
+                not {self.target, self.client_column} & {*self.features},
+                "no target and no client column among them",
             ),
         }
         for name, (holds, expected) in fits.items():

@@ -21,7 +21,7 @@ from pyrofl.experiments.results import (
 )
 from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.flower.project import Project
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fitted_run.records import RoundRecord
@@ -36,7 +36,7 @@ from pyrofl.inference.transport.wire import Flat
 KEPT = "records.safetensors"
 TRIES = 3  # of an evaluation without answers
 # Fields of a project that are those of an experiment.
-SAME = ("target", "likelihood", "net", "settings", "rounds", "seed", "test_share")
+SAME = ("target", "likelihood", "net", "settings", "rounds", "seed", "test_fraction")
 
 
 class ResultStore:
@@ -63,10 +63,10 @@ class ResultStore:
     @property
     def asked(self) -> list[AskedFields]:
         """Evaluations after a round: every view, the personal one also adapted."""
-        part: AskedFields = {"part": "test" if self.project.test_share else "train"}
+        part: AskedFields = {"part": "test" if self.project.test_fraction else "train"}
         found: list[AskedFields] = [{"model": view, **part} for view in self.method.views]
         if self.method.adapt and "personal" in self.method.views:
-            found.append({"model": "personal", "adapted": "adapt", **part})
+            found.append({"model": "personal", "adaptation": "fine_tune", **part})
         return found
 
     @property
@@ -87,20 +87,20 @@ class ResultStore:
     def scored(self, answers: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
         """Store an evaluation; answers: one for each of `asked`, site -> answer."""
         try:
-            self.scores = [self.server.scores(each) for each in answers]
+            self.scores = [self.server.aggregate_evaluate(each) for each in answers]
         except ValueError:  # no answers, or of different evaluations
             self._tries += 1
             return
         self._tries, number = 0, self.server.state.number
         self.run.history[:] = [row for row in self.run.history if row["round"] != number]
         for s in self.scores:
-            asked = (number, s.model, s.adapted, s.population)
+            asked = (number, s.model, s.adaptation, s.population)
             lines = [(*asked, metric, s.mean(metric)) for metric in s.values]
             row = run_folder.METRICS
             self.run.history += [dict(zip(row, line, strict=True)) for line in lines]
         self._write()
 
-    def made(self, old: Round, new: Round, seconds: float) -> None:
+    def made(self, old: RoundState, new: RoundState, seconds: float) -> None:
         """Store a round."""
         self.run = self.run.copy(state=new)
         self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
@@ -113,7 +113,7 @@ class ResultStore:
         write_tables(folder, run, scores, {})
         run_folder.write_json(folder / "run.json", self._facts())
         save(run, folder / run_folder.CHECKPOINT)
-        if run.verdict.kind != "diverged" and (found := shared_to_arviz(run)) is not None:
+        if run.status.kind != "diverged" and (found := shared_to_arviz(run)) is not None:
             export.save(found, folder / "posterior.nc")
         return drawn(folder, figures_of_rounds(run, scores, self.name, self.project.seed))
 

@@ -15,14 +15,14 @@ from pyrofl.flower.project import Project
 
 def rows_of(project: Project, path: str, name: str) -> Federation:
     """Return the rows of the site `name`; with groups its clients are "NAME/group"."""
-    owners = [project.target, *([project.group] if project.group else [])]
+    owners = [project.target, *([project.client_column] if project.client_column else [])]
     table = project.columns(path, owners)
     x, y = project.x(table), _response(project, table[project.target])
     if not project.classes:
         refuse_range(path, project.likelihood, y, x[:, 0])
-    words = table[project.group].words.tolist() if project.group else [""] * len(y)
+    words = table[project.client_column].words.tolist() if project.client_column else [""] * len(y)
     codes, groups = codes_of(words)
-    is_test = draw_test_rows(codes, np.random.default_rng([project.seed, 3]), project.test_share)
+    is_test = draw_test_rows(codes, np.random.default_rng([project.seed, 3]), project.test_fraction)
     own = [torch.from_numpy(codes) == code for code in range(len(groups))]
     train, test = (
         [(mine & part).nonzero().flatten() for mine in own] for part in (~is_test, is_test)
@@ -35,7 +35,7 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
 def features_of(project: Project, path: str) -> tuple[Tensor, list[str]]:
     """Return the features of rows to predict, [N, columns], and the group of each row, if any."""
     table = project.columns(path)
-    groups = table[project.group].words.tolist() if project.group in table else []
+    groups = table[project.client_column].words.tolist() if project.client_column in table else []
     return project.x(table), groups
 
 

@@ -23,11 +23,11 @@ features = ["age", "dose", "pressure"]   # columns of the sites' CSV files
 target = "recovered"
 classes = ["no", "yes"]        # of the target; without this line for a number
 likelihood = "categorical"     # see `pyrofl list`
-# group = "ward"               # column that identifies the client, if a site has several
+# client-column = "ward"       # column that identifies the client, if a site has several
 rounds = 10
 seed = 0
 dtype = "float32"
-test-share = 0.2               # of each client's rows
+test-fraction = 0.2            # of each client's rows
 # unlabelled = "spare.csv"     # rows without target, at the server alone
 
 # What Flower needs. `pyrofl flower up` and `serve` fill in the run's settings; with `flwr run` they

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from pyrofl.arguments import known
 from pyrofl.data.loaders.npz_files import memory
-from pyrofl.turns import in_turn
+from pyrofl.turns import synchronized
 
 Shape = tuple[int, ...]
 Layers = Mapping[str, nn.Module]
@@ -250,7 +250,7 @@ def resnet(depth: int, channels: int, outputs: int) -> Layers:
     return layers | {"average": nn.AdaptiveAvgPool2d(1), **dense((64,), outputs)}
 
 
-@in_turn  # as the type of new numbers is the process's: that of a fit in another thread
+@synchronized  # as the type of new numbers is the process's: that of a fit in another thread
 def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
     """Build the network that a specification such as "mlp:100" names, for rows of one shape."""
     name, _, rest = spec.partition(":")

@@ -42,13 +42,15 @@ class Network(Summarised):
     """
 
     @checked
-    def __init__(self, module: nn.Module, head: str | None = None, *, keep: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, head: str | None = None, *, pretrained: bool = False
+    ) -> None:
         """Wrap a module, which is copied: hooks that it gets later have no effect here.
 
         Args:
             module: maps rows [B, *x] to outputs [B, outputs], each row by itself.
             head: shell patterns separated by spaces; by default the last layer that trains.
-            keep: start at the values that the module has, such as pretrained ones, instead of
+            pretrained: start at the values that the module has, such as pretrained ones, instead of
                 drawing anew. Runs with different seeds then start alike, and so does all that a
                 method would start apart (branches, clusters).
 
@@ -57,13 +59,13 @@ class Network(Summarised):
                 layer mixes rows, draws random numbers or keeps running statistics.
         """
         refuse(module)
-        self.module, self.keep = copy.deepcopy(module), keep
+        self.module, self.keep = copy.deepcopy(module), pretrained
         self.shapes: dict[str, Size] = _trained(self.module)
         if not self.shapes:
             kind = type(module).__name__
             raise ValueError(f"{kind} has no parameters that train; expected requires_grad of some")
         self.head = _last_layer(self.module) if head is None else head
-        self.matching(self.head)
+        self.select_params(self.head)
         self.parts = stacked.parts(self.module)
 
     def summary(self) -> dict[str, str]:
@@ -80,7 +82,7 @@ class Network(Summarised):
             "start": "the module's own values" if self.keep else "drawn by the layers' rules",
         }
 
-    def matching(self, patterns: str) -> dict[str, Size]:
+    def select_params(self, patterns: str) -> dict[str, Size]:
         """Return the shapes of the parameters whose names match; a ValueError if none does."""
         found = {n: shape for n, shape in self.shapes.items() if matches(n, patterns)}
         if not found:
@@ -99,10 +101,10 @@ class Network(Summarised):
 
     def init(self, generator: Generator) -> Tensors:
         """Return a start for every parameter that trains, [*p], on the CPU; see `fresh`."""
-        start = self.fresh(generator)
+        start = self.init_module(generator)
         return {n: start.get_parameter(n).detach() for n in self.shapes}
 
-    def fresh(self, generator: Generator) -> nn.Module:
+    def init_module(self, generator: Generator) -> nn.Module:
         """Return a copy of the module, what trains of it drawn as its layers' own rules say.
 
         A parameter whose layers have no `reset_parameters` keeps the module's value, and all do
@@ -267,7 +269,7 @@ def with_noise(net: Network) -> Network:
         name += "_"
     start = module.start if isinstance(module, Chain) else None
     made = Chain({**layers, name: Noise()}, start)
-    return Network(made, head, keep=net.keep)
+    return Network(made, head, pretrained=net.keep)
 
 
 def refuse(module: nn.Module) -> None:

@@ -67,8 +67,8 @@ def net() -> nets.Network:
 
 def ours(method: Method, data: Federation, server: Tensors | None = None) -> Tensors:
     server = server or method.init(generator(0), data.clients)
-    *_, last = federate(method, data, ROUNDS, server=server, check=False)
-    return {**last.server, **{f"private/{n}": v for n, v in last.private.items()}}
+    *_, last = federate(method, data, ROUNDS, server_state=server, check=False)
+    return {**last.server, **{f"private/{n}": v for n, v in last.client_states.items()}}
 
 
 def assert_same(found: list[Tensor], known: list[Tensor]) -> None:
@@ -84,7 +84,7 @@ def last(rounds: Iterator[object]) -> object:
 def test_fedavg(digits, alike):
     found = ours(fedavg.build(net(), lr=0.1), digits)
     weights = start(digits)
-    module = research_loop.fedavg(digits, net().fresh(generator(0)), epochs=5, lr=0.1)
+    module = research_loop.fedavg(digits, net().init_module(generator(0)), epochs=5, lr=0.1)
     for others in (
         last(good_loop.fedavg(digits, weights, everyone, lr=0.1)),
         last(floors.fedavg(digits, weights, CHUNK, epochs=5, lr=0.1)),
@@ -134,24 +134,24 @@ def test_proximal(digits, alike, name):
     assert_same(list(role("w", found).values()), known)
 
 
-@pytest.mark.parametrize("chunk", [1, CHUNK])
-def test_pvi(digits, alike, chunk):
+@pytest.mark.parametrize("chunk_size", [1, CHUNK])
+def test_pvi(digits, alike, chunk_size):
     found = ours(pvi.build(net(), epochs=3, damping=0.25), digits)
-    known = last(bayesian_floors.pvi(digits, start(digits), chunk, epochs=3, damping=0.25))
+    known = last(bayesian_floors.pvi(digits, start(digits), chunk_size, epochs=3, damping=0.25))
     assert_same([found["shift"] / found["precision"]], [known])
 
 
-@pytest.mark.parametrize("chunk", [1, CHUNK])
-def test_pfedbayes(digits, alike, chunk):
+@pytest.mark.parametrize("chunk_size", [1, CHUNK])
+def test_pfedbayes(digits, alike, chunk_size):
     found = ours(pfedbayes.build(net(), epochs=1, batch=10), digits)
-    known = last(bayesian_floors.pfedbayes(digits, start(digits), chunk, epochs=1, batch=10))
+    known = last(bayesian_floors.pfedbayes(digits, start(digits), chunk_size, epochs=1, batch=10))
     assert_same([v for n, v in found.items() if "private" not in n], known)
 
 
-@pytest.mark.parametrize("chunk", [1, CHUNK])
-def test_fedpop(digits, alike, chunk):
+@pytest.mark.parametrize("chunk_size", [1, CHUNK])
+def test_fedpop(digits, alike, chunk_size):
     found = ours(fedpop.build(net(), burn_in=1, epochs=2), digits)
-    known = last(bayesian_floors.fedpop(digits, start(digits), chunk, burn_in=1, epochs=2))
+    known = last(bayesian_floors.fedpop(digits, start(digits), chunk_size, burn_in=1, epochs=2))
     assert_same([*role("base", found).values(), *role("loc", found).values()], known)
 
 
@@ -165,7 +165,7 @@ def test_images(spec):
     method = fedavg.build(net, epochs=1, batch=None, lr=0.1)  # so that no order of rows differs
     server = {f"w/{n}": v for n, v in net.init(generator(0)).items()}
     found = ours(method, data, server)
-    known = last(good_loop.images(data, net.fresh(generator(0)), batch=12, lr=0.1))
+    known = last(good_loop.images(data, net.init_module(generator(0)), batch=12, lr=0.1))
     for mine, other in zip(role("w", found).values(), known, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
 

@@ -34,7 +34,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("cli") / "run"
     small = ["--per-class", "12", "--clients", "4", "--net", "mlp:6", "--rounds", "2", "--quiet"]
     extra = ["--held-out", "2", "--set", "head_epochs=2", "base_epochs=1", "batch=none"]
-    extra += ["--posterior-draws", "7", "--every", "1", "--seed", "3", "--participation", "0.5"]
+    extra += [
+        "--posterior-draws",
+        "7",
+        "--eval-every",
+        "1",
+        "--seed",
+        "3",
+        "--participation",
+        "0.5",
+    ]
     extra += ["--draws", "2"]
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(results, "drawn", blank)

@@ -77,7 +77,7 @@ def test_the_smallest_site_comes_first(folder):
     assert [r["client"] for r in read_csv(folder / "other/answer.csv")] == ["b", "a"]
 
 
-CONVERGED = {"verdict": {"text": "converged: nothing moves", "kind": "converged", "merged": 9}}
+CONVERGED = {"status": {"text": "converged: nothing moves", "kind": "converged", "merged": 9}}
 
 
 def test_a_baseline_that_has_not_converged_is_named_in_every_line(folder, capsys):
@@ -155,9 +155,13 @@ def test_what_lacks_is_said_in_one_line(folder, tmp_path, capsys):
         capsys, "answer", str(folder), "--by", "error"
     )
     (folder / "fedavg-0/rows.csv").unlink()
-    assert "made again with --rows --overwrite" in refused(capsys, "answer", str(folder))
+    assert "made again with --save-predictions --overwrite" in refused(
+        capsys, "answer", str(folder)
+    )
     (folder / "fedavg-0/run.json").write_text("[]")
     assert "run.json cannot be read" in refused(capsys, "answer", str(folder))
+    (folder / "fedavg-0/run.json").write_text('{"schema": 1}')
+    assert "its schema is 1, and this version reads 2" in refused(capsys, "answer", str(folder))
 
 
 def test_other_rows_are_refused(folder, capsys):
@@ -184,7 +188,7 @@ def test_a_real_comparison(tmp_path, capsys):
         "--target",
         "sick",
     ]
-    words += ["--group", "site", "--rounds", "1", "--seeds", "2", "--posterior-draws", "2"]
+    words += ["--client-column", "site", "--rounds", "1", "--seeds", "2", "--posterior-draws", "2"]
     words += ["--missing", "fill", "--set", "fedavg.fine_tune=1", "--quiet"]
     (tmp_path / "o").mkdir()
     (tmp_path / "o/answer.csv").write_text("of other rows")
@@ -193,11 +197,11 @@ def test_a_real_comparison(tmp_path, capsys):
     assert not (tmp_path / "o/answer.csv").exists()
     rows = pd.read_csv(tmp_path / "o/fedavg-1/rows.csv")
     right = rows["p(yes)"].gt(rows["p(no)"]) == rows["y"].eq("yes")
-    mine = right.groupby([rows["client"], rows["model"], rows["adapted"]]).mean()
+    mine = right.groupby([rows["client"], rows["model"], rows["adaptation"]]).mean()
     told = pd.read_csv(tmp_path / "o/fedavg-1/clients.csv").query("metric == 'accuracy'")
     assert len(told) == 9
     for r in told.itertuples():
-        assert mine[r.client, r.model, r.adapted] == pytest.approx(r.value)
+        assert mine[r.client, r.model, r.adaptation] == pytest.approx(r.value)
     capsys.readouterr()
     assert main(["answer", str(tmp_path / "o")]) == 0
     assert capsys.readouterr().out.count(" of 3 sites the ") == 2

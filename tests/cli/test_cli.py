@@ -185,7 +185,7 @@ def test_posterior_has_all_groups_if_they_are_small_or_those_that_are_asked_for(
     assert main(words) == 0
     assert "posterior.nc gets all groups\n" in capsys.readouterr().err
     assert groups_in(tmp_path / "o") == set(GROUPS)
-    assert main([*words, "--groups", "log_likelihood,posterior"]) == 0
+    assert main([*words, "--arviz-groups", "log_likelihood,posterior"]) == 0
     assert groups_in(tmp_path / "o") == {"posterior", "log_likelihood", "sample_stats"}
     # 9 draws of 8 clients: prior and log_prior of w, and 3 groups of as many rows.
     monkeypatch.setattr(preflight, "MAX_UNREQUESTED", 9 * 8 * 5)
@@ -197,17 +197,17 @@ def test_posterior_has_all_groups_if_they_are_small_or_those_that_are_asked_for(
     told = "posterior.nc gets posterior and sample_stats, as the others have more than"
     assert told in capsys.readouterr().err
     assert groups_in(tmp_path / "o") == {"posterior", "sample_stats"}
-    assert main([*words, "--groups", "all"]) == 0
+    assert main([*words, "--arviz-groups", "all"]) == 0
     assert groups_in(tmp_path / "o") == set(GROUPS)
 
 
 def test_groups_that_cannot_be_made_are_refused_before_any_work(tmp_path, capsys):
     out = tmp_path / "out"
     words = ["run", "fedavg", *SMALL, "--out", str(out)]
-    assert main([*words, "--groups", "posterior,prior"]) == 2
-    told = "--groups with fedavg: the prior has no draws: ImproperUniform"
+    assert main([*words, "--arviz-groups", "posterior,prior"]) == 2
+    told = "--arviz-groups with fedavg: the prior has no draws: ImproperUniform"
     assert told in capsys.readouterr().err
-    assert main([*words, "--groups", "posteriors"]) == 2
+    assert main([*words, "--arviz-groups", "posteriors"]) == 2
     assert (
         "found 'posteriors'; expected all, or some of posterior,prior," in capsys.readouterr().err
     )
@@ -219,7 +219,7 @@ def test_a_table_labels_inputs_and_outputs_of_its_network(tmp_path):
     lines += [f"{'NS'[i % 2]},{i % 7},{i % 5},{('u', 'v', 'w')[i % 3]}" for i in range(40)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     words = ["run", "pfedvem", "--data", f"csv:{tmp_path / 't.csv'}", "--target", "kind"]
-    words += ["--group", "ward", "--rounds", "1", "--posterior-draws", "5"]
+    words += ["--client-column", "ward", "--rounds", "1", "--posterior-draws", "5"]
     for net, axes in (("softmax", {"head_in": ["age", "bmi"]}), ("mlp:2", {})):
         out = ["--net", net, "--overwrite", "--out", str(tmp_path / "o")]
         assert main([*words, *out]) == 0
@@ -236,7 +236,16 @@ def test_a_table_labels_inputs_and_outputs_of_its_network(tmp_path):
 def test_same_seed_same_files(finished, tmp_path):
     facts = json.loads((finished / "run.json").read_text())["experiment"]
     words = ["run", "pfedvem", *SMALL, "--held-out", "2", "--seed", "3", "--participation", "0.5"]
-    words += ["--every", "1", "--draws", "2", "--posterior-draws", "0", "--set", *facts["settings"]]
+    words += [
+        "--eval-every",
+        "1",
+        "--draws",
+        "2",
+        "--posterior-draws",
+        "0",
+        "--set",
+        *facts["settings"],
+    ]
     assert main([*words, "--out", str(tmp_path / "again")]) == 0
     for name in ("metrics.csv", "clients.csv"):
         assert (tmp_path / "again" / name).read_text() == (finished / name).read_text()
@@ -270,7 +279,7 @@ def test_compare(tmp_path, capsys):
     words += ["--set", "epochs=1", "fedavg.fine_tune=1", "--out", str(out)]
     assert main(words) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split()[:4] == ["method", "model", "adapted", "accuracy"]
+    assert printed[0].split()[:4] == ["method", "model", "adaptation", "accuracy"]
     assert printed.pop().startswith("Two seeds: ")
     assert printed.pop().startswith("* the best mean")
     assert all("not converged" in line for line in printed[1:])  # after two rounds
@@ -278,7 +287,7 @@ def test_compare(tmp_path, capsys):
         ["local", "personal", "none"],
         ["fedavg", "global", "none"],
         ["fedavg", "personal", "none"],
-        ["fedavg", "personal", "adapt"],
+        ["fedavg", "personal", "fine_tune"],
     ]
     assert "±" in printed[1]
     rows = read_csv(out / "compare.csv")
@@ -358,7 +367,7 @@ def test_csv_with_groups(tmp_path, capsys):
     lines = [f"{'abc'[i % 3]},{'no' if i % 2 else 'yes'},{i},{i * i % 7}" for i in range(30)]
     table = tmp_path / "t.csv"
     table.write_text("\n".join(["who,won,x,z", *lines]))
-    words = ["run", "fedavg", "--data", f"csv:{table}", "--target", "won", "--group", "who"]
+    words = ["run", "fedavg", "--data", f"csv:{table}", "--target", "won", "--client-column", "who"]
     words += ["--rounds", "1", "--quiet", "--features", "x,z", "--out", str(tmp_path / "out")]
     assert main(words) == 0
     assert "global" in capsys.readouterr().out
@@ -370,9 +379,9 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     rows = [f"{'abc'[i % 3]},{i % 2},{i},{i * i % 7}.5,{'vu'[i % 5 == 0]}" for i in range(30)]
     table = tmp_path / "t.csv"
     table.write_text("\n".join(["who,won,x,z,kind", *rows, "a,1,NA,3.5,u", "b,,2,2.5,v"]))
-    words = ["run", "local", "--data", f"csv:{table}", "--target", "won", "--group", "who"]
+    words = ["run", "local", "--data", f"csv:{table}", "--target", "won", "--client-column", "who"]
     words += ["--rounds", "1", "--missing", "drop", "--posterior-draws", "0"]
-    words += ["--prepare", "none"]
+    words += ["--scaling", "none"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
@@ -431,13 +440,13 @@ def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
         "--missing",
         "fill",
     ]
-    words += ["--test-last", "day", "--test-share", "0.3", "--held-out", "1", "--rounds", "1"]
+    words += ["--test-last", "day", "--test-fraction", "0.3", "--held-out", "1", "--rounds", "1"]
     words += ["--categories", "kind", "--posterior-draws", "2", "--out", str(tmp_path / "out")]
     assert main(words) == 0
     told = capsys.readouterr().err.splitlines()[0]
     assert "features: 5 (day, dose, dose is missing, kind=u, kind=v); prepared: standard" in told
     facts = json.loads((tmp_path / "out/run.json").read_text())
-    assert facts["experiment"]["prepare"] == "standardise"
+    assert facts["experiment"]["scaling"] == "standardise"
     made = Preprocessor.from_json(json.dumps(facts["data"]["preparation"]))
     assert made.columns[0].centre == 3  # days 0 to 6 of a and of b
     assert made.columns[1].centre == pytest.approx((7 * 300 + 3 * 300 + 3) / 10)
@@ -526,9 +535,9 @@ BAD = {
     "run local --server-data 100000": "server is 100000",
     "run local --server-data 1.5": "server is 1.5",
     "run local --server-data digts": "did you mean digits?",
-    "run local --fail 2": "--fail: found '2'; expected a number from 0 to 1",
-    "run local --fail nan": "--fail: found 'nan'; expected a number",
-    "run local --partial 0": "--partial: found '0'; expected a number above 0 to 1",
+    "run local --drop-rate 2": "--drop-rate: found '2'; expected a number from 0 to 1",
+    "run local --drop-rate nan": "--drop-rate: found 'nan'; expected a number",
+    "run local --min-work 0": "--min-work: found '0'; expected a number above 0 to 1",
     "run local --bogus": "unrecognized arguments: --bogus",
     "compare local local": "expected no two alike",
     "compare local fedavg --set lr_base=1": "unknown setting of local, fedavg",
@@ -789,7 +798,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path, monkeyp
     starts: list[bool] = []
 
     def watched(*args, **options):
-        starts.append(options["start"] is not None)
+        starts.append(options["resume_from"] is not None)
         return fit(*args, **options)
 
     monkeypatch.setattr("pyrofl.cli.commands.fitting.fit", watched)
@@ -806,7 +815,17 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path, monkeyp
 
 
 def test_who_failed_to_report_and_what_was_done_are_recorded(tmp_path):
-    words = ["run", "fedavg", *SMALL, "--posterior-draws", "0", "--fail", "0.5", "--partial", "0.1"]
+    words = [
+        "run",
+        "fedavg",
+        *SMALL,
+        "--posterior-draws",
+        "0",
+        "--drop-rate",
+        "0.5",
+        "--min-work",
+        "0.1",
+    ]
     assert main([*words, "--set", "epochs=9", "--out", str(tmp_path / "run")]) == 0
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     rows = read_csv(tmp_path / "run" / "clients.csv")
@@ -831,8 +850,8 @@ def test_a_run_that_diverged_ends_with_its_own_code_and_without_a_posterior(tmp_
     assert "diverged since round 1: the loss of w/* rose from 2.3" in told
     assert "; no posterior.nc; expected " in told
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert facts["verdict"]["kind"] == "diverged"
-    assert facts["verdict"]["text"] in told
+    assert facts["status"]["kind"] == "diverged"
+    assert facts["status"]["text"] in told
     assert not (tmp_path / "run" / "posterior.nc").exists()
 
 
@@ -846,8 +865,8 @@ def test_a_comparison_with_a_run_that_diverged_is_whole(tmp_path, capsys):
 
 
 def test_a_run_in_which_nobody_was_merged_ends_with_its_own_code(tmp_path, capsys):
-    words = ["run", "fedavg", *SMALL, "--fail", "1", "--out", str(tmp_path / "run")]
+    words = ["run", "fedavg", *SMALL, "--drop-rate", "1", "--out", str(tmp_path / "run")]
     assert main(words) == 4
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.endswith("moving: nobody was merged in any round, as nobody reported")
+    assert told.endswith("not converged: nobody was merged in any round, as nobody reported")
     assert (tmp_path / "run" / "run.json").exists()

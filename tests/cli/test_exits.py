@@ -199,7 +199,7 @@ def test_names_of_all_kinds_are_drawn_as_they_are(tmp_path, capsys):
     kinds = ["$c$", "d_$e", "{$"]
     lines = [f"{ODD[i % 7]},{kinds[i // 7 % 3]},{i * 0.1},{i % 5}" for i in range(84)]
     (tmp_path / "odd.csv").write_text("\n".join(["who,class,$x_1$,x^2", *lines]), "utf-8")
-    words = ["--data", f"csv:{tmp_path}/odd.csv", "--target", "class", "--group", "who"]
+    words = ["--data", f"csv:{tmp_path}/odd.csv", "--target", "class", "--client-column", "who"]
     out = str(tmp_path / "o")
     run = ["run", "local", *words, "--rounds", "1", "--quiet", "--posterior-draws", "2"]
     assert main([*run, "--out", out]) == 0

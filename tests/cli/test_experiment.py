@@ -32,11 +32,11 @@ def values_of(one: Any) -> st.SearchStrategy[Any]:
         return st.booleans()
     if kind.get("action") == "extend":
         return st.lists(st.sampled_from(["lr=0.1", "batch=none", "a=-3"]), min_size=1).map(tuple)
-    if one.name == "groups":
+    if one.name == "arviz_groups":
         return st.sampled_from(["all", ("posterior", "sample_stats")])
     if one.name == "held_out":
         return st.sampled_from([0, 3, "A,B", "5,"])
-    if isinstance(one.default, float) or one.name == "test_share":
+    if isinstance(one.default, float) or one.name == "test_fraction":
         return st.floats(0.01, 0.99)
     texts = st.sampled_from(["a b", "-x", "é", "x=1,y"])
     is_number = "type" in kind and kind["type"].__name__ == "read"
@@ -123,7 +123,15 @@ def test_lists_of_yaml_are_joined_by_commas():
 
 def test_what_may_differ_when_a_run_is_resumed_is_stated_by_the_fields():
     free = {one.name for one in fields(Experiment) if one.metadata["resumable"]}
-    assert {"rounds", "out", "quiet", "every"} <= free
-    assert not free & {"data", "clients", "partition", "net", "participation", "privacy", "chunk"}
+    assert {"rounds", "out", "quiet", "eval_every"} <= free
+    assert not free & {
+        "data",
+        "clients",
+        "partition",
+        "net",
+        "participation",
+        "privacy",
+        "chunk_size",
+    }
     assert Experiment().key() == Experiment(rounds=3, out="a", methods=("local",)).key()
     assert Experiment().key() != Experiment(clients=3).key()

@@ -11,7 +11,7 @@ import pytest
 from pyrofl.cli import main
 from pyrofl.cli.commands.input_files import WRITTEN
 
-RUN = ["--target", "ill", "--group", "site", "--net", "softmax", "--rounds", "1", "--quiet"]
+RUN = ["--target", "ill", "--client-column", "site", "--net", "softmax", "--rounds", "1", "--quiet"]
 RUN += ["--posterior-draws", "2"]
 
 
@@ -48,7 +48,7 @@ REPLACING = {
         *["--out", "o", "--overwrite"],
     ],
     "partition": [
-        *["partition", "--data", "csv:fig.png", "--target", "ill", "--group", "site"],
+        *["partition", "--data", "csv:fig.png", "--target", "ill", "--client-column", "site"],
         *["--out", "fig.png", "--overwrite"],
     ],
 }
@@ -83,7 +83,7 @@ def test_another_file_in_the_folder_of_results_is_kept():
 
 def test_all_files_that_commands_write_are_known():
     data = [*RUN, "--data", "csv:data.csv"]
-    words = [*data, "--rows", "--checkpoint-every", "1", "--seeds", "1", "--tune"]
+    words = [*data, "--save-predictions", "--checkpoint-every", "1", "--seeds", "1", "--tune"]
     words += ["--settings", "2", "--metric", "accuracy"]
     assert main(["compare", "fedavg", "local", *words, "--out", "o"]) == 0
     assert main(["answer", "o"]) == 0
@@ -115,7 +115,7 @@ def test_names_that_look_like_formulas_are_neutral_in_tables_and_known_to_report
     assert main([*words, "--out", "o", "--checkpoint-every", "1"]) == 0
     assert main(["answer", "o"]) == 0
     assert main(["report", "o"]) == 0
-    ask = ["--data", "data.csv", "--group", "site", "--out", "found.csv"]
+    ask = ["--data", "data.csv", "--client-column", "site", "--out", "found.csv"]
     assert main(["predict", "o/fedavg-0", *ask]) == 0
     for file in [*Path("o").rglob("*.csv"), Path("found.csv")]:
         cells = [cell for row in csv.reader(file.read_text().splitlines()) for cell in row]

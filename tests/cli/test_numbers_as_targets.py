@@ -37,11 +37,30 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-RUN = ["--data", "csv:old.csv", "--target", "cost", "--group", "site", "--quiet", "--every", "20"]
+RUN = [
+    "--data",
+    "csv:old.csv",
+    "--target",
+    "cost",
+    "--client-column",
+    "site",
+    "--quiet",
+    "--eval-every",
+    "20",
+]
 
 
 def predicted(folder):
-    words = ["predict", folder, "--data", "new.csv", "--group", "site", "--out", "found.csv"]
+    words = [
+        "predict",
+        folder,
+        "--data",
+        "new.csv",
+        "--client-column",
+        "site",
+        "--out",
+        "found.csv",
+    ]
     assert main([*words, "--overwrite"]) == 0
     with open("found.csv") as file:
         found = list(csv.DictReader(file))
@@ -98,12 +117,12 @@ def test_counts_are_told_of_poisson(capsys):
 
 def test_the_sums_are_of_clients_that_train_and_their_training_rows():
     data = federations.split(
-        datasets.load("csv:old.csv", target="cost", group="site"), "groups", held_out=["D"]
+        datasets.load("csv:old.csv", target="cost", client_column="site"), "groups", held_out=["D"]
     )
     mine = data.y[torch.cat(data.train[:3])].double()
     assert data.source.centre == pytest.approx(float(mine.mean()), rel=1e-12)
     assert data.source.scale == pytest.approx(float(mine.std(correction=0)), rel=1e-9)
-    known = datasets.load("csv:old.csv", target="cost", group="site", likelihood="normal:3")
+    known = datasets.load("csv:old.csv", target="cost", client_column="site", likelihood="normal:3")
     assert not federations.split(known, "groups").source.is_standardised
 
 
@@ -128,7 +147,7 @@ def test_every_network_gets_a_second_output(spec):
     net.check(torch.zeros(1, 1, 3), 2)
     *_, last = net.shapes
     assert last == "noise.log_scale"
-    assert last not in net.matching(net.head)
+    assert last not in net.select_params(net.head)
     x = torch.randn(2, 5, 3)
     weights = {n: torch.randn(4, 2, 1, *shape) for n, shape in net.shapes.items()}
     found = net(weights, x)

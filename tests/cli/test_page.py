@@ -98,7 +98,7 @@ def test_it_says_what_there_is_and_what_is_not(folder):
     told = "\n".join(read(folder).texts)
     for words in (
         "sites the global model of fedavg predicts better than their own",
-        "moving: w by 1 % per round",
+        "not converged: w by 1 % per round",
         "fedavg-0 has no posterior.nc.",
         "No figure curves.png",
         "1 messages were rejected (a finite number 1)",
@@ -119,7 +119,7 @@ def test_the_command_is_one_that_is_understood(folder):
 
 def test_one_run_without_rows(tmp_path):
     notes = ["rates_above_0.9 is 0.7 in round 2: too many"]
-    path = run(tmp_path, "fedavg", 3, {"a": [1, 0, 1], "b": [0, 1]}, notes=notes)
+    path = run(tmp_path, "fedavg", 3, {"a": [1, 0, 1], "b": [0, 1]}, warnings=notes)
     assert main(["report", str(path)]) == 0
     told = "\n".join(read(path).texts)
     assert f"fedavg-3: {notes[0]}." in told

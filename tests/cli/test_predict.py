@@ -12,7 +12,17 @@ import pyrofl
 from pyrofl.cli import main
 from pyrofl.cli.commands.predict import rows_of
 
-RUN = ["--data", "csv:old.csv", "--target", "ill", "--group", "site", "--net", "softmax", "--quiet"]
+RUN = [
+    "--data",
+    "csv:old.csv",
+    "--target",
+    "ill",
+    "--client-column",
+    "site",
+    "--net",
+    "softmax",
+    "--quiet",
+]
 RUN += ["--rounds", "2", "--posterior-draws", "0"]
 NEW = ["--data", "new.csv", "--out", "out.csv"]
 
@@ -39,16 +49,16 @@ def table(path: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("method", ["pfedvem", "perfedavg", "pvi", "local"])
 def test_predictions_of_test_rows_score_as_the_run_says(method):
     assert main(["run", method, *RUN, "--out", "run"]) == 0
-    words = ["predict", "run", "--data", "old.csv", "--group", "site", "--out", "out.csv"]
+    words = ["predict", "run", "--data", "old.csv", "--client-column", "site", "--out", "out.csv"]
     assert main(words) == 0
     data, found, rows = rows_of(Path("run")), table("out.csv"), table("old.csv")
     assert [row["row"] for row in found] == [str(n) for n in range(1, 91)]
     assert [row["client"] for row in found] == [row["site"] for row in rows]
     scored = [row for row in table("run/clients.csv") if row["metric"] == "accuracy"]
     model = "global" if method == "pvi" else "personal"
-    adapted = "adapt" if method == "perfedavg" else "none"
+    adaptation = "fine_tune" if method == "perfedavg" else "none"
     for row in scored:
-        if (row["model"], row["adapted"]) == (model, adapted):
+        if (row["model"], row["adaptation"]) == (model, adaptation):
             mine = data.test[data.names.index(row["client"])].tolist()
             right = [found[i]["class"] == rows[i]["ill"] for i in mine]
             assert np.mean(right) == pytest.approx(float(row["value"]), rel=1e-6)
@@ -57,7 +67,16 @@ def test_predictions_of_test_rows_score_as_the_run_says(method):
 def test_the_table_of_training_is_not_replaced(capsys):
     assert main(["run", "local", *RUN, "--out", "run"]) == 0
     whole = Path("old.csv").read_bytes()
-    words = ["predict", "run", "--data", "new.csv", "--group", "site", "--overwrite", "--out"]
+    words = [
+        "predict",
+        "run",
+        "--data",
+        "new.csv",
+        "--client-column",
+        "site",
+        "--overwrite",
+        "--out",
+    ]
     assert main([*words, "old.csv"]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert "the run was fitted to old.csv, which --out old.csv would replace; expected" in line
@@ -89,7 +108,7 @@ def test_numbers_far_from_those_of_training_are_told(capsys):
 def test_what_was_done_is_said(capsys):
     assert main(["run", "perfedavg", *RUN, "--out", "run"]) == 0
     capsys.readouterr()
-    assert main(["predict", "run", *NEW, "--group", "site"]) == 0
+    assert main(["predict", "run", *NEW, "--client-column", "site"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "new.csv: 2 columns as in training, brought into their order by name; not used: note",
         "personal model of site A, adapted to its training rows",
@@ -120,7 +139,9 @@ def test_rows_that_are_gone_are_missed(capsys):
     assert main(["predict", "run", *NEW, "--client", "site A", "--unadapted"]) == 0
 
 
-@pytest.mark.parametrize("asked", [(), ("--set", "epochs=3", "--privacy", "clip=1,noise=1")])
+@pytest.mark.parametrize(
+    "asked", [(), ("--set", "epochs=3", "--privacy", "clip=1,noise_multiplier=1")]
+)
 def test_a_network_of_ones_own_is_run_if_it_is_named_again(capsys, asked):
     noted = "from pathlib import Path\nPath('seen').touch()\n"
     Path("nets.py").write_text(f"from torch import nn\n{noted}net = nn.Linear(2, 2)\n")
@@ -132,7 +153,16 @@ def test_a_network_of_ones_own_is_run_if_it_is_named_again(capsys, asked):
     assert "expected --net nets.py:net, which is code and is run" in capsys.readouterr().err
     assert not Path("seen").exists()
     assert main([*words, "--net", "nets.py:net"]) == 0
-    rows_of_test = ["predict", "run", "--data", "old.csv", "--group", "site", "--out", "all.csv"]
+    rows_of_test = [
+        "predict",
+        "run",
+        "--data",
+        "old.csv",
+        "--client-column",
+        "site",
+        "--out",
+        "all.csv",
+    ]
     assert main([*rows_of_test, "--net", "nets.py:net"]) == 0
     all_rows = table("all.csv")
     for row in table("run/rows.csv"):
@@ -158,7 +188,16 @@ def test_rows_without_columns_are_for_scripts(capsys):
 
 
 def test_numbers_have_intervals():
-    words = ["--data", "csv:old.csv", "--target", "age", "--group", "site", "--features", "dose"]
+    words = [
+        "--data",
+        "csv:old.csv",
+        "--target",
+        "age",
+        "--client-column",
+        "site",
+        "--features",
+        "dose",
+    ]
     words += ["--likelihood", "normal:0.5", "--rounds", "1", "--posterior-draws", "0", "--quiet"]
     assert main(["run", "fedavg", *words, "--out", "run"]) == 0
     assert main(["predict", "run", *NEW, "--client", "site A"]) == 0

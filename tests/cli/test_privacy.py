@@ -14,7 +14,7 @@ pytest.importorskip("dp_accounting")
 
 SMALL = ["--data", "eight_schools", "--partition", "iid", "--clients", "3", "--rounds", "2"]
 SMALL += ["--quiet", "--set", "epochs=1"]
-ASKED = ["--privacy", "clip=1.0,noise=2.0,delta=0.01"]
+ASKED = ["--privacy", "clip=1.0,noise_multiplier=2.0,delta=0.01"]
 
 
 def test_a_run_tells_what_it_has_spent(tmp_path, capsys):
@@ -41,7 +41,13 @@ def test_a_seeded_run_is_called_not_private_in_every_output(tmp_path, capsys):
     from arviz import from_netcdf
 
     out, seeded = tmp_path / "run", "not private: seeded"
-    words = ["run", "fedavg", *SMALL, "--privacy", "clip=1.0,noise=2.0,delta=0.01,seed=0"]
+    words = [
+        "run",
+        "fedavg",
+        *SMALL,
+        "--privacy",
+        "clip=1.0,noise_multiplier=2.0,delta=0.01,seed=0",
+    ]
     assert main([*words, "--posterior-draws", "2", "--out", str(out)]) == 0
     assert f"epsilon ({seeded})" in capsys.readouterr().out
     assert seeded in from_netcdf(out / "posterior.nc").posterior.attrs["privacy"]

@@ -15,12 +15,23 @@ def written(folder, unit):
     rows = (f"{a},{(a + k % 3) * unit},{'pq'[k % 2]}" for k, a in enumerate(A))
     file.write_text("\n".join(["a,y,g", *rows]))
     out = str(folder / "out")
-    return ["--data", f"csv:{file}", "--target", "y", "--group", "g", "--rounds", "1", "--out", out]
+    return [
+        "--data",
+        f"csv:{file}",
+        "--target",
+        "y",
+        "--client-column",
+        "g",
+        "--rounds",
+        "1",
+        "--out",
+        out,
+    ]
 
 
 @pytest.mark.parametrize("share", ["0", "0.01"])
 def test_a_run_without_test_rows_warns(tmp_path, capsys, share):
-    assert main(["run", "fedavg", *written(tmp_path, 1.0), "--test-share", share]) == 0
+    assert main(["run", "fedavg", *written(tmp_path, 1.0), "--test-fraction", share]) == 0
     assert "no client has test rows: all scores are of training rows" in capsys.readouterr().err
 
 

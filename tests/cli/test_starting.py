@@ -94,7 +94,7 @@ def test_a_network_without_room_is_refused_before_it_is_made(spec, monkeypatch):
 
 def test_clients_and_rows_that_cannot_be_are_refused():
     x = np.random.default_rng(0).normal(size=(8, 2))
-    data = Federation.of({"a": (x, x[:, 0])})
+    data = Federation.from_arrays({"a": (x, x[:, 0])})
     method = fedavg.build(nets.build("softmax", (2,), 1), likelihood=likelihoods.normal())
     run = pyrofl.fit(method, data, 1, progress=False)
     for client in (0, True, ["a"], b"a"):
@@ -104,14 +104,16 @@ def test_clients_and_rows_that_cannot_be_are_refused():
         with pytest.raises(ValueError, match="x is sparse; expected a dense array"):
             run.predict(rows, "a")
         with pytest.raises(ValueError, match="a: x is sparse; expected a dense array"):
-            Federation.of({"a": (rows, x[:, 0])})
+            Federation.from_arrays({"a": (rows, x[:, 0])})
 
 
 def test_text_classes_under_a_bernoulli_model_are_refused_in_a_line():
     x = np.random.default_rng(0).normal(size=(20, 2))
     sick = x[:, 0] > 0
-    numbers = Federation.of({"a": (x, 1.0 * sick, x, 1.0 * sick)})
-    texts = Federation.of({"a": (x, np.where(sick, "yes", "no"), x, np.where(sick, "yes", "no"))})
+    numbers = Federation.from_arrays({"a": (x, 1.0 * sick, x, 1.0 * sick)})
+    texts = Federation.from_arrays(
+        {"a": (x, np.where(sick, "yes", "no"), x, np.where(sick, "yes", "no"))}
+    )
     method = fedavg.build(nets.build("softmax", (2,), 1), likelihood=likelihoods.bernoulli)
     run = pyrofl.fit(method, numbers, 1, progress=False)
     assert "accuracy" in pyrofl.evaluate(method, numbers, run.state).values

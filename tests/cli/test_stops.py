@@ -27,8 +27,16 @@ from pyrofl.inference.validation import validate as mistakes
 from pyrofl.tensors import Tensors
 
 WORDS = ["run", "pfedvem", "--per-class", "12", "--clients", "4", "--net", "mlp:6", "--rounds"]
-MORE = ["--quiet", "--every", "1", "--posterior-draws", "3", "--participation", "bernoulli:0.7"]
-MORE += ["--fail", "0.2", "--partial", "0.4", "--seed", "5", "--set", "head_epochs=3"]
+MORE = [
+    "--quiet",
+    "--eval-every",
+    "1",
+    "--posterior-draws",
+    "3",
+    "--participation",
+    "bernoulli:0.7",
+]
+MORE += ["--drop-rate", "0.2", "--min-work", "0.4", "--seed", "5", "--set", "head_epochs=3"]
 COMMAND = [*WORDS, "6", *MORE]
 RESULTS = ("metrics.csv", "clients.csv", "posterior.nc")
 
@@ -89,7 +97,7 @@ def test_results_that_are_there_may_be_written_again_or_continued(tmp_path, whol
     for words, told in (
         (["--rounds", "2"], "--rounds is 2; expected at least 3, which"),
         (["--init-seed", "6"], "run.json is of another run; now seeds is {'split': 5, 'init': 6"),
-        (["--fail", "0.3"], "now fail is 0.3 and was 0.2"),
+        (["--drop-rate", "0.3"], "now drop_rate is 0.3 and was 0.2"),
     ):
         assert main([*short, "--resume", *words]) == 2
         assert told in capsys.readouterr().err
@@ -128,13 +136,13 @@ def test_an_interrupted_run_says_where_it_stopped_and_goes_on(tmp_path, whole):
 def test_an_interrupt_leaves_a_checkpoint_that_nobody_asked_for(
     tmp_path, whole, monkeypatch, capsys
 ):
-    def stop(method, *args, after, **options):
+    def stop(method, *args, callback, **options):
         def then(run):
-            after(run)
+            callback(run)
             if run.state.number == 4:
                 raise KeyboardInterrupt
 
-        return fit(method, *args, after=then, **options)
+        return fit(method, *args, callback=then, **options)
 
     from pyrofl.inference.fit import fit
 
@@ -148,14 +156,14 @@ def test_an_interrupt_leaves_a_checkpoint_that_nobody_asked_for(
 
 
 def test_an_interrupt_in_a_test_loses_no_round(tmp_path, whole, monkeypatch, capsys):
-    real = Run.test
+    real = Run.record_scores
 
     def stop(run: Run) -> object:
         if run.state.number == 4:
             raise KeyboardInterrupt
         return real(run)
 
-    monkeypatch.setattr(Run, "test", stop)
+    monkeypatch.setattr(Run, "record_scores", stop)
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.endswith("checkpoint.safetensors holds round 4, go on with --resume")
@@ -252,7 +260,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
         (["--participation", "0.5"], "participation is '0.5' and was 'everyone'"),
         (["--seed", "3"], "seed of init is 3 and was 0"),
         (["--clients", "6"], "clients is 6 and was 4"),
-        (["--fail", "0.1"], "fail is 0.1 and was 0.0"),
+        (["--drop-rate", "0.1"], "drop_rate is 0.1 and was 0.0"),
         (["--net", "mlp:7"], "net is 'mlp:7' and was 'mlp:6'"),
     ):
         assert main([*short, "--resume", *words]) == 2

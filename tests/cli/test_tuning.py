@@ -178,7 +178,10 @@ def test_bad_words_are_refused_in_a_line(tmp_path, capsys, words, told):
         (["--tune", "--metric", "rmse"], "metric is 'rmse', and y holds classes; expected"),
         (["--settings", "2"], "--settings is given, and --tune is not; expected both"),
         (["--metric", "nll"], "--metric is given, and --tune is not; expected both"),
-        (["--tune", "--privacy", "clip=1,noise=1"], "expected one of them, and settings chosen on"),
+        (
+            ["--tune", "--privacy", "clip=1,noise_multiplier=1"],
+            "expected one of them, and settings chosen on",
+        ),
         (["--tune", "--data", "linear"], "expected --split-seed S, or --seeds 1"),
     ],
 )

@@ -11,7 +11,7 @@ from pyrofl.cli.parser import main
 STILL = ["--data", "eight_schools", "--partition", "iid", "--clients", "2", "--quiet"]
 STILL += ["--posterior-draws", "2", "--set", "lr=0"]
 RUN = ["run", "fedavg", *STILL]
-UNTIL = ["--until", "converged"]
+UNTIL = ["--stop-when", "converged"]
 
 
 def left(out: Path) -> list[bytes]:
@@ -21,13 +21,13 @@ def left(out: Path) -> list[bytes]:
 
 def test_a_run_stops_and_its_folder_says_so(tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "run"
-    assert main([*RUN, *UNTIL, "--rounds", "9", "--every", "2", "--out", str(whole)]) == 0
+    assert main([*RUN, *UNTIL, "--rounds", "9", "--eval-every", "2", "--out", str(whole)]) == 0
     facts = json.loads((whole / "run.json").read_text())
     assert facts["rounds"] == 3
-    assert facts["verdict"]["kind"] == "converged"
+    assert facts["status"]["kind"] == "converged"
     assert all(moved == {"norm": 0.0} for moved in facts["moved"][0].values())
     assert "3,global" in (whole / "metrics.csv").read_text().splitlines()[-1]  # tested in the end
-    part = [*RUN, *UNTIL, "--every", "2", "--checkpoint-every", "1", "--out", str(out)]
+    part = [*RUN, *UNTIL, "--eval-every", "2", "--checkpoint-every", "1", "--out", str(out)]
     assert main([*part, "--rounds", "2"]) == 0
     assert main([*part, "--rounds", "9", "--resume"]) == 0
     assert left(out) == left(whole)

@@ -33,7 +33,7 @@ def table(tmp_path):
 
 
 def test_text_gives_classes_and_numbers_features(table):
-    data = load(table(), target="species", group="site")
+    data = load(table(), target="species", client_column="site")
     assert data.name == "pets"
     assert data.classes == ("cat", "dog")
     assert data.y.tolist() == [0, 1, 0, 1, 1, 0]
@@ -78,7 +78,10 @@ def test_spaces_blank_lines_and_a_byte_order_mark_do_no_harm(table):
     [
         ({}, "target is missing; expected one of site, species"),
         ({"target": "specie"}, "unknown column in .*'specie'; did you mean species"),
-        ({"target": "mass", "group": "zone"}, "unknown column in .*'zone'; expected one of site"),
+        (
+            {"target": "mass", "client_column": "zone"},
+            "unknown column in .*'zone'; expected one of site",
+        ),
         ({"target": "mass", "features": ["wings"]}, "unknown column in .*'wings'"),
         ({"target": "mass", "features": ["species"]}, "column species holds text"),
         (
@@ -89,12 +92,15 @@ def test_spaces_blank_lines_and_a_byte_order_mark_do_no_harm(table):
         ({"target": "mass", "features": ["note"]}, "column note holds text such as 'old'"),
         ({"target": "mass", "features": ["rank", "rank"]}, "features are rank, rank; expected no"),
         ({"target": "mass", "features": []}, "features are ; expected no target or group, one"),
-        ({"target": "site", "group": "site"}, "target and group are site; expected two columns"),
+        (
+            {"target": "site", "client_column": "site"},
+            "target and client column are site; expected two columns",
+        ),
         (
             {"target": "mass", "missing": "mode"},
             "missing is 'mode'; expected one of refuse, drop, f",
         ),
-        ({"target": "mass", "group": "note"}, "column note lacks 4 of 6 values"),
+        ({"target": "mass", "client_column": "note"}, "column note lacks 4 of 6 values"),
         (
             {"target": "mass", "likelihood": "categorical"},
             "column mass holds numbers with decimals",
@@ -147,8 +153,8 @@ def test_a_row_that_lacks_a_value_is_refused_or_dropped(table, cell):
         name = "kxyg"[column]
         told = f"column {name} lacks 1 of 8 values, first in line 5 \\('{cell}'\\); expected"
         with pytest.raises(ValueError, match=told):
-            load(table(text), target="y", group="g")
-        data = load(table(text), target="y", group="g", missing="drop")
+            load(table(text), target="y", client_column="g")
+        data = load(table(text), target="y", client_column="g", missing="drop")
         assert data.y.tolist() == [0.5, 1.5, 2.5, 4.5, 5.5, 6.5, 7.5]
         assert (data.source.dropped, data.source.lacking) == (1, {name: 1})
         clients = split(data, "groups")
@@ -164,7 +170,7 @@ def test_all_that_lack_a_value_are_counted(table):
     with pytest.raises(ValueError, match="z lacks 1; missing is 'drop', and no row is left"):
         load(table(text), target="y", missing="drop")
     assert load(table(text), target="y", features=["z"], missing="drop").y.tolist() == [3, 5]
-    data = load(table(text + "a,7,8,9\na,8,9,1\n"), target="y", group="g", missing="drop")
+    data = load(table(text + "a,7,8,9\na,8,9,1\n"), target="y", client_column="g", missing="drop")
     assert data.source.summary() == {
         "target": "y",
         "features": "2 (x, z)",
@@ -204,7 +210,7 @@ def test_half_of_the_cells_decide_what_a_column_is(table):
 
 def test_what_is_left_out_is_said(table):
     text = ",k,a,b,empty,y\n1,5,1,u,,1.5\n2,6,2,v,,2.5\n3,7,3,u,,3.5\n"
-    source = load(table(text), target="y", group="k").source
+    source = load(table(text), target="y", client_column="k").source
     assert source.features == ("a",)
     reasons = {"(column 1)": "it has no name", "b": "text such as 'u'", "empty": "no value"}
     assert source.left_out == reasons
@@ -226,7 +232,7 @@ def test_mixed_words_are_classes_if_the_likelihood_says_so(table):
 def test_a_number_that_is_a_name_is_written_in_one_way(table, column):
     text = f"x,{column},z\n1,1,5\n2,2,6\n3,1.0,7\n"
     given = {"target": "y", "likelihood": "categorical"}
-    given = given if column == "y" else {"target": "z", "group": "g"}
+    given = given if column == "y" else {"target": "z", "client_column": "g"}
     told = f"column {column} holds '1' and, in line 4, '1.0'; expected one way"
     with pytest.raises(ValueError, match=told):
         load(table(text), **given)
@@ -268,7 +274,9 @@ def test_a_fifth_of_each_group_is_for_testing(table):
         for i in range(n)
     ]
     text = "\n".join(["g,x,y", *rows])
-    data, again, other = (load(table(text), target="y", group="g", seed=s) for s in (0, 0, 1))
+    data, again, other = (
+        load(table(text), target="y", client_column="g", seed=s) for s in (0, 0, 1)
+    )
     assert [len(rows) for rows in split(data, "groups").test] == [4, 2, 0, 0]
     assert torch.equal(data.is_test, again.is_test)
     assert not torch.equal(data.is_test, other.is_test)
@@ -295,11 +303,11 @@ def test_codes_name_the_words(words):
 def test_all_rows_may_train(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("g,x,y\n" + "".join(f"{i % 2},{i},{i}.5\n" for i in range(20)))
-    data = load(f"csv:{path}", target="y", group="g", test_share=0.0)
+    data = load(f"csv:{path}", target="y", client_column="g", test_fraction=0.0)
     assert not data.is_test.any()
-    half = load(f"csv:{path}", target="y", group="g", test_share=0.5)
+    half = load(f"csv:{path}", target="y", client_column="g", test_fraction=0.5)
     assert int(half.is_test.sum()) == 10
     with pytest.raises(
-        ValueError, match=r"test_share is 1\.0; expected a number from 0 to below 1"
+        ValueError, match=r"test_fraction is 1\.0; expected a number from 0 to below 1"
     ):
-        load(f"csv:{path}", target="y", test_share=1.0)
+        load(f"csv:{path}", target="y", test_fraction=1.0)

@@ -40,7 +40,7 @@ def test_a_stack_is_padded_with_the_clients_first_row(sizes):
     assert batch.size.tolist() == [len(rows[i]) for i in ids]
     assert batch.size.dtype == torch.float64
     assert len(batch) == len(sizes)
-    assert torch.equal(batch.who.ids, ids)
+    assert torch.equal(batch.cohort.ids, ids)
     for c, i in enumerate(ids.tolist()):
         assert torch.equal(batch.y[c][batch.mask[c]], rows[i])
         assert torch.equal(batch.x[c][batch.mask[c]], x[rows[i]])
@@ -79,7 +79,7 @@ def test_plates_hide_padding_and_scale_to_the_client(sizes, width):
     each = dist.Normal(x[:, 0], 1.0).log_prob(x[:, 1])
     whole = log_likelihood(data.batch(torch.arange(len(sizes))))
     torch.testing.assert_close(whole, torch.stack([each[r].sum() for r in rows]))
-    first = stack(data, [r[:width] for r in rows], data.who(torch.arange(len(sizes))))
+    first = stack(data, [r[:width] for r in rows], data.cohort(torch.arange(len(sizes))))
     part = torch.stack([each[r[:width]].mean() * len(r) for r in rows])
     torch.testing.assert_close(log_likelihood(first), part)
 
@@ -92,7 +92,7 @@ def test_padding_is_a_row_of_the_clients_own(sizes, width):
     tests = [r[:0] if c % 2 else r[:1] for c, r in enumerate(rows)]  # some have no test row
     data = Federation(table[:, None].double(), table, tuple(rows), tuple(tests))
     ids = torch.arange(len(sizes)).flip(0)
-    some = stack(data, [rows[i][:width] for i in ids.tolist()], data.who(ids))
+    some = stack(data, [rows[i][:width] for i in ids.tolist()], data.cohort(ids))
     for batch in (data.batch(ids), data.batch(ids, "test"), some):
         for i, shown in zip(ids.tolist(), batch.y, strict=True):
             assert set(shown.tolist()) <= set(rows[i].tolist())
@@ -128,7 +128,7 @@ def test_sizes_names_and_held_out_clients():
     assert data.clients == 2
     assert data.sizes.tolist() == [3, 5, 7]
     assert data.names == ("client 0", "client 1", "client 2")
-    assert data.who(torch.tensor([2, 0])).size.tolist() == [7, 3]
+    assert data.cohort(torch.tensor([2, 0])).size.tolist() == [7, 3]
     lists = replace(data, train=list(data.train), test=list(data.test))
     assert isinstance(lists.train, tuple)
     assert isinstance(lists.test, tuple)
@@ -234,13 +234,13 @@ def test_what_is_known_of_rows_follows_them_through_minibatches_and_splits():
     data = Federation(torch.arange(9.0)[:, None], torch.zeros(9), train, (train[0][:0],) * 2)
     whole = data.batch(torch.arange(2))
     known = 10 * whole.x  # [C, n, 1], in the order of the client's rows
-    assert torch.equal(whole.of(known), known)
+    assert torch.equal(whole.take_rows(known), known)
     padded = torch.cat([known, torch.zeros(2, 3, 1)], 1)  # as beside clients of more rows
-    assert torch.equal(whole.of(padded), known)
+    assert torch.equal(whole.take_rows(padded), known)
     schedule = make_schedule(list(train), [2, 2], 3, [generator(1, c) for c in range(2)])
     for t in range(2):
         batch = data.gather(
-            data.who(torch.arange(2)), schedule.rows[t], schedule.mask[t], schedule.at[t]
+            data.cohort(torch.arange(2)), schedule.rows[t], schedule.mask[t], schedule.at[t]
         )
         for part in (batch, *batch.split(2), *whole.split(2)):
-            assert torch.equal(part.of(known)[part.mask], 10 * part.x[part.mask])
+            assert torch.equal(part.take_rows(known)[part.mask], 10 * part.x[part.mask])

@@ -68,8 +68,10 @@ def test_data_sets_are_joined_by_name(tmp_path):
     assert data.group_names["domain"] == ("a+b", "c")
     assert data.classes == ("a+b 0", "a+b 1", "c 0", "c 1", "2")
     assert load(paths[0]).name == "a+b"
-    with pytest.raises(ValueError, match=r"group is 'g'; expected none, as npz:.* has no choice"):
-        load("+".join(paths), group="g")
+    with pytest.raises(
+        ValueError, match=r"client_column is 'g'; expected none, as npz:.* has no choice"
+    ):
+        load("+".join(paths), client_column="g")
     with pytest.raises(ValueError, match="unknown data set 'mnsit'; did you mean mnist"):
         load(f"{paths[0]}+mnsit")
     with pytest.raises(ValueError, match=r"have shapes \[\(1, 4, 4\), \(64,\)\]; expected one"):

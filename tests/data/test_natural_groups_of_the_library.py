@@ -40,5 +40,5 @@ def test_they_do_not_depend_on_the_seed(name):
     first, other = load(name), load(name, seed=5)
     assert torch.equal(first.y, other.y)
     assert first.groups.keys() == first.group_names.keys()
-    with pytest.raises(ValueError, match=r"test_share is 0\.5; expected none"):
-        load(name, test_share=0.5)
+    with pytest.raises(ValueError, match=r"test_fraction is 0\.5; expected none"):
+        load(name, test_fraction=0.5)

@@ -72,7 +72,7 @@ def test_npz_of_jpeg_images_with_another_target_and_groups(tmp_path, arrays):
         "coarse_classes": np.array(["insect", "mammal"]),
         "writer": np.array(["jo", "al", "jo", "al", "jo", "al"]),
     }
-    data = load(save(tmp_path / "zoo.npz", arrays), target="coarse", group="writer")
+    data = load(save(tmp_path / "zoo.npz", arrays), target="coarse", client_column="writer")
     assert data.x.shape == (6, 3, 8, 8)
     expected = torch.from_numpy(flat.astype(np.float32)).permute(0, 3, 1, 2) / 255
     torch.testing.assert_close(data.x, expected, atol=3 / 255, rtol=0)
@@ -141,16 +141,16 @@ def test_refuses_arrays(tmp_path, arrays, change, message):
 
 
 @pytest.mark.parametrize(
-    ("who", "message"),
+    ("owners", "message"),
     [
         (np.array("jo"), r"who has shape \[\]; expected \[6\]"),
         (np.zeros(6), "who is an array of float64; expected texts or whole numbers"),
         (np.array(["jo", "", "jo", "al", "jo", "al"]), "who has '' for image 1"),
     ],
 )
-def test_refuses_groups(tmp_path, arrays, who, message):
+def test_refuses_groups(tmp_path, arrays, owners, message):
     with pytest.raises(ValueError, match=message):
-        load(save(tmp_path / "zoo.npz", arrays | {"who": who}), group="who")
+        load(save(tmp_path / "zoo.npz", arrays | {"who": owners}), client_column="who")
 
 
 def test_images_of_two_sizes_are_refused(tmp_path, arrays):
@@ -228,7 +228,7 @@ def test_a_damaged_file_is_refused_or_read(tmp_path, arrays):
     ("arguments", "message"),
     [
         ({"target": "colour"}, "has no array colour_labels"),
-        ({"group": "writer"}, "has no array writer"),
+        ({"client_column": "writer"}, "has no array writer"),
         ({"likelihood": "normal"}, "likelihood is 'normal'; expected none"),
         ({"features": ["a"]}, r"features is \['a'\]; expected none"),
     ],

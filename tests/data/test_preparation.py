@@ -40,8 +40,8 @@ def hospitals(tmp_path):
 
 
 def loaded(name, **more):
-    asked = {"target": "sick", "group": "hospital", "test_share": 0.0, "missing": "fill"}
-    return datasets.load(name, **{**asked, "prepare": "standardise", **more})
+    asked = {"target": "sick", "client_column": "hospital", "test_fraction": 0.0, "missing": "fill"}
+    return datasets.load(name, **{**asked, "scaling": "standardise", **more})
 
 
 @settings(deadline=None, max_examples=60)
@@ -131,7 +131,7 @@ def test_clients_that_are_held_out_tell_nothing(hospitals):
 def test_test_rows_tell_nothing(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("g,x,y,part\n" + "".join(f"a,{i},{i}.5,{int(i > 6)}\n" for i in range(10)))
-    asked = {"target": "y", "group": "g", "prepare": "standardise", "test_column": "part"}
+    asked = {"target": "y", "client_column": "g", "scaling": "standardise", "test_column": "part"}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "groups")
     assert data.source.preparation.columns[0].centre == 3
     assert [len(rows) for rows in (*data.train, *data.test)] == [7, 3]
@@ -168,7 +168,7 @@ def test_coefficients_come_back_to_units_of_the_columns(hospitals):
 def test_columns_without_a_difference_are_left_out_and_said(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("g,x,one,y\n" + "".join(f"{'ab'[i % 2]},{i},0.1,{i}.5\n" for i in range(10)))
-    asked = {"target": "y", "group": "g", "prepare": "standardise"}
+    asked = {"target": "y", "client_column": "g", "scaling": "standardise"}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "groups")
     assert data.source.features == ("x",)
     assert data.summary()["prepared"].endswith("left out: one (all training rows have 0.1)")
@@ -182,7 +182,7 @@ def test_the_first_feature_keeps_its_units_where_the_likelihood_reads_it(tmp_pat
     path = tmp_path / "t.csv"
     rows = [f"{'uv'[i % 2]},{20 + i},{i},{i * 3 % 7}\n" for i in range(10)]
     path.write_text("".join(["kind,n,x,y\n", *rows]))  # text comes behind
-    asked = {"target": "y", "prepare": "standardise", "likelihood": likelihood}
+    asked = {"target": "y", "scaling": "standardise", "likelihood": likelihood}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "iid", 2)
     assert data.source.features == ("n", "x", "kind=u", "kind=v")
     with pytest.raises(ValueError, match="features are categories only: kind; expected numbers a"):
@@ -276,10 +276,10 @@ def test_scales_that_are_far_apart_are_said(tmp_path):
     told = "the standard deviation of x is .* and that of z 0.5.*; expected similar ones, as by"
     with pytest.warns(UserWarning, match=told):
         datasets.load(f"csv:{path}", target="y")
-    raw = datasets.load(f"csv:{path}", target="y", prepare="none")  # as asked
+    raw = datasets.load(f"csv:{path}", target="y", scaling="none")  # as asked
     assert raw.source.summary()["scales"].startswith("the standard deviation of x is")
     data = federations.split(
-        datasets.load(f"csv:{path}", target="y", prepare="standardise"), "iid", 2
+        datasets.load(f"csv:{path}", target="y", scaling="standardise"), "iid", 2
     )
     assert "scales" not in data.summary()
     path.write_text("x,z,y\n" + "".join(f"{i if i else ''},{i % 2},{i}\n" for i in range(12)))

@@ -22,7 +22,7 @@ def test_arrays_tensors_and_frames_give_the_same_federation():
     kinds = [(X, Y), (torch.from_numpy(X), torch.from_numpy(Y)), (X.tolist(), Y.tolist())]
     kinds += [(FRAME, pd.Series(Y)), (pd.DataFrame(X), Y.astype(float)), (X, Y.astype(np.int8))]
     for x, y in kinds:
-        data = Federation.of({"A": (x, y), "B": (x[:4], y[:4], x[4:], y[4:])}, classes=2)
+        data = Federation.from_arrays({"A": (x, y), "B": (x[:4], y[:4], x[4:], y[4:])}, classes=2)
         assert data.names == ("A", "B")
         assert data.x.dtype == torch.float32
         assert data.y.dtype == torch.int64
@@ -34,13 +34,13 @@ def test_arrays_tensors_and_frames_give_the_same_federation():
 
 
 def test_columns_without_variation_are_accepted():
-    data = Federation.of({"A": (np.full((3, 1), 0.1), Y[:3])})
+    data = Federation.from_arrays({"A": (np.full((3, 1), 0.1), Y[:3])})
     assert data.x.tolist() == torch.full((3, 1), 0.1).tolist()
 
 
 def test_sites_that_are_held_out_come_last():
     sites = {name: (X, Y) for name in "ABCD"}
-    data = Federation.of(sites, classes=2, held_out=["C", "A"])
+    data = Federation.from_arrays(sites, classes=2, held_out=["C", "A"])
     assert data.names == ("B", "D", "C", "A")
     assert (data.clients, data.held_out) == (2, 2)
 
@@ -48,29 +48,31 @@ def test_sites_that_are_held_out_come_last():
 def test_labels_are_names_or_places():
     words = np.array(["no", "yes"], dtype=object)[Y]
     for y, classes in ((words, None), (words, ("no", "yes")), (Y, ("no", "yes")), (Y == 1, 2)):
-        data = Federation.of({"A": (X, y)}, classes=classes)
+        data = Federation.from_arrays({"A": (X, y)}, classes=classes)
         assert data.y.tolist() == Y.tolist()
         assert len(data.classes) == 2
-    numbered = Federation.of({"A": (X, Y + 1)}, classes=("2", "1"))  # these are names
+    numbered = Federation.from_arrays({"A": (X, Y + 1)}, classes=("2", "1"))  # these are names
     assert numbered.y.tolist() == (1 - Y).tolist()
     categories = pd.Series(pd.Categorical(words))
-    assert Federation.of({"A": (FRAME, categories)}).classes == ("no", "yes")
+    assert Federation.from_arrays({"A": (FRAME, categories)}).classes == ("no", "yes")
 
 
 def test_columns_have_names():
-    data = Federation.of({"A": (FRAME, Y), "B": (FRAME, Y)}, classes=2)
+    data = Federation.from_arrays({"A": (FRAME, Y), "B": (FRAME, Y)}, classes=2)
     assert data.source.features == ("age", "dose")
-    two = Federation.of({"A": (FRAME, Y), "B": (FRAME[["dose", "age"]], Y)}, features=["dose"])
+    two = Federation.from_arrays(
+        {"A": (FRAME, Y), "B": (FRAME[["dose", "age"]], Y)}, features=["dose"]
+    )
     assert torch.equal(two.x[:6], two.x[6:])
     assert two.x.shape == (12, 1)
-    arrays = Federation.of({"A": (X, Y)}, classes=2, features=("age", "dose"))
+    arrays = Federation.from_arrays({"A": (X, Y)}, classes=2, features=("age", "dose"))
     assert arrays.source.features == ("age", "dose")
-    named = Federation.of({"A": (FRAME, pd.Series(Y, name="ill"))})
+    named = Federation.from_arrays({"A": (FRAME, pd.Series(Y, name="ill"))})
     assert named.source.target == "ill"
 
 
 def test_images_and_responses_of_several_numbers():
-    data = Federation.of({"A": (X.reshape(6, 1, 2, 1), X)})
+    data = Federation.from_arrays({"A": (X.reshape(6, 1, 2, 1), X)})
     assert data.x.shape == (6, 1, 2, 1)
     assert data.y.shape == (6, 2)
 
@@ -79,7 +81,7 @@ def test_a_method_learns_from_own_sites():
     from pyrofl import nets
     from pyrofl.models import fedavg
 
-    data = Federation.of({"A": (FRAME, Y), "B": (FRAME, Y)}, classes=("no", "yes"))
+    data = Federation.from_arrays({"A": (FRAME, Y), "B": (FRAME, Y)}, classes=("no", "yes"))
     run = pyrofl.fit(fedavg.build(nets.build("softmax", (2,), 2)), data, rounds=1, progress=False)
     assert run.evaluate(part="train").values["accuracy"].shape == (2,)
 
@@ -144,6 +146,6 @@ BAD = [
 @pytest.mark.parametrize(("sites", "how", "told"), BAD, ids=[told[:40] for *_, told in BAD])
 def test_what_is_no_federation_is_refused_in_one_line(sites, how, told):
     with pytest.raises(ValueError, match=re.escape(told)) as caught:
-        Federation.of(sites, **how)
+        Federation.from_arrays(sites, **how)
     assert "\n" not in str(caught.value)
     assert "expected" in str(caught.value) or "did you mean" in str(caught.value)

@@ -18,7 +18,7 @@ from pyrofl.data.tables.table_files import columns_of
 
 
 def split(path, **how):
-    how = {"target": "y", "prepare": "standardise", **how}
+    how = {"target": "y", "scaling": "standardise", **how}
     return federations.split(datasets.load(f"csv:{path}", **how), "groups")
 
 
@@ -43,7 +43,7 @@ def test_the_last_rows_are_those_with_the_latest_times(tmp_path, times):
     path.write_text("\n".join(["when,a,y", *(f"{times[i]},{i},{i}.5" for i in order)]))
     share = 1 / len(times)
     found = datasets.load(
-        f"csv:{path}", target="y", features=["a"], test_last="when", test_share=share
+        f"csv:{path}", target="y", features=["a"], test_last="when", test_fraction=share
     )
     (tested,) = found.x[found.is_test].flatten().tolist()
     latest = len(times) - 1 if not times[1].endswith("00:00:00") else None
@@ -77,7 +77,7 @@ def test_booleans_are_alike_in_csv_parquet_and_mixed_folders(tmp_path):
         tmp_path / "mixed" / "four.csv", index=False
     )
     for path in ("csv", "mixed/two.parquet", "mixed"):
-        found = datasets.load(f"csv:{tmp_path / path}", target="y", prepare="standardise")
+        found = datasets.load(f"csv:{tmp_path / path}", target="y", scaling="standardise")
         assert found.classes == ("False", "True")
         assert found.y.tolist() == [int(s) for s in sick] * (len(found.y) // 6)
         assert found.recipe.columns == ("a", "flag")
@@ -103,11 +103,11 @@ def test_composed_and_decomposed_letters_are_one_word(tmp_path):
     rows = [*rows, *(f"Bern,{i},nein" for i in range(6))]
     path = tmp_path / "t.csv"
     path.write_text("\n".join([unicodedata.normalize("NFD", "größe") + ",a,y", *rows]))
-    found = datasets.load(f"csv:{path}", target="y", group="größe", prepare="standardise")
+    found = datasets.load(f"csv:{path}", target="y", client_column="größe", scaling="standardise")
     assert found.group_names == {"größe": ("Bern", "Zürich")}
     assert found.classes == ("jä", "nein")
     words = ["run", "local", "--data", f"csv:{path}", "--target", "y", "--rounds", "1", "--quiet"]
-    words += ["--group", unicodedata.normalize("NFD", "größe"), "--posterior-draws", "0"]
+    words += ["--client-column", unicodedata.normalize("NFD", "größe"), "--posterior-draws", "0"]
     assert main([*words, "--held-out", names[1] + ",", "--out", str(tmp_path / "o")]) == 0
 
 
@@ -121,7 +121,7 @@ def test_spellings_of_one_word_are_named(tmp_path, one, two):
     with pytest.warns(
         UserWarning, match=rf"column g holds '{one}' and '{two}', .* different groups"
     ):
-        datasets.load(f"csv:{path}", target="y", group="g", features=["a"])
+        datasets.load(f"csv:{path}", target="y", client_column="g", features=["a"])
     with pytest.warns(UserWarning, match=rf"holds '{one}' and '{two}', .* as different classes"):
         datasets.load(f"csv:{path}", target="g", features=["a"])
     with warnings.catch_warnings():
@@ -212,12 +212,14 @@ def test_masked_values_are_gaps():
     y = np.arange(4.0)
     x = np.ma.array(np.ones((4, 2)), mask=[[0, 0], [0, 1], [0, 0], [0, 0]])
     with pytest.raises(ValueError, match="ward: x is masked in 1 rows, first in row 1; expected"):
-        Federation.of({"ward": (x, y)})
+        Federation.from_arrays({"ward": (x, y)})
     with pytest.raises(ValueError, match="ward: y is masked in 2 rows, first in row 0"):
-        Federation.of({"ward": (x.data, np.ma.array(y, mask=[1, 0, 0, 1]))})
+        Federation.from_arrays({"ward": (x.data, np.ma.array(y, mask=[1, 0, 0, 1]))})
     with pytest.raises(ValueError, match="ward: y is masked"):
-        Federation.of({"ward": (x.data, np.ma.array(["a", "b", "a", "b"], mask=[1, 0, 0, 1]))})
-    whole = Federation.of({"ward": (np.ma.array(x.data), np.ma.array(y))})
+        Federation.from_arrays(
+            {"ward": (x.data, np.ma.array(["a", "b", "a", "b"], mask=[1, 0, 0, 1]))}
+        )
+    whole = Federation.from_arrays({"ward": (np.ma.array(x.data), np.ma.array(y))})
     assert torch.equal(whole.y, torch.arange(4.0))
     column = columns_of({"a": np.ma.array([1, 2, 3], mask=[0, 1, 0])})["a"]
     assert column.gaps.tolist() == [False, True, False]
@@ -231,7 +233,7 @@ def warned(tmp_path, rows, head="g,a,y", **how):
     path.write_text("\n".join([head, *rows]))
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        split(path, **{"group": "g", **how})
+        split(path, **{"client_column": "g", **how})
     return " ".join(str(one.message) for one in found)
 
 
@@ -364,6 +366,6 @@ def test_a_table_of_copies_is_named(tmp_path, kind, times):
     }[kind]
     x = x.round(3) if kind == "normal" else np.arange(90) // 30
     columns = [np.tile(column, times) for column in (group, x, y)]
-    told = warnings_of(tmp_path / "t.csv", lines("site,a,y", *columns), group="site")
+    told = warnings_of(tmp_path / "t.csv", lines("site,a,y", *columns), client_column="site")
     copied = times > 1 and kind in ("normal", "rounded")
     assert [("test rows equal a training row" in t) for t in told] == [True] * copied

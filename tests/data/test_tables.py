@@ -94,12 +94,12 @@ def test_a_file_that_is_unlike_the_others_is_named(sites, changed, message):
     path = sites(**changed)
     for prepare in ("none", "standardise"):
         with pytest.raises(ValueError, match=message):
-            datasets.load(path, target="won", prepare=prepare)
+            datasets.load(path, target="won", scaling=prepare)
 
 
 def test_a_column_that_a_site_never_measured_is_filled_there(sites):
     """Of a column that nobody who trains has measured there is nothing to learn: it is said."""
-    asked = {"target": "won", "prepare": "standardise", "missing": "fill"}
+    asked = {"target": "won", "scaling": "standardise", "missing": "fill"}
     rows = "".join(f"{40 + i},,{'ny'[i % 2]}\n" for i in range(10))
     path = sites(lyon=f"age,dose,won\n{rows}")
     data = federations.split(datasets.load(path, **asked), "groups")
@@ -138,9 +138,11 @@ def test_places_without_files_and_names_twice_are_refused(sites, tmp_path):
 def test_a_column_of_their_own_may_say_whose_a_row_is(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.csv").write_text("site,x,y\np,1,2\nq,2,3\n")
-    with pytest.raises(ValueError, match=r"have a column site, .*; expected --group site to take"):
+    with pytest.raises(
+        ValueError, match=r"have a column site, .*; expected --client-column site to take"
+    ):
         datasets.load(f"csv:{tmp_path}", target="y")
-    data = datasets.load(f"csv:{tmp_path}", target="y", group="site")
+    data = datasets.load(f"csv:{tmp_path}", target="y", client_column="site")
     assert data.group_names == {"site": ("p", "q")}
 
 
@@ -148,7 +150,7 @@ def test_decimal_commas_are_refused(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,z,y\n" + "".join(f'"{i % 2},5",{i},{i}\n' for i in range(9)))
     told = "column x holds '0,5' in line 2; expected a full stop before decimals, as in 1.5"
-    for more in ({}, {"prepare": "standardise"}, {"features": ["x"]}):
+    for more in ({}, {"scaling": "standardise"}, {"features": ["x"]}):
         with pytest.raises(ValueError, match=told):
             datasets.load(f"csv:{path}", target="y", **more)
     assert datasets.load(f"csv:{path}", target="y", features=["z"]).x.shape == (9, 1)
@@ -157,10 +159,10 @@ def test_decimal_commas_are_refused(tmp_path):
 def test_text_of_many_words_is_no_category(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("name,x,y\n" + "".join(f"u{i},{i},{i}\n" for i in range(9)))
-    data = datasets.load(f"csv:{path}", target="y", prepare="standardise")
+    data = datasets.load(f"csv:{path}", target="y", scaling="standardise")
     assert data.source.left_out == {"name": "text such as 'u0'"}
     with pytest.raises(ValueError, match="name holds text such as 'u0'; expected numbers as featu"):
-        datasets.load(f"csv:{path}", target="y", prepare="standardise", features=["name"])
+        datasets.load(f"csv:{path}", target="y", scaling="standardise", features=["name"])
     with pytest.raises(ValueError, match="categories are y; expected some of the features"):
         datasets.load(f"csv:{path}", target="y", categories=["y"])
 
@@ -172,8 +174,8 @@ def test_the_last_rows_of_each_site_are_tested(tmp_path):
     ]
     path.write_text("\n".join(["g,day,date,y", *days]))
     for column in ("day", "date"):
-        asked = {"target": "y", "group": "g", "features": ["day"], "test_last": column}
-        data = federations.split(datasets.load(f"csv:{path}", **asked, test_share=0.3), "groups")
+        asked = {"target": "y", "client_column": "g", "features": ["day"], "test_last": column}
+        data = federations.split(datasets.load(f"csv:{path}", **asked, test_fraction=0.3), "groups")
         for train, test in zip(data.train, data.test, strict=True):
             assert sorted(data.x[test].flatten().tolist()) == [7, 8, 9]
             assert len(train) == 7
@@ -207,7 +209,7 @@ def test_parquet_is_read_as_csv_is(tmp_path):
     frame.astype({"fit": int}).to_csv(tmp_path / "t.csv", index=False)
     found = [
         datasets.load(
-            f"csv:{tmp_path}/t.{kind}", target="won", missing="fill", prepare="standardise"
+            f"csv:{tmp_path}/t.{kind}", target="won", missing="fill", scaling="standardise"
         )
         for kind in ("csv", "parquet")
     ]

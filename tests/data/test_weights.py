@@ -24,7 +24,7 @@ from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.outlines import facts, hidden
 from pyrofl.data.shard import shard
 from pyrofl.data.weights import read
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.recording import recorder
@@ -64,7 +64,7 @@ def full(name: str) -> Method:
     return replace(method, phases=phases)
 
 
-def last(name: str, data: Federation) -> Round:
+def last(name: str, data: Federation) -> RoundState:
     return list(federate(full(name), data, 2, seed=3))[-1]
 
 
@@ -77,7 +77,7 @@ def test_a_row_of_weight_two_is_as_two_rows(name):
     one, two = (last(name, data) for data in pair())
     toys.assert_same(one.server, two.server, 1e-10, 1e-10)
     assert one.seen.all()
-    private = [dict(state.private.items()) for state in (one, two)]
+    private = [dict(state.client_states.items()) for state in (one, two)]
     toys.assert_same(*private, 1e-10, 1e-10)
 
 
@@ -92,14 +92,17 @@ def test_rows_of_weight_one_are_as_rows_without(name):
 
 def test_a_minibatch_stands_for_the_weighted_rows_of_its_client():
     data, _ = pair()
-    who, rows = data.who(torch.tensor([0, 1])), torch.stack([data.train[0][:2], data.train[1][:2]])
-    batch = data.gather(who, rows, torch.ones(2, 2, dtype=torch.bool))
+    cohort, rows = (
+        data.cohort(torch.tensor([0, 1])),
+        torch.stack([data.train[0][:2], data.train[1][:2]]),
+    )
+    batch = data.gather(cohort, rows, torch.ones(2, 2, dtype=torch.bool))
     assert data.weights is not None
     assert batch.size.tolist() == [float(data.weights[data.train[j]].sum()) for j in (0, 1)]
     scale = batch._share
     expected = torch.tensor([6 / 2, 9 / 2])[:, None] * data.weights[rows]
     torch.testing.assert_close(scale, expected, rtol=1e-14, atol=0)
-    assert torch.equal(batch.some(slice(1, 2))._share, scale[1:])
+    assert torch.equal(batch.select_clients(slice(1, 2))._share, scale[1:])
     halves = batch.split(2)
     torch.testing.assert_close(torch.cat([h._share for h in halves], 1), 2 * scale)
 
@@ -125,11 +128,11 @@ def test_balanced_classes_are_those_of_scikit_learn():
     expected = dict(
         zip(there, compute_class_weight("balanced", classes=there, y=data.y[rows]), strict=True)
     )
-    made = data.weighted("balanced")
+    made = data.with_class_weights("balanced")
     found = [expected.get(int(k), 1.0) for k in data.y]
     torch.testing.assert_close(made.weights, torch.tensor(found, dtype=torch.float64))
     assert float(made.weights[rows].sum()) == pytest.approx(len(rows))
-    again = made.weighted({"a": 3, "e": 0.5}).weights / made.weights
+    again = made.with_class_weights({"a": 3, "e": 0.5}).weights / made.weights
     assert again.tolist() == [{0: 3.0, 4: 0.5}.get(int(k), 1.0) for k in data.y]
     assert "per training row" in str(made.summary()["weights"])
 
@@ -137,16 +140,31 @@ def test_balanced_classes_are_those_of_scikit_learn():
 def test_weights_that_cannot_be_are_named():
     data = toys.blobs(SIZES)
     for ask, told in (
-        (lambda: data.weighted({"z": 1}), "unknown class 'z'"),
-        (lambda: data.weighted({"a": -1}), "class a weighs -1; expected a number, at least 0"),
-        (lambda: data.weighted("even"), "weights of classes: 'even'"),
-        (lambda: data.weighted(3), "weights of classes are a int; expected 'balanced', or a dict"),
-        (lambda: data.weighted({0: 1}), "unknown class '0'"),
-        (lambda: replace(data, y=data.y.double(), classes=()).weighted("balanced"), "y is a numb"),
+        (lambda: data.with_class_weights({"z": 1}), "unknown class 'z'"),
+        (
+            lambda: data.with_class_weights({"a": -1}),
+            "class a weighs -1; expected a number, at least 0",
+        ),
+        (lambda: data.with_class_weights("even"), "weights of classes: 'even'"),
+        (
+            lambda: data.with_class_weights(3),
+            "weights of classes are a int; expected 'balanced', or a dict",
+        ),
+        (lambda: data.with_class_weights({0: 1}), "unknown class '0'"),
+        (
+            lambda: replace(data, y=data.y.double(), classes=()).with_class_weights("balanced"),
+            "y is a numb",
+        ),
         (lambda: replace(data, weights=torch.ones(3)), r"weights are \[3\]; expected a tensor"),
         (lambda: replace(data, weights=-torch.ones(31)), "row 0 weighs -1"),
-        (lambda: data.weighted(dict.fromkeys("abcde", 0)), "client 0: all its training rows weigh"),
-        (lambda: Client(built("fedavg"), data.weighted("balanced")), "data have weights of rows"),
+        (
+            lambda: data.with_class_weights(dict.fromkeys("abcde", 0)),
+            "client 0: all its training rows weigh",
+        ),
+        (
+            lambda: Client(built("fedavg"), data.with_class_weights("balanced")),
+            "data have weights of rows",
+        ),
         *(
             (partial(read, text), "is no weight of a class; expected balanced, or NAME=VALUE")
             for text in ("even", "yes", "yes=x", "yes=1,yes=2", "=1", "yes=-1")
@@ -159,25 +177,27 @@ def test_weights_that_cannot_be_are_named():
 def test_sites_have_weights_of_their_own():
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0]})
     sites = {"s": (frame, [0, 1, 1], frame, [0, 1, 1]), "t": (frame, [1, 0, 1])}
-    made = Federation.of(sites, classes=2, held_out=["s"], weights={"s": pd.Series([1, 2, 0.5])})
+    made = Federation.from_arrays(
+        sites, classes=2, held_out=["s"], weights={"s": pd.Series([1, 2, 0.5])}
+    )
     assert made.names == ("t", "s")
     assert made.weights[made.train[1]].tolist() == [1, 2, 0.5]
     assert made.weights.sum() == 3 + 3.5 + 3
     with pytest.raises(ValueError, match=r"s: weights have shape \[2\]; expected \[3\]"):
-        Federation.of(sites, classes=2, weights={"s": [1, 2]})
+        Federation.from_arrays(sites, classes=2, weights={"s": [1, 2]})
     with pytest.raises(ValueError, match="site with weights"):
-        Federation.of(sites, classes=2, weights={"u": [1, 2, 3]})
+        Federation.from_arrays(sites, classes=2, weights={"u": [1, 2, 3]})
 
 
 def test_parts_of_a_federation_keep_their_weights():
     data, _ = pair()
     ids = torch.tensor([2, 0])
     part = shard(data, ids)
-    assert torch.equal(part.who(ids).size, data.who(ids).size)
+    assert torch.equal(part.cohort(ids).size, data.cohort(ids).size)
     batches = [d.batch(ids)._share for d in (part, data)]
     assert torch.equal(*batches)
-    known = hidden(json.loads(json.dumps(facts(data.weighted({"a": 0.1})))))
-    assert torch.equal(known.totals, data.weighted({"a": 0.1}).totals)
+    known = hidden(json.loads(json.dumps(facts(data.with_class_weights({"a": 0.1})))))
+    assert torch.equal(known.totals, data.with_class_weights({"a": 0.1}).totals)
 
 
 def test_a_run_is_saved_and_gone_on_with_its_weights(tmp_path):
@@ -191,7 +211,7 @@ def test_a_run_is_saved_and_gone_on_with_its_weights(tmp_path):
     with pytest.raises(ValueError, match="hash of the data"):
         pyrofl.load(tmp_path / "run", data=replace(data, weights=None))
     with pytest.raises(ValueError, match="other training rows than"):
-        next(federate(built("pfedvem"), replace(data, weights=None), 2, start=run.state))
+        next(federate(built("pfedvem"), replace(data, weights=None), 2, resume_from=run.state))
 
 
 @pytest.fixture
@@ -211,7 +231,7 @@ def sheet(tmp_path):
 
 
 def test_tables_have_a_column_of_weights(sheet):
-    how = {"target": "sick", "group": "site", "row_weights": "count"}
+    how = {"target": "sick", "client_column": "site", "row_weights": "count"}
     data = federations.split(datasets.load(f"csv:{sheet}", **how), "groups")
     assert data.source.features == ("x",)
     table = pd.read_csv(sheet)
@@ -236,7 +256,16 @@ def test_tables_have_a_column_of_weights(sheet):
 
 
 def test_by_command_a_site_is_held_out_by_name(sheet, tmp_path, capsys):
-    words = ["run", "fedavg", "--data", f"csv:{sheet}", "--target", "sick", "--group", "site"]
+    words = [
+        "run",
+        "fedavg",
+        "--data",
+        f"csv:{sheet}",
+        "--target",
+        "sick",
+        "--client-column",
+        "site",
+    ]
     words += ["--rounds", "1", "--quiet", "--posterior-draws", "0", "--out", str(tmp_path / "o")]
     assert main([*words, "--held-out", "a"]) == 0
     table = pd.read_csv(tmp_path / "o/rows.csv").groupby("client")["population"].unique()
@@ -252,7 +281,16 @@ def test_by_command_a_site_is_held_out_by_name(sheet, tmp_path, capsys):
 
 
 def test_by_command_balanced_classes_are_found_more_often(sheet, tmp_path, capsys):
-    words = ["run", "fedavg", "--data", f"csv:{sheet}", "--target", "sick", "--group", "site"]
+    words = [
+        "run",
+        "fedavg",
+        "--data",
+        f"csv:{sheet}",
+        "--target",
+        "sick",
+        "--client-column",
+        "site",
+    ]
     words += ["--rounds", "6", "--set", "lr=0.1", "--quiet", "--posterior-draws", "0"]
     words += ["--features", "x"]
     found = {}

@@ -22,7 +22,7 @@ def words(figure: Figure) -> set[str]:
 
 @pytest.mark.parametrize("name", builds())
 def test_every_method_has_a_diagram(name):
-    related = pyrofl.relations(cards.made(name, cards.network()), cards.rows())
+    related = pyrofl.get_dependencies(cards.made(name, cards.network()), cards.rows())
     assert related["y"].observed
     assert related["y"].plates == ("clients", "rows")
     assert related["y"].reads
@@ -32,7 +32,7 @@ def test_every_method_has_a_diagram(name):
 
 
 def test_the_head_of_pfedvem_is_around_the_servers_with_a_confidence_of_the_clients_own():
-    related = pyrofl.relations(cards.made("pfedvem", cards.network()), cards.rows())
+    related = pyrofl.get_dependencies(cards.made("pfedvem", cards.network()), cards.rows())
     assert related["head.bias"].reads == ("client tau", "server loc/head.bias")
     assert related["head.bias"].distribution == "Normal"
     told = figures.plates(related).axes[0].get_legend().get_texts()
@@ -59,8 +59,8 @@ def test_what_clients_share_is_outside_of_their_plate():
                 pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
 
     rows = np.ones((3, 1)), np.arange(3.0)
-    data = pyrofl.Federation.of({"a": rows, "b": rows})
-    related = pyrofl.relations(pvi.hierarchical(model, data, shared="mu tau"), data)
+    data = pyrofl.Federation.from_arrays({"a": rows, "b": rows})
+    related = pyrofl.get_dependencies(pvi.hierarchical(model, data, shared="mu tau"), data)
     assert related["mu"].plates == related["tau"].plates == ()
     assert related["tau"].distribution == "HalfCauchy"
     assert related["theta"].reads == ("mu", "tau", "eta")
@@ -82,7 +82,7 @@ def test_what_clients_share_is_outside_of_their_plate():
 def test_a_reader_may_give_axes_of_his_own():
     figure = Figure(figsize=(8, 3))
     axes = figure.subplots(1, 2)
-    related = pyrofl.relations(cards.made("fedavg", cards.network()), cards.rows())
+    related = pyrofl.get_dependencies(cards.made("fedavg", cards.network()), cards.rows())
     assert figures.plates(related, ax=axes[0]) is figure
     fit = (np.zeros(2), -np.ones(2), np.ones(2))
     assert figures.forest({"one": fit}, ["a", "b"], "value", ax=axes[1]) is figure

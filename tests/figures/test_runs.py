@@ -28,7 +28,7 @@ def table(seeds: int = 3) -> list[dict[str, object]]:
             for seed in range(seeds):
                 for r in (0, 10, 20):
                     row = {"method": method, "seed": seed, "round": r, "model": model}
-                    row |= {"population": population, "adapted": "none"}
+                    row |= {"population": population, "adaptation": "none"}
                     value = base + 0.01 * seed + 0.001 * r - 0.1 * (model == "global")
                     rows.append(row | {"metric": "accuracy", "value": value})
                     rows.append(row | {"metric": "nll", "value": 9.0})
@@ -112,7 +112,7 @@ def test_panels_beyond_three_go_below_and_adaptation_is_a_line():
         for row in table(1)
         for p, less in worse.items()
     ]
-    rows += [row | {"adapted": "adapt"} for row in rows if row["model"] == "personal"]
+    rows += [row | {"adaptation": "fine_tune"} for row in rows if row["model"] == "personal"]
     figure = figures.curves(rows)
     assert len(figure.axes) == 4
     assert [t.get_text() for t in figure.legends[0].texts] == [
@@ -217,9 +217,9 @@ class Told:
     """What a figure asks a run."""
 
     def __init__(self, table, verdict):
-        self.table, self.verdict = pd.DataFrame(table), verdict
+        self.table, self.status = pd.DataFrame(table), verdict
 
-    def convergence(self):
+    def parameter_changes(self):
         return self.table
 
 
@@ -241,7 +241,9 @@ def test_convergence_shows_every_site_and_what_is_small():
         for j in range(9)
     ]
     lines += [{"round": r, "site": "w", "mean": nan, "sd": nan, "norm": 1e308} for r in rounds]
-    figure = figures.convergence(Told(lines, Small("moving: the mean of a by 9 sd per round")))
+    figure = figures.convergence(
+        Told(lines, Small("not converged: the mean of a by 9 sd per round"))
+    )
     sds, norms = figure.axes
     assert [axes.get_yscale() for axes in (sds, norms)] == ["log", "log"]
     assert sds.lines[-1].get_ydata() == [0.01, 0.01]
@@ -254,13 +256,13 @@ def test_convergence_shows_every_site_and_what_is_small():
     np.testing.assert_allclose(best.get_ydata(), [2.0**-r for r in rounds])
     assert np.isnan(sds.lines[0].get_ydata()).all()  # nothing moved: a logarithm cannot show it
     assert "grey: 4 that moved less" in figure.legends[0].get_title().get_text()
-    assert figure.legends[0].get_title().get_text().startswith("moving: the mean of a")
+    assert figure.legends[0].get_title().get_text().startswith("not converged: the mean of a")
     assert overlaps(figure) == []
     chains = pd.concat([pd.DataFrame(lines).assign(seed=s) for s in "01"])
-    both = figures.convergence(Told(chains, Small("moving: so")))
+    both = figures.convergence(Told(chains, Small("not converged: so")))
     assert len(both.axes[0].lines) == 2 * 2 * 9 + 1
-    with pytest.raises(ValueError, match=r"moved nothing that is known \(moving: no"):
-        figures.convergence(Told(pd.DataFrame(lines)[:0], Small("moving: no round yet")))
+    with pytest.raises(ValueError, match=r"moved nothing that is known \(not converged: no"):
+        figures.convergence(Told(pd.DataFrame(lines)[:0], Small("not converged: no round yet")))
 
 
 def test_watched_numbers_are_lines_by_round():
@@ -268,7 +270,7 @@ def test_watched_numbers_are_lines_by_round():
 
     def run_of(shares, monitors=None):
         run = type("Run", (), {})()
-        run.records, run.watching = [], monitors or {}
+        run.records, run.monitors = [], monitors or {}
         for number, share in enumerate(shares, 1):
             one = record()
             one.number, one.watched = number, {"rates_above_$0.9$": share}

@@ -26,8 +26,8 @@ def test_a_lock_names_its_holder_and_goes_with_it(tmp_path):
         assert told == ""
         mine = json.loads((tmp_path / NAME).read_text())
         assert (mine["host"], mine["pid"]) == (socket.gethostname(), os.getpid())
-        who = rf"process {os.getpid()} on {mine['host']} since {mine['since'][:4]}"
-        with pytest.raises(ValueError, match=f"is in use by {who}.*; expected another folder"):
+        holder = rf"process {os.getpid()} on {mine['host']} since {mine['since'][:4]}"
+        with pytest.raises(ValueError, match=f"is in use by {holder}.*; expected another folder"):
             locked(tmp_path).__enter__()
         assert (tmp_path / NAME).exists()
     assert not list(tmp_path.iterdir())

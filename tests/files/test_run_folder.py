@@ -175,9 +175,9 @@ def test_columns_are_the_promised_ones(tmp_path):
     row = (1, "personal", "none", "training", "nll", 0.5)
     write_csv(tmp_path / "metrics.csv", run_folder.METRICS, [row])
     head = (tmp_path / "metrics.csv").read_text().splitlines()[0]
-    assert head == "round,model,adapted,population,metric,value"
-    assert ",".join(run_folder.CLIENTS) == "client,size,model,adapted,metric,value"
-    assert ",".join(run_folder.COMPARE) == "method,seed,model,adapted,metric,value,tuned"
+    assert head == "round,model,adaptation,population,metric,value"
+    assert ",".join(run_folder.CLIENTS) == "client,size,model,adaptation,metric,value"
+    assert ",".join(run_folder.COMPARE) == "method,seed,model,adaptation,metric,value,tuned"
 
 
 def test_versions_name_what_a_result_depends_on(monkeypatch):

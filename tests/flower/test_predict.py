@@ -23,7 +23,7 @@ def finished(folder, **changes):
     """Return a project whose rounds are made."""
     more = {"methods": METHODS, "settings": ("epochs=1",)} | changes
     project = hospitals.project(folder / "p", **more)
-    if project.group:
+    if project.client_column:
         hospitals.wards(folder / "p")
     stores = coordinate(project, folder / "out", wire(project, folder), SOON, lambda _: None)
     return project, stores
@@ -36,7 +36,7 @@ def table(path):
 
 @pytest.mark.parametrize("group", ["", "ward"])
 def test_it_predicts_as_the_run_in_one_process(group, tmp_path):
-    project, _ = finished(tmp_path, group=group)
+    project, _ = finished(tmp_path, client_column=group)
     for name in METHODS:
         data = hospitals.whole(project)
         method = by_round(project.build(data.clients, server=True)[name])(project.rounds - 1)
@@ -65,7 +65,15 @@ def test_what_cannot_be_predicted_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pyrofl.flower.results.drawn", lambda *_: [])
     stores["ditto"].finish()
     rows, out = str(project.folder / "sites/hospital_1.csv"), str(tmp_path / "p.csv")
-    words = ["flower", "predict", str(tmp_path / "hospital_1"), "--rows", rows, "--out", out]
+    words = [
+        "flower",
+        "predict",
+        str(tmp_path / "hospital_1"),
+        "--rows",
+        rows,
+        "--out",
+        out,
+    ]
 
     def refused(*more):
         assert main([*words, *more]) == 2

@@ -31,7 +31,7 @@ def program(received, local, batch):
 
 
 def effects(data):
-    return pvi.hierarchical(program, data, shared="mean", draws=8, steps=2)
+    return pvi.hierarchical(program, data, shared="mean", num_particles=8, steps=2)
 """
 LEAKS = """
 
@@ -69,8 +69,8 @@ def project(tmp_path):
         ({"likelihood": "cauchy"}, "likelihood is 'cauchy'; expected one of categorical"),
         ({"methods": ()}, "methods is missing; expected it in"),
         ({"methods": ("fedavg", "f.py:fedavg")}, "names of methods: expected no two alike"),
-        ({"features": ("age", "recovered")}, "expected no target and no group among them"),
-        ({"test_share": 1.0}, "test_share is 1.0; expected a number from 0 to below 1"),
+        ({"features": ("age", "recovered")}, "expected no target and no client column among them"),
+        ({"test_fraction": 1.0}, "test_fraction is 1.0; expected a number from 0 to below 1"),
     ],
 )
 def test_settings_that_are_wrong_are_refused(project, change, told):
@@ -120,7 +120,9 @@ def test_a_site_may_lack_a_class_and_knows_its_code(project):
 def test_a_site_of_wards_has_a_client_for_each(project):
     hospitals.wards(project.folder, 3)
     data = rows_of(
-        changed(project.folder, group="ward"), str(project.folder / "sites/hospital_2.csv"), "h"
+        changed(project.folder, client_column="ward"),
+        str(project.folder / "sites/hospital_2.csv"),
+        "h",
     )
     assert data.names == ("h/ward 0", "h/ward 1", "h/ward 2")
     assert sum(map(len, (*data.train, *data.test))) == 65

@@ -35,7 +35,7 @@ def made(project, out, transport, settings=SOON):
 @pytest.mark.parametrize("grouped", [False, True])
 def test_many_methods_in_one_run_are_those_of_the_loop(grouped, tmp_path):
     methods = ("fedavg", "pvi") if grouped else ("pfedvem", "scaffold", "metavd")
-    more = {"group": "ward"} if grouped else {}
+    more = {"client_column": "ward"} if grouped else {}
     project = hospitals.project(tmp_path / "p", methods=methods, settings=SMALL, **more)
     if grouped:
         hospitals.wards(tmp_path / "p")
@@ -203,10 +203,10 @@ def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
         assert "hospital_2 has lost its state of pfedvem: hospital_2 restart" in said
         assert "hospital_2 has lost its state of scaffold: hospital_2 restart" in said
         assert not [line for line in said if "of fedavg" in line]  # which keeps nothing
-        assert [len(states[name].who.ids) for name in methods] == [3] * 3
+        assert [len(states[name].reporters.ids) for name in methods] == [3] * 3
     else:
         assert any("--rejoin makes them new clients" in line for line in said)
-        assert [len(states[name].who.ids) for name in methods] == [2] * 3
+        assert [len(states[name].reporters.ids) for name in methods] == [2] * 3
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_code_that_differs_is_refused_by_the_part_of_the_method(tmp_path):
     transport = wire(project, tmp_path)
     transport.sites[12]["project"] = str(tmp_path / "other")
     states, said = made(project, tmp_path / "out", transport)
-    assert states["own"].who.ids.tolist() == [0, 1]
+    assert states["own"].reporters.ids.tolist() == [0, 1]
     assert any(line.startswith("hospital_3: own: method of phases is ") for line in said)
 
 

@@ -20,7 +20,15 @@ from golden.plain import (
     start,
 )
 
-COMMON = {"draws": 2, "steps": 3, "epochs": 2, "batch": 4, "lr": 0.02, "kl": 0.1, "scale": 0.2}
+COMMON = {
+    "num_particles": 2,
+    "steps": 3,
+    "epochs": 2,
+    "batch": 4,
+    "lr": 0.02,
+    "kl": 0.1,
+    "init_scale": 0.2,
+}
 PLAIN = COMMON | {"natural": False, "lr_prior": 0.05}
 NATURAL = COMMON | {"natural": True, "lr_prior": 0.5}
 
@@ -48,7 +56,7 @@ def divergence(m: Tensors, nu: Tensors, m0: Tensors, nu0: Tensors) -> torch.Tens
 def client(theta: Tensors, j: int, how: dict[str, Any]) -> Tensors:
     """Return theta_j after its epochs."""
     x, y = of_client(j)
-    phi, own, k, lam = dict(theta), dict(theta), how["draws"], how["kl"]
+    phi, own, k, lam = dict(theta), dict(theta), how["num_particles"], how["kl"]
 
     def part(of: Tensors, what: str) -> Tensors:
         return {n.removeprefix(what): v for n, v in of.items() if n.startswith(what)}
@@ -87,7 +95,7 @@ def natural(own: Tensors, m: Tensors, nu: Tensors, rho: float) -> Tensors:
 def run(how: dict[str, Any]) -> list[tuple[Tensors, Tensors]]:
     """Return (server, private) after each round."""
     theta, states = begin(), []
-    for who in REPORTS:
-        theta = mean_by(torch.ones(len(who)), [client(theta, j, how) for j in who])
+    for cohort in REPORTS:
+        theta = mean_by(torch.ones(len(cohort)), [client(theta, j, how) for j in cohort])
         states.append((theta, {}))
     return states

@@ -83,9 +83,9 @@ def student(w: Tensors, teachers: list[Tensors], how: dict[str, Any]) -> Tensors
 def run(how: dict[str, Any]) -> list[tuple[Tensors, Tensors]]:
     """Return (server, private) after each round."""
     w, states = start(), []
-    for who in REPORTS:
+    for cohort in REPORTS:
         models = []
-        for j in who:
+        for j in cohort:
             x, y = of_client(j)
             optimiser, own = Momentum(how["lr"], how["momentum"], how["weight_decay"]), dict(w)
             for bx, by in batches(how["epochs"], how["batch"], x, y):
@@ -95,7 +95,7 @@ def run(how: dict[str, Any]) -> list[tuple[Tensors, Tensors]]:
 
                 own = descend(own, optimiser, loss)
             models.append(own)
-        n = sizes_of(who)
+        n = sizes_of(cohort)
         average = mean_by(n, models)
         w = student(average, [average, *models, *sampled(models, n, how)], how)
         states.append((named("w", w), {}))

@@ -24,8 +24,16 @@ from golden.plain import (
 from torch import Tensor
 from torch.nn.functional import cross_entropy, leaky_relu
 
-COMMON = {"draws": 3, "epochs": 2, "batch": 4, "lr": 0.05, "clip": 1.0, "embedding": 2, "width": 5}
-COMMON |= {"depth": 1, "hyper_lr": 0.9, "scale": 0.3}
+COMMON = {
+    "num_particles": 3,
+    "epochs": 2,
+    "batch": 4,
+    "lr": 0.05,
+    "clip": 1.0,
+    "embedding": 2,
+    "width": 5,
+}
+COMMON |= {"depth": 1, "hyper_lr": 0.9, "init_scale": 0.3}
 AUTHORS = COMMON | {"on": "reptile", "server_lr": 0.9, "beta": 10.0, "logit_average": True}
 PAPER = COMMON | {"on": "fedavg", "beta": None, "logit_average": False}
 LAYER, BOUND, DECAY = "fc2.weight", 8.5, 5e-4
@@ -58,10 +66,10 @@ def objective(
     z = (x @ w["fc1.weight"].T + w["fc1.bias"]).relu()
     mean = z @ w[LAYER].T + w["fc2.bias"]
     sd = (z.square() @ variance.T).sqrt()
-    draws = noise(len(x), how["draws"], mean.shape[1])  # of each row, its draws
+    draws = noise(len(x), how["num_particles"], mean.shape[1])  # of each row, its draws
     logits = [
         (mean + sd * draws[:, k]).relu() @ w["head.weight"].T + w["head.bias"]
-        for k in range(how["draws"])
+        for k in range(how["num_particles"])
     ]
     if how["logit_average"]:
         logits = [sum(logits) / len(logits)]
@@ -81,15 +89,15 @@ def run(how: dict[str, Any]) -> list[tuple[Tensors, Tensors]]:
     server = begin(how)
     theta = {n.removeprefix("loc/"): v for n, v in server.items() if n.startswith("loc/")}
     psi = {n.removeprefix("server/"): v for n, v in server.items() if n.startswith("server/")}
-    first = 2 * float(np.log(how["scale"]))
+    first = 2 * float(np.log(how["init_scale"]))
     plain = how["on"] == "fedavg"
     of_theta = Momentum(1.0) if plain else Momentum(how["server_lr"], 0.9)
     of_psi = Momentum(how["hyper_lr"], 0.6, DECAY)
     of_e = Momentum(how["hyper_lr"], 0.3, DECAY)
     states = []
-    for who in REPORTS:
+    for cohort in REPORTS:
         own, found = [], []
-        for j in who:
+        for j in cohort:
             x, y = of_client(j)
             w, s = dict(theta), spread(psi, j, first)
             for bx, by in batches(how["epochs"], how["batch"], x, y):
@@ -101,7 +109,7 @@ def run(how: dict[str, Any]) -> list[tuple[Tensors, Tensors]]:
                 w = after
             own.append(w)
             found.append(s)
-        share = sizes_of(who) / sizes_of(who).sum()
+        share = sizes_of(cohort) / sizes_of(cohort).sum()
         mean = mean_by(share, own)
         precision = [
             g / (s.clamp(-BOUND, BOUND).exp() + 1e-10) for g, s in zip(share, found, strict=True)
@@ -109,7 +117,7 @@ def run(how: dict[str, Any]) -> list[tuple[Tensors, Tensors]]:
         weighed = sum(p * w[LAYER] for p, w in zip(precision, own, strict=True))
         mean[LAYER] = weighed / sum(precision)
         leaf = leaves(psi)
-        sent = [spread(leaf, j, first) for j in who]
+        sent = [spread(leaf, j, first) for j in cohort]
         gaps = zip(share, sent, found, strict=True)
         slope = slopes(sum(g * ((s.detach() - f) * s).sum() for g, s, f in gaps), leaf)
         all_of_it = clipped(named("loc", {n: v - mean[n] for n, v in theta.items()}) | slope, 100.0)

@@ -41,9 +41,9 @@ def run() -> list[tuple[Tensors, Tensors]]:
     a = [torch.full((3, SETTINGS["branches"]), 1 / SETTINGS["branches"]).log() for _ in SIZES]
     epochs, batch = SETTINGS["epochs"], SETTINGS["batch"]
     states = []
-    for who in REPORTS:
+    for cohort in REPORTS:
         own = {}
-        for j in who:
+        for j in cohort:
             x, y = of_client(j)
             optimiser = Momentum(SETTINGS["lr_alpha"], SETTINGS["momentum"])
             for bx, by in batches(epochs, batch, x, y):
@@ -65,9 +65,9 @@ def run() -> list[tuple[Tensors, Tensors]]:
         for n, v in w.items():
             layer = LAYER[n.split(".")[0]]
             for b in range(len(v)):
-                weight = {j: SIZES[j] * a[j].softmax(-1)[layer, b] for j in who}
+                weight = {j: SIZES[j] * a[j].softmax(-1)[layer, b] for j in cohort}
                 total = sum(weight.values())
-                new[n, b] = sum(weight[j] * own[j][n][b] for j in who) / total
+                new[n, b] = sum(weight[j] * own[j][n][b] for j in cohort) / total
         w = {n: torch.stack([new[n, b] for b in range(len(v))]) for n, v in w.items()}
         states.append((named("branch", w), {"a/alpha": torch.stack(a)}))
     return states

@@ -26,16 +26,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 SETTINGS = {
-    "draws": 2,
+    "num_particles": 2,
     "head_epochs": 3,
     "base_epochs": 2,
     "batch": 4,
     "lr_head": 0.01,
     "lr_base": 0.1,
     "momentum": 0.9,
-    "scale": 0.5,
+    "init_scale": 0.5,
 }
-K, SD = SETTINGS["draws"], SETTINGS["scale"]
+K, SD = SETTINGS["num_particles"], SETTINGS["init_scale"]
 
 
 def begin() -> Tensors:
@@ -60,7 +60,7 @@ def run() -> list[tuple[Tensors, Tensors]]:
     mu = [dict(w) for _ in SIZES]
     pi = [{n: torch.full_like(v, float(inverse)) for n, v in w.items()} for _ in SIZES]
     states = []
-    for who in REPORTS:
+    for cohort in REPORTS:
         taus, bases = [], []
         for j in range(len(SIZES)):
             x, y = of_client(j)
@@ -78,8 +78,8 @@ def run() -> list[tuple[Tensors, Tensors]]:
 
                 base = descend(base, optimiser, loss)
             bases.append(base)
-        w = mean_by(torch.stack([taus[j] for j in who]), [mu[j] for j in who])
-        theta = mean_by(sizes_of(who), [bases[j] for j in who])
+        w = mean_by(torch.stack([taus[j] for j in cohort]), [mu[j] for j in cohort])
+        theta = mean_by(sizes_of(cohort), [bases[j] for j in cohort])
         private = stacked("mu", mu) | stacked("pi", pi) | {"tau": torch.stack(taus)}
         states.append((named("base", theta) | named("loc", w), private))
     return states

@@ -114,9 +114,9 @@ def mean_by(weights: Tensor, values: list[Tensors]) -> Tensors:
     return {n: sum(s * v[n] for s, v in zip(share, values, strict=True)) for n in values[0]}
 
 
-def sizes_of(who: tuple[int, ...]) -> Tensor:
+def sizes_of(cohort: tuple[int, ...]) -> Tensor:
     """Return n_j of some clients."""
-    return torch.tensor([float(SIZES[j]) for j in who])
+    return torch.tensor([float(SIZES[j]) for j in cohort])
 
 
 def named(prefix: str, values: Tensors) -> Tensors:

@@ -85,11 +85,11 @@ def fitted(case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
     how = dict(case.how)
     settings = {
         "participation": how.pop("participation", pyrofl.participation.bernoulli(0.5)),
-        "chunk": how.pop("chunk", None),
+        "chunk_size": how.pop("chunk_size", None),
         "draws": how.pop("draws", None),
     }
-    if "fail" in how or "least" in how:
-        share = {"fail": how.pop("fail", 0.0), "least": how.pop("least", 1.0)}
+    if "drop_rate" in how or "min_work" in how:
+        share = {"drop_rate": how.pop("drop_rate", 0.0), "min_work": how.pop("min_work", 1.0)}
         settings["stragglers"] = pyrofl.participation.Stragglers(**share)
     states: list[Any] = []
     run = pyrofl.fit(
@@ -99,15 +99,15 @@ def fitted(case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
         seed=3,
         progress=False,
         check=False,
-        after=lambda run: states.append((f"round {run.state.number} ", state_of(run.state))),
+        callback=lambda run: states.append((f"round {run.state.number} ", state_of(run.state))),
         **settings,
         **how,
     )
     for at, parts in states:
         for part, values in parts.items():
             yield at + part, values
-    for scores in run.scores():
-        kind = f"scores {scores.model} {scores.adapted} {scores.population}"
+    for scores in run.evaluate_all():
+        kind = f"scores {scores.model} {scores.adaptation} {scores.population}"
         yield kind, scores.values | {"ids": scores.ids, "rows": scores.rows}
     yield "statistics", run.statistics()
     if case.arviz is None:
@@ -133,14 +133,14 @@ def fitted(case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def state_of(state: Any) -> dict[str, Mapping[str, Any]]:
     """Return the parts of the state after a round; client states of clients that were seen."""
     seen = torch.as_tensor(state.seen).nonzero().flatten()
-    who = {"reported": state.who.ids, "trained": state.trained, "silent": state.silent}
+    cohort = {"reported": state.reporters.ids, "trained": state.trained, "silent": state.silent}
     return {
         "server": state.server,
-        "clients": {n: torch.as_tensor(v)[seen].clone() for n, v in state.private.items()},
+        "clients": {n: torch.as_tensor(v)[seen].clone() for n, v in state.client_states.items()},
         "message": state.message,
         "loss": state.loss,
-        "cohort": who | {"seen": seen, "rejected": torch.tensor(len(state.rejected))},
-        "bytes": {"down": state.down, "up": state.up, "steps": state.steps},
+        "cohort": cohort | {"seen": seen, "rejected": torch.tensor(len(state.rejected))},
+        "bytes": {"down": state.bytes_down, "up": state.bytes_up, "steps": state.steps},
     }
 
 
@@ -155,16 +155,18 @@ def halves(method: Any, data: Federation) -> Iterator[tuple[str, Mapping[str, An
         own = replace(data, train=(data.train[i],), test=(data.test[i],), names=(name,), held_out=0)
         clients[name] = pyrofl.Client(method, own, 3, min_scored_rows=1)
     for number in range(1, ROUNDS + 1):
-        orders = server.orders()
+        orders = server.configure_train()
         replies = {name: clients[name].train(order) for name, order in orders.items()}
         if number == 2:
             replies.pop(next(iter(replies)))
-        parts = state_of(server.take(replies))
+        parts = state_of(server.aggregate_train(replies))
         for part in ("server", "message", "bytes"):
             yield f"round {number} {part}", parts[part]
     for view in method.views:
-        questions = server.questions(model=view, draws=2)
-        scores = server.scores({n: clients[n].evaluate(one) for n, one in questions.items()})
+        questions = server.configure_evaluate(model=view, draws=2)
+        scores = server.aggregate_evaluate(
+            {n: clients[n].evaluate(one) for n, one in questions.items()}
+        )
         yield f"scores {view}", scores.values
 
 
@@ -215,13 +217,13 @@ def groups(rows: tuple[int, ...] = (2, 5, 3, 4, 6, 2)) -> Federation:
             torch.from_numpy(x),
             torch.from_numpy(line + 0.3 * rng.standard_normal(n)),
         )
-    return Federation.of(found)
+    return Federation.from_arrays(found)
 
 
 def schools() -> Federation:
     """Return the effects of eight schools and their standard errors."""
     effects, errors = (28, 8, -3, 7, -1, 1, 18, 12), (15, 10, 16, 11, 9, 11, 10, 18)
-    return Federation.of(
+    return Federation.from_arrays(
         {
             f"school {i}": (torch.tensor([[float(s)]]).double(), torch.tensor([float(y)]).double())
             for i, (y, s) in enumerate(zip(effects, errors, strict=True))
@@ -252,15 +254,15 @@ def cases() -> dict[str, Case]:
         found[name] = Case(build, source, how, **more)
 
     def vary(method: str, variants: Mapping[str, Mapping[str, Any]], **common: Any) -> None:
-        """Add a method with `common`, with chunk=4 and with stragglers, and its variants."""
+        """Add a method with `common`, with chunk_size=4 and with stragglers, and its variants."""
         settings = (SOME if "base_epochs" not in common else {"batch": 6}) | common
-        add(method, of(method, **settings), chunk=4, draws=2)
-        add(f"{method}: stragglers", of(method, **settings), fail=0.2, least=0.3)
+        add(method, of(method, **settings), chunk_size=4, draws=2)
+        add(f"{method}: stragglers", of(method, **settings), drop_rate=0.2, min_work=0.3)
         for i, (label, own) in enumerate(variants.items()):
-            how = {"chunk": 4} if i % 2 else {}
+            how = {"chunk_size": 4} if i % 2 else {}
             add(f"{method}: {label}", of(method, **(settings | own)), **how)
 
-    bayes = {"prior": NORMAL, "draws": 2}
+    bayes = {"prior": NORMAL, "num_particles": 2}
     vary(
         "fedavg",
         {
@@ -308,7 +310,7 @@ def cases() -> dict[str, Case]:
             "stateless": {"stateless": True},
             "damping": {"damping": 0.5, "guide": guides.full_covariance},
         },
-        draws=10,
+        num_particles=10,
     )
     vary(
         "fedhb",
@@ -328,13 +330,13 @@ def cases() -> dict[str, Case]:
             "moments": {"natural": False, "average": "moments", "guide": "mean_field"},
             "delta": {"guide": "delta", "natural": False},
         },
-        draws=2,
+        num_particles=2,
         steps=2,
         fine_tune=2,
         tune_steps=2,
     )
     vary("pfedbayes", {"fine tune": {"fine_tune": 2, "beta": 0.5}}, steps=2)
-    vary("pfedgp", {"linear": {"kernel": "linear", "scale": 1.0}}, draws=3, lr=0.01)
+    vary("pfedgp", {"linear": {"kernel": "linear", "init_scale": 1.0}}, num_particles=3, lr=0.01)
     vary(
         "pfedmb",
         {
@@ -346,7 +348,7 @@ def cases() -> dict[str, Case]:
         },
         branches=3,
         lr=0.05,
-        draws=2,
+        num_particles=2,
     )
     vary(
         "pfedvem",
@@ -359,7 +361,7 @@ def cases() -> dict[str, Case]:
         },
         head_epochs=2,
         base_epochs=1,
-        draws=2,
+        num_particles=2,
         lr_head=0.01,
         lr_base=0.01,
     )
@@ -379,7 +381,7 @@ def cases() -> dict[str, Case]:
         },
         width=12,
         depth=1,
-        draws=2,
+        num_particles=2,
         lr=0.02,
     )
     rows = {"unlabelled": server_rows(), "distil_epochs": 3, "distil_batch": 10}
@@ -397,11 +399,11 @@ def cases() -> dict[str, Case]:
         cycle=2,
         **rows,
     )
-    vary("virtual", {"all private": {"private": "*.bias", "damping": 0.5}}, draws=4)
+    vary("virtual", {"all private": {"private": "*.bias", "damping": 0.5}}, num_particles=4)
     vary(
         "pvi",
         {"full": {"covariance": "full", "epochs": 1, "batch": None}, "damping": {"damping": 0.7}},
-        draws=4,
+        num_particles=4,
     )
 
     # Many steps of a kind, and wide layers, which steps in less arithmetic or code are made for.
@@ -431,13 +433,15 @@ def cases() -> dict[str, Case]:
                 toys.net(),
                 prior=learned_scales.learned(),
                 guide=guides.mean_field,
-                draws=2,
+                num_particles=2,
                 **SOME,
             ),
             toys.net().shapes,
         ),
     )
-    regression = partial(fedavg.build, prior=NORMAL, guide=guides.mean_field, draws=2, **SOME)
+    regression = partial(
+        fedavg.build, prior=NORMAL, guide=guides.mean_field, num_particles=2, **SOME
+    )
     for kind, likelihood in (
         ("normal", likelihoods.normal(0.5)),
         ("learned normal", likelihoods.learned_normal()),
@@ -453,26 +457,26 @@ def cases() -> dict[str, Case]:
         )
     for kind in ("AutoNormal", "pyro.param", "gamma and beta", "discrete"):
         family = toys.FAMILIES[kind]
-        add(f"guide: {kind}", lambda data, f=family: toys.trained(f, data), chunk=4, draws=2)
+        add(f"guide: {kind}", lambda data, f=family: toys.trained(f, data), chunk_size=4, draws=2)
     add(
         "guide: adam",
         lambda data: toys.trained(toys.FAMILIES["mean_field"], data, optim=pyrofl.adam(0.01)),
-        chunk=4,
+        chunk_size=4,
         arviz=True,
     )
     for where in ("server", "client"):
-        privacy = pyrofl.Privacy(clip=0.5, noise=0.3, where=where, seed=1)
+        privacy = pyrofl.Privacy(clip=0.5, noise_multiplier=0.3, where=where, seed=1)
         add(f"privacy: {where}", of("fedavg", **SOME), privacy=privacy, arviz=None)
     add("pfedvem: privacy", of("pfedvem", batch=6), arviz=None,
-        privacy=pyrofl.Privacy(clip=0.5, noise=0.3, most=2.0, seed=1))  # fmt: skip
+        privacy=pyrofl.Privacy(clip=0.5, noise_multiplier=0.3, max_weight=2.0, seed=1))  # fmt: skip
     add(
         "fedavg: all train, some report, folded",
         of("fedavg", **SOME),
-        trains=everyone,
+        training_clients=everyone,
         keep_messages=False,
-        chunk=2,
+        chunk_size=2,
     )
-    add("scaffold: everyone", of("scaffold", **SOME), participation=everyone, chunk=1)
+    add("scaffold: everyone", of("scaffold", **SOME), participation=everyone, chunk_size=1)
     add(
         "fedavg: schedule",
         lambda data: lambda r: fedavg.build(toys.net(), epochs=1, lr=0.1 / (r + 1)),
@@ -485,7 +489,7 @@ def cases() -> dict[str, Case]:
     )
 
     # Programs of a user's own.
-    hierarchical = partial(pvi.hierarchical, draws=16, steps=3)
+    hierarchical = partial(pvi.hierarchical, num_particles=16, steps=3)
     for kind, options in {
         "normal": {},
         "blocks": {"covariance": "blocks"},
@@ -504,7 +508,7 @@ def cases() -> dict[str, Case]:
             arviz=True,
         )
     eight = partial(hierarchical, programs.eight_schools, shared="mu tau")
-    add("schools", eight, data=schools, arviz=True, chunk=4)
+    add("schools", eight, data=schools, arviz=True, chunk_size=4)
     add("schools: corrected", eight, data=schools, arviz=True, corrected=True)
     add("lines: corrected", partial(hierarchical, programs.lines, shared="beta sd sigma"),
         data=groups, arviz=True, corrected=True)  # fmt: skip

@@ -43,14 +43,14 @@ def clients() -> Federation:
 
 
 def measure(name: str, seed: int) -> tuple[float, float]:
-    """Return accuracy and NLL of a method's main model, adapted if it adapts."""
+    """Return accuracy and NLL of a method's main model, adaptation if it adapts."""
     data, build = clients(), builds()[name]
     wanted = inspect.signature(build).parameters
     own = {"unlabelled": data.unlabelled} if "unlabelled" in wanted else {}
     method = build(nets.build("mlp:16", (64,), 10), **own)
     run = pyrofl.fit(method, data, ROUNDS, seed=seed, progress=False)
-    adapted = "adapt" if method.adapt and method.main_view == "personal" else "none"
-    scores = run.evaluate(adapted=adapted)
+    adaptation = "fine_tune" if method.adapt and method.main_view == "personal" else "none"
+    scores = run.evaluate(adaptation=adaptation)
     return scores.mean("accuracy"), scores.mean("nll")
 
 

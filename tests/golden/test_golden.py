@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.training import noise
@@ -80,7 +80,7 @@ def constant(case, monkeypatch) -> None:
     monkeypatch.setattr(torch, "randperm", lambda n, generator=None: torch.arange(n))
 
 
-def rounds(case: tuple[str, dict[str, Any]], **other: Any) -> Iterator[Round]:
+def rounds(case: tuple[str, dict[str, Any]], **other: Any) -> Iterator[RoundState]:
     name, held = case
     rows = torch.arange(len(held["y"])).split(held["sizes"].tolist())
     x, y = torch.from_numpy(held["x"]), torch.from_numpy(held["y"])
@@ -90,18 +90,18 @@ def rounds(case: tuple[str, dict[str, Any]], **other: Any) -> Iterator[Round]:
         method_of(name, held, **other),
         data,
         4,
-        server=part(held, "start/"),
+        server_state=part(held, "start/"),
         participation=lambda *_: torch.tensor(next(reports)),
     )
 
 
-def distance(held: dict[str, Any], state: Round) -> float:
+def distance(held: dict[str, Any], state: RoundState) -> float:
     """Return how far the state of a round is from the file's, at most."""
     number = f"round{state.number}"
     pairs = [(v, state.server[n]) for n, v in part(held, f"{number}/server/").items()]
     seen = state.seen  # the library holds nothing of clients that have not trained yet
     private = part(held, f"{number}/private/").items()
-    pairs += [(v[seen], state.private[n][seen]) for n, v in private]
+    pairs += [(v[seen], state.client_states[n][seen]) for n, v in private]
     for expected, found in pairs:
         assert found.shape == expected.shape
     return max(float((expected - found).abs().max()) for expected, found in pairs)

@@ -30,7 +30,7 @@ TABLES = {  # and what is told of them
     "age,dose\n1e400,2\n1,2\n": "age",
     "a\0e,dose\n1,2\n": "age",
 }
-RIGHT = ("--client=A", "--group site", "--new-client", "--new-client --model global")
+RIGHT = ("--client=A", "--client-column site", "--new-client", "--new-client --model global")
 RIGHT += ("--client=A --unadapted --draws 2",)
 
 
@@ -50,7 +50,7 @@ def fitted() -> bytes:
 
     x = np.random.default_rng(0).normal(size=(8, 2))
     sites = {name: (x, np.arange(8) % 2) for name in "AB"}
-    data = pyrofl.Federation.of(sites, classes=("no", "yes"), features=("age", "dose"))
+    data = pyrofl.Federation.from_arrays(sites, classes=("no", "yes"), features=("age", "dose"))
     method = fedavg.build(pyrofl.nets.build("softmax", (2,), 2), epochs=1)
     with TemporaryDirectory() as folder:
         pyrofl.fit(method, data, 1, progress=False).save(folder)

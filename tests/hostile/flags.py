@@ -15,7 +15,7 @@ from pyrofl.flower.template import new
 SMALL = "--rounds 1 --posterior-draws 0 --quiet"
 SCHOOLS = f"--data eight_schools --partition iid --clients 2 {SMALL}"
 DIGITS = f"--per-class 6 --net softmax --clients 2 {SMALL}"
-LITTLE = "--set epochs=1 draws=1"
+LITTLE = "--set epochs=1 num_particles=1"
 RUN = f"run fedavg --out {OUT}"
 COMPARE = f"compare local fedavg --seeds 1 --out {OUT} {SCHOOLS}"
 TUNE = f"tune fedavg --out {OUT} {DIGITS.replace('--posterior-draws 0', '')}"
@@ -50,7 +50,7 @@ WHOLE: dict[str, tuple[int, tuple[str, ...]]] = {
     **dict.fromkeys(("--participation-seed", "--noise-seed", "--state-memory"), (0, EITHER)),
     **dict.fromkeys(("--rounds", "--draws", "--threads", "--workers"), (1, (REFUSED,))),
     "--posterior-draws": (0, (REFUSED,)),
-    **dict.fromkeys(("--every", "--chunk", "--checkpoint-every"), (1, EITHER)),
+    **dict.fromkeys(("--eval-every", "--chunk-size", "--checkpoint-every"), (1, EITHER)),
 }
 Rule = tuple[str, str, int, tuple[str, ...]]
 NUMBERS: list[Rule] = [
@@ -70,7 +70,10 @@ NUMBERS: list[Rule] = [
         for flag in ("--per-class", "--clients", "--held-out", "--seed", "--split-seed")
     ),
 ]
-SHARES = {f"{RUN} {SCHOOLS} --fail": 0.0, f"{RUN} {SCHOOLS} --partial": 1e-30}  # from here to 1
+SHARES = {
+    f"{RUN} {SCHOOLS} --drop-rate": 0.0,
+    f"{RUN} {SCHOOLS} --min-work": 1e-30,
+}  # from here to 1
 SHARES |= {f"{TUNE} --hold-back": 1.0}  # of which only what is out of range is tried
 NEITHER = ("nan", "inf", "-inf", "1e308", "2.5", "", " ", "ten", "0x10", "1,000", "1 000", "½", "²")
 NEITHER += ("None", "true", "-1", "1/2", "3%", "1e-3", "--", "1\n2", "1\0", "\x1b[31m1", LONG)
@@ -121,23 +124,31 @@ def shares(draw: Callable[..., Any]) -> Case:
 # Texts that name nothing: no data set, column, policy or method is called so.
 ODD = ("", " ", ".", "..", "/", "~", "-", "--", "*", "?", "%s", "{0}", "$(touch x)", "; ls", "a\0b")
 ODD += ("a\nb", "é", "名", "\x1b[2J", "\udcff", "None", "nan", "0", "-1", "fifo", "/dev/zero", LONG)
-BOUNDS = ("clip=1", "noise=1", "clip=1,noise=1,", "clip=1,clip=1,noise=1", "clip=1, noise=1")
-BOUNDS += tuple(f"clip={v},noise=1" for v in ("0", "-1", "nan", "inf", "1e999", "ten", "", "1e308"))
+BOUNDS = (
+    "clip=1",
+    "noise_multiplier=1",
+    "clip=1,noise_multiplier=1,",
+    "clip=1,clip=1,noise_multiplier=1",
+    "clip=1, noise_multiplier=1",
+)
 BOUNDS += tuple(
-    f"clip=1,noise=1,{word}" for word in ("delta=0", "delta=1", "where=home", "seed=-1")
+    f"clip={v},noise_multiplier=1" for v in ("0", "-1", "nan", "inf", "1e999", "ten", "", "1e308")
+)
+BOUNDS += tuple(
+    f"clip=1,noise_multiplier=1,{word}" for word in ("delta=0", "delta=1", "where=home", "seed=-1")
 )
 CLASSES = ("even", "Balanced", "balanced,", "0=", "=1", "0=x", "0=-1", "0=nan", "0=1,0=2", "z=1")
 NO_GRID = ("lr", "lr=", "=0.1", "lr=0.1,", "lr=0.1,0.1", "lr=-1", "lr=nan", "lr=ten", "LR=0.1")
 NO_GRID += ("epochs=2.5", "fedavg.lr=0.1", "likelihood=normal", "lr=1e999", "done=1", "mu=0.1")
 SITE = "predict run --data new.csv --out out.csv --client=A"
-ONLY = "--target --group --features --likelihood --missing --categories --prepare --test-column "
-ONLY += "--test-last --row-weights --participation --server-data --on-bad-message --engine --log "
-ONLY += "--device --set --until"
+ONLY = "--target --client-column --features --likelihood --missing --categories --scaling "
+ONLY += "--test-column --test-last --row-weights --participation --server-data --on-bad-message "
+ONLY += "--engine --log --device --set --stop-when"
 # A line, and texts of which it knows nothing beside the odd ones.
 TEXT: dict[str, tuple[str, ...]] = {
     **{f"{RUN} {SCHOOLS} {flag}": () for flag in ("--data", *ONLY.split())},
-    f"{RUN} {SCHOOLS} --test-share": ("0.5", "1", *NO_SHARES),  # of tables alone
-    f"{RUN} {SCHOOLS} --groups": ("posterior,", "posterior, prior", "ALL", "all,prior"),
+    f"{RUN} {SCHOOLS} --test-fraction": ("0.5", "1", *NO_SHARES),  # of tables alone
+    f"{RUN} {SCHOOLS} --arviz-groups": ("posterior,", "posterior, prior", "ALL", "all,prior"),
     f"{RUN} {SCHOOLS} --privacy": BOUNDS,
     **{f"{RUN} {DIGITS} {flag}": () for flag in ("--partition", "--test", "--net")},
     f"{RUN} {DIGITS} --class-weights": CLASSES,
@@ -145,13 +156,13 @@ TEXT: dict[str, tuple[str, ...]] = {
     f"{TUNE} --metric": (),
     "answer . --by": (),
     "predict run --data new.csv --out out.csv --client": (),
-    "predict run --data new.csv --out out.csv --group": (),
+    "predict run --data new.csv --out out.csv --client-column": (),
     f"{SITE} --model": (),
     f"{SITE} --net": (),
     "predict run --data new.csv --out out.csv --new-client --own-rows": (),
 }
 UNTOLD = ("--set", "--server-data", "--over", "--net", "--own-rows")
-HEEDED = ("--data", "--case", "--by", "--until")  # they may take a text of a few letters
+HEEDED = ("--data", "--case", "--by", "--stop-when")  # they may take a text of a few letters
 
 
 @st.composite

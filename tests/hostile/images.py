@@ -76,8 +76,8 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"images": None, "jpeg": np.zeros(0, np.uint8), "offsets": np.zeros(13, int)}, "JPEG"),
     ({"images": None, "jpeg": np.zeros(120, np.uint8), "offsets": np.arange(13) - 20}, ""),
 )
-QUESTIONS = """--target=colour>colour --target=labels>labels_labels --group=nobody>nobody
---group=images>images --group=classes>classes --group=labels.npy>labels.npy
+QUESTIONS = """--target=colour>colour --target=labels>labels_labels --client-column=nobody>nobody
+--client-column=images>images --client-column=classes>classes --client-column=labels.npy>labels.npy
 --features=images>features --likelihood=categorical>likelihood --missing=drop>missing
 --partition=groups>groups --partition=groups:writer>groups --partition=slices:4>4
 --partition=drift>drift --clients=9>9 --per-class=0>--per-class --net=cnn-pfedmb>cnn-pfedmb

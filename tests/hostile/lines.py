@@ -38,11 +38,11 @@ LINES: dict[str, str] = {
     "--quiet=0>--quiet --resume~3>3 --set>--set --set~--lr=1>--set "
     "--per-class~6~--clients~61>6 "
     "--per-class~6~--clients~20~--partition~dirichlet:0.1,min=50> --rounds>--rounds "
-    "--fail>--fail",
+    "--drop-rate>--drop-rate",
     "compare ": "fedavg~fedavg>fedavg fedavg~local~fedavg>fedavg fedavg~nothing>nothing "
     "fedavg~--method~local>--method local~fedavg~--set~mu=1>mu "
     "local~fedavg~--set~ditto.lr=1>ditto local~--clients~2~--settings~2>--settings "
-    "local~--metric~nll>--metric local~--tune~--privacy~clip=1,noise=1>--privacy "
+    "local~--metric~nll>--metric local~--tune~--privacy~clip=1,noise_multiplier=1>--privacy "
     "fedavg~--seed~3~--split-seed~1~--init-seed~1~--participation-seed~1~--noise-seed~1>--seeds "
     "local~-x>",
     "partition ": "fedavg~--out~x.png>fedavg --out>--out --rounds~3~--out~x.png>--rounds "
@@ -59,13 +59,13 @@ LINES: dict[str, str] = {
     "aggregation=nothing>nothing epochs=uneven>epochs epochs=uneven:0>0 epochs=uneven:-3>-3 "
     "epochs=uneven:ten>epochs epochs=uneven:>epochs",
     f"predict run --data new.csv --out out.csv{GAP} ": "> --client~A~--new-client> "
-    "--group~site~--new-client> --client~A~--own-rows~own.csv> --group~age>",
+    "--client-column~site~--new-client> --client~A~--own-rows~own.csv> --client-column~age>",
     "flower ": "up~p~--sites~4>--sites~4 up~p~--min-sites~4>--min-sites~is~4 "
     "serve~p~--host~0.0.0.0>--cert~is~None up> serve> join> join~10.0.0.1:1> zzz>zzz >COMMAND "
     "predict>",
 }
 HELPFUL = "-h --help run~--help compare~-h partition~-h list list~methods explain~fedavg explain~-h"
-TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--rows", "--quiet")
+TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--save-predictions", "--quiet")
 TWICE = ("--rounds 9 --rounds 1", "--round 1", "--data digits --data eight_schools")
 
 

@@ -11,11 +11,15 @@ from hostile.flags import DIGITS, EITHER, GAP, MOST, TEXTS, fill
 from hypothesis import strategies as st
 
 # What settings are called, and what they may be. A new setting needs a place here.
-COUNTS = "batch draws steps tune_steps distil_batch cycle samples clusters adapt_steps branches "
+COUNTS = (
+    "batch num_particles steps tune_steps distil_batch cycle samples clusters adapt_steps branches "
+)
 COUNTS += "m_step_iters embedding width components downloads least rows thin keep ensemble"
 WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth centres"
 POSITIVE = "tau noise concentration clip hyper_step sigma length count df spread"
-NOT_NEGATIVE = "lr scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
+NOT_NEGATIVE = (
+    "lr init_scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
+)
 NOT_NEGATIVE += "hyper_lr distil_lr distil_lr_end weight_decay mu rho strength kl temperature "
 NOT_NEGATIVE += "std_scale distil_weight_decay chain_lr"
 SHARE = "prune_from prune drop damping explore self_weight"

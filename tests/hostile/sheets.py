@@ -30,7 +30,7 @@ PLACES: dict[str, tuple[int, str]] = {
     "class": (1, f"{RUN} --target c --features a,b {DEALT}"),
     "feature": (2, f"{RUN} {FEATURES} {DEALT}"),
     "any feature": (2, f"{RUN} --target y {DEALT}"),
-    "group": (4, f"{RUN} {FEATURES} --group g --partition groups {SMALL} {LITTLE}"),
+    "group": (4, f"{RUN} {FEATURES} --client-column g --partition groups {SMALL} {LITTLE}"),
 }
 NUMERIC = ("target", "feature", "any feature")
 NUMBER = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
@@ -204,15 +204,16 @@ LIKELIHOODS += "binomial:5 poisson bernoulli binomial categorical"  # y has deci
 # What is asked of the table, and what must be told.
 QUESTIONS = """--features=a,,b>column --features=a,>column --features=,a>column --features=,>column
 --features=a,a>a,~a --features=y>y --features=a,y>y --features=zzz>zzz --features=A>'A'
---features=a;b>a;b --features=2>'2' --features=a~--features=zzz>zzz --features=g~--group=g>g
---group=y>y --group=zzz>zzz --group=G>'G' --target=Y>'Y' --target=0>'0' --target=y,c>y,c
+--features=a;b>a;b --features=2>'2' --features=a~--features=zzz>zzz --features=g~--client-column=g>g
+--client-column=y>y --client-column=zzz>zzz --client-column=G>'G' --target=Y>'Y' --target=0>'0'
+--target=y,c>y,c
 --target=zzz>zzz --target=c~--likelihood=normal~--features=a,b>c --missing=mode>mode
 --target=c~--likelihood=poisson~--features=a,b>c --likelihood=categorical~--features=a,b>y
---target=a~--features=b~--likelihood=categorical>a --prepare=scale>scale --categories=zzz>zzz
+--target=a~--features=b~--likelihood=categorical>a --scaling=scale>scale --categories=zzz>zzz
 --categories=y>y --categories=a,,b>column --features=a~--categories=b>b --test-column=c>'u'
 --test-column=y>y --test-column=zzz>zzz --test-last=c>'u' --test-last=zzz>zzz
---test-last=a~--test-column=b>test_last --test-share=1>--test-share --missing=Drop>Drop
---missing>--missing --features=a,b~--group=g~--partition=groups:c>c
+--test-last=a~--test-column=b>test_last --test-fraction=1>--test-fraction --missing=Drop>Drop
+--missing>--missing --features=a,b~--client-column=g~--partition=groups:c>c
 --features=a,b~--partition=groups>groups --features=a,b~--partition=slices:2>slices
 --features=a,b~--partition=dirichlet:0.5>dirichlet --target=c~--features=a,b~--partition=slices:3>3
 --target=c~--features=a,b~--partition=domains:iid>domains --features=a,b~--per-class=2>class
@@ -220,7 +221,7 @@ QUESTIONS = """--features=a,,b>column --features=a,>column --features=,a>column 
 --features=a,b~--net=cnn-pfedmb>cnn-pfedmb --features=a,b~--server-data=12>12
 --target=c~--features=a,b~--net=mean>mean"""
 COUNTS = "n,k,x,g\n5,{},1.5,p\n5,2,2.5,q\n5,3,0.5,p\n5,1,2.0,q\n5,4,1.0,p\n5,0,3.0,q\n"
-GROUPS = "--group g --partition groups"
+GROUPS = "--client-column g --partition groups"
 MIXED: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # tables of another kind
     ("y,a\n" + "".join(f"name{i},{i}\n" for i in range(12)), "", EITHER[1:]),
     ("y,a\nu,1\nu,2\nu,3\nu,4\n", "", EITHER[1:]),
@@ -272,7 +273,8 @@ def tables(draw: Callable[..., Any]) -> Case:
             (folder / "sites/a.csv").write_text(BASE)
             (folder / "sites/b.csv").write_text(content)
 
-        line = f"run fedavg --data csv:sites --out {OUT} --target y --group site {SMALL} {LITTLE}"
+        asked = f"--target y --client-column site {SMALL} {LITTLE}"
+        line = f"run fedavg --data csv:sites --out {OUT} {asked}"
         return fill(line, make=make_sites).telling("b.csv")
     if kind == "question":
         question, _, told = (

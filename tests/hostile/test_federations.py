@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.experiments.settings import accepted
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.method import Method
@@ -35,7 +35,7 @@ from pyrofl.tensors import generator
 
 FEATURES, CLASSES = 3, 3
 # Whatever a method calls its work: as little of it as there can be.
-LITTLE = {"batch": None, "draws": 2, "server_steps": 2, "samples": 2, "components": 2}
+LITTLE = {"batch": None, "num_particles": 2, "server_steps": 2, "samples": 2, "components": 2}
 LITTLE |= dict.fromkeys(("epochs", "head_epochs", "base_epochs", "steps", "tune_steps"), 1)
 LITTLE |= dict.fromkeys(("local_steps", "fine_tune", "inner_steps", "burn_in"), 1)
 ENOUGH = 80  # federations for each method, each its own: 2,000 and more of them in all
@@ -119,11 +119,11 @@ def finite(tensors: Mapping[str, Tensor], what: object = "") -> None:
     assert not [n for n, v in real.items() if not bool(v.isfinite().all())], what
 
 
-def sound(state: Round, data: Federation) -> None:
+def sound(state: RoundState, data: Federation) -> None:
     """Require a round without NaN or infinity, and the names of those who were left out."""
-    for tensors in (state.server, state.private, state.message):
+    for tensors in (state.server, state.client_states, state.message):
         finite(tensors, state.number)
-    left = ~torch.isin(state.trained, state.who.ids)
+    left = ~torch.isin(state.trained, state.reporters.ids)
     finite({n: v[~left] for n, v in state.loss.items()}, state.number)
     told = {reason.split(":")[0] for reason in state.rejected} - {"the server"}
     assert told == {data.names[i] for i in state.trained[left].tolist()}

@@ -17,7 +17,7 @@ def fitted(data: Federation, **how) -> Chains:
 
 def test_chains_are_fits_of_single_seeds(blobs: Federation):
     seen = []
-    chains = fitted(blobs, seeds=3, seed=5, after=lambda run: seen.append(run.seed))
+    chains = fitted(blobs, seeds=3, seed=5, callback=lambda run: seen.append(run.seed))
     assert [run.seed for run in chains] == [5, 6, 7]
     assert seen == [5, 5, 6, 6, 7, 7]
     for run in chains[:2]:
@@ -37,28 +37,28 @@ def test_arviz_compares_them(blobs: Federation):
     assert posterior["posterior"].sizes["chain"] == 4
     assert "r_hat" in arviz.summary(posterior, var_names=[next(iter(posterior["posterior"]))])
     assert pyrofl.to_arviz(chains, 2)["posterior"].sizes["chain"] == 4
-    table = chains.convergence()
+    table = chains.parameter_changes()
     assert table["seed"].unique().tolist() == ["0", "1", "2", "3"]
     alone = table[table["seed"] == "2"].drop(columns="seed").reset_index(drop=True)
-    assert alone.equals(chains[2].convergence())
+    assert alone.equals(chains[2].parameter_changes())
 
 
 def test_they_have_converged_if_all_have(blobs: Federation):
     chains = fitted(blobs, seeds=2)
-    still = chains[1].verdict
-    assert str(chains.verdict) == f"moving: seed 0: {chains[0].verdict.why}"
+    still = chains[1].status
+    assert str(chains.status) == f"not converged: seed 0: {chains[0].status.why}"
     lost = pyrofl.fit(fedavg.build(toys.net(), lr=10.0), blobs, 3, seed=8, progress=False)
-    found = Chains((chains[1], lost)).verdict
-    assert (found.kind, still.kind) == ("diverged", "moving")
+    found = Chains((chains[1], lost)).status
+    assert (found.kind, still.kind) == ("diverged", "not converged")
     assert found.why.startswith("seed 8: the loss of")
-    assert f"seed 8  3 rounds, {lost.verdict}" in repr(Chains((chains[1], lost)))
+    assert f"seed 8  3 rounds, {lost.status}" in repr(Chains((chains[1], lost)))
 
 
 def test_chains_go_on_each_by_itself(blobs: Federation):
     method = fedabml.build(toys.net())
     whole = fitted(blobs, seeds=2)
     half = pyrofl.fit(method, blobs, 1, seeds=2, progress=False)
-    rest = pyrofl.fit(method, blobs, 2, start=half, progress=False)
+    rest = pyrofl.fit(method, blobs, 2, resume_from=half, progress=False)
     for a, b in zip(whole, rest, strict=True):
         assert a.seed == b.seed
         assert all(v.equal(b.state.server[n]) for n, v in a.state.server.items())
@@ -72,8 +72,14 @@ def test_seeds_that_are_not_several_are_refused(blobs: Federation):
         ({"seeds": [1, pyrofl.Seeds(1, 1, 1)]}, "expected some, all different"),
         ({"seeds": [1, 2], "seed": 3}, r"seed is 3, and seeds are \[1, 2\]; expected one of"),
         ({"seeds": 2, "seed": pyrofl.Seeds()}, "expected a list of such seeds"),
-        ({"seeds": 2, "start": run}, "start is a Run, and seeds ask for several; expected Chains"),
-        ({"seeds": 2, "start": Chains((run,))}, "seeds are given, and so is a start that has them"),
+        (
+            {"seeds": 2, "resume_from": run},
+            "resume_from is a Run, and seeds ask for several; expected Chains",
+        ),
+        (
+            {"seeds": 2, "resume_from": Chains((run,))},
+            "seeds are given, and so is resume_from, which has them",
+        ),
     ):
         with pytest.raises(ValueError, match=told):
             fitted(blobs, **wrong)

@@ -37,7 +37,7 @@ from pyrofl.tensors import size_in_bytes
 OPTIONS = {
     "participation": bernoulli(0.5),
     "stragglers": Stragglers(0.2, 0.4),
-    "every": 1,
+    "eval_every": 1,
     "progress": False,
 }
 ABOUT = {"lr": 0.1, "settings": ["epochs=2"]}
@@ -59,25 +59,27 @@ def assert_same_run(a: Run, b: Run) -> None:
     for name in ("history", "seed", "draws"):
         assert getattr(a, name) == getattr(b, name), name
     for x, y in zip(a.records, b.records, strict=True):
-        no_time = {"seconds": 0, "loss": {}, "begun": {}}
+        no_time = {"seconds": 0, "loss": {}, "first_loss": {}}
         assert replace(x, **no_time) == replace(y, **no_time)
         toys.assert_same(x.loss, y.loss)
-        toys.assert_same(x.begun, y.begun)
-    assert a.verdict == b.verdict
+        toys.assert_same(x.first_loss, y.first_loss)
+    assert a.status == b.status
 
 
 @contract.on_archetypes
 def test_every_method_goes_on_to_the_last_bit(name, tmp_path):
     method, path = contract.built(name), tmp_path / "run.ckpt"
     whole = fit(method, data(), 3, seed=4, **OPTIONS)
-    fit(method, data(), 1, seed=4, after=Keeper(path, 1), **OPTIONS)
+    fit(method, data(), 1, seed=4, callback=Keeper(path, 1), **OPTIONS)
     for rounds in (2, 3):
         start = load(path, method, data(), seed=4)
-        again = fit(method, data(), rounds, seed=4, start=start, after=Keeper(path, 1), **OPTIONS)
+        again = fit(
+            method, data(), rounds, seed=4, resume_from=start, callback=Keeper(path, 1), **OPTIONS
+        )
     assert_same_run(again, whole)
     last = load(path, method, data(), seed=4)
     assert last.history == [row for row in again.history if row["round"] < 3]  # not tested yet
-    assert_same_run(fit(method, data(), 3, start=last, **OPTIONS), again)
+    assert_same_run(fit(method, data(), 3, resume_from=last, **OPTIONS), again)
     toys.assert_same(again.posterior(2), whole.posterior(2))
 
 
@@ -90,12 +92,19 @@ def file(tmp_path) -> Path:
 
 def test_a_checkpoint_holds_every_field(file):
     content = container.read(file, _about(file))
-    known = {f.name for f in fields(Run)} - {"method", "data", "state", "seed", "own_metrics"}
+    known = {f.name for f in fields(Run)} - {"method", "data", "state", "seed", "custom_metrics"}
     assert known == {"draws", "ending", "records", "history"}
     of_rounds = {f.name for f in fields(RoundRecord)} - {"number"}
     assert content["method"] == described(plain())
     assert content["records"].keys() == {"draws", "ending", "metrics"} | of_rounds
-    assert content["state"].keys() >= {"number", "server", "private", "seen", "message", "loss"}
+    assert content["state"].keys() >= {
+        "number",
+        "server",
+        "client_states",
+        "seen",
+        "message",
+        "loss",
+    }
 
 
 def _about(file: Path) -> dict[str, object]:
@@ -104,7 +113,7 @@ def _about(file: Path) -> dict[str, object]:
 
 def test_it_weighs_little_more_than_the_state(file):
     run = load(file, plain(), data(), ABOUT)
-    state = (run.state.server, run.state.private, run.state.message)
+    state = (run.state.server, run.state.client_states, run.state.message)
     rows = sum(len(next(iter(part.values()), [])) * size_in_bytes(part) for part in state)
     assert file.stat().st_size < rows + 50_000
 
@@ -214,7 +223,7 @@ def test_rows_are_hashed_once_however_many_checkpoints_there_are(tmp_path, monke
     hashed, real = [], container.hashlib.sha256
     monkeypatch.setattr(container.hashlib, "sha256", lambda *new: hashed.append(1) or real(*new))
     federation = toys.blobs((3, 5))
-    fit(plain(), federation, 3, after=Keeper(tmp_path / "a", 1), progress=False)
+    fit(plain(), federation, 3, callback=Keeper(tmp_path / "a", 1), progress=False)
     assert len(hashed) == 4  # the rows, and three files
     assert fingerprint(toys.blobs((3, 5))) == fingerprint(federation)
     assert len(hashed) == 5
@@ -313,7 +322,14 @@ def test_the_old_file_stays_if_the_new_one_cannot_be_written(file, monkeypatch):
     monkeypatch.setattr("pyrofl.files.run_folder.os.fsync", full)
     run = load(file, plain(), data(), ABOUT)
     with pytest.raises(OSError, match="No space left"):
-        fit(plain(), data(), 4, start=run, after=Keeper(file, 1, about=ABOUT), progress=False)
+        fit(
+            plain(),
+            data(),
+            4,
+            resume_from=run,
+            callback=Keeper(file, 1, about=ABOUT),
+            progress=False,
+        )
     assert file.read_bytes() == before
     assert [p.name for p in file.parent.iterdir()] == ["run.ckpt"]
 
@@ -326,10 +342,10 @@ def test_checkpoints_are_written_when_asked_and_after_the_last_round(tmp_path):
         keeper(run)
         held.append(keeper.written)
 
-    fit(plain(), data(), 5, after=after, progress=False)
+    fit(plain(), data(), 5, callback=after, progress=False)
     assert held == [None, 2, 2, 4, 5]
     keeper = Keeper(path)
-    fit(plain(), data(), 3, after=keeper, progress=False)
+    fit(plain(), data(), 3, callback=keeper, progress=False)
     assert load(path, plain(), data()).state.number == 5
     keeper.rescue()
     assert load(path, plain(), data()).state.number == 3
@@ -340,7 +356,7 @@ class Interrupted(Exception):
 
 
 def test_what_stops_a_test_loses_no_round(tmp_path, monkeypatch):
-    method, path, real = contract.built("pfedvem"), tmp_path / "run.ckpt", Run.test
+    method, path, real = contract.built("pfedvem"), tmp_path / "run.ckpt", Run.record_scores
     whole = fit(method, data(), 5, **OPTIONS)
 
     def stop(run: Run) -> object:
@@ -349,35 +365,35 @@ def test_what_stops_a_test_loses_no_round(tmp_path, monkeypatch):
         return real(run)
 
     keeper = Keeper(path)
-    monkeypatch.setattr(Run, "test", stop)
+    monkeypatch.setattr(Run, "record_scores", stop)
     with pytest.raises(Interrupted):
-        fit(method, data(), 5, after=keeper, **OPTIONS)
-    monkeypatch.setattr(Run, "test", real)
+        fit(method, data(), 5, callback=keeper, **OPTIONS)
+    monkeypatch.setattr(Run, "record_scores", real)
     keeper.rescue()
     kept = load(path, method, data())
     assert kept.state.number == 4
     assert {row["round"] for row in kept.history} == {1, 2, 3}
-    assert_same_run(fit(method, data(), 5, start=kept, **OPTIONS), whole)
+    assert_same_run(fit(method, data(), 5, resume_from=kept, **OPTIONS), whole)
 
 
 def test_a_run_goes_on_with_its_own_seed_and_draws(tmp_path):
-    path, settings = tmp_path / "run.ckpt", {"every": 1, "progress": False}
+    path, settings = tmp_path / "run.ckpt", {"eval_every": 1, "progress": False}
     whole = fit(plain(), data(), 2, seed=Seeds(noise=3), draws=2, **settings)
-    fit(plain(), data(), 1, seed=Seeds(noise=3), draws=2, after=Keeper(path, 1), **settings)
+    fit(plain(), data(), 1, seed=Seeds(noise=3), draws=2, callback=Keeper(path, 1), **settings)
     start = load(path, plain(), data(), seed=Seeds(noise=3))
     assert start.draws == 2
-    assert_same_run(fit(plain(), data(), 2, start=start, **settings), whole)
-    again = fit(plain(), data(), 2, start=start, seed=Seeds(noise=3), draws=5, **settings)
+    assert_same_run(fit(plain(), data(), 2, resume_from=start, **settings), whole)
+    again = fit(plain(), data(), 2, resume_from=start, seed=Seeds(noise=3), draws=5, **settings)
     assert (again.draws, again.seed) == (5, start.seed)
     with pytest.raises(ValueError, match=r"seed is 0; expected .*noise=3.*, that of the start"):
-        fit(plain(), data(), 2, start=start, seed=0, **settings)
+        fit(plain(), data(), 2, resume_from=start, seed=0, **settings)
 
 
 def test_what_is_kept_does_not_change_afterwards(tmp_path):
     keeper = Keeper(tmp_path / "run.ckpt")
-    fit(plain(), data(), 1, after=keeper, progress=False)
+    fit(plain(), data(), 1, callback=keeper, progress=False)
     kept = keeper.last
-    fit(plain(), data(), 2, start=kept, progress=False)
+    fit(plain(), data(), 2, resume_from=kept, progress=False)
     assert kept is not None
     assert [record.number for record in kept.records] == [1]
     assert kept.state.number == 1
@@ -388,8 +404,8 @@ def test_a_scheduled_method_goes_on_at_its_place(tmp_path):
         return fedavg.build(toys.net(), epochs=1, decay=True, done=number / 4)
 
     path = tmp_path / "run.ckpt"
-    fit(at, data(), 2, after=Keeper(path, 1), progress=False)
-    again = fit(at, data(), 4, start=load(path, at, data()), progress=False)
+    fit(at, data(), 2, callback=Keeper(path, 1), progress=False)
+    again = fit(at, data(), 4, resume_from=load(path, at, data()), progress=False)
     toys.assert_same_round(again.state, fit(at, data(), 4, progress=False).state)
 
 
@@ -506,4 +522,4 @@ def test_a_file_without_names_of_clients_is_read(file):
     content["state"].pop("rows")
     container.write(file, about, content)
     start = load(file, plain(), data(), ABOUT)
-    assert fit(plain(), data(), 3, start=start, progress=False).state.number == 3
+    assert fit(plain(), data(), 3, resume_from=start, progress=False).state.number == 3

@@ -355,7 +355,7 @@ def test_a_view_that_mixes_clients_is_refused():
 
 
 def test_weights_with_an_axis_too_many_are_refused():
-    wrong = method(aggregate=Aggregator({"*": lambda message, who: who.size[:, None]}))
+    wrong = method(aggregate=Aggregator({"*": lambda message, cohort: cohort.size[:, None]}))
     with pytest.raises(ValueError, match=r"weight .*\[2, 1\]; expected \[2\]"):
         check(wrong, numbers())
 

@@ -74,7 +74,7 @@ def test_frozen_weights_and_buffers_are_restored(kind, tmp_path):
     again = pyrofl.load(tmp_path, method=other, data=data())
     assert torch.equal(predicted(again), predicted(run))
     assert torch.equal(again.evaluate().values["nll"], run.evaluate().values["nll"])
-    going = [fit(r.method, data(), 3, start=r, progress=False) for r in (again, run)]
+    going = [fit(r.method, data(), 3, resume_from=r, progress=False) for r in (again, run)]
     toys.assert_same_round(going[0].state, going[1].state)
 
 
@@ -87,19 +87,19 @@ def test_a_state_is_not_used_with_other_frozen_weights():
     for use in (
         lambda: pyrofl.evaluate(other, data(), run.state),
         lambda: pyrofl.posterior(other, data(), run.state, 2),
-        lambda: Run(other, data(), run.state).predict(data().x[:2], "client 0", adapted="none"),
-        lambda: fit(other, data(), 2, start=run, progress=False),
-        lambda: list(pyrofl.federate(other, data(), 2, start=run.state)),
+        lambda: Run(other, data(), run.state).predict(data().x[:2], "client 0", adaptation="none"),
+        lambda: fit(other, data(), 2, resume_from=run, progress=False),
+        lambda: list(pyrofl.federate(other, data(), 2, resume_from=run.state)),
     ):
         with pytest.raises(ValueError, match=told):
             use()
-    trained = fit(method(0), data(), 2, start=run, progress=False)
+    trained = fit(method(0), data(), 2, resume_from=run, progress=False)
     assert trained.state.constants == run.state.constants != ""
     assert fit(fedavg.build(toys.net()), data(), 1, progress=False).state.constants == ""
 
 
 def predicted(run: Run) -> Tensor:
-    x: Tensor = run.predict(data().x[:7], run.data.names[0], adapted="none").mean
+    x: Tensor = run.predict(data().x[:7], run.data.names[0], adaptation="none").mean
     return x
 
 

@@ -135,7 +135,7 @@ def test_a_value_that_does_not_fit_names_its_site():
 def test_a_divergence_is_taken_once_for_all_draws():
     model, guide, local, batch = setting("mean_field")
     with noise(len(batch)):
-        q, p = traces(model, guide, {}, local, batch, draws=4)
+        q, p = traces(model, guide, {}, local, batch, num_particles=4)
     for name, site in latent(q):
         assert site["value"].shape[0] == 4
         _, ratio = log_densities(site, p.nodes[name], analytic=True)
@@ -351,7 +351,7 @@ def test_minibatches_of_an_epoch_add_up_to_the_whole_likelihood(width):
     )
     total, grads = torch.zeros_like(whole), [torch.zeros_like(g) for g in whole_grads]
     for rows, mask in zip(schedule.rows, schedule.mask, strict=True):
-        part = data.gather(batch.who, rows, mask)
+        part = data.gather(batch.cohort, rows, mask)
         share = mask.sum(1) / part.size
         leaves = {n: v.detach().requires_grad_() for n, v in local.items()}
         value = share * elbo()(model, guide, {}, leaves, part)
@@ -400,7 +400,7 @@ def test_tensor_without_a_client_axis_is_refused(shape):
 @pytest.mark.parametrize("draws", [0, -1])
 def test_draws_are_counted_from_one(draws):
     with pytest.raises(
-        ValueError, match=f"draws is {draws}; expected a whole number of at least 1"
+        ValueError, match=f"num_particles is {draws}; expected a whole number of at least 1"
     ):
         elbo(draws)
 
@@ -438,7 +438,7 @@ def test_a_scaled_prior_is_sampled_not_taken_in_closed_form(blobs):
         with poutine.scale(scale=0.1):
             hidden(received, local, batch)
 
-    guide = guides.mean_field(toys.net().shapes, scale=0.1)
+    guide = guides.mean_field(toys.net().shapes, init_scale=0.1)
     local = toys.stacked(guide.start(toys.net().init(generator(0))), 12)
     batch = blobs.batch(torch.arange(12))
     losses = []

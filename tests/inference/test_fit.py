@@ -30,35 +30,41 @@ def method() -> Method:
 def test_every_score_is_written_down_with_its_setting():
     method = fedavg.build(toys.net(), fine_tune=1)
     data = toys.blobs(held_out=2)
-    run = pyrofl.fit(method, data, 5, every=2, progress=False)
+    run = pyrofl.fit(method, data, 5, eval_every=2, progress=False)
     assert [row["round"] for row in run.history if row["metric"] == "nll"] == [2] * 6 + [4] * 6 + [
         5
     ] * 6
-    cells = {(r["model"], r["adapted"], r["population"]) for r in run.history}
+    cells = {(r["model"], r["adaptation"], r["population"]) for r in run.history}
     assert cells == {
-        (model, adapted, population)
-        for model, adapted in (("global", "none"), ("personal", "none"), ("personal", "adapt"))
+        (model, adaptation, population)
+        for model, adaptation in (
+            ("global", "none"),
+            ("personal", "none"),
+            ("personal", "fine_tune"),
+        )
         for population in ("training", "held_out")
     }
     last = [r for r in run.history if r["round"] == 5 and r["metric"] == "accuracy"]
-    again = run.evaluate(model="personal", adapted="adapt", population="held_out").mean("accuracy")
+    again = run.evaluate(model="personal", adaptation="fine_tune", population="held_out").mean(
+        "accuracy"
+    )
     assert last[-1]["value"] == again
     assert [record.number for record in run.records] == [1, 2, 3, 4, 5]
-    sent = [(record.down, record.up) for record in run.records]
-    assert sent == [(10 * int(run.state.down[0]),) * 2] * 5
+    sent = [(record.bytes_down, record.bytes_up) for record in run.records]
+    assert sent == [(10 * int(run.state.bytes_down[0]),) * 2] * 5
 
 
 def test_a_method_without_test_rows_is_scored_on_training_rows():
     data = toys.blobs()
     data = Federation(data.x, data.y, data.train, tuple(r[:0] for r in data.test))
-    run = pyrofl.fit(local.build(toys.net()), data, 1, every=1, progress=False)
-    assert run.scores()[0].part == "train"
+    run = pyrofl.fit(local.build(toys.net()), data, 1, eval_every=1, progress=False)
+    assert run.evaluate_all()[0].part == "train"
 
 
 def test_a_fit_goes_on_from_a_round_bitwise(method: Method, blobs: Federation):
     whole = pyrofl.fit(method, blobs, 4, seed=3, progress=False)
     half = pyrofl.fit(method, blobs, 2, seed=3, progress=False)
-    rest = pyrofl.fit(method, blobs, 4, seed=3, progress=False, start=half.state)
+    rest = pyrofl.fit(method, blobs, 4, seed=3, progress=False, resume_from=half.state)
     toys.assert_same_round(whole.state, rest.state)
     assert [record.number for record in rest.records] == [3, 4]
 
@@ -99,10 +105,10 @@ def doubt(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
 
 
 def test_a_metric_of_ones_own_is_written_down(method: Method, blobs: Federation):
-    run = pyrofl.fit(method, blobs, 1, every=1, metrics={"doubt": doubt}, progress=False)
+    run = pyrofl.fit(method, blobs, 1, eval_every=1, metrics={"doubt": doubt}, progress=False)
     assert run.evaluate().values["doubt"].shape == (12,)
     assert "doubt" not in run.evaluate(metrics={}).values
-    again = pyrofl.fit(method, blobs, 2, start=run, every=1, progress=False)
+    again = pyrofl.fit(method, blobs, 2, resume_from=run, eval_every=1, progress=False)
     assert [r["round"] for r in again.history if r["metric"] == "doubt"] == [1, 1, 2, 2]
     value = again.evaluate(model="personal", metrics={"mine": doubt}).mean("mine")
     table = again.metrics.query("round == 2 and model == 'personal' and metric == 'doubt'")
@@ -113,8 +119,8 @@ def test_a_metric_of_ones_own_is_written_down(method: Method, blobs: Federation)
 def test_a_run_gives_tables(method: Method):
     data = toys.blobs(held_out=2)
     poisoned = toys.poisoned(method, 3)
-    part = Stragglers(fail=0.3)
-    run = pyrofl.fit(poisoned, data, 3, every=2, stragglers=part, progress=False)
+    part = Stragglers(drop_rate=0.3)
+    run = pyrofl.fit(poisoned, data, 3, eval_every=2, stragglers=part, progress=False)
     assert list(run.metrics.columns) == list(METRICS)
     assert run.metrics.to_dict("records") == run.history
     assert sorted(set(run.metrics["round"])) == [2, 3]
@@ -124,12 +130,12 @@ def test_a_run_gives_tables(method: Method):
     assert (rounds["reported"] + rounds["silent"] + rounds["rejected"]).tolist() == [10] * 3
     assert [len(names) for names in rounds["silent_clients"]] == rounds["silent"].tolist()
     assert set().union(*rounds["rejected_reasons"]) == {run.records[0].rejected[0]}
-    assert rounds["bytes_up"].tolist() == [record.up for record in run.records]
+    assert rounds["bytes_up"].tolist() == [record.bytes_up for record in run.records]
     loss = torch.stack([record.loss["base/*"].nanmean() for record in run.records])
     assert rounds["loss base/*"].tolist() == loss.tolist()
     clients = run.clients
     assert list(clients.columns) == list(CLIENTS)
-    own = clients.query("metric == 'nll' and model == 'personal' and adapted == 'none'")
+    own = clients.query("metric == 'nll' and model == 'personal' and adaptation == 'none'")
     assert own["client"].tolist() == list(data.names)
     values = run.evaluate(model="personal").values["nll"]
     assert own["value"].tolist()[:10] == values.tolist()
@@ -140,14 +146,14 @@ def test_a_run_gives_tables(method: Method):
 
 def test_runs_and_rounds_tell_what_they_are(method: Method):
     data = toys.blobs(held_out=2)
-    run = pyrofl.fit(toys.poisoned(method, 3), data, 2, every=1, seed=4, progress=False)
+    run = pyrofl.fit(toys.poisoned(method, 3), data, 2, eval_every=1, seed=4, progress=False)
     told = repr(run).splitlines()
     assert (len(told), len(repr(run.state).splitlines())) == (6, 5)
     assert told[0].startswith("Run of 2 rounds, seed 4, ")
-    assert told[1] == f"  verdict  {run.verdict}"
+    assert told[1] == f"  status   {run.status}"
     assert told[3].endswith("10 that train, 2 held out")
     assert "scores   round 2: personal accuracy 0." in told[4]
-    assert f"{sum(record.down for record in run.records):,} down, " in told[5]
+    assert f"{sum(record.bytes_down for record in run.records):,} down, " in told[5]
     assert "2 rejected, the last client 3: " in told[5]
     assert "  clients   10 trained, 9 reported, 0 were silent" in repr(run.state)
     html = run._repr_html_()
@@ -177,13 +183,13 @@ def test_a_copied_method_knows_what_clients_share(again):
 
 @pytest.mark.parametrize("again", COPIES)
 def test_runs_can_be_pickled_and_copied(method: Method, blobs: Federation, again):
-    run = pyrofl.fit(method, blobs, 1, every=1, metrics={"doubt": doubt}, progress=False)
+    run = pyrofl.fit(method, blobs, 1, eval_every=1, metrics={"doubt": doubt}, progress=False)
     other = again(run)
     assert (other.history, other.records[0].trained) == (run.history, run.records[0].trained)
     toys.assert_same(other.evaluate().values, run.evaluate().values)
     toys.assert_same_round(
-        pyrofl.fit(other.method, other.data, 2, start=other, progress=False).state,
-        pyrofl.fit(method, blobs, 2, start=run, progress=False).state,
+        pyrofl.fit(other.method, other.data, 2, resume_from=other, progress=False).state,
+        pyrofl.fit(method, blobs, 2, resume_from=run, progress=False).state,
     )
 
 
@@ -201,7 +207,7 @@ def test_where_no_bar_can_be_drawn_the_progress_is_lines_that_say_what_they_show
     shown = capsys.readouterr().err.splitlines()
     numbers = [int(re.match(r"round (\d+)/25: loss of posterior", line)[1]) for line in shown[:-1]]
     assert numbers == [*range(3, 25, 3), 25]
-    assert shown[-1] == str(run.verdict)
+    assert shown[-1] == str(run.status)
     # The head's loss is a client's total; here it is per row, so that it can be judged.
     total = run.state.loss["mu/* pi/*"]
     per_row, base = (float(v) for v in re.findall(r"[\d.]+(?= per row|$)", shown[-2]))
@@ -227,7 +233,7 @@ def test_the_progress_bar_shows_rounds_and_loss(
 
 def test_negative_intervals_are_refused(method: Method, blobs: Federation):
     with pytest.raises(ValueError, match="every is -1"):
-        pyrofl.fit(method, blobs, 1, every=-1)
+        pyrofl.fit(method, blobs, 1, eval_every=-1)
     with pytest.raises(ValueError, match="draws is 0; expected a whole number of at least 1"):
         pyrofl.fit(method, blobs, 1, draws=0)
     with pytest.raises(ValueError, match="seed of init is True; expected a whole number"):

@@ -22,7 +22,7 @@ def test_a_logger_sees_every_round_and_its_scores():
 
     method = fedavg.build(toys.net(), epochs=1, fine_tune=1)
     data = toys.blobs((3, 9, 7), held_out=1)
-    done = fit(method, data, 3, every=2, progress=False, log=log)
+    done = fit(method, data, 3, eval_every=2, progress=False, logger=log)
     assert [number for number, _ in seen] == [1, 2, 3]
     for number, found in seen:
         scored = [row for row in done.history if row["round"] == number]
@@ -33,7 +33,7 @@ def test_a_logger_sees_every_round_and_its_scores():
         for row in scored:
             if (row["model"], row["population"], row["metric"]) == ("global", "held_out", "nll"):
                 assert found["global/held_out/nll"] == row["value"]
-    assert "personal/adapt/accuracy" in seen[1][1]
+    assert "personal/fine_tune/accuracy" in seen[1][1]
     assert "global/accuracy" not in seen[0][1]
 
 
@@ -46,7 +46,7 @@ def test_mlflow_gets_numbers_with_names_that_it_takes(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     method = fedavg.build(toys.net(), epochs=1)
-    fit(method, toys.blobs((3, 9)), 2, progress=False, log=loggers.mlflow("mine"))
+    fit(method, toys.blobs((3, 9)), 2, progress=False, logger=loggers.mlflow("mine"))
     assert begun == ["mine"]
     assert [step for step, _ in sent] == [1, 2]
     assert not [name for name in sent[0][1] if "*" in name]
@@ -66,7 +66,7 @@ def test_tensorboard_writes_what_it_reads(tmp_path):
 
     method = fedavg.build(toys.net(), epochs=1)
     log = loggers.tensorboard(tmp_path)
-    done = fit(method, toys.blobs((3, 9)), 3, every=1, progress=False, log=log)
+    done = fit(method, toys.blobs((3, 9)), 3, eval_every=1, progress=False, logger=log)
     read = EventAccumulator(str(tmp_path))
     read.Reload()
     found = read.Scalars("global/accuracy")

@@ -17,7 +17,7 @@ from pyro import poutine
 from torch import Generator, Tensor, nn
 from torch.nn.functional import softplus
 
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.experiments.methods import builds
 from pyrofl.inference.aggregation import Aggregator, by_size, weight_by
 from pyrofl.inference.elbo import elbo
@@ -398,9 +398,9 @@ def test_a_server_state_of_all_clients_is_looked_at_by_its_rows():
         zero = torch.zeros((), dtype=torch.float64)
         return {"q/mu": zero, "q/pi": zero, "server/sd": torch.ones(clients, dtype=torch.float64)}
 
-    def download(server: Tensors, who: Who) -> Tensors:
-        spread = spread_out({n: server[n] for n in ("q/mu", "q/pi")}, len(who.ids))
-        return spread | {"sd": server["server/sd"][who.ids]}
+    def download(server: Tensors, cohort: Cohort) -> Tensors:
+        spread = spread_out({n: server[n] for n in ("q/mu", "q/pi")}, len(cohort.ids))
+        return spread | {"sd": server["server/sd"][cohort.ids]}
 
     def scaled(received: Tensors, local: Tensors, batch: Batch) -> None:
         with batch.clients():
@@ -416,10 +416,10 @@ def test_a_server_state_of_all_clients_is_looked_at_by_its_rows():
         metadata=Metadata({"server/sd": PER_CLIENT}),
     )
     server = made.init(torch.Generator(), 3)
-    check(made, numbers(), server=server)
+    check(made, numbers(), server_state=server)
     server["server/sd"][2] = -1.0  # of the smallest client, the second of those looked at
     with pytest.raises(ValueError, match="scale of the distribution of 'theta' is -1; expected G"):
-        check(made, numbers(), server=server)
+        check(made, numbers(), server_state=server)
 
 
 def test_a_merge_that_makes_a_new_name_is_refused():

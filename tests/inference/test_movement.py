@@ -15,7 +15,7 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.fitted_run.checkpoints import load, save
-from pyrofl.inference.monitoring.status import LAST, SMALL, verdict
+from pyrofl.inference.monitoring.status import LAST, SMALL, convergence_status
 from pyrofl.models import fedavg, pfedvem, pvi
 from pyrofl.tensors import Tensors, generator
 
@@ -41,7 +41,7 @@ def data() -> Federation:
 
 
 def method(data: Federation, damping: float | None) -> pyrofl.Method:
-    return pvi.hierarchical(line, data, shared="a b", damping=damping, steps=4, draws=8)
+    return pvi.hierarchical(line, data, shared="a b", damping=damping, steps=4, num_particles=8)
 
 
 def moved(data: Federation, damping: float, rounds: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,7 +69,7 @@ def of_sites(each: Tensor) -> Tensor:
 def test_the_table_shows_the_closed_form(data: Federation):
     damping = 0.5
     run = pyrofl.fit(method(data, damping), data, 8, progress=False)
-    table = run.convergence()
+    table = run.parameter_changes()
     assert list(table) == ["round", "site", "mean", "sd", "norm"]
     assert table["round"].tolist() == [k for k in range(1, 9) for _ in range(2)]
     assert table["site"].tolist() == ["a", "b"] * 8
@@ -86,56 +86,56 @@ def test_a_fit_stops_at_the_first_round_at_which_all_is_quiet(data: Federation, 
     means, sds, left = moved(data, damping, 30)
     both = torch.cat([means, sds], 1)
     quiet = [bool((both[k - LAST : k] <= SMALL["mean"]).all()) for k in range(LAST, 30)]
-    run = pyrofl.fit(method(data, damping), data, 30, until="converged", progress=False)
-    assert run.verdict.kind == "converged"
+    run = pyrofl.fit(method(data, damping), data, 30, stop_when="converged", progress=False)
+    assert run.status.kind == "converged"
     assert run.state.number == quiet.index(True) + LAST
     assert left[run.state.number].abs().max() < SMALL["mean"]
     for k in range(1, run.state.number):
-        assert verdict(run.records[:k]).kind == "moving"
+        assert convergence_status(run.records[:k]).kind == "not converged"
 
 
 def test_a_fit_that_stopped_goes_on_as_if_it_had_not(data: Federation, tmp_path):
     build = method(data, 0.5)
-    asked = {"until": "converged", "every": 3, "progress": False}
+    asked = {"stop_when": "converged", "eval_every": 3, "progress": False}
     whole = pyrofl.fit(build, data, 100, **asked)
     had = []
-    part = pyrofl.fit(build, data, 4, after=lambda run: had.append(run.state.number), **asked)
+    part = pyrofl.fit(build, data, 4, callback=lambda run: had.append(run.state.number), **asked)
     assert had == [1, 2, 3, 4]
     save(
         part.copy(history=[r for r in part.history if r["round"] != 4]),
         tmp_path / "run.safetensors",
     )
     rest = pyrofl.fit(
-        build, data, 100, start=load(tmp_path / "run.safetensors", build, data), **asked
+        build, data, 100, resume_from=load(tmp_path / "run.safetensors", build, data), **asked
     )
     assert [r.moved for r in rest.records] == [r.moved for r in whole.records]
     assert rest.history == whole.history
     assert rest.history[-1]["round"] == whole.state.number  # tested where it stopped
-    again = pyrofl.fit(build, data, 100, start=whole, **asked)
+    again = pyrofl.fit(build, data, 100, resume_from=whole, **asked)
     assert again.state.number == whole.state.number
     assert again.history == whole.history
-    further = pyrofl.fit(build, data, whole.state.number + 2, start=whole, progress=False)
+    further = pyrofl.fit(build, data, whole.state.number + 2, resume_from=whole, progress=False)
     assert len(further.records) == whole.state.number + 2
 
 
 def test_a_fit_stops_where_it_diverged(blobs: Federation):
     lost = fedavg.build(toys.net(), lr=10.0)
-    run = pyrofl.fit(lost, blobs, 20, until="converged", progress=False)
+    run = pyrofl.fit(lost, blobs, 20, stop_when="converged", progress=False)
     assert run.state.number == 3  # one bad round may be followed by a better one
-    assert run.verdict.kind == "diverged"
+    assert run.status.kind == "diverged"
 
 
 def test_tensors_without_a_distribution_have_a_norm(blobs: Federation):
     run = pyrofl.fit(pfedvem.build(toys.net()), blobs, 2, progress=False)
-    table = run.convergence()
+    table = run.parameter_changes()
     assert table[["mean", "sd"]].isna().all().all()
     assert (table["norm"] > 0).all()
     assert {name.partition("/")[0] for name in table["site"]} == {"base", "loc"}
 
 
 def test_a_wrong_word_is_refused(data: Federation):
-    with pytest.raises(ValueError, match="until is 'done'; expected one of converged"):
-        pyrofl.fit(method(data, 0.5), data, 3, until="done")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="stop_when is 'done'; expected one of converged"):
+        pyrofl.fit(method(data, 0.5), data, 3, stop_when="done")  # type: ignore[call-overload]
 
 
 def test_arviz_sees_what_moved(data: Federation):
@@ -143,7 +143,7 @@ def test_arviz_sees_what_moved(data: Federation):
     longer = pyrofl.fit(method(data, 0.5), data, 4, seed=1, progress=False)
     found = pyrofl.to_arviz([run, longer], 2)["sample_stats"]
     assert found["moved_mean"].dims == ("chain", "round", "site")
-    table = run.convergence().pivot(index="round", columns="site", values="sd")
+    table = run.parameter_changes().pivot(index="round", columns="site", values="sd")
     assert (found["moved_sd"].to_numpy()[0, :3] == table.to_numpy()).all()
     assert math.isnan(found["moved_sd"].sel(chain=0, round=4, site="b"))
     assert "moved_norm" not in found

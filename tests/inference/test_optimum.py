@@ -40,7 +40,7 @@ def schools(received: Tensors, local: Tensors, batch: Batch) -> None:
             pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
 
 
-short = partial(pvi.hierarchical, data=LINE, draws=32, steps=10)
+short = partial(pvi.hierarchical, data=LINE, num_particles=32, steps=10)
 
 
 def falling(number: int) -> Method:
@@ -51,26 +51,26 @@ def falling(number: int) -> Method:
 def test_a_run_whose_rates_have_fallen_has_not_converged():
     run = pyrofl.fit(falling, LINE, 12, progress=False)
     assert max(v for r in run.records[-5:] for v in r.moved["b"].values()) < 0.01
-    assert run.verdict.kind == "moving"
-    assert "and yet the slope of the ELBO moves the sd of b" in str(run.verdict)
-    other = pyrofl.fit(falling, LINE, 12, progress=False, until="converged")
+    assert run.status.kind == "not converged"
+    assert "and yet the slope of the ELBO moves the sd of b" in str(run.status)
+    other = pyrofl.fit(falling, LINE, 12, progress=False, stop_when="converged")
     assert other.state.number == 12
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 def test_a_run_at_its_optimum_has_converged_and_says_how_narrow_it_is(covariance, tmp_path):
     method = short(line, shared="b", covariance=covariance, damping=0.5)
-    run = pyrofl.fit(method, LINE, 30, progress=False, until="converged")
-    assert run.verdict.kind == "converged"
+    run = pyrofl.fit(method, LINE, 30, progress=False, stop_when="converged")
+    assert run.status.kind == "converged"
     exact = torch.linalg.inv(X.T @ X + torch.eye(2) / 9)
     narrow = 1 - float((exact[0, 0] * torch.linalg.inv(exact)[0, 0]) ** -0.5)
     assert narrow > 0.3
-    assert ("too narrow" in str(run.verdict)) == (covariance == "diagonal")
+    assert ("too narrow" in str(run.status)) == (covariance == "diagonal")
     if covariance == "diagonal":
-        share = float(str(run.verdict).partition("about ")[2].partition("%")[0]) / 100
+        share = float(str(run.status).partition("about ")[2].partition("%")[0]) / 100
         assert share == pytest.approx(narrow, abs=0.1)  # 2 standard errors of some 200 draws
     save(run, tmp_path / "run.safetensors")
-    assert load(tmp_path / "run.safetensors", method, LINE).verdict == run.verdict
+    assert load(tmp_path / "run.safetensors", method, LINE).status == run.status
 
 
 def test_the_slope_of_a_hierarchical_fit_falls_to_nothing():
@@ -79,7 +79,7 @@ def test_the_slope_of_a_hierarchical_fit_falls_to_nothing():
     found = optimum(method, LINE, first.state, 0)
     assert found is not None
     assert found.off.startswith(("the mean of ", "the sd of "))
-    last = pyrofl.fit(method, LINE, 20, start=first, progress=False)
+    last = pyrofl.fit(method, LINE, 20, resume_from=first, progress=False)
     found = optimum(method, LINE, last.state, 0)
     assert found is not None
     assert found.off == ""

@@ -89,7 +89,7 @@ RETURNED = [
 @pytest.mark.parametrize(("changes", "told"), RETURNED)
 def test_what_functions_may_not_return_is_refused_in_one_line(changes, told, check):
     with pytest.raises(ValueError, match=told) as found:
-        fit(replace(method(), **changes), numbers(), 1, progress=False, check=check).scores()
+        fit(replace(method(), **changes), numbers(), 1, progress=False, check=check).evaluate_all()
     assert "\n" not in str(found.value)
 
 
@@ -144,17 +144,23 @@ def server() -> pyrofl.Server:
         (lambda: about(Monitor("a")), "metadata of 'q/mu': high is 'a'; expected a number$"),
         (lambda: fit(lambda: None, numbers(), 1), r"method\(0\) raises TypeError: .*; expected no"),
         (lambda: run(participation=failing), "a draw of clients raises ZeroDivisionError"),
-        (lambda: run(every=1, metrics={"own": failing}), "metric 'own' raises ZeroDivisionError"),
+        (
+            lambda: run(eval_every=1, metrics={"own": failing}),
+            "metric 'own' raises ZeroDivisionError",
+        ),
         (lambda: run(record="no"), "record is 'no'; expected True or False"),
         (
-            lambda: run(server={"q/mu": torch.ones(3), "q/pi": torch.ones(())}),
+            lambda: run(server_state={"q/mu": torch.ones(3), "q/pi": torch.ones(())}),
             r"'q/mu' of shape \[",
         ),
-        (lambda: pyrofl.check(method(), numbers(), chunk=0), "chunk is 0; expected a whole number"),
+        (
+            lambda: pyrofl.check(method(), numbers(), chunk_size=0),
+            "chunk_size is 0; expected a whole number",
+        ),
         (lambda: pyrofl.evaluate(other(), numbers(), run().state), "the programs read 'w/.*'"),
-        (lambda: server().take(None), "replies is None; expected a dict"),
-        (lambda: server().orders(["a"]), "holders is a list; expected a dict"),
-        (lambda: server().scores({"a": None}), "a answers a NoneType; expected a dict"),
+        (lambda: server().aggregate_train(None), "replies is None; expected a dict"),
+        (lambda: server().configure_train(["a"]), "holders is a list; expected a dict"),
+        (lambda: server().aggregate_evaluate({"a": None}), "a answers a NoneType; expected a dict"),
         (lambda: pyrofl.Client(method(), numbers()).train(None), "order is None; expected a dict"),
         (lambda: pyrofl.load(None), "folder is None; expected a text or a path"),
         (lambda: pyrofl.load("a\0b"), r"folder is 'a\\x00b'; expected no NUL character"),

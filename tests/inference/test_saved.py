@@ -53,7 +53,7 @@ def test_every_method_is_loaded_with_its_predictions(name, tmp_path):
         for client in NAMES:
             x, _ = mine(client)
             for view in again.method.views:
-                how = {"model": view, "adapted": "none"}
+                how = {"model": view, "adaptation": "none"}
                 a, b = (r.predict(x, client, **how) for r in (again, run(name)))
                 assert a.about == b.about
                 toys.assert_same({"mean": a.mean, **a.values}, {"mean": b.mean, **b.values})
@@ -66,7 +66,7 @@ sys.path.insert(0, {tests!r})
 x = torch.load({x!r}, weights_only=True)
 for name in {names!r}:
     run = pyrofl.load(f"{root}/{{name}}")
-    torch.save(run.predict(x, "ward 2", adapted="none").mean, f"{root}/{{name}}.pt")
+    torch.save(run.predict(x, "ward 2", adaptation="none").mean, f"{root}/{{name}}.pt")
 """
 KINDS = ("fedavg", "pfedvem", "pfedmb", "metavd", "fedbe", "fedabml", "pvi", "fedpop", "perfedavg")
 
@@ -80,7 +80,7 @@ def test_a_fresh_process_predicts_the_same_bits(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
     for name in KINDS:
         found = torch.load(tmp_path / f"{name}.pt", weights_only=True)
-        assert torch.equal(found, run(name).predict(x, "ward 2", adapted="none").mean), name
+        assert torch.equal(found, run(name).predict(x, "ward 2", adaptation="none").mean), name
 
 
 def test_a_program_of_ones_own_is_given_again(tmp_path):
@@ -130,7 +130,7 @@ def test_a_run_goes_on_where_its_rows_are(tmp_path):
     fit(method, data(), 1, seed=4, progress=False).save(tmp_path)
     start = pyrofl.load(tmp_path, data=data())
     toys.assert_same_round(
-        fit(start.method, data(), 3, start=start, progress=False).state, whole.state
+        fit(start.method, data(), 3, resume_from=start, progress=False).state, whole.state
     )
 
 
@@ -211,10 +211,10 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
 def test_predictions_score_as_the_evaluation_says(name):
     done = run(name)
     for view in done.method.views:
-        kinds = ["none"] + ["adapt"] * bool(done.method.adapt and view == "personal")
-        for adapted in kinds:
+        kinds = ["none"] + ["fine_tune"] * bool(done.method.adapt and view == "personal")
+        for adaptation in kinds:
             for population in ("training", "held_out"):
-                how = {"model": view, "adapted": adapted}
+                how = {"model": view, "adaptation": adaptation}
                 scores = done.evaluate(population=population, **how)
                 for i, right, nll, entropy in zip(
                     scores.ids.tolist(),
@@ -236,7 +236,7 @@ def test_predictions_score_as_the_evaluation_says(name):
 def test_the_usual_model_is_the_adapted_one():
     x = mine("ward 2")[0]
     found, said = (
-        run("perfedavg").predict(x, "ward 2", **how) for how in ({}, {"adapted": "adapt"})
+        run("perfedavg").predict(x, "ward 2", **how) for how in ({}, {"adaptation": "fine_tune"})
     )
     assert torch.equal(found.mean, said.mean)
     assert found.about == "personal model of ward 2, adapted to its training rows, 3 draws"
@@ -249,7 +249,7 @@ def normal_run(draws: int | None = None) -> Run:
     }
     net = pyrofl.nets.build("linear", (1,), 1)
     method = fedavg.build(net, likelihood=likelihoods.normal(0.5), lr=0.1)
-    return fit(method, Federation.of(sites), 3, progress=False, draws=draws)
+    return fit(method, Federation.from_arrays(sites), 3, progress=False, draws=draws)
 
 
 def test_intervals_of_a_normal_are_its_quantiles():
@@ -280,7 +280,7 @@ def test_draws_widen_what_is_uncertain():
 def test_columns_are_found_by_name():
     frame = pd.DataFrame(np.random.default_rng(1).normal(size=(20, 2)), columns=["age", "dose"])
     sites = {"A": (frame, (frame.age > 0).astype(int)), "B": (frame, (frame.dose > 0).astype(int))}
-    rows = Federation.of(sites, classes=("no", "yes"))
+    rows = Federation.from_arrays(sites, classes=("no", "yes"))
     done = fit(fedavg.build(pyrofl.nets.build("softmax", (2,), 2)), rows, 2, progress=False)
     found = done.predict(frame, "A")
     other = frame[["dose", "age"]].assign(more="text")
@@ -307,10 +307,10 @@ def test_a_new_client_is_as_one_that_was_held_out():
     """Its rows train as those of a held-out client do, and it predicts the same."""
     x, y = mine("ward 4")
     own = mine("ward 4", "train")
-    for name, adapted in (("pfedvem", "phases"), ("perfedavg", "adapt"), ("fedrep", "phases")):
+    for name, adaptation in (("pfedvem", "train"), ("perfedavg", "fine_tune"), ("fedrep", "train")):
         done = run(name)
         renamed = replace(data(), names=(*NAMES[:3], "new client"))
-        as_held_out = done.copy(data=renamed).predict(x, "new client", adapted=adapted)
+        as_held_out = done.copy(data=renamed).predict(x, "new client", adaptation=adaptation)
         found = done.predict(x, None, own=own)
         torch.testing.assert_close(found.mean, as_held_out.mean, rtol=1e-9, atol=1e-12)
         assert "new client, which joins with rows of its own" in found.about
@@ -347,7 +347,10 @@ def test_what_does_not_suit_a_client_is_refused():
         (lambda: done.predict(x, None, own=(x, y[:2])), "own x has 4 rows and own y 2"),
         (lambda: done.predict(x, None, own=(x[:, :2], y)), "own x has shape [4, 2]"),
         (lambda: done.predict(x, None, own=(x, y + 9)), "own y is"),
-        (lambda: done.predict(x, None, adapted="phases"), "the new client has no rows of its own"),
+        (
+            lambda: done.predict(x, None, adaptation="train"),
+            "the new client has no rows of its own",
+        ),
         (lambda: done.predict(x, "ward 1", model="best"), "no 'best' model"),
         (lambda: done.predict(x, "ward 1", draws=0), "draws is 0; expected"),
         (lambda: done.predict(x, "ward 1", part="train"), "unknown argument 'part'"),

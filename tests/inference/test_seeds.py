@@ -18,7 +18,7 @@ from pyrofl.data import Federation
 from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.inference import seeds
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
@@ -80,7 +80,7 @@ def test_all_streams_that_the_library_uses_are_different(monkeypatch):
     monkeypatch.setattr(seeds, "generator", noted)
     method, data = hierarchy()
     run = pyrofl.fit(method, data, 3, draws=2, progress=False, **OPTIONS)
-    run.evaluate(adapted="phases", part="train")
+    run.evaluate(adaptation="train", part="train")
     run.to_arviz(3, groups="all")
     pyrofl.checks.sbc(method, data, 1, replications=3, draws=3)
     reference.nuts(method, data, 4, warmup=2, chains=2, state=run.state)
@@ -92,13 +92,13 @@ def test_all_streams_that_the_library_uses_are_different(monkeypatch):
     assert len({begin(*key) for key in keys}) == len(keys) > 150
 
 
-def drawn(seed: pyrofl.inference.seeds.Seed) -> list[Round]:
+def drawn(seed: pyrofl.inference.seeds.Seed) -> list[RoundState]:
     method = fedavg.build(toys.net(), guide=guides.mean_field, epochs=3, batch=4)
     return list(federate(method, toys.blobs((3, 9, 7, 12)), 3, seed=seed, **OPTIONS))
 
 
-def who(rounds: list[Round]) -> list[list[list[int]]]:
-    return [[r.trained.tolist(), r.who.ids.tolist()] for r in rounds]
+def who(rounds: list[RoundState]) -> list[list[list[int]]]:
+    return [[r.trained.tolist(), r.reporters.ids.tolist()] for r in rounds]
 
 
 def starts(seed: pyrofl.inference.seeds.Seed) -> Tensor:
@@ -124,7 +124,8 @@ def test_a_seed_changes_what_it_is_for_and_nothing_else():
     method, data = fedavg.build(toys.net(), guide=guides.mean_field), toys.blobs((3, 9, 7, 12))
     server = method.init(generator(0), 4)
     one, same, other = (
-        next(iter(federate(method, data, 1, seed=s, server=server))) for s in (base, init, noise)
+        next(iter(federate(method, data, 1, seed=s, server_state=server)))
+        for s in (base, init, noise)
     )
     toys.assert_same_round(one, same)
     assert any(not torch.equal(v, other.server[n]) for n, v in one.server.items())

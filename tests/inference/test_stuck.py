@@ -17,11 +17,11 @@ import pyrofl
 from pyrofl import GradientStep, Method, Phase, adam, aggregation, elbo, guides, sgd
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.monitoring.status import verdict
+from pyrofl.inference.monitoring.status import convergence_status
 from pyrofl.models import pfedgp, pvi
 from pyrofl.tensors import Tensors, generator
 
-q = guides.log_mean_field({"w": Size([2])}, scale=0.1)
+q = guides.log_mean_field({"w": Size([2])}, init_scale=0.1)
 everything = aggregation.Aggregator({"*": aggregation.uniform})
 
 
@@ -62,14 +62,16 @@ def solved(name: str) -> Callable[[Tensors, Tensors, Batch], Tensors]:
 
 def wrong(*args: object) -> Tensor:
     """Return the loss with the wrong sign."""
-    return -elbo(draws=8, mean=True)(*args)  # type: ignore[arg-type]
+    return -elbo(num_particles=8, mean=True)(*args)  # type: ignore[arg-type]
 
 
 USUAL = Method(
     init=lambda source, clients: q.start({"w": torch.zeros(2)}),
     model=model,
     guide=q,
-    phases=(Phase((GradientStep(q.names, adam(0.05), elbo(draws=8, mean=True)),), epochs=2),),
+    phases=(
+        Phase((GradientStep(q.names, adam(0.05), elbo(num_particles=8, mean=True)),), epochs=2),
+    ),
     aggregate=everything,
 )
 
@@ -106,15 +108,15 @@ NOTHING = "nothing that is learned has changed in any round"
 def test_a_run_that_learns_nothing_is_stuck_and_says_so_after_round_one(changed, words):
     with pytest.warns(UserWarning, match=f"after round 1: {words}"):
         run = fitted(**changed)
-    assert run.verdict.kind == "stuck"
-    assert run.copy(records=run.records[:1]).verdict.kind == "stuck"
+    assert run.status.kind == "stuck"
+    assert run.copy(records=run.records[:1]).status.kind == "stuck"
 
 
 def test_what_is_not_to_learn_is_not_stuck():
     for optim, epochs in ((adam(0.0), 2), (adam(0.1), 0)):
         run = fitted(phases=(Phase((GradientStep(q.names, optim),), epochs=epochs),))
-        assert run.verdict.kind == "converged"
-        assert "nothing is trained: all learning rates or epochs are 0" in str(run.verdict)
+        assert run.status.kind == "converged"
+        assert "nothing is trained: all learning rates or epochs are 0" in str(run.status)
 
 
 def test_what_was_not_compared_in_every_round_is_not_stuck():
@@ -123,9 +125,9 @@ def test_what_was_not_compared_in_every_round_is_not_stuck():
     moved = [site, *[still | kept] * 5]
     record = fitted(1).records[0]
     records = [replace(record, number=i + 1, moved=dict(m)) for i, m in enumerate(moved)]
-    assert verdict(records, "mean").kind == "converged"
+    assert convergence_status(records, "mean").kind == "converged"
     records[0] = replace(record, moved=site | kept)
-    assert verdict(records, "mean").kind == "stuck"
+    assert convergence_status(records, "mean").kind == "stuck"
 
 
 def test_a_rate_of_zero_is_wanted_also_where_others_learn():
@@ -136,7 +138,7 @@ def test_a_rate_of_zero_is_wanted_also_where_others_learn():
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert fitted(phases=(Phase(moves, epochs=2),)).verdict.kind == "moving"
+        assert fitted(phases=(Phase(moves, epochs=2),)).status.kind == "not converged"
 
 
 def test_until_stops_a_run_that_is_stuck():
@@ -146,16 +148,16 @@ def test_until_stops_a_run_that_is_stuck():
             lines(),
             9,
             progress=False,
-            until="converged",
+            stop_when="converged",
         )
     assert run.state.number == 3
 
 
 def test_a_closed_form_that_the_guide_reads_converges():
     run = fitted(6, phases=(Phase((solved("mu/w"),)),))
-    assert run.verdict.kind == "converged"
-    again = pyrofl.fit(run.method, run.data, 9, start=run.state, progress=False)
-    assert again.verdict.kind == "converged"  # it began at the optimum
+    assert run.status.kind == "converged"
+    again = pyrofl.fit(run.method, run.data, 9, resume_from=run.state, progress=False)
+    assert again.status.kind == "converged"  # it began at the optimum
 
 
 def test_a_closed_form_under_a_name_that_nobody_reads_is_named_before_round_one():
@@ -167,8 +169,8 @@ def test_a_closed_form_under_a_name_that_nobody_reads_is_named_before_round_one(
 def test_a_loss_with_the_wrong_sign_has_diverged(optim):
     run = fitted(30, phases=(Phase((GradientStep(q.names, optim, wrong),), epochs=8),))
     assert run.records[-1].loss[q.names].mean() < -1e4
-    assert run.verdict.kind == "diverged"
-    assert "without end; check its sign" in str(run.verdict)
+    assert run.status.kind == "diverged"
+    assert "without end; check its sign" in str(run.status)
 
 
 def test_losses_of_pvi_against_different_cavities_are_not_compared():
@@ -177,12 +179,12 @@ def test_losses_of_pvi_against_different_cavities_are_not_compared():
     assert run.records[0].loss.keys() == {"mean root"}
     high = {n: v + 1e3 * v.abs() for n, v in run.records[-1].loss.items()}
     later = [replace(run.records[-1], number=n, loss=high) for n in (4, 5, 6)]
-    assert verdict([*run.records, *later]).kind != "diverged"
+    assert convergence_status([*run.records, *later]).kind != "diverged"
 
 
 def test_gradients_that_have_vanished_are_not_called_converged():
     method = pfedgp.build(toys.net("mlp:16"), lr=5.0)
     run = pyrofl.fit(method, toys.blobs((12, 12, 12)), 8, progress=False, check=False)
-    assert run.verdict.kind == "stuck"
-    assert "predictions are the same for all rows of a client" in str(run.verdict)
+    assert run.status.kind == "stuck"
+    assert "predictions are the same for all rows of a client" in str(run.status)
     assert run.evaluate().mean("accuracy") < 0.5

@@ -78,7 +78,8 @@ def test_nothing_is_trained_twice_and_what_is_there_is_gone_on_from(line, tmp_pa
     monkeypatch.setattr(
         "pyrofl.inference.tuning.tune.fit",
         lambda *args, **how: (
-            made.append(how["start"] and how["start"].state.number) or pyrofl.fit(*args, **how)
+            made.append(how["resume_from"] and how["resume_from"].state.number)
+            or pyrofl.fit(*args, **how)
         ),
     )
     found = chosen(line, folder=tmp_path)

@@ -17,12 +17,17 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.inference.engine.participation import Stragglers, fraction
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.checkpoints import load, save
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.metadata import INCOMPARABLE, normals
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
-from pyrofl.inference.monitoring.status import Losses, Verdict, comparable, verdict
+from pyrofl.inference.monitoring.status import (
+    ConvergenceStatus,
+    Losses,
+    comparable,
+    convergence_status,
+)
 from pyrofl.models import fedavg, likelihoods, local, pfedvem, priors, pvi
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import build
@@ -45,21 +50,25 @@ def record(
     told = {"w": torch.tensor(loss)}
     first = {"w": torch.tensor(loss if begun is None else begun)}
     moved = ({"w": {"norm": 0.1}} if moved is None else moved) if merged else None
-    who = [0, 1]
-    return RoundRecord(number, 0.0, 0, 0, rejected, who, [1, 1], who, [], told, first, moved, {})
+    cohort = [0, 1]
+    return RoundRecord(
+        number, 0.0, 0, 0, rejected, cohort, [1, 1], cohort, [], told, first, moved, {}
+    )
 
 
-def of_losses(*losses: Sequence[float], begun: Sequence[float] = (1.0, 1.0)) -> Verdict:
+def of_losses(*losses: Sequence[float], begun: Sequence[float] = (1.0, 1.0)) -> ConvergenceStatus:
     """Judge rounds with these losses; `begun` are those of the first steps of round one."""
     first = [begun, *losses[1:]]
     pairs = enumerate(zip(losses, first, strict=True), 1)
-    return verdict([record(n, loss=a, begun=b) for n, (a, b) in pairs])
+    return convergence_status([record(n, loss=a, begun=b) for n, (a, b) in pairs])
 
 
-def state(number: int = 0, server: Tensors | None = None, private: Tensors | None = None) -> Round:
+def state(
+    number: int = 0, server: Tensors | None = None, private: Tensors | None = None
+) -> RoundState:
     """Return a round of three clients, of whom 0 and 2 trained."""
     trained = torch.tensor([0, 2])
-    return Round(number, server or {}, private or {}, torch.ones(3).bool(), trained=trained)
+    return RoundState(number, server or {}, private or {}, torch.ones(3).bool(), trained=trained)
 
 
 def test_movement_is_a_share_of_the_norm():
@@ -122,39 +131,41 @@ def test_what_clients_keep_is_compared_in_parts(monkeypatch: pytest.MonkeyPatch)
     assert all(r.moved for r in whole.records)
 
 
-def judged(*moved: float, part: str = "norm") -> Verdict:
+def judged(*moved: float, part: str = "norm") -> ConvergenceStatus:
     """Judge merges that moved one thing so far."""
-    return verdict([record(n, moved={"w": {part: v}}) for n, v in enumerate(moved, 1)])
+    return convergence_status([record(n, moved={"w": {part: v}}) for n, v in enumerate(moved, 1)])
 
 
 def test_small_steps_of_three_merges_and_more_have_converged():
     assert judged(1.0, *[0.001] * 5).kind == "converged"
     assert judged(1.0, *[0.0] * 5).kind == "converged"
-    assert judged(*[0.0] * 2).kind == "moving"
+    assert judged(*[0.0] * 2).kind == "not converged"
     still = [record(1, moved={"w": {"norm": 0.0}})]
-    assert verdict(still, trained="").kind == "stuck"  # nothing has ever changed
+    assert convergence_status(still, trained="").kind == "stuck"  # nothing has ever changed
     found = judged(*[0.0] * 4, 0.004)
-    assert (found.kind, found.site, found.part) == ("moving", "w", "norm")
-    assert str(judged(*[0.004] * 5)) == "moving: w by 0.4 % per round"
-    assert str(judged(*[0.2] * 5, part="sd")) == "moving: the sd of w by 0.2 sd per round"
+    assert (found.kind, found.site, found.part) == ("not converged", "w", "norm")
+    assert str(judged(*[0.004] * 5)) == "not converged: w by 0.4 % per round"
+    assert str(judged(*[0.2] * 5, part="sd")) == "not converged: the sd of w by 0.2 sd per round"
     assert judged(*[0.01] * 5, part="sd").kind == "converged"
     idle = [record(n, moved={"w": {"norm": 0.1}}) for n in (1, 2, 3)]
     idle += [record(n, merged=False) for n in (4, 5, 6, 7, 8)]
-    assert verdict(idle).kind == "moving"  # rounds without an aggregation are no sign of rest
+    assert (
+        convergence_status(idle).kind == "not converged"
+    )  # rounds without an aggregation are no sign of rest
     both = {"w": {"norm": 0.002}, "m": {"mean": 0.05, "sd": 0.01}}
-    two = verdict([record(n, moved=both) for n in (1, 2, 3)])
-    assert str(two) == "moving: the mean of m by 0.05 sd per round"
+    two = convergence_status([record(n, moved=both) for n in (1, 2, 3)])
+    assert str(two) == "not converged: the mean of m by 0.05 sd per round"
 
 
 def test_what_is_held_back_has_not_converged():
     # Each round goes a share of the way: what is left is that of the last one times (1 - r) / r.
     slow = [0.009 * 0.95**k for k in range(5)]
     found = judged(*slow, part="mean")
-    assert str(found) == "moving: the mean of w by 0.0081 sd per round, and 0.14 sd to go"
+    assert str(found) == "not converged: the mean of w by 0.0081 sd per round, and 0.14 sd to go"
     assert judged(*[0.009 * 0.5**k for k in range(5)], part="mean").kind == "converged"
     assert judged(*[0.002 * 0.95**k for k in range(5)], part="mean").kind == "converged"
     growing = judged(*[0.001 * 1.3**k for k in range(5)], part="mean")
-    assert str(growing) == "moving: the mean of w by 0.0018 sd per round, and ever faster"
+    assert str(growing) == "not converged: the mean of w by 0.0018 sd per round, and ever faster"
     assert judged(*[0.001 * 1.1**k for k in range(5)], part="mean").kind == "converged"  # noise
     assert judged(0.009, 0.008, 0.0085, 0.009, 0.0081, part="mean").kind == "converged"  # hovers
 
@@ -163,22 +174,24 @@ def test_a_loss_that_rose_by_its_size_and_all_its_gains_has_diverged():
     found = of_losses((1.0, 1.0), (9.0, 9.0), (9.0, 8.0), (8.0, 9.0))
     assert str(found) == "diverged since round 2: the loss of w rose from 1 to 8.5"
     assert found.since == 2
-    assert of_losses((1.0, 1.0), (2.5, 2.5), (2.5, 2.5), (2.5, 2.5)).kind == "moving"  # not far
+    assert (
+        of_losses((1.0, 1.0), (2.5, 2.5), (2.5, 2.5), (2.5, 2.5)).kind == "not converged"
+    )  # not far
     assert of_losses((9.0, 9.0), (9.0, 9.0), (9.0, 9.0)).since == 1  # in round one already
-    assert of_losses((1.0, 1.0), (1.0, 1.0), (9.0, 9.0)).kind == "moving"  # not for long
+    assert of_losses((1.0, 1.0), (1.0, 1.0), (9.0, 9.0)).kind == "not converged"  # not for long
     won = of_losses((1.0, 1.0), (-9.0, -9.0), (9.0, 9.0), (9.0, 9.0), (9.0, 9.0))
-    assert won.kind == "moving"  # what it had gained counts too, and its noise
+    assert won.kind == "not converged"  # what it had gained counts too, and its noise
     ramp = of_losses(*[(-50.0 + k, -50.0 + k) for k in range(60)], begun=(-50.0, -50.0))
-    assert ramp.kind == "moving"
+    assert ramp.kind == "not converged"
 
 
 def test_clients_are_compared_with_themselves():
     poor, rich = 100.0, 1.0  # only the poor one takes part in the end
     found = of_losses((NAN, rich), (poor, NAN), (poor, NAN), (poor, NAN), begun=(NAN, rich))
-    assert found.kind == "moving"
+    assert found.kind == "not converged"
     rising = [record(1, loss=(NAN, 1.0)), record(2, loss=(99.0, NAN), begun=(1.0, NAN))]
     rising += [record(n, loss=(99.0, NAN)) for n in (3, 4)]
-    assert verdict(rising).since == 2
+    assert convergence_status(rising).since == 2
 
 
 def test_copies_of_a_federation_are_judged_apart():
@@ -198,27 +211,29 @@ def test_a_loss_that_may_rise_is_left_out():
 
 
 def test_bad_messages_alone_are_a_divergence():
-    def judged(*merged: bool, rejected: tuple[str, ...] = ("a: w is nan",)) -> Verdict:
+    def judged(*merged: bool, rejected: tuple[str, ...] = ("a: w is nan",)) -> ConvergenceStatus:
         each = enumerate(merged, 1)
-        return verdict([record(n, merged=m, rejected=() if m else rejected) for n, m in each])
+        return convergence_status(
+            [record(n, merged=m, rejected=() if m else rejected) for n, m in each]
+        )
 
     assert str(judged(False)) == (
         "diverged since round 1: nobody was merged in any round; a: w is nan"
     )
     assert judged(True, False, False, False).since == 2
-    assert judged(True, False, False).kind == "moving"
-    assert judged(False, False, False, True).kind == "moving"
+    assert judged(True, False, False).kind == "not converged"
+    assert judged(False, False, False, True).kind == "not converged"
     silent = judged(False, False, rejected=())
-    assert (silent.kind, silent.merged) == ("moving", 0)
-    assert str(silent) == "moving: nobody was merged in any round, as nobody reported"
-    assert str(verdict([])) == "moving: no round yet"
+    assert (silent.kind, silent.merged) == ("not converged", 0)
+    assert str(silent) == "not converged: nobody was merged in any round, as nobody reported"
+    assert str(convergence_status([])) == "not converged: no round yet"
 
 
 def test_rates_that_are_far_too_large_are_told(blobs: Federation):
     run = pyrofl.fit(fedavg.build(toys.net(), lr=RATE), blobs, 6, progress=False)
     assert not any(r.rejected for r in run.records)  # all is finite
-    assert str(run.verdict).startswith("diverged since round 1: the loss of w/* rose from 1.")
-    assert run.summary()["verdict"] == str(run.verdict)
+    assert str(run.status).startswith("diverged since round 1: the loss of w/* rose from 1.")
+    assert run.summary()["status"] == str(run.status)
 
 
 @pytest.mark.slow
@@ -235,11 +250,11 @@ def test_pvi_with_few_draws_for_many_weights_converges():
         likelihood=likelihoods.normal(),
         prior=priors.fixed(dist.Normal, 0.0, 1.0),
         covariance="full",
-        draws=16,
+        num_particles=16,
     )
     run = pyrofl.fit(method, data, 18, progress=False)
     assert not any(r.rejected for r in run.records)
-    assert run.verdict.kind == "converged"
+    assert run.status.kind == "converged"
 
 
 def test_a_closed_form_converges():
@@ -251,7 +266,7 @@ def test_a_closed_form_converges():
         build("linear", (2,), 1), likelihood=likelihoods.normal(), covariance="full", damping=0.5
     )
     run = pyrofl.fit(method, data, 25, progress=False)
-    assert str(run.verdict) == (
+    assert str(run.status) == (
         "converged: in the last 5 merges nothing moved by more than 0.01 sd or 0.1%"
     )
 
@@ -263,20 +278,20 @@ def test_a_run_that_was_stopped_is_judged_as_one_that_was_not(build_, tmp_path, 
     whole = pyrofl.fit(method, blobs, 4, **options)
     save(pyrofl.fit(method, blobs, 2, **options), tmp_path / "run.safetensors")
     rest = pyrofl.fit(
-        method, blobs, 4, start=load(tmp_path / "run.safetensors", method, blobs), **options
+        method, blobs, 4, resume_from=load(tmp_path / "run.safetensors", method, blobs), **options
     )
-    assert rest.verdict == whole.verdict
+    assert rest.status == whole.status
     assert [r.moved for r in rest.records] == [r.moved for r in whole.records]
-    assert whole.verdict.site
+    assert whole.status.site
 
 
 def test_a_fit_says_it_in_the_end(blobs: Federation, capsys: pytest.CaptureFixture[str]):
     run = pyrofl.fit(fedavg.build(toys.net()), blobs, 2)
-    assert str(run.verdict) in capsys.readouterr().err
+    assert str(run.status) in capsys.readouterr().err
     silent = pyrofl.fit(
-        fedavg.build(toys.net()), blobs, 2, stragglers=Stragglers(fail=1.0), progress=False
+        fedavg.build(toys.net()), blobs, 2, stragglers=Stragglers(drop_rate=1.0), progress=False
     )
-    assert silent.verdict.merged == 0
+    assert silent.status.merged == 0
 
 
 def lost(data: Federation, seed: int = 0) -> pyrofl.Run:
@@ -295,11 +310,11 @@ def test_a_run_that_diverged_has_no_posterior_but_for_a_look(blobs: Federation):
         with pytest.raises(ValueError, match=told):
             refused(draws=2)
     found = run.to_arviz(draws=2, allow_diverged=True)
-    assert found["posterior"].attrs["verdict"] == str(run.verdict)
+    assert found["posterior"].attrs["status"] == str(run.status)
     fine = pyrofl.fit(fedavg.build(toys.net()), blobs, 1, progress=False)
-    assert fine.to_arviz(draws=2)["sample_stats"].attrs["verdict"] == str(fine.verdict)
+    assert fine.to_arviz(draws=2)["sample_stats"].attrs["status"] == str(fine.status)
     two = pyrofl.to_arviz([fine, lost(blobs, 1)], 2, allow_diverged=True)
-    assert two["posterior"].attrs["verdict"].count("; ") >= 1
+    assert two["posterior"].attrs["status"].count("; ") >= 1
     with pytest.raises(ValueError, match="the run of seed 1 diverged"):
         pyrofl.to_arviz([fine, lost(blobs, 1)], 2)
 
@@ -309,16 +324,19 @@ def test_the_first_loss_is_that_of_the_state_that_came_down(blobs: Federation):
     first = next(pyrofl.federate(method, blobs, 1))
     one = fedavg.build(toys.net(), batch=None, epochs=1)
     alone = next(pyrofl.federate(one, blobs, 1))
-    close(first.begun["w/*"], alone.loss["w/*"], 1e-12)
-    table: Tensor = first.of_all(first.begun)["w/*"]
+    close(first.first_loss["w/*"], alone.loss["w/*"], 1e-12)
+    table: Tensor = first.of_all(first.first_loss)["w/*"]
     assert table.shape == (blobs.clients,)
 
 
 def test_a_mean_that_jumps_again_and_again_has_diverged():
     jumps = [{"w": {"mean": far, "sd": 0.5}} for far in (2.0, 3e3, 5e9, 0.1, 2e3, 7e3)]
-    found = verdict([record(n, moved=far) for n, far in enumerate(jumps, 1)])
+    found = convergence_status([record(n, moved=far) for n, far in enumerate(jumps, 1)])
     assert (found.kind, found.since) == ("diverged", 2)
     assert found.why == "the mean of w moves by 3000 sd per round"
     # A first jump, as from a wide prior, is none of it.
     once = [{"w": {"mean": far, "sd": 0.5}} for far in (5e9, 0.1, 0.1, 0.1, 0.1)]
-    assert verdict([record(n, moved=far) for n, far in enumerate(once, 1)]).kind == "moving"
+    assert (
+        convergence_status([record(n, moved=far) for n, far in enumerate(once, 1)]).kind
+        == "not converged"
+    )

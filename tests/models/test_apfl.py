@@ -10,7 +10,7 @@ from promises import Promises
 from toys import last
 
 from pyrofl.data.loaders.datasets import load
-from pyrofl.inference.engine.state import Round, client_inputs
+from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import apfl, fedavg, likelihoods, local
 from pyrofl.nets import build
@@ -25,7 +25,7 @@ def test_with_no_share_the_personal_model_is_fedavgs(tiny):
     net = build("mlp:5", (4,), 3)
     method, plain = apfl.build(net, alpha=0.0, lr_alpha=0.0, **USUAL), fedavg.build(net, **USUAL)
     state, common = last(method, tiny, 3), last(plain, tiny, 3)
-    received, private = client_inputs(method, tiny, state, tiny.who(torch.arange(3)), seed=0)
+    received, private = client_inputs(method, tiny, state, tiny.cohort(torch.arange(3)), seed=0)
     mixed = method.views["personal"](received, private | received)
     for n, value in common.server.items():
         assert torch.equal(state.server[n], value)
@@ -36,8 +36,8 @@ def test_with_all_the_share_it_is_training_alone(tiny):
     net = build("mlp:5", (4,), 3)
     state = last(apfl.build(net, alpha=1.0, lr_alpha=0.0, **USUAL), tiny, 3)
     alone = last(local.build(net, **USUAL), tiny, 3)
-    for n, value in alone.private.items():
-        close(state.private[f"own/{n}"], value)
+    for n, value in alone.client_states.items():
+        close(state.client_states[f"own/{n}"], value)
 
 
 def test_a_round_moves_the_share_and_then_both_models(quadratic):
@@ -53,8 +53,8 @@ def test_a_round_moves_the_share_and_then_both_models(quadratic):
         momentum=0.0,
     )
     own = {"own/w/w": v.expand(2, 2).clone(), "alpha": torch.full((2,), 0.25).double()}
-    begun = Round(0, {"w/w": w}, own, torch.ones(2).bool())
-    state = last(method, quadratic.federation, 1, start=begun)
+    begun = RoundState(0, {"w/w": w}, own, torch.ones(2).bool())
+    state = last(method, quadratic.federation, 1, resume_from=begun)
 
     def slope(at: torch.Tensor) -> torch.Tensor:
         return torch.einsum("cij,cj->ci", quadratic.precision, at - quadratic.mean) / 2
@@ -62,9 +62,9 @@ def test_a_round_moves_the_share_and_then_both_models(quadratic):
     alpha = share - 0.01 * ((v - w) * slope((share * v + (1 - share) * w).expand(2, 2))).sum(1)
     sent = w - 0.1 * slope(w.expand(2, 2))
     kept = v - 0.1 * slope(torch.lerp(sent, v.expand(2, 2), alpha[:, None]))
-    close(state.private["alpha"], alpha)
+    close(state.client_states["alpha"], alpha)
     close(state.message["w/w"], sent)
-    close(state.private["own/w/w"], kept)
+    close(state.client_states["own/w/w"], kept)
 
 
 @pytest.fixture(scope="module")
@@ -86,18 +86,18 @@ def test_the_mixture_is_not_below_the_two_that_it_is_made_of(skewed):
     own = accuracy(alone, last(alone, skewed, 6), "personal")
     mixed, common = (accuracy(method, state, m) for m in ("personal", "global"))
     assert mixed > max(own, common) - 0.01
-    assert float(state.private["alpha"].min()) > 0.2, "labels are skewed: all need their own"
+    assert float(state.client_states["alpha"].min()) > 0.2, "labels are skewed: all need their own"
 
 
 def test_a_share_of_nothing_is_left_again(skewed):
     method = apfl.build(build("mlp:20", (1, 8, 8), 10), alpha=0.0, **PLAIN)
-    assert float(last(method, skewed, 1).private["alpha"].max()) == 0
-    assert float(last(method, skewed, 6).private["alpha"].min()) > 0
+    assert float(last(method, skewed, 1).client_states["alpha"].max()) == 0
+    assert float(last(method, skewed, 6).client_states["alpha"].min()) > 0
 
 
 def test_shares_stay_shares(tiny):
     method = apfl.build(build("mlp:5", (4,), 3), lr_alpha=50.0, lr=0.1)
-    alpha = last(method, tiny, 2).private["alpha"]
+    alpha = last(method, tiny, 2).client_states["alpha"]
     assert bool(((alpha >= 0) & (alpha <= 1)).all())
     assert bool(((alpha == 0) | (alpha == 1)).any())
 
@@ -105,10 +105,10 @@ def test_shares_stay_shares(tiny):
 def test_fine_tuning_leaves_the_common_model(tiny):
     method = apfl.build(build("mlp:5", (4,), 3), lr=0.1, fine_tune=5)
     state = last(method, tiny, 2)
-    tuned = evaluate(method, tiny, state, adapted="adapt").mean("nll")
+    tuned = evaluate(method, tiny, state, adaptation="fine_tune").mean("nll")
     assert tuned < evaluate(method, tiny, state).mean("nll")
     common = [
-        evaluate(method, tiny, state, model="global", adapted=a).mean("nll")
-        for a in ("adapt", "none")
+        evaluate(method, tiny, state, model="global", adaptation=a).mean("nll")
+        for a in ("fine_tune", "none")
     ]
     assert common[0] == common[1]

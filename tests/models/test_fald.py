@@ -67,7 +67,7 @@ def test_one_local_step_has_nearly_the_posterior_as_its_law():
 def moments(method: Method, rounds: int, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean of a chain, its second moments about a mean, and the errors of both."""
     start = first(method, TASK.federation, 0).server | {"w/w": mean}
-    *_, state = federate(method, TASK.federation, rounds, server=start, check=False)
+    *_, state = federate(method, TASK.federation, rounds, server_state=start, check=False)
     drawn = role("server/draw", state.server)["w"].flatten(1)
     away = drawn - mean
     pairs = (away[:, :, None] * away[:, None]).flatten(1)

@@ -17,7 +17,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from toys import last
 
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask, gaussian_means
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.participation import bernoulli
@@ -161,7 +161,7 @@ def test_a_prior_is_never_narrower_than_the_floor(natural):
 @pytest.mark.parametrize("options", [{"epochs": 0}, {"lr": 0.0}, {"lr": 0.0, "natural": False}])
 def test_without_steps_the_prior_stays(quadratic, options):
     method = gaussian(2, **options)
-    state = last(method, quadratic.federation, 2, server=start((0.2, -0.3), 0.7))
+    state = last(method, quadratic.federation, 2, server_state=start((0.2, -0.3), 0.7))
     close(state.server["loc/w"], (0.2, -0.3))
     close(state.server["log_scale/w"], [log(0.7)] * 2)
 
@@ -170,7 +170,7 @@ def test_without_steps_the_prior_stays(quadratic, options):
 
 
 def test_gradient_steps_can_only_end_at_the_exact_posterior(quadratic):
-    method, data = gaussian(2, draws=4), quadratic.federation
+    method, data = gaussian(2, num_particles=4), quadratic.federation
     batch, s2 = data.batch(torch.arange(2)), 0.6
     m = torch.tensor([[0.4, -0.2], [0.4, -0.2]], dtype=torch.float64)
     prior = {"loc/w": m, "log_scale/w": torch.full_like(m, log(s2) / 2)}
@@ -198,8 +198,8 @@ def test_clients_train_to_the_exact_posterior():
     x, rows = task.federation.x, task.federation.train * 200
     data = Federation(x, task.federation.y, rows, rows)
     # The step on theta ends at phi, so the message tells phi.
-    method = gaussian(2, lr=0.3, lr_prior=1.0, steps=100, epochs=1, draws=20)
-    state = last(method, data, 1, server=start((0.2, -0.1), 0.8))
+    method = gaussian(2, lr=0.3, lr_prior=1.0, steps=100, epochs=1, num_particles=20)
+    state = last(method, data, 1, server_state=start((0.2, -0.1), 0.8))
     found = torch.cat([state.message["loc/w"], (2 * state.message["log_scale/w"]).exp()], 1)
     mean, covariance = task.posterior(torch.tensor([0.2, -0.1]), torch.tensor([0.8**-2]))
     exact = torch.cat([mean[0], covariance[0].diagonal()])
@@ -225,18 +225,20 @@ def test_the_fixed_point_lies_between_the_posterior_and_fedavg(quadratic, s2, po
     method = gaussian(
         2,
         guide=guides.delta,
-        scale=s2**0.5,
+        init_scale=s2**0.5,
         steps=150,
         epochs=1,
         lr=2 * 2 / (5 + 2 / s2),  # the loss is a mean over two rows
         lr_prior=1.0,
     )
-    state = last(method, quadratic.federation, 1, server=start(tuple(expected.tolist())))
+    state = last(method, quadratic.federation, 1, server_state=start(tuple(expected.tolist())))
     close(state.server["loc/w"], expected, 1e-9)
 
 
 def test_rounds_reach_the_fixed_point(quadratic):
-    method = gaussian(2, guide=guides.delta, scale=1.0, steps=40, epochs=1, lr=0.4, lr_prior=1.0)
+    method = gaussian(
+        2, guide=guides.delta, init_scale=1.0, steps=40, epochs=1, lr=0.4, lr_prior=1.0
+    )
     state = last(method, quadratic.federation, 16)
     close(state.server["loc/w"], (0.1208, 1.1583), 1e-4)
 
@@ -245,10 +247,10 @@ def test_moment_matching_is_em_for_the_prior():
     task = gaussian_means([[-2.0], [-0.5], [0.4], [3.0]], [0.3] * 4)
     method = solved(gaussian(1, lr_prior=1.0, average="moments"), task)
     exact = start((0.225,), 3.001875**0.5)
-    stays = last(method, task.federation, 1, server=exact, check=False)
+    stays = last(method, task.federation, 1, server_state=exact, check=False)
     for n, v in exact.items():
         close(stays.server[n], v)
-    state = last(method, task.federation, 60, server=start((0.0,), 1.0), check=False)
+    state = last(method, task.federation, 60, server_state=start((0.0,), 1.0), check=False)
     close(state.server["loc/w"], [0.225], 1e-9)
     close((2 * state.server["log_scale/w"]).exp(), [3.001875], 1e-6)
 
@@ -258,8 +260,8 @@ def test_moment_matching_minimises_the_divergence_from_all_clients():
     loc, nu = (torch.randn(5, 3, generator=rng).double() for _ in range(2))
     message = {"loc/w": loc, "log_scale/w": nu}
     aggregate = gaussian(3, average="moments").aggregate
-    who = Who(torch.arange(5), torch.arange(1.0, 6.0).double())
-    found = aggregate({n: v[0] for n, v in message.items()}, message, who, generator(0))
+    cohort = Cohort(torch.arange(5), torch.arange(1.0, 6.0).double())
+    found = aggregate({n: v[0] for n, v in message.items()}, message, cohort, generator(0))
     m, width = found["loc/w"].requires_grad_(), found["log_scale/w"].requires_grad_()
     kl = torch.distributions.kl_divergence(dist.Normal(loc, nu.exp()), dist.Normal(m, width.exp()))
     kl.sum().backward()
@@ -273,8 +275,10 @@ def test_moment_matching_minimises_the_divergence_from_all_clients():
 def test_the_server_averages_evenly_what_it_is_told_to(average, sd):
     message = {"loc/w": torch.tensor([[1.0], [7.0]]), "log_scale/w": torch.tensor([[1.0], [4.0]])}
     message["log_scale/w"] = message["log_scale/w"].log()
-    who = Who(torch.arange(2), torch.tensor([10.0, 990.0]))
-    server = gaussian(1, average=average).aggregate(start((0.0,), 1.0), message, who, generator(0))
+    cohort = Cohort(torch.arange(2), torch.tensor([10.0, 990.0]))
+    server = gaussian(1, average=average).aggregate(
+        start((0.0,), 1.0), message, cohort, generator(0)
+    )
     close(server["loc/w"], [4.0])
     close(server["log_scale/w"].exp(), [sd], 1e-5)
 
@@ -296,7 +300,11 @@ def test_unrolled_with_a_delta_guide_is_maml(quadratic):
     )
     begin = start((0.2, -0.3))
     state = last(
-        method, quadratic.federation, 1, server=begin, participation=lambda *_: torch.tensor([1])
+        method,
+        quadratic.federation,
+        1,
+        server_state=begin,
+        participation=lambda *_: torch.tensor([1]),
     )
     close(begin["loc/w"] - state.server["loc/w"], (1.2756, -3.1965), 5e-5)
 
@@ -307,7 +315,7 @@ def test_unrolled_is_the_derivative_of_the_loss_after_the_steps(quadratic, steps
     method = gaussian(
         2,
         guide=guides.delta,
-        scale=s2**0.5,
+        init_scale=s2**0.5,
         meta_grad="unrolled",
         kl=lam,
         steps=steps,
@@ -326,15 +334,15 @@ def test_unrolled_is_the_derivative_of_the_loss_after_the_steps(quadratic, steps
         method,
         quadratic.federation,
         1,
-        server={"loc/w": m.detach()},
+        server_state={"loc/w": m.detach()},
         participation=lambda *_: torch.tensor([1]),
     )
     close(m.detach() - state.server["loc/w"], m.grad)
 
 
 def test_unrolled_moves_the_spread_of_the_prior(quadratic):
-    method = gaussian(2, meta_grad="unrolled", scale=0.5, lr=0.05, draws=200)
-    state = last(method, quadratic.federation, 1, server=start((0.0, 0.0), 0.5))
+    method = gaussian(2, meta_grad="unrolled", init_scale=0.5, lr=0.05, num_particles=200)
+    state = last(method, quadratic.federation, 1, server_state=start((0.0, 0.0), 0.5))
     # Over seeds, with 200 draws, -0.033 and 0.020 with standard errors of 0.002.
     change = state.server["log_scale/w"] - log(0.5)
     assert (change[0] < -0.02, change[1] > 0.01) == (True, True)
@@ -343,16 +351,19 @@ def test_unrolled_moves_the_spread_of_the_prior(quadratic):
 
 def test_with_a_delta_guide_the_printed_algorithm_is_reptile(quadratic):
     s2, lam, rate = 0.5, 0.7, 0.3
-    common = {"guide": guides.delta, "scale": s2**0.5, "kl": lam, "epochs": 1, "lr": 0.1}
+    common = {"guide": guides.delta, "init_scale": s2**0.5, "kl": lam, "epochs": 1, "lr": 0.1}
     # With a share of one the message is phi itself.
     phi = last(
-        gaussian(2, lr_prior=1.0, **common), quadratic.federation, 1, server=start((0.2, -0.3))
+        gaussian(2, lr_prior=1.0, **common),
+        quadratic.federation,
+        1,
+        server_state=start((0.2, -0.3)),
     ).message["loc/w"]
     plain = last(
         gaussian(2, natural=False, lr_prior=rate, **common),
         quadratic.federation,
         1,
-        server=start((0.2, -0.3)),
+        server_state=start((0.2, -0.3)),
     )
     theta = torch.tensor([0.2, -0.3], dtype=torch.float64)
     close(plain.message["loc/w"], theta + rate * lam / (2 * s2) * (phi - theta))
@@ -396,11 +407,11 @@ SQUARE = [v for v in VARIANTS if sum(number for number, _ in v) % 3 == 0]
 )
 def test_every_variant_keeps_the_contract(guide, average, step):
     data = toys.blobs((5, 12, 8))
-    options = {"epochs": 1, "steps": 2, "draws": 2, "batch": None} | step
+    options = {"epochs": 1, "steps": 2, "num_particles": 2, "batch": None} | step
     method = fedabml.build(toys.net("softmax"), guide=guide, average=average, **options)
     participation = bernoulli(0.6)
     alone, together = (
-        list(federate(method, data, 2, participation=participation, chunk=chunk))
+        list(federate(method, data, 2, participation=participation, chunk_size=chunk))
         for chunk in (1, 3)
     )
     for one, other in zip(alone, together, strict=True):
@@ -416,10 +427,10 @@ def test_every_variant_keeps_the_contract(guide, average, step):
 def test_a_softplus_guide_gives_the_same_posterior_family(quadratic):
     ends = [
         last(
-            gaussian(2, guide=guide, steps=150, epochs=1, lr=0.2, lr_prior=1.0, draws=20),
+            gaussian(2, guide=guide, steps=150, epochs=1, lr=0.2, lr_prior=1.0, num_particles=20),
             quadratic.federation,
             1,
-            server=start((0.2, -0.3), 0.7),
+            server_state=start((0.2, -0.3), 0.7),
         )
         for guide in (guides.log_mean_field, guides.mean_field)
     ]
@@ -439,7 +450,7 @@ def test_the_prior_can_be_exchanged(tiny):
 
 def test_a_heavy_divergence_keeps_clients_near_the_prior(quadratic):
     apart = [
-        last(gaussian(2, kl=kl, scale=0.5, lr=0.01, epochs=10), quadratic.federation, 1)
+        last(gaussian(2, kl=kl, init_scale=0.5, lr=0.01, epochs=10), quadratic.federation, 1)
         .message["loc/w"]
         .std(0)
         .mean()
@@ -451,8 +462,8 @@ def test_a_heavy_divergence_keeps_clients_near_the_prior(quadratic):
 def test_steps_do_not_overshoot_a_narrow_prior(quadratic):
     # Without a bound the pull would multiply every deviation by 1 - 0.2 / (2 * 0.01^2) = -999.
     for options in ({"guide": guides.delta}, {}):
-        method = gaussian(2, scale=0.01, lr=0.2, lr_prior=1.0, fine_tune=0, **options)
-        states = list(federate(method, quadratic.federation, 8, server=start((0, 0), 0.01)))
+        method = gaussian(2, init_scale=0.01, lr=0.2, lr_prior=1.0, fine_tune=0, **options)
+        states = list(federate(method, quadratic.federation, 8, server_state=start((0, 0), 0.01)))
         assert not any(state.rejected for state in states)
         ends = torch.stack([state.server["loc/w"] for state in states])
         assert (ends.norm(dim=1) < 2).all()
@@ -465,7 +476,7 @@ SMALL = (5, 12, 8)
 
 
 def quick(**options: object) -> Method:
-    return fedabml.build(toys.net("softmax"), draws=2, steps=2, lr=0.01, **options)
+    return fedabml.build(toys.net("softmax"), num_particles=2, steps=2, lr=0.01, **options)
 
 
 def test_without_fine_tuning_a_client_has_the_prior():
@@ -486,12 +497,12 @@ def test_fine_tuning_starts_at_the_prior_and_leaves_it_frozen():
     method = quick(fine_tune=3)
     state = last(method, data, 2)
     found = {
-        adapted: evaluate(method, data, state, part="train", adapted=adapted).mean("nll")
-        for adapted in ("none", "adapt")
+        adaptation: evaluate(method, data, state, part="train", adaptation=adaptation).mean("nll")
+        for adaptation in ("none", "fine_tune")
     }
-    assert found["adapt"] < found["none"]
-    who = data.who(torch.arange(3))
-    received, local = prepared(method, data, state, who, adapted="adapt")
+    assert found["fine_tune"] < found["none"]
+    cohort = data.cohort(torch.arange(3))
+    received, local = prepared(method, data, state, cohort, adaptation="fine_tune")
     for n, v in received.items():
         assert torch.equal(local[n], v)
         assert not torch.equal(local[n.replace("loc/", "mu/").replace("log_scale/", "pi/")], v)
@@ -505,7 +516,7 @@ def test_new_clients_learn_more_in_more_epochs():
             quick(fine_tune=f),
             held,
             state,
-            adapted="adapt" if f else "none",
+            adaptation="fine_tune" if f else "none",
             population="held_out",
             part="train",
         ).mean("nll")
@@ -519,7 +530,7 @@ def test_more_steps_on_a_minibatch_learn_more_in_an_epoch():
     state = last(quick(), data, 1)
     once, often = (
         evaluate(
-            quick(fine_tune=1, tune_steps=steps), data, state, adapted="adapt", part="train"
+            quick(fine_tune=1, tune_steps=steps), data, state, adaptation="fine_tune", part="train"
         ).values["nll"]
         for steps in (1, 6)
     )
@@ -527,7 +538,7 @@ def test_more_steps_on_a_minibatch_learn_more_in_an_epoch():
 
 
 def test_draws_of_the_prior_are_less_sure_than_its_mean(blobs):
-    method = fedabml.build(toys.net(), scale=0.5, lr=0.0)
+    method = fedabml.build(toys.net(), init_scale=0.5, lr=0.0)
     state = first(method, blobs, 3)
     state.server["loc/head.weight"] *= 20
     mean, drawn = (
@@ -555,6 +566,6 @@ def test_a_regression_that_diverges_names_the_learning_rate():
     x, y = (10 * torch.randn(4, 60, size, generator=noise) for size in (2, 1))
     sites = {f"s{j}": (x[j], y[j, :, 0], x[j, :3], y[j, :3, 0]) for j in range(4)}
     method = fedabml.build(build("linear", (2,), 1), likelihood=likelihoods.normal(1.0))
-    run = fit(method, Federation.of(sites), 3, progress=False)
+    run = fit(method, Federation.from_arrays(sites), 3, progress=False)
     with pytest.raises(ValueError, match="as training has diverged; expected a smaller learning"):
-        run.test()
+        run.record_scores()

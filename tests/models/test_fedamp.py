@@ -55,7 +55,7 @@ def test_weights_by_hand():
 def test_each_client_solves_its_own_pull_to_its_cloud_model(quadratic):
     method, data = linear(2.0, sigma=4.0, alpha=0.5), quadratic.federation
     begun = last(method, data, 2)
-    sent = method.download(begun.server, data.who(torch.arange(2)))["cloud/w/w"]
+    sent = method.download(begun.server, data.cohort(torch.arange(2)))["cloud/w/w"]
     w = begun.message["w/w"]
     xi = 0.5 / 4 * torch.exp(-(w[0] - w[1]).square().sum() / 4)
     close(sent, torch.stack([w[0] + xi * (w[1] - w[0]), w[1] + xi * (w[0] - w[1])]))
@@ -81,8 +81,8 @@ def test_without_a_pull_everybody_is_alone(tiny):
     net = build("mlp:5", (4,), 3)
     free = last(fedamp.build(net, strength=0.0, batch=2), tiny, 3)
     alone = last(local.build(net, batch=2), tiny, 3)
-    for n, value in free.private.items():
-        close(value, alone.private[n])
+    for n, value in free.client_states.items():
+        close(value, alone.client_states[n])
 
 
 def test_the_first_round_is_fedprox(tiny):
@@ -99,7 +99,7 @@ def test_clients_of_one_kind_are_mixed_most(attention):
     method = fedamp.build(toys.net(), attention=attention, lr=0.05)
     state = last(method, data, 10)
     models = torch.cat([v.flatten(1) for v in role("server/model", state.server).values()], 1)
-    received = method.download(state.server, data.who(torch.arange(8)))
+    received = method.download(state.server, data.cohort(torch.arange(8)))
     cloud = torch.cat([v.flatten(1) for v in received.values()], 1)
     apart = torch.cdist(cloud[:6], models)
     kind = torch.arange(6) % 2
@@ -120,11 +120,11 @@ def test_it_helps_where_there_are_two_kinds_of_clients():
 def test_who_was_not_heard_yet_starts_at_the_mean_of_who_was(blobs):
     method = fedamp.build(toys.net(), epochs=1)
     state = last(method, blobs, 1, participation=fixed(4))
-    heard = torch.isin(torch.arange(12), state.who.ids)
+    heard = torch.isin(torch.arange(12), state.reporters.ids)
     assert torch.equal(state.server["server/heard"] > 0, heard)
     begun = first(method, blobs, 0).server
-    late = method.download(state.server, blobs.who(torch.arange(12)[~heard]))
+    late = method.download(state.server, blobs.cohort(torch.arange(12)[~heard]))
     for n, v in role("cloud", late).items():
         close(v, state.message[n].mean(0).expand_as(v))
-        start = method.download(begun, blobs.who(torch.arange(12)))[f"cloud/{n}"]
+        start = method.download(begun, blobs.cohort(torch.arange(12)))[f"cloud/{n}"]
         assert torch.equal(start, begun[f"server/model/{n}"])

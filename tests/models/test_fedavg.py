@@ -54,7 +54,7 @@ def test_local_steps_move_the_fixed_point(quadratic, steps, point):
     expected = fixed_point(quadratic, steps)
     close(expected, point, 5e-5)
     start = {"w/w": expected}
-    stays = last(descent(steps), quadratic.federation, 1, server=start)
+    stays = last(descent(steps), quadratic.federation, 1, server_state=start)
     close(stays.server["w/w"], expected, 1e-12)
     rounds = {1: 60, 10: 15, 400: 1}[steps]
     reached = last(descent(steps), quadratic.federation, rounds).server["w/w"]
@@ -65,7 +65,7 @@ def test_one_step_of_everybody_is_a_step_on_the_pooled_loss(tiny):
     net = build("softmax", (4,), 3)
     method = fedavg.build(net, epochs=1, batch=None, lr=0.5, momentum=0.0)
     start = method.init(generator(3), 3)
-    state = last(method, tiny, 3, server=start)
+    state = last(method, tiny, 3, server_state=start)
     pooled = {n: v.double() for n, v in role("w", start).items()}
     for _ in range(3):
         pooled = descend(net, pooled, [(tiny.x, tiny.y)], lr=0.5, momentum=0.0)
@@ -77,8 +77,8 @@ def test_all_rows_at_one_client_is_the_centralised_reference(tiny):
     # With one step a round it is what all clients do together.
     method = fedavg.build(build("mlp:5", (4,), 3), epochs=1, batch=None, lr=0.5, momentum=0.0)
     start = method.init(generator(3), 3)
-    alone = last(method, reference.pooled(tiny), 3, server=start)
-    together = last(method, tiny, 3, server=start)
+    alone = last(method, reference.pooled(tiny), 3, server_state=start)
+    together = last(method, tiny, 3, server_state=start)
     assert len(alone.trained) == 1
     for n, value in together.server.items():
         close(alone.server[n], value)
@@ -89,7 +89,7 @@ def test_one_client_is_stochastic_gradient_descent(tiny):
     net = build("mlp:5", (4,), 3)
     method = fedavg.build(net, epochs=3, batch=5, lr=0.1, momentum=0.9)
     start = method.init(generator(3), 1)
-    state = last(method, alone, 2, seed=4, server=start)
+    state = last(method, alone, 2, seed=4, server_state=start)
     expected = {n: v.double() for n, v in role("w", start).items()}
     for number in range(2):
         order = stream(4, Stream.ORDER, number, alone.names[0])
@@ -143,7 +143,7 @@ def test_a_normal_prior_is_weight_decay(tiny):
     options = {"epochs": 7, "batch": None, "lr": 0.1}
     method = fedavg.build(net, prior=priors.fixed(scale=0.5), **options)
     start = method.init(generator(3), 1)
-    state = last(method, alone, 1, server=start)
+    state = last(method, alone, 1, server_state=start)
     weights = {n: v.double() for n, v in role("w", start).items()}
     rows = [(tiny.x, tiny.y)] * 7
     expected = descend(net, weights, rows, 0.1, 0.9, decay=1 / (12 * 0.5**2))
@@ -161,7 +161,7 @@ def test_fine_tuning_is_offered_as_the_personal_model(tiny):
     one, other = (last(method, tiny, 2) for method in (plain, tuned))
     for n, value in one.server.items():
         assert torch.equal(value, other.server[n])
-    received, private = client_inputs(tuned, tiny, one, tiny.who(torch.arange(3)), seed=0)
+    received, private = client_inputs(tuned, tiny, one, tiny.cohort(torch.arange(3)), seed=0)
     trained = {n: v + 1 for n, v in received.items()}
     for n, value in received.items():
         assert torch.equal(tuned.views["global"](received, private | trained)[n], value)
@@ -170,7 +170,7 @@ def test_fine_tuning_is_offered_as_the_personal_model(tiny):
 
 def test_with_a_normal_guide_variational_parameters_are_averaged(tiny):
     net = build("mlp:5", (4,), 3)
-    method = fedavg.build(net, guide=guides.mean_field, prior=priors.fixed(), draws=2)
+    method = fedavg.build(net, guide=guides.mean_field, prior=priors.fixed(), num_particles=2)
     state = last(method, tiny, 2)
     assert set(state.server) == set(under("w", net.shapes) | under("spread", net.shapes))
     for n, value in state.server.items():

@@ -34,7 +34,7 @@ def test_the_averaging_form_is_a_smaller_rate(tiny):
     size = torch.tensor([3, 5, 4], dtype=torch.float64)
     before = method.init(torch.Generator().manual_seed(1), 3)
     server = {n: v.double() for n, v in before.items()}
-    for state in federate(method, tiny, 4, server=before):
+    for state in federate(method, tiny, 4, server_state=before):
         for n, value in server.items():
             gap = value - torch.tensordot(size / 12, state.message[n], 1)
             memory[n] = beta * memory.get(n, torch.zeros_like(value)) + (1 - beta) * gap
@@ -48,4 +48,4 @@ def test_what_the_server_remembers_stays_there(tiny):
     assert role("server/optim", state.server).keys() == {
         f"{n}:momentum_buffer" for n in pick(state.server, "w/*")
     }
-    assert method.download(state.server, state.who).keys() == state.message.keys()
+    assert method.download(state.server, state.reporters).keys() == state.message.keys()

@@ -18,7 +18,7 @@ from toys import crossed, last
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders.conjugate import conjugate
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.method import Method
@@ -55,7 +55,7 @@ def lines(y: list[list[float]]) -> Federation:
     return conjugate([torch.ones(len(v), 1) for v in each], each).federation
 
 
-def begun(method: Method, data: Federation, *slopes: float) -> Round:
+def begun(method: Method, data: Federation, *slopes: float) -> RoundState:
     """Start components at lines of these slopes."""
     start = torch.tensor(slopes, dtype=torch.float64).reshape(-1, 1, 1)
     return first(method, data, 0, {"component/weight": start})
@@ -66,8 +66,8 @@ def test_a_round_by_hand():
     method = fedem.build(SLOPE, **LINES, epochs=1, batch=None, lr=0.5, momentum=0.0)
     state = advance(method, data, begun(method, data, 0.0, 2.0), *[torch.arange(2)] * 2)
     near, far = 0.880797, 0.119203  # 1 / (1 + exp(-2)): y on one line, two away from the other
-    close(state.private["weight/pi"][0], [(2 * near + far) / 3, (2 * far + near) / 3], 1e-6)
-    close(state.private["weight/pi"][1], [0.5, 0.5])
+    close(state.client_states["weight/pi"][0], [(2 * near + far) / 3, (2 * far + near) / 3], 1e-6)
+    close(state.client_states["weight/pi"][1], [0.5, 0.5])
     # One step of 1/2 down the mean of q_ik (y_i - w_k)^2 / 2.
     own = [[0.5 * far * 2 / 3, 2 - 0.5 * 2 * far * 2 / 3], [0.25, 1.75]]
     close(state.message["component/weight"].flatten(1), own, 1e-6)
@@ -86,7 +86,7 @@ def test_with_a_dirichlet_the_weights_are_variational_bayes():
         p = np.exp(log_pi - np.array([[0.0, 2.0], [0.0, 2.0], [2.0, 0.0]]))
         count = 2 + (p / p.sum(1, keepdims=True)).sum(0)
         log_pi = torch.digamma(torch.tensor(count)).numpy()
-    close(state.private["log_count/pi"][0], np.log(count))
+    close(state.client_states["log_count/pi"][0], np.log(count))
     drawn = evaluate(method, data, state, part="train", draws=1000).mean("nll")
     assert drawn == pytest.approx(evaluate(method, data, state, part="train").mean("nll"), abs=0.05)
 
@@ -106,7 +106,7 @@ def test_it_is_em_of_a_mixture_of_regressions():
         q = p / p.sum(1, keepdims=True)
         pi, w = q.mean(0), (q * (x * y)[:, None]).sum(0) / (q * x[:, None] ** 2).sum(0)
         state = advance(method, task.federation, state, *[torch.arange(1)] * 2)
-        close(state.private["weight/pi"][0], pi, 1e-9)
+        close(state.client_states["weight/pi"][0], pi, 1e-9)
         close(state.server["component/weight"].flatten(), w, 1e-9)
     assert (np.diff(likelihood) > 0).all()
     told = evaluate(method, task.federation, state, part="train").mean("nll")
@@ -126,7 +126,7 @@ def test_who_comes_later_finds_the_weights_that_fit_its_rows_best():
     data = replace(lines([[0.0, 2.0], [0.3, 0.8, 0.1, 1.9]]), held_out=1)
     method = fedem.build(SLOPE, **LINES, adapt_steps=500)
     state = begun(method, data, 0.0, 2.0)
-    _, local = prepared(method, data, state, data.who(torch.tensor([1])), adapted="adapt")
+    _, local = prepared(method, data, state, data.cohort(torch.tensor([1])), adaptation="fine_tune")
     assert isinstance(local, dict)
     pi = local["weight/pi"][0]
     y = torch.tensor([0.3, 0.8, 0.1, 1.9], dtype=torch.float64)
@@ -151,7 +151,7 @@ def test_a_mixture_says_of_a_row_what_its_components_say_on_average(likelihood):
 def test_clients_of_two_kinds_are_told_apart():
     data, method, plain = crossed(), fedem.build(toys.net()), fedavg.build(toys.net(), lr=0.05)
     state = last(method, data, 12)
-    pi = state.private["weight/pi"]
+    pi = state.client_states["weight/pi"]
     apart = (pi[0::2].mean(0) - pi[1::2].mean(0)).abs().max()
     assert apart > 0.5
     common = evaluate(plain, data, last(plain, data, 12)).mean("accuracy")

@@ -11,7 +11,7 @@ from regressions import EVEN, PRIOR, SD, TASK, posterior
 from torch import Tensor
 
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
@@ -27,14 +27,14 @@ NET, NORMAL = build("linear", (3,), 1), likelihoods.normal()
 def exactly(moments: str = "laplace", **options: object) -> Method:
     """Let clients find their moments to the last bits."""
     usual = {"likelihood": NORMAL, "prior": PRIOR, "guide": guides.full_covariance}
-    usual |= {"damping": 1.0, "batch": None, "moments": moments, "scale": SD}
-    own = {"epochs": 2, "lr": 1.0, "draws": 8} if moments == "natural" else {}
+    usual |= {"damping": 1.0, "batch": None, "moments": moments, "init_scale": SD}
+    own = {"epochs": 2, "lr": 1.0, "num_particles": 8} if moments == "natural" else {}
     if moments == "laplace":
         own = {"epochs": 500, "lr": 0.1, "momentum": 0.9}
     return fedep.build(NET, **(usual | own | options))  # type: ignore[arg-type]
 
 
-def q_of(state: Round, full: bool = True) -> tuple[Tensor, Tensor]:
+def q_of(state: RoundState, full: bool = True) -> tuple[Tensor, Tensor]:
     """Return mean and covariance, or variances, of the server's posterior."""
     mean, root = Normals(3, full).moments(state.server)
     return mean, root @ root.T if full else root.square()
@@ -50,7 +50,7 @@ def test_one_round_is_the_exact_posterior(moments, stateless):
 
 def test_natural_gradients_are_pvi():
     usual = {"likelihood": NORMAL, "prior": PRIOR, "damping": 0.5, "epochs": 2, "lr": 1.0}
-    other = pvi.build(NET, covariance="full", draws=8, scale=SD, **usual)
+    other = pvi.build(NET, covariance="full", num_particles=8, init_scale=SD, **usual)
     for a, b in zip(
         federate(exactly("natural", damping=0.5), TASK.federation, 2),
         federate(other, TASK.federation, 2),
@@ -92,7 +92,7 @@ def test_draws_of_a_chain_have_nearly_the_moments_of_the_tilted_distribution():
 @pytest.mark.slow
 def test_nuts_draws_from_the_tilted_distribution():
     draws = 400
-    mean, covariance = q_of(toys.last(exactly("nuts", draws=draws), TASK.federation, 1))
+    mean, covariance = q_of(toys.last(exactly("nuts", num_particles=draws), TASK.federation, 1))
     exact = posterior()
     away = mean - exact[0]
     assert away @ torch.linalg.solve(exact[1], away) < 0.3
@@ -101,8 +101,8 @@ def test_nuts_draws_from_the_tilted_distribution():
 
 def test_nuts_draws_the_same_for_a_client_among_others_and_alone():
     data = EVEN.federation
-    method = exactly("nuts", draws=3)
-    one, all_of_them = (next(federate(method, data, 1, chunk=chunk)) for chunk in (1, None))
+    method = exactly("nuts", num_particles=3)
+    one, all_of_them = (next(federate(method, data, 1, chunk_size=chunk)) for chunk in (1, None))
     toys.assert_same_round(one, all_of_them, rtol=1e-9, atol=1e-9)
 
 

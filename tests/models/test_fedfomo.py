@@ -13,7 +13,7 @@ from toys import crossed, last
 from pyrofl.data.loaders.conjugate import conjugate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedfomo, likelihoods, local
@@ -28,7 +28,7 @@ PROMISES = {
 }
 
 
-def means(*values: float) -> tuple[Method, Round, object]:
+def means(*values: float) -> tuple[Method, RoundState, object]:
     """Let clients have a row y = value at x = 1, stand at 0 and have sent their own values."""
     each = [torch.tensor([v], dtype=torch.float64) for v in values]
     data = conjugate([torch.ones(1, 1)] * len(values), each).federation
@@ -39,7 +39,7 @@ def means(*values: float) -> tuple[Method, Round, object]:
     own = {"w/w": torch.stack(each), "base/w/w": torch.zeros(len(values), 1).double()}
     server = {"server/model/w/w": torch.stack(each), "server/heard": torch.ones(len(values))}
     begun = replace(
-        state, server=state.server | server, private=own, seen=torch.ones(len(values)).bool()
+        state, server=state.server | server, client_states=own, seen=torch.ones(len(values)).bool()
     )
     return method, begun, data
 
@@ -50,15 +50,15 @@ def test_a_step_by_hand():
     method, begun, data = means(1.0, 1.5, -1.0)
     state = advance(method, data, begun, *[torch.tensor([0])] * 2)
     own, other = 0.5 / 1, (0.5 - 0.125) / 1.5
-    close(state.private["w/w"][0], [(own * 1 + other * 1.5) / (own + other)])
-    assert torch.equal(state.private["base/w/w"][0], state.private["w/w"][0])
+    close(state.client_states["w/w"][0], [(own * 1 + other * 1.5) / (own + other)])
+    assert torch.equal(state.client_states["base/w/w"][0], state.client_states["w/w"][0])
 
 
 def test_who_finds_no_better_model_goes_on_from_its_own():
     method, begun, data = means(0.0, 5.0)
-    worse = begun.private | {"w/w": torch.tensor([[0.5], [5.0]]).double()}
-    state = advance(method, data, replace(begun, private=worse), *[torch.tensor([0])] * 2)
-    assert state.private["w/w"][0].tolist() == [0.5]
+    worse = begun.client_states | {"w/w": torch.tensor([[0.5], [5.0]]).double()}
+    state = advance(method, data, replace(begun, client_states=worse), *[torch.tensor([0])] * 2)
+    assert state.client_states["w/w"][0].tolist() == [0.5]
 
 
 def test_what_clients_value_is_added_up_and_chosen_next():
@@ -111,8 +111,8 @@ def test_alone_it_is_local_on_the_rows_that_are_left():
     method = fedfomo.build(toys.net(), epochs=1)
     state = last(method, data, 1)
     alone = last(local.build(toys.net(), epochs=1), data, 1)
-    for n, value in alone.private.items():
-        close(state.private[n], value)
+    for n, value in alone.client_states.items():
+        close(state.client_states[n], value)
 
 
 def test_it_helps_where_there_are_two_kinds_of_clients():
@@ -127,5 +127,5 @@ def test_who_comes_later_weighs_what_all_others_value():
     method = fedfomo.build(toys.net(), lr=0.05)
     state = last(method, data, 10, participation=fixed(6))
     held = {"model": "personal", "population": "held_out"}
-    adapted = evaluate(method, data, state, adapted="adapt", **held).mean("nll")
-    assert adapted < evaluate(method, data, state, adapted="none", **held).mean("nll")
+    adaptation = evaluate(method, data, state, adaptation="fine_tune", **held).mean("nll")
+    assert adaptation < evaluate(method, data, state, adaptation="none", **held).mean("nll")

@@ -78,7 +78,7 @@ def test_it_finds_a_population():
         batch=None,
         kl=1.0,
         epochs=100,
-        draws=8,
+        num_particles=8,
         lr=0.02,
     )
     *_, state = federate(method, data, 8)
@@ -108,7 +108,7 @@ def test_a_mixture_finds_kinds_of_clients():
     )
     start = {"loc/w": torch.tensor([[-0.1], [0.1]]).double()}
     begun = first(method, data, 0).server
-    state = toys.last(method, data, 4, server=begun | start)
+    state = toys.last(method, data, 4, server_state=begun | start)
     # Clients are drawn to the centres, and these to 0: r = M b / (M + sigma^2 + v), nearly.
     close(state.server["mass"], [4.0, 2.0], 1e-6)
     exact = torch.tensor([-2.0 * 4 / 4.09, 1.95 * 2 / 2.09]).double()
@@ -118,9 +118,9 @@ def test_a_mixture_finds_kinds_of_clients():
 def test_clients_of_a_mixture_train_side_by_side_and_messages_are_folded():
     data = toys.blobs()
     method = fedhb.build(toys.net(), guide=guides.delta, centres=3)
-    one, many = (toys.last(method, data, 2, chunk=chunk) for chunk in (1, None))
+    one, many = (toys.last(method, data, 2, chunk_size=chunk) for chunk in (1, None))
     toys.assert_same_round(one, many, rtol=1e-8, atol=1e-9)
-    folded = toys.last(method, data, 2, chunk=5, keep_messages=False)
+    folded = toys.last(method, data, 2, chunk_size=5, keep_messages=False)
     toys.assert_same(folded.server, many.server, rtol=1e-8, atol=1e-9)
     assert one.message["kind"].shape == (12, 3)
     for view in method.views:

@@ -86,15 +86,15 @@ def test_rounds_are_steps_along_the_mean_change(tiny, optimiser):
     def mean(value: Tensor, weight: Tensor) -> Tensor:
         return torch.tensordot(weight / weight.sum(), value, 1)
 
-    for state in federate(method, tiny, 3, server=start, participation=fixed(2)):
-        own = {n: mean(v, size[state.who.ids]) for n, v in state.message.items()}
+    for state in federate(method, tiny, 3, server_state=start, participation=fixed(2)):
+        own = {n: mean(v, size[state.reporters.ids]) for n, v in state.message.items()}
         known |= descend(make, known, {n: known[n] - v for n, v in own.items()})
         for n, v in known.items():
             close(state.server[n], v)
     memory = {"momentum_buffer"} if rule == "sgd" else {"m", "v"}
     kept = {f"{n}:{what}" for n in state.message for what in memory}
     assert role("server/optim", state.server).keys() == kept
-    assert method.download(state.server, state.who).keys() == state.message.keys()
+    assert method.download(state.server, state.reporters).keys() == state.message.keys()
     assert set(pick(state.server, "w/*")) == set(state.message)
 
 
@@ -128,7 +128,7 @@ def test_any_server_may_step(tiny):
     method = fedopt.stepped(fedper.build(NET, **USUAL), fedopt.adaptive("yogi", 0.1, 0.9, 0.9, 0.1))
     first, second = federate(method, tiny, 2)
     assert set(first.message) == {"w/fc1.weight", "w/fc1.bias"}
-    assert set(second.private) == {"w/head.weight", "w/head.bias"}
+    assert set(second.client_states) == {"w/head.weight", "w/head.bias"}
     for n in first.message:
         assert f"server/optim/{n}:v" in second.server
         assert not torch.equal(first.server[n], second.server[n])

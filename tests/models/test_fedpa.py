@@ -52,7 +52,7 @@ def test_with_exact_moments_it_descends_the_global_quadratic(quadratic):
 
     exact = replace(method, phases=(Phase((draw,)), method.phases[-1]))
     w = torch.tensor([0.3, -0.2], dtype=torch.float64)
-    once = last(exact, quadratic.federation, 1, server={"w/w": w}, check=False)
+    once = last(exact, quadratic.federation, 1, server_state={"w/w": w}, check=False)
     slope = torch.einsum("cij,cj->ci", quadratic.precision, w - quadratic.mean)
     close(w - once.message["w/w"], slope, 1e-4)
     close(once.server["w/w"], w - 0.2 * slope.mean(0), 1e-4)
@@ -79,11 +79,11 @@ def test_a_sample_is_the_mean_over_an_epoch(tiny):
         iterates.append({n: local[n][:1].clone() for n in received})
         return {}
 
-    state = last(one, tiny, 1, server=start)
+    state = last(one, tiny, 1, server_state=start)
     plain = fedavg.build(net, epochs=1, **usual)
     (phase,) = plain.phases
     seen = replace(plain, phases=(replace(phase, updates=(*phase.updates, look)),))
-    last(seen, tiny, 1, server=start, chunk=1)
+    last(seen, tiny, 1, server_state=start, chunk_size=1)
     for n in start:  # the smallest client, of three rows, is the last to train
         mean = torch.cat([i[n] for i in iterates[-3:]]).mean(0)
         close(state.message[n][0], mean)
@@ -100,5 +100,5 @@ def test_the_servers_step_is_fedopts(quadratic):
     usual = {"likelihood": likelihoods.normal(), "batch": None, "momentum": 0.0, "lr": 0.1}
     one = fedpa.build(net, samples=1, epochs=1, server_lr=0.7, **usual)
     other = fedopt.build(net, optimiser="sgd", epochs=2, server_lr=0.7, beta1=0.9, **usual)
-    a, b = (last(m, quadratic.federation, 4, server=w).server["w/w"] for m in (one, other))
+    a, b = (last(m, quadratic.federation, 4, server_state=w).server["w/w"] for m in (one, other))
     close(a, b)

@@ -74,7 +74,7 @@ def test_a_chain_has_the_law_of_langevin_steps():
     g, precision = 0.08, 1 / V + 1 / S2
     method = chains(g, burn_in=40, epochs=60)
     data = means(100)
-    state = last(method, data, 1, server=beta(M, S2))
+    state = last(method, data, 1, server_state=beta(M, S2))
     mean = (B / V + M / S2) / precision
     sent = {n: role(n, state.message)["w"][:, 0].view(100, 4) for n in ("mean", "square")}
     variance = 1 / (precision * (1 - g * precision / 2))
@@ -88,7 +88,7 @@ def test_a_chain_has_the_law_of_langevin_steps():
 
 
 def test_long_chains_find_the_population():
-    method, data = chains(0.03, burn_in=10, epochs=30, scale=0.5), means(50)
+    method, data = chains(0.03, burn_in=10, epochs=30, init_scale=0.5), means(50)
     *_, state = federate(method, data, 8)
     m, s2 = found(state.server)
     # Standard errors of 50 chains of 30 draws; steps of g inflate s2 by 0.01.
@@ -112,10 +112,10 @@ def test_without_noise_chains_go_to_the_mode(quadratic):
         epochs=1,
     )
     start = {"loc/w": centre, "log_scale/w": torch.zeros(2, dtype=torch.float64)}
-    state = last(method, quadratic.federation, 1, server=start)
-    close(state.private["z/w"][0], (0.8779, 0.6632), 5e-5)
+    state = last(method, quadratic.federation, 1, server_state=start)
+    close(state.client_states["z/w"][0], (0.8779, 0.6632), 5e-5)
     mode = quadratic.posterior(centre, torch.ones(2))[0]
-    close(state.private["z/w"], mode, 1e-9)
+    close(state.client_states["z/w"], mode, 1e-9)
     close(state.server["loc/w"], mode.mean(0), 1e-9)
     width = (2 * state.server["log_scale/w"]).exp()
     close(width, mode.var(0, correction=0), 1e-9)
@@ -125,7 +125,7 @@ def test_a_round_by_hand(tiny):
     net = build("mlp:5", (4,), 3)
     method = fedpop.build(net, temperature=0.0, burn_in=0, epochs=1, batch=None, lr_head=0.01)
     start = {n: v.double() for n, v in method.init(torch.Generator().manual_seed(0), 3).items()}
-    state = last(method, tiny, 1, server=start)
+    state = last(method, tiny, 1, server_state=start)
     for j, rows in enumerate(tiny.train):
         w = {n: start[f"loc/{n}"].clone() for n in ("head.weight", "head.bias")}
         base = {n: v.clone() for n, v in role("base", start).items()}
@@ -140,7 +140,7 @@ def test_a_round_by_hand(tiny):
         w = {n: v - 0.01 * slope[n] / len(rows) for n, v in w.items()}
         slope = torch.func.grad(loss, 1)(w, base)
         for n, v in w.items():
-            close(state.private[f"z/{n}"][j], v)
+            close(state.client_states[f"z/{n}"][j], v)
             close(state.message[f"square/{n}"][j], v.square())
         for n, v in base.items():
             close(state.message[f"base/{n}"][j], v - 0.01 * slope[n] / len(rows))
@@ -160,30 +160,30 @@ def test_the_base_counts_by_rows_and_heads_evenly(tiny):
 def test_draws_of_earlier_rounds_count_less_and_less(tiny):
     net, usual = build("mlp:5", (4,), 3), {"batch": None, "epochs": 2}
     first, second = federate(fedpop.build(net, memory=0.5, **usual), tiny, 2)
-    *_, alone = federate(fedpop.build(net, memory=0.0, **usual), tiny, 2, start=first)
-    for n, v in second.private.items():
+    *_, alone = federate(fedpop.build(net, memory=0.0, **usual), tiny, 2, resume_from=first)
+    for n, v in second.client_states.items():
         if n.startswith("sum/"):
-            close(v, 0.5 * first.private[n] + alone.private[n])
+            close(v, 0.5 * first.client_states[n] + alone.client_states[n])
             mean = f"mean/{n.removeprefix('sum/')}"
             close(second.message[mean], (first.message[mean] + 2 * alone.message[mean]) / 3)
-    close(second.private["draws"], [3.0, 3.0, 3.0])
+    close(second.client_states["draws"], [3.0, 3.0, 3.0])
 
 
 def test_the_guide_has_the_moments_of_the_draws_and_the_global_model_those_of_the_population(tiny):
     method = fedpop.build(build("mlp:5", (4,), 3), batch=2)
     state = last(method, tiny, 1)
-    who = tiny.who(torch.arange(3))
-    q = guides.mean_field(build("mlp:5", (4,), 3).matching("head.*"))
-    received, local = prepared(method, tiny, state, who, model="personal")
+    cohort = tiny.cohort(torch.arange(3))
+    q = guides.mean_field(build("mlp:5", (4,), 3).select_params("head.*"))
+    received, local = prepared(method, tiny, state, cohort, model="personal")
     assert not isinstance(local, list)
-    mean, variance = q.moments(received, local, tiny.batch(who.ids))
+    mean, variance = q.moments(received, local, tiny.batch(cohort.ids))
     for n, v in mean.items():
         close(v, state.message[f"mean/{n}"])
         gap = state.message[f"square/{n}"] - v.square()
         close(variance[n], gap.clamp(min=1e-8))
-    received, local = prepared(method, tiny, state, who, model="global")
+    received, local = prepared(method, tiny, state, cohort, model="global")
     assert not isinstance(local, list)
-    mean, variance = q.moments(received, local, tiny.batch(who.ids))
+    mean, variance = q.moments(received, local, tiny.batch(cohort.ids))
     for n, v in mean.items():
         close(v, state.server[f"loc/{n}"].expand_as(v))
         close(variance[n], (2 * state.server[f"log_scale/{n}"]).exp().expand_as(v))

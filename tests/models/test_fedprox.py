@@ -54,7 +54,7 @@ def fixed_point(task: ConjugateTask, mu: float) -> Tensor:
 def test_the_pull_moves_the_fixed_point(quadratic, mu, point, accuracy):
     expected = fixed_point(quadratic, mu)
     close(expected, point, accuracy)
-    stays = last(solved(mu), quadratic.federation, 1, server={"w/w": expected})
+    stays = last(solved(mu), quadratic.federation, 1, server_state={"w/w": expected})
     close(stays.server["w/w"], expected, 1e-10)
 
 

@@ -43,10 +43,10 @@ def test_a_client_takes_the_model_of_least_loss(tiny):
             for k in range(4)
         ]
         nearest = losses.index(min(losses))
-        assert int(state.private["cluster"][j]) == nearest
+        assert int(state.client_states["cluster"][j]) == nearest
         for n, value in models.items():
             close(state.message[f"w/{n}"][j], value[nearest])
-    assert len(set(state.private["cluster"].tolist())) > 1
+    assert len(set(state.client_states["cluster"].tolist())) > 1
 
 
 def test_every_cluster_is_fedavg_of_its_clients():
@@ -55,7 +55,7 @@ def test_every_cluster_is_fedavg_of_its_clients():
     begun = last(method, data, 2)
     state = advance(method, data, begun, torch.arange(6), torch.arange(6))
     for k in range(2):
-        ids = (state.private["cluster"] == k).nonzero().flatten()
+        ids = (state.client_states["cluster"] == k).nonzero().flatten()
         assert len(ids)
         plain = fedavg.build(net, epochs=2, lr=0.1)
         start = replace(first(plain, data, 0, cut_to(begun.server, k)), number=begun.number)
@@ -72,7 +72,7 @@ def test_a_cluster_without_clients_stays_as_it_was(tiny):
     method = ifca.build(build("mlp:5", (4,), 3), clusters=6)
     old = first(method, tiny, 0).server
     state = last(method, tiny, 1)
-    chosen = set(state.private["cluster"].tolist())
+    chosen = set(state.client_states["cluster"].tolist())
     for n, value in state.server.items():
         for k in range(6):
             assert torch.equal(value[k], old[n][k]) != (k in chosen)
@@ -88,7 +88,7 @@ def test_the_server_is_pfedmbs_with_all_weight_on_one_branch(tiny):
         sent = state.message[f"w/{n}"]
         message[f"branch/{n}"] = sent[:, None].expand(-1, 3, *sent.shape[1:])
     found = branched.aggregate(
-        under("branch", role("cluster/w", old)), message, state.who, generator(0)
+        under("branch", role("cluster/w", old)), message, state.reporters, generator(0)
     )
     for n, value in role("cluster/w", state.server).items():
         close(value, found[f"branch/{n}"])
@@ -100,7 +100,7 @@ def test_clients_of_one_kind_find_each_other():
     # From some starts all choose one model, so there are three, as the paper has it.
     states = [last(method, data, 12, seed=seed) for seed in range(3)]
     seed, state = min(enumerate(states), key=lambda found: float(found[1].loss["w/*"].mean()))
-    clusters = state.private["cluster"]
+    clusters = state.client_states["cluster"]
     assert clusters[0] != clusters[1]
     assert clusters[0::2].unique().numel() == clusters[1::2].unique().numel() == 1
     plain = fedavg.build(toys.net(), lr=0.05)
@@ -113,8 +113,8 @@ def test_who_comes_later_chooses_before_a_test():
     method = ifca.build(toys.net(), lr=0.05)
     state = last(method, data, 12, seed=1, participation=fixed(5))
     held = {"model": "personal", "population": "held_out"}
-    chosen = evaluate(method, data, state, adapted="adapt", **held).mean("nll")
-    assert chosen < evaluate(method, data, state, adapted="none", **held).mean("nll")
+    chosen = evaluate(method, data, state, adaptation="fine_tune", **held).mean("nll")
+    assert chosen < evaluate(method, data, state, adaptation="none", **held).mean("nll")
 
 
 def test_a_message_is_one_model_and_its_cluster(tiny):
@@ -122,8 +122,8 @@ def test_a_message_is_one_model_and_its_cluster(tiny):
     state = last(method, tiny, 1)
     sizes = {n: v[0].numel() for n, v in state.message.items()}
     assert sizes.pop("cluster") == 1
-    assert state.up.tolist() == [8 * sum(sizes.values()) + 4] * 3
-    received = method.download(state.server, state.who)
+    assert state.bytes_up.tolist() == [8 * sum(sizes.values()) + 4] * 3
+    received = method.download(state.server, state.reporters)
     assert sum(v[0].numel() for v in received.values()) == 4 * sum(sizes.values())
 
 

@@ -20,8 +20,8 @@ PROMISES = {"local": Promises(message=(0, 0))}
 def test_nothing_travels(tiny):
     state = last(local.build(build("mlp:5", (4,), 3)), tiny, 2)
     assert state.server == state.message == {}
-    assert not state.up.any()
-    assert not state.down.any()
+    assert not state.bytes_up.any()
+    assert not state.bytes_down.any()
 
 
 def test_clients_and_fedavg_start_from_the_same_network(tiny):
@@ -29,7 +29,7 @@ def test_clients_and_fedavg_start_from_the_same_network(tiny):
     options = {"lr": 0.0, "batch": None}
     alone = last(local.build(net, **options), tiny, 1, seed=3)
     together = last(fedavg.build(net, **options), tiny, 1, seed=3)
-    for n, value in alone.private.items():
+    for n, value in alone.client_states.items():
         close(value, together.server[n].expand_as(value))
 
 
@@ -38,7 +38,7 @@ def test_one_client_alone_is_fedavg(tiny):
     net = build("mlp:5", (4,), 3)
     one = last(local.build(net, batch=2), alone, 3)
     other = last(fedavg.build(net, batch=2), alone, 3)
-    for n, value in one.private.items():
+    for n, value in one.client_states.items():
         assert torch.equal(value[0], other.server[n])
 
 
@@ -52,14 +52,14 @@ def test_everybody_trains_whoever_reports(tiny):
     few = last(method, tiny, 2, participation=fixed(1))
     all_ = last(method, tiny, 2)
     assert few.trained.tolist() == [0, 1, 2]
-    for n, value in few.private.items():
-        assert torch.equal(value, all_.private[n])
+    for n, value in few.client_states.items():
+        assert torch.equal(value, all_.client_states[n])
 
 
 def test_the_personal_model_is_the_clients_own(tiny):
     method = local.build(build("mlp:5", (4,), 3))
     state = last(method, tiny, 1)
-    received, private = client_inputs(method, tiny, state, tiny.who(torch.arange(3)), seed=0)
+    received, private = client_inputs(method, tiny, state, tiny.cohort(torch.arange(3)), seed=0)
     assert set(method.views) == {"personal"}
     for n, value in method.views["personal"](received, private | received).items():
-        assert torch.equal(value, state.private[n])
+        assert torch.equal(value, state.client_states[n])

@@ -59,7 +59,7 @@ def test_rounds_reach_the_minimum_of_the_loss_after_a_step(alike, order):
     expected = minimiser(alike, order)
     if order != "first":
         close(expected, (0.0991, 1.2330), 5e-5)
-    stays = last(linear(order=order), alike.federation, 1, server={"w/w": expected})
+    stays = last(linear(order=order), alike.federation, 1, server_state={"w/w": expected})
     close(stays.server["w/w"], expected, 1e-10)
     close(last(linear(order=order), alike.federation, 40).server["w/w"], expected, 1e-3)
 
@@ -72,14 +72,14 @@ def test_the_product_with_the_second_derivative_is_whole(alike, order):
     curved = torch.tensor([1.5250, -11.5500], dtype=torch.float64)
     close(h @ g, curved)
     expected = g - 2 * ALPHA * curved + ALPHA**2 * h @ curved
-    state = last(linear(order=order), alike.federation, 1, server={"w/w": x})
+    state = last(linear(order=order), alike.federation, 1, server_state={"w/w": x})
     close((x - state.message["w/w"][1]) / 0.4, expected / 2)
 
 
 def test_first_order_leaves_the_second_derivative_out(alike):
     x, h = AT, alike.precision[1] / 6
     g = h @ (x - alike.mean[1])
-    state = last(linear(order="first"), alike.federation, 1, server={"w/w": x})
+    state = last(linear(order="first"), alike.federation, 1, server_state={"w/w": x})
     close((x - state.message["w/w"][1]) / 0.4, (g - ALPHA * h @ g) / 2)
 
 
@@ -111,7 +111,9 @@ def test_it_is_what_metavd_leaves_without_dropout(on, order):
     )
     a, b = last(one, data, 2), last(other, data, 2)
     toys.assert_same(role("w", a.server), role("loc", b.server), atol=1e-10)
-    scores = [evaluate(m, data, s, adapted="adapt").mean("nll") for m, s in ((one, a), (other, b))]
+    scores = [
+        evaluate(m, data, s, adaptation="fine_tune").mean("nll") for m, s in ((one, a), (other, b))
+    ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-9)
 
 

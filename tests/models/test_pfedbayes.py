@@ -16,7 +16,7 @@ from pyro.poutine.messenger import Messenger
 from torch.nn.functional import softplus
 from toys import last
 
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -73,7 +73,7 @@ def moves(method: Method) -> tuple[GradientStep, GradientStep]:
 @pytest.mark.parametrize("noise", [1.0, 0.5, 1e-3])
 def test_the_losses_are_the_papers(quadratic, noise):
     method, batch = (
-        linear(kl=3.0, draws=4, noise=noise),
+        linear(kl=3.0, num_particles=4, noise=noise),
         quadratic.federation.batch(torch.arange(2)),
     )
     infer, follow = moves(method)
@@ -97,12 +97,12 @@ def test_on_its_own_the_step_on_the_prior_ends_at_the_posterior(quadratic):
     method = linear()
     follow = replace(moves(method)[1], optim=adam(0.05))
 
-    def init_client(received: Tensors, who: Who, *_: object) -> Tensors:
-        return {n: v[who.ids] for n, v in STATE.items() if n.startswith("own/")}
+    def init_client(received: Tensors, cohort: Cohort, *_: object) -> Tensors:
+        return {n: v[cohort.ids] for n, v in STATE.items() if n.startswith("own/")}
 
     alone = replace(method, init_client=init_client, phases=(Phase((follow,), epochs=400),))
     start = {n: STATE[n][0] for n in ("w/w", "spread/w")}
-    state = last(alone, quadratic.federation, 1, server=start, check=False)
+    state = last(alone, quadratic.federation, 1, server_state=start, check=False)
     close(state.message["w/w"], M, 1e-3)
     close(state.message["spread/w"], RHO.double(), 1e-3)
     close(state.server["w/w"], M.mean(0), 1e-3)
@@ -111,7 +111,7 @@ def test_on_its_own_the_step_on_the_prior_ends_at_the_posterior(quadratic):
 
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 def test_the_server_goes_beta_of_the_way_to_the_even_mean_of_both(tiny, beta):
-    method = pfedbayes.build(build("mlp:5", (4,), 3), beta=beta, draws=1)
+    method = pfedbayes.build(build("mlp:5", (4,), 3), beta=beta, num_particles=1)
     old = first(method, tiny, 0).server
     state = last(method, tiny, 1)
     assert {n.split("/")[0] for n in state.server} == {"w", "spread"}
@@ -123,7 +123,7 @@ def test_without_spread_it_is_pfedme_by_adam(quadratic):
     # Clients of equal size, over which lambda = zeta / (n s^2) is the same.
     sd, options = 0.7, {"steps": 3, "epochs": 4, "batch": 1, "likelihood": likelihoods.normal()}
     net = build("linear", (2,), 1)
-    one = pfedbayes.build(net, guide=guides.delta, scale=sd, kl=3.0, lr=0.02, **options)
+    one = pfedbayes.build(net, guide=guides.delta, init_scale=sd, kl=3.0, lr=0.02, **options)
     plain = pfedme.build(net, strength=3.0 / (2 * sd**2), **options)
     (phase,) = plain.phases
     by_adam = tuple(
@@ -132,21 +132,21 @@ def test_without_spread_it_is_pfedme_by_adam(quadratic):
     other = replace(plain, phases=(replace(phase, updates=by_adam),))
     a, b = (last(m, quadratic.federation, 3) for m in (one, other))
     close(a.server["w/w"], b.server["w/w"], 1e-9)
-    close(a.private["own/w/w"], b.private["own/w/w"], 1e-9)
+    close(a.client_states["own/w/w"], b.client_states["own/w/w"], 1e-9)
 
 
 def test_posteriors_start_at_the_prior_and_are_kept(tiny):
     net = build("mlp:5", (4,), 3)
-    method = pfedbayes.build(net, scale=0.05, draws=1)
+    method = pfedbayes.build(net, init_scale=0.05, num_particles=1)
     begun = first(method, tiny, 0)
-    _, private = client_inputs(method, tiny, begun, tiny.who(torch.arange(3)), seed=0)
+    _, private = client_inputs(method, tiny, begun, tiny.cohort(torch.arange(3)), seed=0)
     for n in net.shapes:
         close(softplus(private[f"own/spread/{n}"]), torch.full((3, *net.shapes[n]), 0.05), 1e-6)
     once = last(method, tiny, 1)
-    still = pfedbayes.build(net, lr=0.0, draws=1)
-    twice = last(still, tiny, 2, start=once)
-    for n, value in once.private.items():
-        assert torch.equal(twice.private[n], value)
+    still = pfedbayes.build(net, lr=0.0, num_particles=1)
+    twice = last(still, tiny, 2, resume_from=once)
+    for n, value in once.client_states.items():
+        assert torch.equal(twice.client_states[n], value)
 
 
 def test_the_common_model_is_the_prior(tiny):

@@ -37,10 +37,10 @@ def test_with_exact_inner_steps_the_fixed_point_is_that_of_fedprox(quadratic):
     exact = torch.linalg.solve(a.sum(0), (a @ quadratic.mean[..., None]).sum(0))[:, 0]
     close(exact, point, 5e-5)
     state = last(
-        linear(1.0, steps=80, lr_centre=0.5), quadratic.federation, 1, server={"w/w": exact}
+        linear(1.0, steps=80, lr_centre=0.5), quadratic.federation, 1, server_state={"w/w": exact}
     )
     close(state.server["w/w"], exact, 1e-9)
-    close(state.private["own/w/w"], quadratic.posterior(exact, torch.ones(2))[0], 1e-9)
+    close(state.client_states["own/w/w"], quadratic.posterior(exact, torch.ones(2))[0], 1e-9)
     reached = last(linear(1.0, steps=30, lr_centre=2.0), quadratic.federation, 14)
     close(reached.server["w/w"], exact, 1e-5)
 
@@ -48,14 +48,14 @@ def test_with_exact_inner_steps_the_fixed_point_is_that_of_fedprox(quadratic):
 def test_a_minibatch_is_k_inner_steps_and_one_of_the_centre(quadratic):
     w, data = torch.tensor([0.3, -0.2], dtype=torch.float64), quadratic.federation
     method = linear(3.0, steps=2, lr=0.1, lr_centre=0.4, epochs=2)
-    state = last(method, data, 1, server={"w/w": w})
+    state = last(method, data, 1, server_state={"w/w": w})
     theta, centre = w.expand(2, 2), w.expand(2, 2)
     for _ in range(2):
         for _ in range(2):
             g = torch.einsum("cij,cj->ci", quadratic.precision, theta - quadratic.mean) / 2
             theta = theta - 0.1 * (g + 1.5 * (theta - centre))
         centre = centre - 0.4 * 1.5 * (centre - theta)
-    close(state.private["own/w/w"], theta)
+    close(state.client_states["own/w/w"], theta)
     close(state.message["w/w"], centre)
     close(state.server["w/w"], centre.mean(0))
 
@@ -64,8 +64,8 @@ def test_theta_goes_on_from_the_last_round(quadratic):
     method = linear(3.0, steps=3, lr=0.05)
     once = last(method, quadratic.federation, 1)
     still = linear(3.0, steps=3, lr=0.0, lr_centre=0.0)
-    kept = last(still, quadratic.federation, 2, start=once)
-    assert torch.equal(kept.private["own/w/w"], once.private["own/w/w"])
+    kept = last(still, quadratic.federation, 2, resume_from=once)
+    assert torch.equal(kept.client_states["own/w/w"], once.client_states["own/w/w"])
 
 
 @pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
@@ -86,13 +86,13 @@ def test_starting_anew_it_is_fedabml_with_a_delta_guide(quadratic):
         likelihood=likelihoods.normal(),
         guide=guides.delta,
         natural=False,
-        scale=sd,
+        init_scale=sd,
         kl=1.0,
         lr_prior=0.3,
         **options,
     )
-    a = last(one, quadratic.federation, 1, server={"w/w": w})
-    b = last(other, quadratic.federation, 1, server={"loc/w": w})
+    a = last(one, quadratic.federation, 1, server_state={"w/w": w})
+    b = last(other, quadratic.federation, 1, server_state={"loc/w": w})
     close(a.server["w/w"], b.server["loc/w"])
     close(a.message["w/w"], b.message["loc/w"])
 
@@ -102,8 +102,8 @@ def test_with_a_centre_that_stays_it_is_dittos_own_model(tiny):
     options = {"strength": 2.0, "batch": 2, "lr": 0.05}
     a = last(pfedme.build(net, steps=1, lr_centre=0.0, **options), tiny, 1)
     b = last(ditto.build(net, **options), tiny, 1)
-    for n, value in a.private.items():
-        close(value, b.private[n])
+    for n, value in a.client_states.items():
+        close(value, b.client_states[n])
     for n, value in first(pfedme.build(net), tiny, 0).server.items():
         close(a.server[n], value)
 
@@ -113,6 +113,6 @@ def test_everybody_trains_whoever_reports(tiny):
     few = last(method, tiny, 1, participation=fixed(1))
     everyone = last(method, tiny, 1)
     assert few.trained.tolist() == [0, 1, 2]
-    assert len(few.who.ids) == 1
-    for n, value in few.private.items():
-        assert torch.equal(value, everyone.private[n])
+    assert len(few.reporters.ids) == 1
+    for n, value in few.client_states.items():
+        assert torch.equal(value, everyone.client_states[n])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 from toys import last
 
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate, gaussian_means
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.state import client_inputs
@@ -69,7 +69,7 @@ def inverse_softplus(value: Tensor) -> Tensor:
 
 def gaussian(d: int, **options: object) -> Method:
     """Build pFedVEM for y = x'w + Normal(0, 1), with w personal and Bayesian throughout."""
-    options = {"draws": 2 * d} | options
+    options = {"num_particles": 2 * d} | options
     return pfedvem.build(build("linear", (d,), 1), likelihood=likelihoods.normal(), **options)
 
 
@@ -104,13 +104,13 @@ def bound(method: Method, data: Federation, received: Tensors, local: Tensors) -
 def test_three_rounds_follow_the_closed_form():
     task = gaussian_means(means=[[1.0, 0.0], [0.0, 2.0]], variances=[0.5, 0.25])
     method = solved(gaussian(2), task)
-    rounds = federate(method, task.federation, 3, server=head(0.0, 0.0), check=False)
+    rounds = federate(method, task.federation, 3, server_state=head(0.0, 0.0), check=False)
     for (tau, centre), state in zip(TRACE, rounds, strict=True):
         close(state.message["tau"], tau, 1e-6)
         close(state.server["loc/w"], centre, 1e-6)
         if state.number == 1:
             close(state.message["mean/w"], [[0.666667, 0.0], [0.0, 1.6]], 1e-6)
-            variance = softplus(state.private["pi/w"]).square()
+            variance = softplus(state.client_states["pi/w"]).square()
             close(variance, [[0.333333] * 2, [0.2] * 2], 1e-6)
         if state.number == 2:
             close(state.message["mean/w"], [[0.724265, 0.330882], [0.100942, 1.636608]], 1e-6)
@@ -157,9 +157,11 @@ def test_the_head_phase_climbs_to_the_posterior(regression):
     clients = 200
     data = regression.federation
     data = Federation(data.x, data.y, data.train * clients, data.test * clients)
-    method = gaussian(2, head_epochs=500, draws=20, lr_head=0.02, momentum=0.0)
-    state = last(method, data, 1, server=head(0.2, -0.1))
-    ends = torch.cat([state.private["mu/w"], softplus(state.private["pi/w"]).square()], 1)
+    method = gaussian(2, head_epochs=500, num_particles=20, lr_head=0.02, momentum=0.0)
+    state = last(method, data, 1, server_state=head(0.2, -0.1))
+    ends = torch.cat(
+        [state.client_states["mu/w"], softplus(state.client_states["pi/w"]).square()], 1
+    )
     error = ends.std(0) / clients**0.5
     mean, covariance = regression.posterior(torch.tensor([0.2, -0.1]), torch.ones(1))
     exact = torch.cat([mean[0], 1 / torch.linalg.inv(covariance)[0].diagonal()])
@@ -197,19 +199,19 @@ def random_task() -> ConjugateTask:
 
 def test_no_step_of_em_lowers_the_bound_and_the_e_step_makes_it_the_evidence():
     task = random_task()
-    data, who = task.federation, task.federation.who(torch.arange(40))
+    data, cohort = task.federation, task.federation.cohort(torch.arange(40))
     method = solved(gaussian(12), task)
-    states = list(federate(method, data, 12, server={"loc/w": torch.ones(12)}, check=False))
+    states = list(federate(method, data, 12, server_state={"loc/w": torch.ones(12)}, check=False))
     bounds = []
     for before, after in pairwise(states):
-        received = method.download(before.server, who)
+        received = method.download(before.server, cohort)
         old, new = (
-            {n: state.private[n] for n in ("mu/w", "pi/w")} | {"tau": after.message["tau"]}
+            {n: state.client_states[n] for n in ("mu/w", "pi/w")} | {"tau": after.message["tau"]}
             for state in (before, after)
         )
         reached = bound(method, data, received, new)
         close(reached, task.evidence(before.server["loc/w"], after.message["tau"]), 1e-9)
-        following = method.download(after.server, who)
+        following = method.download(after.server, cohort)
         bounds += [
             bound(method, data, received, old).sum(),  # tau has moved
             reached.sum(),  # so has q
@@ -223,7 +225,11 @@ def test_no_step_of_em_lowers_the_bound_and_the_e_step_makes_it_the_evidence():
 def test_em_ends_at_the_marginal_precision_weighting():
     task = random_task()
     state = last(
-        solved(gaussian(12), task), task.federation, 150, server=head(*[0.0] * 12), check=False
+        solved(gaussian(12), task),
+        task.federation,
+        150,
+        server_state=head(*[0.0] * 12),
+        check=False,
     )
     w, mean, v = state.server["loc/w"], task.mean, 1 / task.precision[:, 0, 0]
     spread = (mean - w).square().sum(1) / 12
@@ -235,19 +241,21 @@ def test_em_ends_at_the_marginal_precision_weighting():
         state.message["mean/w"],
         (mean / v[:, None] + tau[:, None] * w) / (1 / v + tau)[:, None],
     )
-    close(softplus(state.private["pi/w"]).square(), (1 / (1 / v + tau))[:, None].expand(40, 12))
+    close(
+        softplus(state.client_states["pi/w"]).square(), (1 / (1 / v + tau))[:, None].expand(40, 12)
+    )
 
 
 def test_the_corners_of_a_tetrahedron_agree_on_its_centre():
     corners = torch.tensor([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]).double()
     task = gaussian_means(corners, [0.25] * 4)
     state = last(
-        solved(gaussian(3), task), task.federation, 200, server=head(0.3, 0.1, 0), check=False
+        solved(gaussian(3), task), task.federation, 200, server_state=head(0.3, 0.1, 0), check=False
     )
     close(state.server["loc/w"], [0, 0, 0], 1e-9)
     close(state.message["tau"], [4 / 3] * 4, 1e-9)
     close(state.message["mean/w"], 0.75 * corners, 1e-9)
-    close(softplus(state.private["pi/w"]).square(), torch.full((4, 3), 3 / 16), 1e-9)
+    close(softplus(state.client_states["pi/w"]).square(), torch.full((4, 3), 3 / 16), 1e-9)
     evidence = task.evidence(state.server["loc/w"], state.message["tau"]).sum()
     # The rows are whitened: as measured each has a density smaller by log sd.
     measured = float(evidence) - 4 * 3 / 2 * log(0.25)
@@ -266,7 +274,9 @@ def merged(mean: list[float], tau: Tensor, variance: float, m_step_iters: int) -
         "variance": torch.full((3,), variance).double(),
     }
     method = gaussian(1, m_step_iters=m_step_iters)
-    server = method.aggregate(head(0.0), message, Who(torch.arange(3), torch.ones(3)), generator(0))
+    server = method.aggregate(
+        head(0.0), message, Cohort(torch.arange(3), torch.ones(3)), generator(0)
+    )
     return float(server["loc/w"])
 
 
@@ -326,7 +336,7 @@ def task() -> ConjugateTask:
 
 def test_fresh_tau_reports_the_confidence_after_training(task):
     method = solved(gaussian(2, fresh_tau=True), task)
-    state = last(method, task.federation, 1, server=head(0.0, 0.0), check=False)
+    state = last(method, task.federation, 1, server_state=head(0.0, 0.0), check=False)
     # d / (d Sigma + |mu|^2), with the q of round one of the trace above.
     tau = torch.tensor([2 / (2 / 3 + 4 / 9), 2 / (2 / 5 + 1.6**2)], dtype=torch.float64)
     close(state.message["tau"], tau)
@@ -340,7 +350,7 @@ def test_more_m_steps_alternate_at_the_server(task):
             solved(gaussian(2, m_step_iters=n), task),
             task.federation,
             1,
-            server=head(0, 0),
+            server_state=head(0, 0),
             check=False,
         )
         for n in (1, 2)
@@ -356,7 +366,7 @@ def test_beta_keeps_a_part_of_the_old_server(tiny):
     net = build("mlp:5", (4,), 3)
     start = pfedvem.build(net).init(generator(0), 3)
     half, new = (
-        last(pfedvem.build(net, beta=beta), tiny, 1, server=start).server for beta in (0.5, 0)
+        last(pfedvem.build(net, beta=beta), tiny, 1, server_state=start).server for beta in (0.5, 0)
     )
     for name, value in half.items():
         close(value, 0.5 * start[name] + 0.5 * new[name])
@@ -366,18 +376,18 @@ def test_ablations_look_at_one_term_each(task):
     full, *ablations = (
         list(
             federate(
-                solved(gaussian(2, confidence=which, scale=0.5), task),
+                solved(gaussian(2, confidence=which, init_scale=0.5), task),
                 task.federation,
                 2,
-                server=head(0.3, 0.1),
+                server_state=head(0.3, 0.1),
                 check=False,
             )
         )
         for which in ("full", "uncertainty", "deviation")
     )
     before = full[0]
-    variance = softplus(before.private["pi/w"]).square().sum(1)
-    deviation = (before.private["mu/w"] - before.server["loc/w"]).square().sum(1)
+    variance = softplus(before.client_states["pi/w"]).square().sum(1)
+    deviation = (before.client_states["mu/w"] - before.server["loc/w"]).square().sum(1)
     assert all(
         torch.equal(rounds[0].server["loc/w"], before.server["loc/w"]) for rounds in ablations
     )
@@ -394,11 +404,11 @@ def test_a_client_that_made_the_server_keeps_its_confidence(task):
         method,
         task.federation,
         3,
-        server=head(0.0, 0.0),
+        server_state=head(0.0, 0.0),
         check=False,
         participation=lambda *_: torch.tensor([0]),
     )
-    taus = [float(state.private["tau"][0]) for state in alone]
+    taus = [float(state.client_states["tau"][0]) for state in alone]
     assert taus == [1.0, 1.0, 1.0]
 
 
@@ -420,8 +430,8 @@ def test_own_base_decides_which_base_the_personal_model_has(tiny):
     for own in (True, False):
         method = pfedvem.build(net, own_base=own, lr_base=0.1)
         state = last(method, tiny, 2)
-        who = tiny.who(torch.arange(3))
-        received, private = client_inputs(method, tiny, state, who, seed=0)
+        cohort = tiny.cohort(torch.arange(3))
+        received, private = client_inputs(method, tiny, state, cohort, seed=0)
         personal = method.views["personal"](received, private | received)
         common = method.views["global"](received, private | received)
         trained = state.message if own else received
@@ -441,12 +451,12 @@ def test_the_whole_network_can_be_bayesian(tiny):
     assert set(state.message) == {f"mean/{n}" for n in net.shapes} | {"tau"}
     d = sum(shape.numel() for shape in net.shapes.values())
     first = pfedvem.build(net, head="*").init(generator(0), 3)
-    one = next(federate(method, tiny, 1, server=first))
+    one = next(federate(method, tiny, 1, server_state=first))
     gap = {n: one.message[f"mean/{n}"] - one.server[f"loc/{n}"] for n in net.shapes}
     spread = total({n: v.square() for n, v in gap.items()}) + total(
-        {n: softplus(one.private[f"pi/{n}"]).square() for n in net.shapes}
+        {n: softplus(one.client_states[f"pi/{n}"]).square() for n in net.shapes}
     )
-    two = next(federate(method, tiny, 2, start=one))
+    two = next(federate(method, tiny, 2, resume_from=one))
     close(two.message["tau"], d / spread)
 
 
@@ -455,7 +465,7 @@ def test_draws_average_the_noise_of_the_gradient():
     task = gaussian_means([[1.0, 0.0]] * clients, [0.5] * clients)
 
     def scatter(draws: int) -> Tensor:
-        method = gaussian(2, draws=draws, head_epochs=1)
+        method = gaussian(2, num_particles=draws, head_epochs=1)
         return last(method, task.federation, 1).message["mean/w"].std(0)
 
     # The logarithm of a standard deviation has a standard error of 1 / sqrt(2 clients).
@@ -465,19 +475,19 @@ def test_draws_average_the_noise_of_the_gradient():
 
 def test_a_guide_without_variance_measures_deviation_alone(task):
     method = gaussian(2, guide=guides.delta, head_epochs=3, lr_head=0.05)
-    one, two = federate(method, task.federation, 2, server=head(0.0, 0.0), check=False)
+    one, two = federate(method, task.federation, 2, server_state=head(0.0, 0.0), check=False)
     close(one.message["tau"], [1.0, 1.0])
     deviation = (one.message["mean/w"] - one.server["loc/w"]).square().sum(1)
     close(two.message["tau"], 2 / deviation, 1e-9)
-    assert set(one.private) == {"mu/w", "tau"}
+    assert set(one.client_states) == {"mu/w", "tau"}
 
 
 def test_statistics_are_the_confidence_and_the_deviation_per_parameter(task):
     method = gaussian(2)
-    state = last(method, task.federation, 2, server=head(0.5, 0.0))
-    who = task.federation.who(torch.arange(2))
-    received, private = client_inputs(method, task.federation, state, who, seed=0)
-    batch = task.federation.batch(who.ids)
+    state = last(method, task.federation, 2, server_state=head(0.5, 0.0))
+    cohort = task.federation.cohort(torch.arange(2))
+    received, private = client_inputs(method, task.federation, state, cohort, seed=0)
+    batch = task.federation.batch(cohort.ids)
     found = method.metadata.statistics(received, private | received, batch)
     close(found["tau"], state.message["tau"])
     deviation = (state.message["mean/w"] - state.server["loc/w"]).square().mean(1)
@@ -521,9 +531,9 @@ def test_features_of_the_frozen_base_change_nothing(likelihood):
         )
         for net in (chain, whole)
     )
-    assert set(cut.private) == set(recomputed.private)
-    for name, value in (cut.server | cut.private).items():
-        close(value, (recomputed.server | recomputed.private)[name])
+    assert set(cut.client_states) == set(recomputed.client_states)
+    for name, value in (cut.server | cut.client_states).items():
+        close(value, (recomputed.server | recomputed.client_states)[name])
 
 
 @pytest.mark.parametrize(
@@ -533,9 +543,11 @@ def test_features_of_the_frozen_base_change_nothing(likelihood):
 def test_a_client_sends_one_scalar_more_than_it_receives(spec, classes, up, down):
     x, rows = torch.zeros(2, 3, 32, 32), (torch.tensor([0]), torch.tensor([1]))
     data = Federation(x, torch.tensor([0, 1]), rows, rows, classes=tuple(map(str, range(classes))))
-    method = pfedvem.build(build(spec, (3, 32, 32), classes), draws=1, head_epochs=1, base_epochs=1)
+    method = pfedvem.build(
+        build(spec, (3, 32, 32), classes), num_particles=1, head_epochs=1, base_epochs=1
+    )
     state = next(federate(method, data, 1))
-    assert (state.up.tolist(), state.down.tolist()) == ([4 * up] * 2, [4 * down] * 2)
+    assert (state.bytes_up.tolist(), state.bytes_down.tolist()) == ([4 * up] * 2, [4 * down] * 2)
 
 
 # Against plain torch
@@ -559,7 +571,7 @@ def test_without_prior_or_variance_it_is_fedrep(tiny):
         ),
     )
     start = method.init(generator(7), 3)
-    state = last(method, tiny, 2, server=start)
+    state = last(method, tiny, 2, server_state=start)
 
     shared = {n: v.double() for n, v in role("base", start).items()}
     heads = [{n: v.double() for n, v in role("loc", start).items()} for _ in range(3)]
@@ -578,7 +590,7 @@ def test_without_prior_or_variance_it_is_fedrep(tiny):
         close(value, shared[n])
     for n, value in role("loc", state.server).items():
         close(value, torch.stack([h[n] for h in heads]).mean(0))
-        close(state.private[f"mu/{n}"], torch.stack([h[n] for h in heads]))
+        close(state.client_states[f"mu/{n}"], torch.stack([h[n] for h in heads]))
 
 
 def descend(

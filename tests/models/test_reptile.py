@@ -33,7 +33,9 @@ def test_all_the_way_without_momentum_it_is_fedavg(tiny):
     a, b = last(one, tiny, 3), last(plain, tiny, 3)
     for n, value in b.server.items():
         close(a.server[n], value)
-    scores = [evaluate(m, tiny, s, adapted="adapt").mean("nll") for m, s in ((one, a), (plain, b))]
+    scores = [
+        evaluate(m, tiny, s, adaptation="fine_tune").mean("nll") for m, s in ((one, a), (plain, b))
+    ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-9)
 
 
@@ -60,5 +62,5 @@ def test_it_is_tested_after_an_epoch_of_each_client(tiny):
     assert [phase.epochs for phase in method.adapt] == [1]
     assert method.main_view == "personal"
     state = last(method, tiny, 3)
-    tuned = evaluate(method, tiny, state, adapted="adapt").mean("nll")
-    assert tuned < evaluate(method, tiny, state, adapted="none").mean("nll")
+    tuned = evaluate(method, tiny, state, adaptation="fine_tune").mean("nll")
+    assert tuned < evaluate(method, tiny, state, adaptation="none").mean("nll")

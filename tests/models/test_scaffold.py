@@ -16,7 +16,7 @@ from pyrofl.data import Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.participation import Stragglers, fixed
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg, likelihoods, scaffold
@@ -55,19 +55,19 @@ def minimum(task: ConjugateTask) -> tuple[Tensor, Tensor]:
 def test_the_minimum_of_the_pooled_loss_stays(quadratic, options):
     point, gradient = minimum(quadratic)
     private = {"own/w/w": gradient}
-    there = Round(0, begun(point), private, torch.ones(2, dtype=torch.bool))
-    (state,) = federate(descent(**options), quadratic.federation, 1, start=there)
+    there = RoundState(0, begun(point), private, torch.ones(2, dtype=torch.bool))
+    (state,) = federate(descent(**options), quadratic.federation, 1, resume_from=there)
     close(state.server["w/w"], point, 1e-12)
     close(state.server["control/w/w"], [0.0, 0.0], 1e-12)
-    close(state.private["own/w/w"], gradient, 1e-12)
+    close(state.client_states["own/w/w"], gradient, 1e-12)
 
 
 def test_rounds_reach_it_where_fedavg_does_not(quadratic):
     point, gradient = minimum(quadratic)
-    near = {"server": begun(point + 0.1)}
+    near = {"server_state": begun(point + 0.1)}
     state = last(descent(), quadratic.federation, ROUNDS, **near)
     close(state.server["w/w"], point, 1e-3)
-    close(state.private["own/w/w"], gradient, 1e-2)
+    close(state.client_states["own/w/w"], gradient, 1e-2)
     plain = fedavg.build(
         build("linear", (2,), 1),
         likelihood=likelihoods.normal(),
@@ -76,14 +76,18 @@ def test_rounds_reach_it_where_fedavg_does_not(quadratic):
         lr=2 * ETA,
         momentum=0.0,
     )
-    state = last(plain, quadratic.federation, ROUNDS, server={"w/w": point + 0.1})
+    state = last(plain, quadratic.federation, ROUNDS, server_state={"w/w": point + 0.1})
     assert (state.server["w/w"] - point).norm() > 0.1
 
 
 def test_a_part_of_the_clients_reaches_it_too(quadratic):
     point, _ = minimum(quadratic)
     state = last(
-        descent(5), quadratic.federation, 40, participation=fixed(1), server=begun(point + 0.1)
+        descent(5),
+        quadratic.federation,
+        40,
+        participation=fixed(1),
+        server_state=begun(point + 0.1),
     )
     close(state.server["w/w"], point, 1e-2)
 
@@ -96,11 +100,11 @@ def cannot(*_: object) -> Tensors:
 def test_the_common_control_is_the_mean_of_the_clients_own_whoever_is_lost(blobs, every):
     method = scaffold.build(toys.net(), epochs=1)
     stuck = replace(method, aggregate=cannot)
-    lossy = {"stragglers": Stragglers(fail=0.4), "participation": fixed(9)}
+    lossy = {"stragglers": Stragglers(drop_rate=0.4), "participation": fixed(9)}
     for state in federate(lambda r: stuck if r % every else method, blobs, 6, **lossy):
-        for n, own in role("own", state.private).items():
+        for n, own in role("own", state.client_states).items():
             close(state.server[f"control/{n}"], own.mean(0), 1e-15)
-    assert state.private["own/w/fc1.weight"].any()
+    assert state.client_states["own/w/fc1.weight"].any()
     assert not state.seen.all() or every == 1
 
 
@@ -130,9 +134,9 @@ def test_with_frozen_controls_it_is_fedavg(tiny):
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"option": "I"}])
 def test_after_one_step_the_control_is_the_gradient_at_the_start(quadratic, options):
     start = torch.tensor([0.2, -0.3], dtype=torch.float64)
-    state = last(descent(1, **options), quadratic.federation, 1, server=begun(start))
+    state = last(descent(1, **options), quadratic.federation, 1, server_state=begun(start))
     gradient = (quadratic.precision @ (start - quadratic.mean)[..., None])[..., 0] / 2
-    close(state.private["own/w/w"], gradient)
+    close(state.client_states["own/w/w"], gradient)
     close(state.message["change/w/w"], gradient)
     close(state.server["control/w/w"], gradient.mean(0))
 
@@ -147,8 +151,8 @@ def test_the_second_option_takes_the_mean_of_the_gradients_on_the_way(quadratic)
     server = begun(start) | {"control/w/w": common}
     method = descent(3, momentum=0.5)
     private = {"own/w/w": own.expand(2, 2).clone()}
-    state = Round(0, server, private, torch.ones(2, dtype=torch.bool))
-    (state,) = federate(method, quadratic.federation, 1, start=state)
+    state = RoundState(0, server, private, torch.ones(2, dtype=torch.bool))
+    (state,) = federate(method, quadratic.federation, 1, resume_from=state)
     for j in range(2):
         w, speed, seen = start, torch.zeros(2, dtype=torch.float64), []
         for _ in range(3):
@@ -158,7 +162,7 @@ def test_the_second_option_takes_the_mean_of_the_gradients_on_the_way(quadratic)
         close(state.message["w/w"][j], w)
         weights = torch.tensor([1.75, 1.5, 1.0], dtype=torch.float64)
         expected = torch.tensordot(weights / weights.sum(), torch.stack(seen), 1)
-        close(state.private["own/w/w"][j], expected)
+        close(state.client_states["own/w/w"][j], expected)
 
 
 def test_the_server_counts_clients_evenly_and_shares_by_all_of_them(tiny):
@@ -177,5 +181,5 @@ def test_a_client_without_steps_keeps_its_control(tiny):
     method = scaffold.build(build("mlp:5", (4,), 3), batch=2, epochs=epochs)
     state = last(method, tiny, 2)
     for n in pick(state.server, "w/*"):
-        assert not state.private[f"own/{n}"][1].any()
-        assert bool(state.private[f"own/{n}"][0].any())
+        assert not state.client_states[f"own/{n}"][1].any()
+        assert bool(state.client_states[f"own/{n}"][0].any())

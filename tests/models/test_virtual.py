@@ -36,7 +36,7 @@ def test_it_is_the_exact_posterior_of_what_is_shared_and_of_what_is_not():
         prior=PRIOR,
         guide=guides.full_covariance,
         damping=1.0,
-        scale=SD,
+        init_scale=SD,
         epochs=3,
         lr=1.0,
     )
@@ -58,4 +58,4 @@ def test_heads_stay_at_home_and_factors_are_of_the_base():
     method = virtual.build(toys.net())
     state = toys.last(method, toys.blobs(), 2)
     assert {v.shape[-1] for v in state.message.values()} == {toys.BASE}
-    assert state.private["mean"].shape == (12, toys.ALL)
+    assert state.client_states["mean"].shape == (12, toys.ALL)

@@ -55,12 +55,12 @@ def count(shapes: dict[str, torch.Size]) -> int:
 def test_sizes_are_the_papers(spec, shape, outputs, total, head):
     net = build(spec, shape, outputs)
     assert count(net.shapes) == total
-    assert count(net.matching(net.head)) == head
+    assert count(net.select_params(net.head)) == head
 
 
 def test_layers_of_a_paper_have_its_sizes():
     net = build("cnn-pfedvem", CIFAR, 10)
-    layers = [count(net.matching(f"{n}.*")) for n in ("conv1", "conv2", "fc1", "fc2", "head")]
+    layers = [count(net.select_params(f"{n}.*")) for n in ("conv1", "conv2", "fc1", "fc2", "head")]
     assert layers == [1_216, 12_832, 96_120, 10_164, 850]
     assert net.shapes["head.weight"] == (10, 84)
     # MetaVD's Bayesian layer.
@@ -307,7 +307,7 @@ def test_the_head_is_the_last_layer_or_what_was_asked_for():
     assert build("linear", (3,), 1).head == "w"
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU())
     assert Network(layers).head == "2.*"
-    assert set(Network(layers, "0.* 2.bias").matching("0.* 2.bias")) == {
+    assert set(Network(layers, "0.* 2.bias").select_params("0.* 2.bias")) == {
         "0.weight",
         "0.bias",
         "2.bias",

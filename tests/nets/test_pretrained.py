@@ -50,7 +50,7 @@ class Whole(nn.Module):
 
 def test_a_network_may_keep_its_values():
     given = module()
-    net = Network(given, keep=True)
+    net = Network(given, pretrained=True)
     start, other = net.init(generator(0)), net.init(generator(1))
     for name, value in given.named_parameters():
         assert torch.equal(start[name], value)
@@ -65,7 +65,9 @@ def test_a_network_may_keep_its_values():
 @pytest.mark.parametrize("frozen", ["", "0", "0 2"])
 def test_one_client_alone_is_trained_as_by_plain_torch(frozen):
     data, plain = toys.blobs((40,)), module(frozen)
-    method = fedavg.build(Network(plain, keep=True), epochs=7, batch=None, lr=0.1, momentum=0.9)
+    method = fedavg.build(
+        Network(plain, pretrained=True), epochs=7, batch=None, lr=0.1, momentum=0.9
+    )
     found = role("w", toys.last(method, data, rounds=1).server)
     rows = data.train[0]
     optim = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], 0.1, 0.9)
@@ -90,7 +92,7 @@ def test_constants_are_no_parameters_and_stay(frozen, wrap):
     constants = [f"{inside}{n}" for n, p in given.named_parameters() if not p.requires_grad]
     assert set(net.shapes).isdisjoint(constants)
     assert len(net.shapes) + len(constants) == 6
-    fresh = net.fresh(generator(0))
+    fresh = net.init_module(generator(0))
     for name in constants:
         assert torch.equal(fresh.get_parameter(name), net.module.get_parameter(name))
     weights = copies(net, 3)
@@ -108,7 +110,7 @@ def test_constants_are_no_parameters_and_stay(frozen, wrap):
     with pytest.raises(ValueError, match=f"unknown parameter {constants[0]!r}"):
         net.dims(constants[0])
     with pytest.raises(ValueError, match="no parameter matches"):
-        net.matching(" ".join(constants))
+        net.select_params(" ".join(constants))
 
 
 def test_a_layer_may_be_constant_in_part():
@@ -118,7 +120,7 @@ def test_a_layer_may_be_constant_in_part():
     net = Network(given)
     assert [part.rule.__name__ for part in net.parts][::4] == ["anything", "anything"]
     assert net.head == "4.*"
-    assert list(net.matching(net.head)) == ["4.weight"]
+    assert list(net.select_params(net.head)) == ["4.weight"]
     weights = copies(net, 3)
     expected = torch.stack(
         [net.apply({n: v[c, 0] for n, v in weights.items()}, ROWS[c]) for c in (0, 1, 2)]
@@ -164,10 +166,10 @@ def test_constants_have_no_draws_of_activations():
 
 @pytest.mark.parametrize("build", [fedavg.build, pfedvem.build])
 def test_only_the_head_of_a_frozen_base_trains(build):
-    net, data = Network(module("0 2"), keep=True), toys.blobs()
+    net, data = Network(module("0 2"), pretrained=True), toys.blobs()
     before = {n: p.clone() for n, p in net.module.named_parameters()}
     run = pyrofl.fit(build(net), data, 2, progress=False)
-    tensors = run.state.server | run.state.message | run.state.private
+    tensors = run.state.server | run.state.message | run.state.client_states
     assert {n.rpartition("/")[2] for n in tensors if "." in n} == {"4.weight", "4.bias"}
     assert all(torch.equal(before[n], p) for n, p in net.module.named_parameters())
     moved = run.state.message["w/4.weight" if build is fedavg.build else "mean/4.weight"]
@@ -180,7 +182,9 @@ def test_shortcuts_around_constants_change_no_number(build, monkeypatch):
     monkeypatch.setattr(rewriting, "pays", lambda *_: True)
     # A network in one part cannot be cut, so that it goes the long way.
     short, long = (
-        toys.last(build(Network(wrap(module("0", nn.Sigmoid)), keep=True), batch=4), toys.blobs())
+        toys.last(
+            build(Network(wrap(module("0", nn.Sigmoid)), pretrained=True), batch=4), toys.blobs()
+        )
         for wrap in (lambda m: m, Whole)
     )
     renamed = {n.replace("inner.", ""): v for n, v in long.server.items()}
@@ -188,7 +192,7 @@ def test_shortcuts_around_constants_change_no_number(build, monkeypatch):
 
 
 def test_a_distilled_student_keeps_its_constants():
-    net, data = Network(module("0"), keep=True), toys.blobs()
+    net, data = Network(module("0"), pretrained=True), toys.blobs()
     method = fedbe.build(net, unlabelled=data.x[:20], epochs=1, distil_epochs=1)
     server = toys.last(method, data, rounds=1).server
     assert not [n for n in server if n.endswith(("0.weight", "0.bias"))]

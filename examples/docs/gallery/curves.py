@@ -9,6 +9,6 @@ net = nets.build("softmax", (64,), 10)
 rows = []
 for name, method in {"fedavg": fedavg.build(net, fine_tune=1), "local": local.build(net)}.items():
     for seed in range(2):
-        run = pyrofl.fit(method, data, 6, seed=seed, every=1, progress=False)
+        run = pyrofl.fit(method, data, 6, seed=seed, eval_every=1, progress=False)
         rows += [row | {"method": name, "seed": seed} for row in run.history]
 figure = figures.curves(rows)

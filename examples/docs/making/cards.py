@@ -85,7 +85,7 @@ def table(found: list[cards.Card]) -> str:
 def diagram(name: str) -> bytes:
     """Draw what depends on what in a method's model, with a network of two layers."""
     net = nets.build("mlp:3", (cards.INPUTS,), cards.OUTPUTS)
-    figure = figures.plates(pyrofl.relations(cards.made(name, net), cards.rows()))
+    figure = figures.plates(pyrofl.get_dependencies(cards.made(name, net), cards.rows()))
     file = BytesIO()
     # Shapes have names that are hashes, salted with random bytes unless there is a salt.
     with matplotlib.rc_context({"svg.hashsalt": name}):

@@ -41,8 +41,8 @@ def block(lines: tuple[str, ...]) -> str:
     if not are_equations(lines):
         return f"<pre>{escape(chr(10).join(lines))}</pre>"
     rows = []
-    for who, formula, note in map(columns, lines):
-        cells = f"<td>{escape(who)}</td><td>{mathml(formula)}</td><td>{words(note)}</td>"
+    for cohort, formula, note in map(columns, lines):
+        cells = f"<td>{escape(cohort)}</td><td>{mathml(formula)}</td><td>{words(note)}</td>"
         rows.append(f"<tr>{cells}</tr>")
     return f'<div class="equations"><table>{"".join(rows)}</table></div>'
 
@@ -59,11 +59,11 @@ def columns(line: str) -> tuple[str, str, str]:
     >>> columns("server   w     = sum_j tau_j mu_j   eq. 9")
     ('server', 'w = sum_j tau_j mu_j', 'eq. 9')
     """
-    who = re.match(r"(client|server|test)\s\s+|\s*", line)
-    begun = line[who.end() :] if who else line
+    cohort = re.match(r"(client|server|test)\s\s+|\s*", line)
+    begun = line[cohort.end() :] if cohort else line
     begun = re.sub(r"\s+(=|-=|~|<-)\s", r" \1 ", begun, count=1)
     formula, *note = re.split(r"\s{3,}", begun.strip(), maxsplit=1)
-    return (who[1] or "" if who else ""), formula, " ".join(note)
+    return (cohort[1] or "" if cohort else ""), formula, " ".join(note)
 
 
 def words(note: str) -> str:

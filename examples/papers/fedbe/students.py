@@ -89,7 +89,7 @@ def scores(partition: str, name: str, seed: int) -> list[list[float | None]]:
 
     run = pyrofl.fit(at, data, args.rounds, seed=seed, progress=False)
     server, rows = run.state.server, data.pooled_test[:: args.tested]
-    mean = average(role("w", run.state.message), run.state.who.size)
+    mean = average(role("w", run.state.message), run.state.reporters.size)
 
     def right(models: Any) -> float:
         probs = predictions(net, models, data.x[rows]).mean(0)

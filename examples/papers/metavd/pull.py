@@ -57,7 +57,7 @@ def measure(weights: int, seed: int) -> list[tuple[int, float]]:
     """Return the fraction of dropout rates above 0.9 after every round."""
     rates = {"lr": 0.02, "hyper_lr": args.hyper_lr, "hyper_step": args.hyper_step}
     net = nets.build(NETS[weights], (2,), 2)
-    method = metavd.build(net, likelihood=constant, draws=1, **rates)
+    method = metavd.build(net, likelihood=constant, num_particles=1, **rates)
     some = pyrofl.participation.fixed(10)
     how = {"participation": some, "progress": False, "check": False}  # no row affects the loss
     run = pyrofl.fit(method, data, rounds, seed=seed, **how)

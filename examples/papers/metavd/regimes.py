@@ -87,10 +87,12 @@ def lines(name: str, seed: int) -> Iterator[tuple[Any, ...]]:
     some = pyrofl.participation.fixed(10)
     run = None
     for number in args.rounds:
-        run = pyrofl.fit(at, data, number, seed=seed, start=run, participation=some, progress=False)
+        run = pyrofl.fit(
+            at, data, number, seed=seed, resume_from=run, participation=some, progress=False
+        )
         for population in ("training", "held_out"):
             for by, draws in (("mean", None), ("draws", 10)):
-                how = {"adapted": "adapt" if method.adapt else "none", "draws": draws}
+                how = {"adaptation": "fine_tune" if method.adapt else "none", "draws": draws}
                 found = run.evaluate(population=population, **how)
                 for metric in ("accuracy", "nll", "ece"):
                     yield number, population, by, metric, found.mean(metric)

@@ -58,7 +58,7 @@ class Case:
 
     build: Callable[[], Method]
     theirs: Mapping[str, Mapping[int, float]]
-    adapted: str = "none"
+    adaptation: str = "none"
     clients: str = "twenty"
     how: Mapping[str, Any] = field(default_factory=dict)  # to fit
 
@@ -86,7 +86,7 @@ CASES = {
         {"personal": {5: 0.802, 10: 0.850, 15: 0.863, 20: 0.876}},
     ),
     "fedbabu": Case(
-        lambda: fedbabu.build(NET, fine_tune=5, **STEPS), {"personal": {20: 0.872}}, "adapt"
+        lambda: fedbabu.build(NET, fine_tune=5, **STEPS), {"personal": {20: 0.872}}, "fine_tune"
     ),
     "ditto": Case(
         lambda: ditto.build(NET, strength=0.1, **STEPS),
@@ -100,7 +100,7 @@ CASES = {
         # PFLlib trains clients twice per round, and tests after a step on ten rows of each.
         lambda: on_ten(perfedavg.build(NET, order="first", inner_lr=0.01, **STEPS | {"epochs": 2})),
         {"personal": {5: 0.754, 10: 0.799, 15: 0.786, 20: 0.821}},
-        "adapt",
+        "fine_tune",
     ),
     "apfl": Case(
         lambda: apfl.build(NET, alpha=0.5, lr_alpha=0.01, **STEPS),
@@ -156,7 +156,7 @@ def hundred(folder: Path) -> Federation:
 def accuracy(run: pyrofl.Run, case: Case, model: str, data: Federation) -> float:
     """Return the accuracy as in the reference: mean over test rows, or over clients (pFedVEM)."""
     pooled = {"population": "pooled"} if case.clients == "hundred" and model == "global" else {}
-    scores = run.evaluate(model=model, adapted=case.adapted, **pooled)
+    scores = run.evaluate(model=model, adaptation=case.adaptation, **pooled)
     if case.clients == "hundred":
         return scores.mean("accuracy")
     rows = torch.tensor([len(data.test[i]) for i in scores.ids.tolist()])
@@ -171,7 +171,7 @@ def measure(name: str, seed: int, folder: Path) -> list[Line]:
     lines = []
     for number in next(iter(case.theirs.values())):
         run = pyrofl.fit(
-            case.build(), data, number, seed=seed, start=run, progress=False, **case.how
+            case.build(), data, number, seed=seed, resume_from=run, progress=False, **case.how
         )
         for model, theirs in case.theirs.items():
             line = (name, seed, model, number, theirs[number], accuracy(run, case, model, data))

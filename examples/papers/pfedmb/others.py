@@ -88,7 +88,7 @@ def divided(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def scores(column: str, name: str, rate: float, seed: int) -> list[list[float]]:
     """Return the accuracies of one run on validation and test rows."""
     partition, clients, share, branches = COLUMNS[column]
-    rows = args.rows * clients // len(whole.classes)
+    rows = args.save_predictions * clients // len(whole.classes)
     dataset = whole if args.full else datasets.per_class(whole, rows)
     data = federations.split(dataset, partition, clients, seed=seed)
     kept, aside = zip(*(divided(rows, seed) for rows in data.train), strict=True)
@@ -98,13 +98,13 @@ def scores(column: str, name: str, rate: float, seed: int) -> list[list[float]]:
     if name == "pFedMB":
         own = {"branches": branches, "lr_alpha": 10 * rate}
     method = BUILD[name](net, epochs=5, batch=64, lr=rate, momentum=0.0, **own)
-    tuned = "adapt" if method.adapt else "phases"  # the local training once more
+    tuned = "fine_tune" if method.adapt else "train"  # the local training once more
     some = pyrofl.participation.fraction(share)
     rounds = args.rounds if share == 1 else 2 * args.rounds
     run = pyrofl.fit(method, data, rounds, seed=seed, participation=some, progress=False)
 
-    def accuracy(of: pyrofl.Federation, adapted: str) -> float:
-        return pyrofl.evaluate(method, of, run.state, adapted=adapted).mean("accuracy")
+    def accuracy(of: pyrofl.Federation, adaptation: str) -> float:
+        return pyrofl.evaluate(method, of, run.state, adaptation=adaptation).mean("accuracy")
 
     return [[accuracy(tuning, tuned), accuracy(data, "none"), accuracy(data, tuned)]]
 
@@ -116,7 +116,7 @@ runs = [
     for seed in range(args.seeds)
     for rate in args.rates
 ]
-about = {"data": whole.name, "rows": args.rows, "net": args.net, "rounds": args.rounds}
+about = {"data": whole.name, "rows": args.save_predictions, "net": args.net, "rounds": args.rounds}
 lines = files.fill(args.out, HEAD, runs, scores, **about)
 for column, some in files.by(lines, "column").items():
     print(f"{column} clients, accuracy in percent")

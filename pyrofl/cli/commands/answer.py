@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FILE, FIGURE = "answer.csv", "figures/answer.png"
 COLUMNS = (
-    *("method", "model", "adapted", "client", "size", "rows"),
+    *("method", "model", "adaptation", "client", "size", "rows"),
     *("own", "score", "better", "low", "high", "verdict", "not_converged"),
 )
 CALIBRATED = ("model", "temperature", "ECE", "ECE scaled", "NLL", "NLL scaled")
@@ -217,5 +217,5 @@ def notes(
         yield "Every seed has dealt the rows anew, so its clients are sites of their own."
     if alone := sorted({one.path.name for one in made} - {m.path.name for p in pairs for m in p}):
         yield f"Left out, as no partner has their seed: {', '.join(alone)}."
-    if bad := [one.path.name for one in made if one.facts["verdict"]["kind"] == "diverged"]:
+    if bad := [one.path.name for one in made if one.facts["status"]["kind"] == "diverged"]:
         yield f"Diverged: {', '.join(bad)}."

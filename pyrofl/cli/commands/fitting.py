@@ -99,7 +99,7 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
             finals += compare_rows(job, done, scores)
             lost += [f"{job.path.name} {problem}"] if (problem := unlearned(done)) else []
             of = {"method": job.name, "seed": job.task.seed}
-            open_runs |= {(job.name, job.task.seed)} if done.verdict.kind != "converged" else set()
+            open_runs |= {(job.name, job.task.seed)} if done.status.kind != "converged" else set()
             history += [{**row, **of} for row in done.history]
             lacking += lack
         keeper.last = None  # what clients keep may be large
@@ -164,16 +164,16 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             job.method,
             data,
             experiment.rounds,
-            start=keeper.last,
-            every=experiment.eval_every,
-            until=experiment.until,
-            after=keeper,
-            log=logger(job),
+            resume_from=keeper.last,
+            eval_every=experiment.evaluation_interval,
+            stop_when=experiment.stop_when,
+            callback=keeper,
+            logger=logger(job),
             **job.training_options,
         )
         if keeper.every:  # it may have stopped before the last of all rounds
             keeper.rescue()
-        scores = done.scores()
+        scores = done.evaluate_all()
         if scores[0].part == "train":
             say(experiment, "no client has test rows: all scores are of training rows")
         lacking = results.save(job, done, scores)
@@ -194,13 +194,13 @@ def logger(job: Job) -> loggers.Log | None:
 
 def drawn_of(job: Job) -> str:
     """Say which groups posterior.nc gets where nobody asked for some."""
-    if job.experiment.groups or not job.experiment.posterior_draws:
+    if job.experiment.arviz_groups or not job.experiment.posterior_draws:
         return ""
     if job.groups == "all":
         return "; posterior.nc gets all groups"
     return (
         f"; posterior.nc gets {' and '.join(job.groups)}, as the others have more than "
-        f"{MAX_UNREQUESTED:,} numbers (--groups all)"
+        f"{MAX_UNREQUESTED:,} numbers (--arviz-groups all)"
     )
 
 

@@ -34,7 +34,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.seeds import Seeds
 
-WHOSE = ("client", "group", "new_client")
+WHOSE = ("client", "client_column", "new_client")
 
 
 def predict(args: Namespace) -> None:
@@ -42,7 +42,9 @@ def predict(args: Namespace) -> None:
     whose = [name for name in WHOSE if getattr(args, name)]
     if len(whose) != 1:
         told = " and ".join(f"--{name.replace('_', '-')}" for name in whose) or "none of them"
-        raise ValueError(f"found {told}; expected --client NAME, --group COLUMN or --new-client")
+        raise ValueError(
+            f"found {told}; expected --client NAME, --client-column COLUMN or --new-client"
+        )
     if args.own_rows and not args.new_client:
         raise ValueError("--own-rows is for a client that was never seen; expected --new-client")
     path = Path(args.out)
@@ -117,9 +119,9 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
 
 def adapts(run: Run, args: Namespace) -> bool:
     """Say whether a client's training rows are needed before it predicts."""
-    view, adapted = usual(run.method)
+    view, adaptation = usual(run.method)
     asked = args.model in (None, view) and not args.unadapted
-    return asked and adapted != "none" and not args.new_client
+    return asked and adaptation != "none" and not args.new_client
 
 
 def rows_of(folder: Path) -> Federation:
@@ -147,8 +149,8 @@ def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[s
     if args.client:
         known(args.client, run.data.names, "client")
         return [args.client] * count
-    known(args.group, list(table), f"column in {args.data}:")
-    column = table[args.group]
+    known(args.client_column, list(table), f"column in {args.data}:")
+    column = table[args.client_column]
     if (bad := np.array([word not in run.data.names for word in column.words])).any():
         raise ValueError(
             f"{column.first(bad)}; expected one of {listed(run.data.names)}, or other rows with "
@@ -164,7 +166,7 @@ def ask(
     x = inputs(run, table, args.data)
     how: dict[str, Any] = {"model": args.model, "draws": args.draws or run.draws}
     if args.unadapted:
-        how["adapted"] = "none"
+        how["adaptation"] = "none"
     own = None
     if args.own_rows:
         rows = table_of(args.own_rows)
@@ -218,5 +220,5 @@ def columns_told(table: Mapping[str, Column], run: Run, args: Namespace) -> str:
     told = f"{args.data}: {len(columns)} columns as in training"
     if there != list(columns):
         told += ", brought into their order by name"
-    other = [name for name in table if name not in (*columns, args.group)]
+    other = [name for name in table if name not in (*columns, args.client_column)]
     return told + (f"; not used: {listed(other)}" if other else "")

@@ -51,7 +51,7 @@ def _check(job: Job) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which the fit gives again
         try:
-            check(by_round(job.method)(0), job.task.data, chunk=job.experiment.chunk)
+            check(by_round(job.method)(0), job.task.data, chunk_size=job.experiment.chunk_size)
         except ValueError as error:
             raise ValueError(f"{job.name}: {error}") from error
 
@@ -70,10 +70,10 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
     dims = {name: task.net.dims(name) for name in task.net.shapes}
     few, view = torch.zeros(1, dtype=torch.long), posterior_view(run)[0]
     try:
-        how: dict[str, Any] = {"groups": experiment.groups or "all", "ids": few}
+        how: dict[str, Any] = {"groups": experiment.arviz_groups or "all", "ids": few}
         one = run.to_arviz(1, dims, model=view, corrected=False, **how)
     except ValueError as error:
-        raise ValueError(f"--groups with {job.name}: {error}") from error
+        raise ValueError(f"--arviz-groups with {job.name}: {error}") from error
     clients, rows = task.data.clients, task.data.sizes[: task.data.clients]
     more, axes = 0.0, set[str]()
     for group in GROUPS:
@@ -83,7 +83,7 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
                 times = float(rows.sum() / rows[0]) if "row" in value.dims else clients
                 more += value.size * times
     chosen = "all" if more * experiment.posterior_draws <= MAX_UNREQUESTED else CHEAP
-    return experiment.groups or chosen, axes
+    return experiment.arviz_groups or chosen, axes
 
 
 def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:

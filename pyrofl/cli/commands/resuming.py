@@ -23,7 +23,7 @@ from pyrofl.inference.fitted_run.checkpoints import Keeper, load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.metadata import Optimal, of_kind
 from pyrofl.inference.method import Method
-from pyrofl.inference.monitoring.status import Judge, trained_by
+from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
 
 
 @contextmanager
@@ -68,8 +68,10 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
     keeper = Keeper(file, experiment.checkpoint_every or every, experiment.rounds, about)
     if experiment.resume and os.path.lexists(file):
         run = load(file, job.method, task.data, about, seed=task.seeds)
-        not_past(run, experiment.until, file)
-        keeper.last = as_if_never_stopped(run, experiment.eval_every, experiment.rounds, file)
+        not_past(run, experiment.stop_when, file)
+        keeper.last = as_if_never_stopped(
+            run, experiment.evaluation_interval, experiment.rounds, file
+        )
         keeper.written = run.state.number
     elif experiment.resume and last.exists():
         made_again(last, about, task, experiment.rounds)
@@ -98,15 +100,15 @@ def far_enough(rounds: int, number: int, path: Path) -> None:
 
 def not_past(run: Run, until: str | None, path: Path) -> None:
     """Refuse to stop a run where it has already gone on."""
-    judge = Judge(trained=trained_by(run.method))
+    judge = ConvergenceMonitor(trained=trained_by(run.method))
     for record in run.records[:-1] if until else ():
         judge.add(record)
         # One that has converged may have gone on because its objective had not.
         if judge.over and not of_kind(run.method.metadata.tensors, Optimal):
             raise ValueError(
-                f"--until is {until}, and {path} holds round {run.state.number} of a run that was "
-                f"to stop after round {record.number}: {judge.verdict()}; expected no --until, or "
-                "--overwrite without --resume"
+                f"--stop-when is {until}, and {path} holds round {run.state.number} of a run that "
+                f"was to stop after round {record.number}: {judge.status()}; expected no "
+                "--stop-when, or --overwrite without --resume"
             )
 
 
@@ -118,8 +120,9 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
     wanted = {n for n in range(1, number + 1) if n % every == 0 or n == rounds}
     if lacking := sorted(wanted - had - {number}):  # `fit` makes that of the last round up
         raise ValueError(
-            f"{path} was tested after rounds {sorted(had)}; expected --rounds and --every that ask "
-            f"for no others up to round {number}; {rounds} and {every} ask for round {lacking[0]}"
+            f"{path} was tested after rounds {sorted(had)}; expected --rounds and "
+            f"--eval-every that ask for no others up to round {number}; {rounds} and {every} ask "
+            f"for round {lacking[0]}"
         )
     return run.copy(history=[row for row in run.history if row["round"] in wanted])
 

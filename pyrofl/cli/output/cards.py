@@ -110,7 +110,7 @@ def rows() -> Federation:
     """Return a few rows of two clients, as numbers count here and not what they mean."""
     one = torch.linspace(-1, 1, 6 * INPUTS).reshape(6, INPUTS), torch.arange(6) % OUTPUTS
     sites = {"one": one, "two": one}
-    return Federation.of(sites, classes=OUTPUTS)
+    return Federation.from_arrays(sites, classes=OUTPUTS)
 
 
 @lru_cache
@@ -119,9 +119,9 @@ def wire(name: str) -> Wire:
     net = network()
     (state,) = federate(made(name, net), rows(), 1, check=False)
     sizes = {n: shape.numel() for n, shape in net.shapes.items()}
-    head = sum(sizes[n] for n in net.matching(net.head))
-    down, up = (int(sent[0]) for sent in (state.down, state.up))
-    sent, kept = (_roles(tensors) for tensors in (state.message, state.private))
+    head = sum(sizes[n] for n in net.select_params(net.head))
+    down, up = (int(sent[0]) for sent in (state.bytes_down, state.bytes_up))
+    sent, kept = (_roles(tensors) for tensors in (state.message, state.client_states))
     return Wire((sum(sizes.values()), head), down, up, sent, kept)
 
 

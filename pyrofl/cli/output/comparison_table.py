@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pandas import Series
 
 CompareRow = tuple[str, int, str, str, str, float, str]
-"""method, seed, model, adapted, metric, value, tuned: one line of compare.csv."""
+"""method, seed, model, adaptation, metric, value, tuned: one line of compare.csv."""
 
 SMALLEST = 0.1  # share of the clients that counts as small
 MARKED = "* the best mean of its column; differences from it: on the same seeds, 95% intervals"
@@ -58,9 +58,9 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
         for prefix, part in parts.items():
             for metric in s.values:
                 name, value = f"{prefix}{metric}", part.mean(metric)
-                yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
+                yield job.name, job.task.seed, s.model, s.adaptation, name, value, job.tuned
         for name, value in cost(spent).items() if s.population == "training" else ():
-            yield job.name, job.task.seed, s.model, s.adapted, name, value, job.tuned
+            yield job.name, job.task.seed, s.model, s.adaptation, name, value, job.tuned
 
 
 def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
@@ -81,7 +81,7 @@ def compare_lines(
     from pandas import DataFrame
 
     found = DataFrame(rows, columns=list(run_folder.COMPARE))
-    of = ["method", "model", "adapted"]
+    of = ["method", "model", "adaptation"]
     head = [metric for metric in SHOWN if metric in set(found["metric"])]
     order = list(dict.fromkeys(zip(*(found[column] for column in of), strict=True)))
     scored = [metric for metric in head if not metric.startswith("epsilon")]

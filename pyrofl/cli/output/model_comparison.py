@@ -117,7 +117,7 @@ def scored(table: DataFrame, by: By) -> DataFrame:
 
 def models(made: SavedRun, table: DataFrame) -> list[Model]:
     """Return the models of a method: the global one, if there is one, and its main one."""
-    there = set(zip(table["model"], table["adapted"], strict=True))
+    there = set(zip(table["model"], table["adaptation"], strict=True))
     main = tuple(made.facts["tested"]["main"])
     asked = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
     return [(made.method, *one) for one in asked]
@@ -125,7 +125,7 @@ def models(made: SavedRun, table: DataFrame) -> list[Model]:
 
 def of_model(table: DataFrame, model: Model) -> DataFrame:
     """Return the rows that are about one model."""
-    return table[(table["model"] == model[1]) & (table["adapted"] == model[2])]
+    return table[(table["model"] == model[1]) & (table["adaptation"] == model[2])]
 
 
 def same_sites(made: Sequence[SavedRun]) -> bool:

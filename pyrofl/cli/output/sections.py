@@ -86,10 +86,10 @@ def _cell(value: Any) -> tuple[str, str]:
 
 def verdicts(made: Sequence[SavedRun]) -> Section:
     """Say what became of every run."""
-    lines = ((one.path.name, one.facts["rounds"], one.facts["verdict"]["text"]) for one in made)
-    section = Section("Verdicts").table(("run", "rounds", "verdict"), lines)
+    lines = ((one.path.name, one.facts["rounds"], one.facts["status"]["text"]) for one in made)
+    section = Section("Convergence").table(("run", "rounds", "status"), lines)
     for one in made:
-        for note in one.facts.get("notes", []):
+        for note in one.facts.get("warnings", []):
             section.note(f"{one.path.name}: {note}.")
     return section
 
@@ -109,7 +109,7 @@ def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
         return section.figure(folder / "figures/comparison.png", CAPTIONS["comparison"])
     for one in made:
         try:
-            section.table(("model", "adapted", "score", "mean", "95% interval"), _means(one))
+            section.table(("model", "adaptation", "score", "mean", "95% interval"), _means(one))
         except ValueError as error:
             section.note(f"No intervals: {error}.")
             last = run_folder.read_csv(one.path / "metrics.csv")
@@ -125,18 +125,20 @@ def _means(made: SavedRun) -> list[tuple[Any, ...]]:
     from scipy.stats import binomtest
 
     lines = []
-    for (model, adapted), part in rows.read(made.path).groupby(["model", "adapted"], sort=False):
+    for (model, adaptation), part in rows.read(made.path).groupby(
+        ["model", "adaptation"], sort=False
+    ):
         if rows.classes_of(part):
             right = with_score(part, "accuracy")["score"]
             ends = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-            lines.append((model, adapted, "accuracy", float(right.mean()), _ends(ends)))
+            lines.append((model, adaptation, "accuracy", float(right.mean()), _ends(ends)))
         numbers: list[By] = [] if rows.classes_of(part) else ["error"]
         numbers += ["log_score", *(("crps",) if has_crps(part) else ())]
         for by in numbers:
             found = interval(with_score(part, by)["score"].to_numpy())
             if by in LOSSES:
                 found = Interval(-found.mean, -found.high, -found.low)
-            lines.append((model, adapted, by.replace("_", " "), found.mean, _ends(found)))
+            lines.append((model, adaptation, by.replace("_", " "), found.mean, _ends(found)))
     return lines
 
 
@@ -257,7 +259,7 @@ def clients(made: Sequence[SavedRun]) -> Section:
     section = Section("Clients")
     for one in made:
         main = tuple(one.facts["tested"].get("main", ()))
-        own = [r for r in _clients(one) if (r["model"], r["adapted"]) == main]
+        own = [r for r in _clients(one) if (r["model"], r["adaptation"]) == main]
         metrics = list(dict.fromkeys(r["metric"] for r in own))[:4]
         found: dict[tuple[int, str], dict[str, float]] = {}
         for r in own:

@@ -51,13 +51,13 @@ def load_csv(
     path: str,
     *,
     target: str | None = None,
-    group: str | None = None,
+    client_column: str | None = None,
     features: Sequence[str] | None = None,
     categories: Sequence[str] = (),
     likelihood: str | None = None,
     missing: Missing = "refuse",
-    prepare: Prepare | None = None,
-    test_share: ShareBelowOne = 0.2,
+    scaling: Prepare | None = None,
+    test_fraction: ShareBelowOne = 0.2,
     test_column: str | None = None,
     test_last: str | None = None,
     row_weights: str | None = None,
@@ -69,16 +69,17 @@ def load_csv(
     half of its cells that have a value are numbers, and text otherwise; a column of numbers with
     other cells, such as 5% or 1e999, is refused where it is used.
     """
-    target, group, test_column, test_last, row_weights = (
-        name and composed(name) for name in (target, group, test_column, test_last, row_weights)
+    target, client_column, test_column, test_last, row_weights = (
+        name and composed(name)
+        for name in (target, client_column, test_column, test_last, row_weights)
     )
     features, categories = features and [*map(composed, features)], [*map(composed, categories)]
-    asked = (target, group, test_column, test_last, row_weights, *(features or ()))
+    asked = (target, client_column, test_column, test_last, row_weights, *(features or ()))
     table = load_table(path, [name for name in asked if name] if features else None)
-    columns, group = _with_sites(path, table, group)
+    columns, client_column = _with_sites(path, table, client_column)
     if target is None:
         raise ValueError(f"{path}: target is missing; expected one of {', '.join(columns)}")
-    roles = {"target": target, "group": group, "test column": test_column}
+    roles = {"target": target, "client column": client_column, "test column": test_column}
     roles["row weights"] = row_weights
     owners = [name for name in roles.values() if name]
     time = [test_last] if test_last else []
@@ -89,7 +90,7 @@ def load_csv(
     if likelihood is not None:
         known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
         likelihood = LEARNED if likelihood == "normal" else likelihood
-    chosen = choose(columns, owners, features, categories, prepare == "standardise")
+    chosen = choose(columns, owners, features, categories, scaling == "standardise")
     if likelihood in OF_FIRST:
         chosen = chosen.numbers_first(likelihood)
     columns[target].refuse_clash("take another target")
@@ -104,42 +105,50 @@ def load_csv(
     of_cells = [*chosen.names] if classes else [*chosen.names, target]
     texts += [of_numbers(kept[name]) for name in of_cells if name not in chosen.categories]
     texts.append(of_answers(kept[target], [kept[name] for name in chosen.names]))
-    if group:
-        texts.append(of_words(group, dict.fromkeys(kept[group].words), "groups"))
-        texts.append(of_totals(kept[group]))
-    if group and classes:
-        texts.append(without_common_levels(target, _classes_of_groups(kept[target], kept[group])))
+    if client_column:
+        texts.append(of_words(client_column, dict.fromkeys(kept[client_column].words), "groups"))
+        texts.append(of_totals(kept[client_column]))
+    if client_column and classes:
+        texts.append(
+            without_common_levels(target, _classes_of_groups(kept[target], kept[client_column]))
+        )
     weights = _row_weights(kept[row_weights]) if row_weights else None
-    codes, groups = _groups(kept[group], table.sites) if group else (np.zeros(len(y), int), ())
-    lost = set(columns[group].words[~columns[group].gaps]) - set(groups) if group else ()
+    codes, groups = (
+        _groups(kept[client_column], table.sites) if client_column else (np.zeros(len(y), int), ())
+    )
+    lost = (
+        set(columns[client_column].words[~columns[client_column].gaps]) - set(groups)
+        if client_column
+        else ()
+    )
     if test_column:
         is_test = told_rows(kept[test_column])
     elif test_last:
-        is_test = last_rows(codes, kept[test_last], test_share)
+        is_test = last_rows(codes, kept[test_last], test_fraction)
     else:
-        is_test = draw_test_rows(codes, np.random.default_rng([seed, 3]), test_share)
+        is_test = draw_test_rows(codes, np.random.default_rng([seed, 3]), test_fraction)
     coded_columns = {n: kept[n] for n in chosen.names if n in chosen.categories}
     levels = {name: _codes(column.at(~column.gaps))[1] for name, column in coded_columns.items()}
-    active = bool(levels) or prepare == "standardise" or missing == "fill"
+    active = bool(levels) or scaling == "standardise" or missing == "fill"
     x = _values(kept, chosen.names, levels, active)
     same = np.concatenate([x.numpy(), y.numpy()[:, None], codes[:, None]], 1)
     texts.append(of_copies([row.tobytes() for row in same], np.asarray(is_test)))
     if likelihood is not None and not classes:
         refuse_range(path, likelihood, y, x[:, 0])
-    raw = [name for name in chosen.names if name not in levels and prepare != "standardise"]
+    raw = [name for name in chosen.names if name not in levels and scaling != "standardise"]
     apart = far_apart(raw, x[~is_test][:, [chosen.names.index(name) for name in raw]])
-    texts += [apart] if prepare is None else []
+    texts += [apart] if scaling is None else []
     for text in filter(None, texts):
         warn(f"{path}: {text}", UserWarning, stacklevel=5)
-    plan = PreprocessingPlan(chosen.names, levels, prepare or "none", missing == "fill", plain)
+    plan = PreprocessingPlan(chosen.names, levels, scaling or "none", missing == "fill", plain)
     return Dataset(
         name=Path(path).stem,
         x=x,
         y=y,
         is_test=is_test,
         classes=classes,
-        groups={group: torch.from_numpy(codes)} if group else {},
-        group_names={group: groups} if group else {},
+        groups={client_column: torch.from_numpy(codes)} if client_column else {},
+        group_names={client_column: groups} if client_column else {},
         likelihood=likelihood or ("categorical" if classes else LEARNED),
         source=Source(
             target=target,
@@ -157,14 +166,18 @@ def load_csv(
     )
 
 
-def _with_sites(path: str, table: Table, group: str | None) -> tuple[Columns, str | None]:
+def _with_sites(path: str, table: Table, client_column: str | None) -> tuple[Columns, str | None]:
     """Add the column that says of which file a row is, where there are several and no group."""
-    if table.site is None or group not in (None, SITE) or (group and SITE in table.columns):
-        return table.columns, group
+    if (
+        table.site is None
+        or client_column not in (None, SITE)
+        or (client_column and SITE in table.columns)
+    ):
+        return table.columns, client_column
     if SITE in table.columns:
         raise ValueError(
             f"{path}: the files have a column {SITE}, as the one is called that says of which file "
-            f"a row is; expected --group {SITE} to take theirs, or another name"
+            f"a row is; expected --client-column {SITE} to take theirs, or another name"
         )
     return {**table.columns, SITE: table.site}, SITE
 
@@ -194,11 +207,11 @@ def _values(
     return torch.from_numpy(np.stack(parts, 1))
 
 
-def _classes_of_groups(target: Column, group: Column) -> dict[str, ColumnSummary]:
+def _classes_of_groups(target: Column, client_column: Column) -> dict[str, ColumnSummary]:
     """Return how many rows every group has, and of which classes."""
     found = {}
-    for name in dict.fromkeys(group.words):
-        words = target.words[group.words == name].tolist()
+    for name in dict.fromkeys(client_column.words):
+        words = target.words[client_column.words == name].tolist()
         found[name] = ColumnSummary(len(words), levels=tuple(dict.fromkeys(words)))
     return found
 

@@ -62,13 +62,13 @@ def load(
     *,
     data_dir: str | Path | None = None,
     target: str | None = None,
-    group: str | None = None,
+    client_column: str | None = None,
     features: Sequence[str] | None = None,
     categories: Sequence[str] | None = None,
     likelihood: str | None = None,
     missing: Missing | None = None,
-    prepare: Prepare | None = None,
-    test_share: float | None = None,
+    scaling: Prepare | None = None,
+    test_fraction: float | None = None,
     test_column: str | None = None,
     test_last: str | None = None,
     row_weights: str | None = None,
@@ -86,7 +86,7 @@ def load(
         data_dir: where torchvision's files are kept; None: ~/.cache/pyrofl.
         target: csv: column of y. Text gives classes, numbers a response; integers give classes too
             if the likelihood is "categorical". npz: T predicts the array `T_labels`.
-        group: column or array that says whose a row is; None: sites where each has a file,
+        client_column: column or array that says whose a row is; None: sites where each has a file,
             otherwise no natural groups.
         features: csv: columns of x, in this order; None: all other columns of numbers, and, where
             they are standardised, those of text of few words, as categories.
@@ -98,11 +98,11 @@ def load(
         missing: csv: "refuse" rows that lack a value in a column that is used, or "drop" them, or
             "fill" gaps of features with the mean of the training rows and mark them by a 0/1
             feature; None: "refuse". What was dropped, and what left out, is in `Dataset.source`.
-        prepare: csv: "standardise" columns of numbers to mean 0 and standard deviation 1 over
+        scaling: csv: "standardise" columns of numbers to mean 0 and standard deviation 1 over
             training rows, which no client has to show; "none" leaves them, as does None, which
             warns of scales that are far apart. The first feature of likelihoods "measured" and
             "binomial" is left as it is.
-        test_share: csv: of each group's rows, for testing, never all; None: 0.2.
+        test_fraction: csv: of each group's rows, for testing, never all; None: 0.2.
         test_column: csv: column that says which rows are for testing, by 1 and 0 or test and
             train; None: a share of each group, drawn at random.
         test_last: csv: column of time, numbers or dates; the last share of each group is tested.
@@ -126,7 +126,7 @@ def load(
     if len(names) == 1 and kind != "npz":
         known(name, DATASETS, "data set")
     for argument, value in given.items():
-        if kind != "npz" or len(names) > 1 or argument not in ("target", "group"):
+        if kind != "npz" or len(names) > 1 or argument not in ("target", "client_column"):
             raise ValueError(
                 f"{argument} is {value!r}; expected none, as {name} has no choice of it"
             )

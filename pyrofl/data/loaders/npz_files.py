@@ -44,7 +44,7 @@ class Header(NamedTuple):
 
 
 @checked
-def load_npz(path: str, *, target: str | None = None, group: str | None = None) -> Dataset:
+def load_npz(path: str, *, target: str | None = None, client_column: str | None = None) -> Dataset:
     """Read images from an .npz file; scale them as CIFAR's if it is called cifar10 or cifar100.
 
     Its arrays are `images` (uint8 [N, H, W] or [N, H, W, 3]) or `jpeg` with `offsets` (all files
@@ -62,17 +62,19 @@ def load_npz(path: str, *, target: str | None = None, group: str | None = None) 
     if is_test.all():
         arrays.refuse("is_test", "marks all images", "some to train on")
     types = torch.from_numpy(_labels(arrays, "", rows)[0]) if target else None
-    groups = arrays.words(group, rows) if group else []
+    groups = arrays.words(client_column, rows) if client_column else []
     for place, word in enumerate(groups):
         if is_missing(word):
-            arrays.refuse(str(group), f"has {word!r} for image {place}", "whose each image is")
+            arrays.refuse(
+                str(client_column), f"has {word!r} for image {place}", "whose each image is"
+            )
     codes, names = codes_of(groups)
     images = _decoded(arrays) if "jpeg" in arrays.headers else arrays.read("images", "B")
     return replace(
         of_pixels(Path(path).stem, images, labels, is_test.astype(np.bool_), classes),
         types=types,
-        groups={group: torch.from_numpy(codes)} if group else {},
-        group_names={group: names} if group else {},
+        groups={client_column: torch.from_numpy(codes)} if client_column else {},
+        group_names={client_column: names} if client_column else {},
     )
 
 

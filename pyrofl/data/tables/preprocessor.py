@@ -83,7 +83,7 @@ class Preprocessor:
     def of(
         cls,
         told: Iterable[Mapping[str, ColumnSummary]],
-        prepare: Prepare = "standardise",
+        scaling: Prepare = "standardise",
         *,
         fill: bool = False,
         plain: Sequence[str] = (),
@@ -96,7 +96,7 @@ class Preprocessor:
 
         Args:
             told: of each client, column -> what it tells; all of the same columns.
-            prepare: "standardise", or "none" to leave numbers as they are.
+            scaling: "standardise", or "none" to leave numbers as they are.
             fill: put the mean where a number is missing, and mark that by a 0/1 feature of its own
                 (for models that draw such values); otherwise gaps are refused.
             plain: columns of numbers that are left as they are in any case.
@@ -122,7 +122,7 @@ class Preprocessor:
                 made.append(Prepared(name, levels=_sorted(name, column.levels), **gaps))
             elif name in plain:
                 made.append(Prepared(name))
-            elif prepare == "none":
+            elif scaling == "none":
                 made.append(Prepared(name, **gaps))
             elif not column.varies and not (fill and column.gaps):
                 left_out[name] = f"all training rows have {column.mean:g}"
@@ -296,7 +296,7 @@ class PreprocessingPlan:
 
     columns: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of columns of codes
-    prepare: Prepare = "standardise"
+    scaling: Prepare = "standardise"
     fill: bool = False
     plain: tuple[str, ...] = ()  # columns that are left as they are
 
@@ -310,11 +310,11 @@ class PreprocessingPlan:
         if list(raw.shape[1:]) != [len(self.columns)]:
             raise ValueError(
                 f"x has shape {list(raw.shape)}; expected [N, {len(self.columns)}], as the columns "
-                f"{listed(self.columns)} are to be prepared (prepare='none' leaves them)"
+                f"{listed(self.columns)} are to be prepared (scaling='none' leaves them)"
             )
         values = raw.double().numpy()
         told = [self._told(values[rows]) for rows in train]
-        made = Preprocessor.of(told, self.prepare, fill=self.fill, plain=self.plain, names=names)
+        made = Preprocessor.of(told, self.scaling, fill=self.fill, plain=self.plain, names=names)
         return made.encode(values, self.levels, self.columns), made, self._unseen(values, made)
 
     def _told(self, rows: Numbers) -> dict[str, ColumnSummary]:

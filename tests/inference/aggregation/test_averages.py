@@ -172,6 +172,6 @@ def test_confidences_too_large_to_be_summed_leave_the_server_as_it_is():
     data = toys.blobs().to("cpu", torch.float32)
     for keep in (True, False):
         lying = replace(method, upload=upload)
-        (state,) = federate(lying, data, 1, keep_messages=keep, chunk=3)
+        (state,) = federate(lying, data, 1, keep_messages=keep, chunk_size=3)
         assert state.rejected[0].startswith("the server: weights are [3e+38"[:25])
         toys.assert_same(state.server, first(lying, data, 0).server)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from promises import others_slow
 from torch import Tensor
 
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import average, get_rule, krum, median, middle
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.federate import federate
@@ -284,8 +284,8 @@ def test_distances_from_the_population_are_robust_about_its_robust_centre():
         message |= {f"mean/{n}": part, f"square/{n}": part.square()}
         at += shape.numel()
     server = {n: v.double() for n, v in method.init(generator(0), count).items()}
-    who = Who(torch.arange(count), torch.ones(count, dtype=torch.float64))
-    new = method.aggregate(server, message, who, generator(0))
+    cohort = Cohort(torch.arange(count), torch.ones(count, dtype=torch.float64))
+    new = method.aggregate(server, message, cohort, generator(0))
     # 400 of 4,001 far off make the median of the rest its 5/9 quantile, both for m and for s.
     normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
     shift = normal.icdf(torch.tensor(0.5 / 0.9, dtype=torch.float64))

@@ -18,7 +18,7 @@ RUN = fit(fedavg.build(toys.net(), epochs=2), toys.blobs(), 2, progress=False)
 
 
 def test_it_counts_the_rows_of_all_clients():
-    table, data = checks.by_class(RUN), RUN.data
+    table, data = checks.classification_report(RUN), RUN.data
     pairs = [
         (data.classes[int(y)], label, p)
         for name, rows in zip(data.names, data.test, strict=True)
@@ -45,7 +45,7 @@ def test_it_counts_the_rows_of_all_clients():
 def test_what_is_not_defined_is_nan():
     data = RUN.data
     mine = [rows[data.y[rows] != 2] for rows in data.test]
-    table = checks.by_class(RUN.copy(data=replace(data, test=tuple(mine))))
+    table = checks.classification_report(RUN.copy(data=replace(data, test=tuple(mine))))
     assert table.loc["c", "rows"] == 0
     assert table.loc["c", ["recall", "auroc"]].isna().all()
     assert table.loc["all"].notna().all()
@@ -56,4 +56,4 @@ def test_numbers_have_no_classes():
     data = replace(data, y=data.y.double(), classes=())
     method = fedavg.build(build("linear", (toys.FEATURES,), 1), likelihood=likelihoods.normal())
     with pytest.raises(ValueError, match="predicts numbers; expected probabilities"):
-        checks.by_class(fit(method, data, 0, progress=False))
+        checks.classification_report(fit(method, data, 0, progress=False))

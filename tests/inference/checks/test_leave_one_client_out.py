@@ -85,7 +85,9 @@ def hierarchy(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 @cache
 def normal(seed: int = 0) -> pyrofl.Run:
-    method = pvi.hierarchical(hierarchy, people(), shared="mu", damping=1.0, draws=8, steps=6)
+    method = pvi.hierarchical(
+        hierarchy, people(), shared="mu", damping=1.0, num_particles=8, steps=6
+    )
     return pyrofl.fit(method, people(), 2, seed=seed, progress=False)
 
 
@@ -264,7 +266,7 @@ def test_it_is_what_fits_without_each_client_say():
 def with_refits(run: pyrofl.Run, seed: int = 1) -> pyrofl.Run:
     """Return the run with a method that fits all others from the start, with this seed."""
 
-    def refitted(run: pyrofl.Run, client: str, rounds: int) -> pyrofl.Round:
+    def refitted(run: pyrofl.Run, client: str, rounds: int) -> pyrofl.RoundState:
         data = pvi.leave(run, client).data
         others = pyrofl.fit(run.method, data, 30, seed=seed, progress=False).state.server
         server, at = run.state.server, run.data.names.index(client)
@@ -322,7 +324,9 @@ def test_rounds_without_the_client_leave_the_run_as_it_was():
     assert state.server["share"] == 0
     at = run.data.names.index("H")
     left = pvi.leave(run, "H")
-    others = pyrofl.fit(left.method, left.data, left.state.number + 1, start=left, progress=False)
+    others = pyrofl.fit(
+        left.method, left.data, left.state.number + 1, resume_from=left, progress=False
+    )
     for n in ("shift", "precision"):
         close(state.server[n] - state.server[f"server/{n}"][at], others.state.server[n], 1e-9)
 
@@ -353,9 +357,9 @@ def test_others_who_know_no_distribution_are_named():
 
 def test_a_density_that_is_not_finite_is_named():
     run = normal()
-    private = {n: v.clone() for n, v in run.state.private.items()}
+    private = {n: v.clone() for n, v in run.state.client_states.items()}
     private["root"][2] = torch.nan
-    lost = run.copy(state=replace(run.state, private=private))
+    lost = run.copy(state=replace(run.state, client_states=private))
     with pytest.raises(ValueError, match="the log density of 'Cleo' given all others is nan; exp"):
         pyrofl.checks.loco(lost, 100)
 

@@ -57,11 +57,13 @@ def exact(narrow: float = 1.0, tau: float = TAU, shared: str = "") -> Method:
     }
     return Method(
         init=lambda generator, clients: {"tau": taus[0]},
-        init_client=lambda received, who, generator: {n: v[who.ids] for n, v in parameters.items()},
+        init_client=lambda received, cohort, generator: {
+            n: v[cohort.ids] for n, v in parameters.items()
+        },
         model=model,
         guide=full_covariance(SHAPES).program,
         phases=(),
-        aggregate=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, cohort, generator: server,
         metadata=Metadata({shared: SHARED}),
     )
 

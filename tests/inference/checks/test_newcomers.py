@@ -70,9 +70,11 @@ def exact(n: int) -> tuple[Tensor, Tensor]:
     return mean[[0, 4]], covariance[[0, 4]][:, [0, 4]]
 
 
-def trained(centred: bool = True) -> tuple[Method, pyrofl.Round]:
+def trained(centred: bool = True) -> tuple[Method, pyrofl.RoundState]:
     data = federation()
-    method = pvi.hierarchical(hierarchy(centred), data, shared="mu", damping=1.0, draws=8, steps=6)
+    method = pvi.hierarchical(
+        hierarchy(centred), data, shared="mu", damping=1.0, num_particles=8, steps=6
+    )
     return method, toys.last(method, data, 1)
 
 
@@ -81,8 +83,8 @@ def trained(centred: bool = True) -> tuple[Method, pyrofl.Round]:
 def test_it_is_the_exact_posterior_after_every_row(centred, n):
     method, state = trained(centred)
     method, data, i = joining(method, federation(), "Dora", n)
-    who = data.who(torch.tensor([i]))
-    _, local = prepared(method, data, state, who, adapted="phases")
+    cohort = data.cohort(torch.tensor([i]))
+    _, local = prepared(method, data, state, cohort, adaptation="train")
     assert not isinstance(local, list)
     to_theta = torch.eye(2) if centred else torch.tensor([[1.0, 0.0], [1.0, 1.5]])
     to_theta = to_theta.double()
@@ -94,7 +96,7 @@ def test_it_is_the_exact_posterior_after_every_row(centred, n):
 
 def test_its_draws_are_those_of_the_exact_posterior():
     method, state = trained()
-    found = pyrofl.checks.newcomer(method, federation(), state, "Dora", ASKED, 4000)
+    found = pyrofl.checks.new_client_posterior(method, federation(), state, "Dora", ASKED, 4000)
     for n in ASKED:
         mean, covariance = exact(n)
         drawn = torch.stack([found[n]["mu"], found[n]["theta"]], 1)
@@ -115,7 +117,7 @@ def test_who_has_not_trained_knows_what_the_server_knows():
 
 def test_it_narrows_from_row_to_row():
     method, state = trained()
-    found = pyrofl.checks.newcomer(method, federation(), state, "Dora", ASKED, 2000)
+    found = pyrofl.checks.new_client_posterior(method, federation(), state, "Dora", ASKED, 2000)
     widths = [float(found[n]["theta"].std()) for n in ASKED]
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) == len(ASKED)
@@ -127,8 +129,10 @@ def test_the_state_stays_and_other_arguments_pass():
     before = {n: v.clone() for n, v in state.server.items()}
     method = replace(method, adapt=method.phases)
     one, two = (
-        pyrofl.checks.newcomer(method, federation(), state, "Dora", (0, 3), 50, adapted=how)
-        for how in ("phases", "adapt")
+        pyrofl.checks.new_client_posterior(
+            method, federation(), state, "Dora", (0, 3), 50, adaptation=how
+        )
+        for how in ("train", "fine_tune")
     )
     for n in (0, 3):
         toys.assert_same(one[n], two[n])
@@ -144,7 +148,7 @@ def test_no_row_is_seen_by_any_move_either():
 
     method, state = trained()
     method = replace(method, phases=(Phase((look,)),))
-    pyrofl.checks.newcomer(method, federation(), state, "Dora", (0, 1, 4), 5)
+    pyrofl.checks.new_client_posterior(method, federation(), state, "Dora", (0, 1, 4), 5)
     assert seen == [0, 1, 4]
 
 
@@ -159,4 +163,4 @@ def test_no_row_is_seen_by_any_move_either():
 def test_who_cannot_join_is_named(client, sizes, words):
     method, state = trained()
     with pytest.raises(ValueError, match=words):
-        pyrofl.checks.newcomer(method, federation(), state, client, sizes, 5)
+        pyrofl.checks.new_client_posterior(method, federation(), state, client, sizes, 5)

@@ -69,7 +69,7 @@ def normal(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 
 def fitted(model: Program, data: Federation) -> pyrofl.Run:
-    method = pvi.hierarchical(model, data, shared="mu", damping=0.7, draws=16, steps=6)
+    method = pvi.hierarchical(model, data, shared="mu", damping=0.7, num_particles=16, steps=6)
     return pyrofl.fit(method, data, 4, progress=False)
 
 
@@ -157,7 +157,7 @@ def test_groups_that_are_missing_are_named():
 
 def test_a_file_of_several_chains_serves_as_well_as_a_run(tmp_path):
     data = measured(False)
-    method = pvi.hierarchical(normal, data, shared="mu", damping=0.5, draws=8, steps=4)
+    method = pvi.hierarchical(normal, data, shared="mu", damping=0.5, num_particles=8, steps=4)
     runs = [pyrofl.fit(method, data, 2, seed=s, progress=False) for s in (0, 1)]
     found = pyrofl.to_arviz(runs, 50, groups=("posterior_predictive", "observed_data"))
     table = pyrofl.checks.predictive_checks(found)
@@ -185,11 +185,11 @@ def test_pit_is_uniform_for_calibrated_forecasts():
 
         return Method(
             init=lambda generator, clients: {},
-            init_client=lambda received, who, generator: {"at": 0 * who.size},
+            init_client=lambda received, cohort, generator: {"at": 0 * cohort.size},
             model=model,
             guide=guide,
             phases=(Phase((lambda received, local, batch: {"at": local["at"]},)),),
-            aggregate=lambda server, message, who, generator: server,
+            aggregate=lambda server, message, cohort, generator: server,
         )
 
     g = np.random.default_rng(3)

@@ -17,7 +17,7 @@ from scipy.stats import chi2, kstest
 from torch import Generator, Tensor
 
 import pyrofl
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.checks.replicas import (
     compact,
@@ -70,17 +70,17 @@ def regression(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 def alone(family: guides.Family) -> Method:
     """Fit `regression` by SVI, every client for itself."""
-    q = family({"w": torch.Size([2])}, scale=0.3)
+    q = family({"w": torch.Size([2])}, init_scale=0.3)
     steps = [GradientStep(q.names, adam(lr), elbo(8)) for lr in (0.1, 0.02, 0.004)]
     return Method(
         init=lambda generator, clients: {},
-        init_client=lambda received, who, generator: spread_out(
-            q.start({"w": 0 * X[0]}), len(who.ids)
+        init_client=lambda received, cohort, generator: spread_out(
+            q.start({"w": 0 * X[0]}), len(cohort.ids)
         ),
         model=regression,
         guide=q.program,
         phases=tuple(Phase((step,), epochs=100) for step in steps),
-        aggregate=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, cohort, generator: server,
     )
 
 
@@ -102,7 +102,7 @@ def prior_only(width: float = 1.0, shared: str = "") -> Method:
         model=model,
         guide=guide,
         phases=(Phase((lambda received, local, batch: {"at": local["at"]},)),),
-        aggregate=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, cohort, generator: server,
         metadata=Metadata({shared: SHARED}),
     )
 
@@ -111,7 +111,9 @@ def prior_only(width: float = 1.0, shared: str = "") -> Method:
 
 
 def test_a_full_covariance_is_calibrated_on_a_normal_hierarchy():
-    method = pvi.hierarchical(hierarchy, template(), shared="mu", damping=1.0, draws=8, steps=4)
+    method = pvi.hierarchical(
+        hierarchy, template(), shared="mu", damping=1.0, num_particles=8, steps=4
+    )
     found = pyrofl.checks.sbc(method, template(), rounds=1)
     assert found.p_value > 0.01
     assert found.failed == ()
@@ -133,7 +135,7 @@ def test_a_diagonal_one_is_not():
         shared="mu",
         covariance="diagonal",
         damping=0.5,
-        draws=8,
+        num_particles=8,
         steps=4,
     )
     found = pyrofl.checks.sbc(method, template(), rounds=8)
@@ -216,7 +218,7 @@ def test_places_of_a_client_have_names():
 
 
 def test_truths_and_data_come_from_the_prior():
-    method = pvi.hierarchical(hierarchy, template(), shared="mu", draws=8)
+    method = pvi.hierarchical(hierarchy, template(), shared="mu", num_particles=8)
     begin = first(method, template(), 0)
     sites, y = simulated(method, compact(template()), begin, 2000)
     assert {n: v.axes for n, v in sites.items()} == {
@@ -266,7 +268,7 @@ def test_the_prior_is_taken_at_a_given_state_of_the_server():
 
 def test_a_method_whose_server_moves_is_ranked_too():
     net = build("linear", (2,), 1)
-    method = pfedvem.build(net, head="*", likelihood=normal(0.5), scale=0.5, head_epochs=2)
+    method = pfedvem.build(net, head="*", likelihood=normal(0.5), init_scale=0.5, head_epochs=2)
     found = pyrofl.checks.sbc(lambda number: method, template(), 2, 40, 19)
     assert set(found.ranks) == set(net.shapes)
     assert found.ranks.notnull().all().to_array().all()
@@ -301,7 +303,7 @@ def test_a_replication_that_diverged_is_told_unless_asked_for():
     step = GradientStep("at", sgd(10.0), loss)
     method = replace(prior_only(), phases=(Phase((step,), epochs=4),))
     method = replace(
-        method, aggregate=lambda server, message, who, generator: {"at": message["at"].mean()}
+        method, aggregate=lambda server, message, cohort, generator: {"at": message["at"].mean()}
     )
     with pytest.warns(UserWarning, match="of 30 fits are not finite or diverged"):
         found = pyrofl.checks.sbc(method, template(), 3, 30, 19, bins=2)
@@ -317,7 +319,9 @@ def test_a_server_that_cannot_merge_is_told_of_its_copy_alone(raises):
     def nudge(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         return {"at": local["at"] + torch.where(batch.y[:, 0] > 1.5, 0.001, 0.0)}
 
-    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
         if not bool((message["at"] > 0).any()):
             return {"at": server["at"] + 0.5}
         if raises:
@@ -338,7 +342,7 @@ def test_a_server_that_cannot_merge_is_told_of_its_copy_alone(raises):
         side_by_side(method, 3, refused),
         with_responses(data, y),
         1,
-        start=first_of(begin.server, 3, 3),
+        resume_from=first_of(begin.server, 3, 3),
         check=False,
     )
     assert [float(copy.server["at"]) for copy in rounds_of(state, 3)] == [0.5, 0.0, 0.5]
@@ -378,7 +382,7 @@ def counted(program: Program | None = None) -> tuple[Method, list[list[int]]]:
         seen.append(batch.ids.tolist())
         hierarchy(received, local, batch)
 
-    method = pvi.hierarchical(model, template(), shared="mu", damping=1.0, draws=8, steps=4)
+    method = pvi.hierarchical(model, template(), shared="mu", damping=1.0, num_particles=8, steps=4)
     return method, seen
 
 
@@ -393,16 +397,16 @@ def test_copies_train_as_each_would_alone():
     assert many.names[2:4] == ("1/Ada", "1/Bea")
     seen.clear()
     *_, state = federate(
-        side_by_side(method, 2), many, 2, start=first_of(begin.server, 3, 2), check=False
+        side_by_side(method, 2), many, 2, resume_from=first_of(begin.server, 3, 2), check=False
     )
     assert {i for ids in seen for i in ids} == {0, 1}
     for r, copy in enumerate(rounds_of(state, 2)):
         own = with_responses(data, y[r : r + 1])
-        *_, known = federate(method, own, 2, start=begin)
+        *_, known = federate(method, own, 2, resume_from=begin)
         toys.assert_same(copy.server, known.server, 1e-7, 1e-9)
-        close(copy.private["mean"], known.private["mean"], 1e-7)
+        close(copy.client_states["mean"], known.client_states["mean"], 1e-7)
         # The columns of a root have no sign of their own.
-        mine, other = (v.private["root"] for v in (copy, known))
+        mine, other = (v.client_states["root"] for v in (copy, known))
         close(mine @ mine.mT, other @ other.mT, 1e-7)
         assert copy.number == known.number == 2
         assert copy.seen.all()
@@ -412,7 +416,11 @@ def test_a_server_that_is_empty_stays_so():
     method, data = alone(guides.mean_field), compact(template())
     y = torch.zeros(2, 14, dtype=torch.float64)
     *_, state = federate(
-        side_by_side(method, 3), with_responses(data, y), 1, start=first_of({}, 2, 3), check=False
+        side_by_side(method, 3),
+        with_responses(data, y),
+        1,
+        resume_from=first_of({}, 2, 3),
+        check=False,
     )
     assert [copy.server for copy in rounds_of(state, 3)] == [{}, {}]
 
@@ -427,7 +435,7 @@ def test_epochs_are_asked_by_the_number_in_the_copy():
     many = with_responses(data, torch.zeros(4, 14, dtype=torch.float64))
     begin = first(prior_only(), data, 0)
     *_, state = federate(
-        side_by_side(method, 3), many, 1, start=first_of(begin.server, 4, 3), check=False
+        side_by_side(method, 3), many, 1, resume_from=first_of(begin.server, 4, 3), check=False
     )
     assert state.number == 1
 

@@ -19,9 +19,9 @@ from pyrofl.tensors import Tensors
 
 
 def runs(blobs, **what):
-    method = pfedvem.build(toys.net(), draws=2, head_epochs=2, base_epochs=1)
+    method = pfedvem.build(toys.net(), num_particles=2, head_epochs=2, base_epochs=1)
     draw = fixed(5)
-    return federate(method, blobs, 4, participation=draw, trains=draw, **what)
+    return federate(method, blobs, 4, participation=draw, training_clients=draw, **what)
 
 
 def begun(clients: int = 4) -> ClientStates:
@@ -36,8 +36,8 @@ def rows(states: ClientStates, ids: list[int], value: float) -> ClientStates:
 
 def test_files_hold_what_memory_holds(blobs):
     *_, here = runs(blobs)
-    *_, file = runs(blobs, state_memory=0)
-    toys.assert_same(dict(here.private), dict(file.private))
+    *_, file = runs(blobs, max_state_bytes=0)
+    toys.assert_same(dict(here.client_states), dict(file.client_states))
     toys.assert_same(here.server, file.server)
 
 
@@ -45,35 +45,37 @@ def test_a_state_of_clients_never_changes(blobs):
     states, copies = [], []
     for state in runs(blobs):
         states.append(state)
-        copies.append({n: v.clone() for n, v in state.private.items()})
+        copies.append({n: v.clone() for n, v in state.client_states.items()})
     assert (copies[0]["tau"] != 0).sum() == 5
     assert not torch.equal(copies[3]["tau"], copies[2]["tau"])
     for state, copy in zip(states, copies, strict=True):
-        toys.assert_same(dict(state.private), copy)
-        toys.assert_same(state.kept(torch.tensor([7, 2])), {n: v[[7, 2]] for n, v in copy.items()})
+        toys.assert_same(dict(state.client_states), copy)
+        toys.assert_same(
+            state.get_client_states(torch.tensor([7, 2])), {n: v[[7, 2]] for n, v in copy.items()}
+        )
     with pytest.raises(TypeError):
-        states[0].private["tau"] = copies[0]["tau"]
-    table = states[0].private["tau"]
+        states[0].client_states["tau"] = copies[0]["tau"]
+    table = states[0].client_states["tau"]
     table += 1  # a table that was read is the caller's
-    toys.assert_same(dict(states[0].private), copies[0])
+    toys.assert_same(dict(states[0].client_states), copies[0])
 
 
 def test_a_round_that_fails_on_its_way_leaves_the_state_before(blobs):
-    method = pfedvem.build(toys.net(), draws=2, head_epochs=2, base_epochs=1)
-    states = federate(method, blobs, 3, chunk=3)
+    method = pfedvem.build(toys.net(), num_particles=2, head_epochs=2, base_epochs=1)
+    states = federate(method, blobs, 3, chunk_size=3)
     state = next(states)
-    before = {n: v.clone() for n, v in state.private.items()}
+    before = {n: v.clone() for n, v in state.client_states.items()}
 
     def fail(*_: object) -> Tensors:
         raise KeyboardInterrupt
 
     broken = replace(method, aggregate=fail)
     with pytest.raises(KeyboardInterrupt):
-        next(federate(broken, blobs, 3, chunk=3, start=state))
-    toys.assert_same(before, dict(state.private))
-    *_, resumed = federate(method, blobs, 3, chunk=3, start=state)
-    *_, whole = federate(method, blobs, 3, chunk=3)
-    toys.assert_same(dict(whole.private), dict(resumed.private))
+        next(federate(broken, blobs, 3, chunk_size=3, resume_from=state))
+    toys.assert_same(before, dict(state.client_states))
+    *_, resumed = federate(method, blobs, 3, chunk_size=3, resume_from=state)
+    *_, whole = federate(method, blobs, 3, chunk_size=3)
+    toys.assert_same(dict(whole.client_states), dict(resumed.client_states))
     toys.assert_same(whole.server, resumed.server)
 
 
@@ -130,10 +132,10 @@ def test_a_round_in_which_nobody_keeps_anything_makes_no_rows():
 
 
 def test_two_runs_that_go_on_from_one_round_do_not_meet(blobs):
-    method = pfedvem.build(toys.net(), draws=2, head_epochs=2, base_epochs=1)
-    start = next(federate(method, blobs, 1, trains=fixed(5)))
-    one = federate(method, blobs, 3, trains=fixed(5), start=start)
-    other = federate(method, blobs, 3, trains=fixed(5), start=start)
+    method = pfedvem.build(toys.net(), num_particles=2, head_epochs=2, base_epochs=1)
+    start = next(federate(method, blobs, 1, training_clients=fixed(5)))
+    one = federate(method, blobs, 3, training_clients=fixed(5), resume_from=start)
+    other = federate(method, blobs, 3, training_clients=fixed(5), resume_from=start)
     pairs = [(next(one), next(other)) for _ in range(2)]
     for a, b in pairs:
         toys.assert_same_round(a, b)
@@ -148,21 +150,22 @@ def test_a_mapped_tensor_is_zeros_that_can_be_written():
 
 
 def test_clients_whose_messages_are_left_out_in_the_end_keep_what_they_had(blobs):
-    method = pfedvem.build(toys.net(), draws=2, head_epochs=1, base_epochs=1)
+    method = pfedvem.build(toys.net(), num_particles=2, head_epochs=1, base_epochs=1)
     odd = faults.corrupted(method, faults.POISONS["wrong type"][0], 3, 8)
     ids = torch.arange(12)
     good = torch.tensor([i for i in range(12) if i not in (3, 8)])
-    begun = advance(odd, blobs, first(method, blobs, 0), ids, ids, chunk=1)
-    assert begun.who.ids.tolist() == good.tolist()
-    assert not any(bool(v[[3, 8]].any()) for v in begun.private.values())
+    begun = advance(odd, blobs, first(method, blobs, 0), ids, ids, chunk_size=1)
+    assert begun.reporters.ids.tolist() == good.tolist()
+    assert not any(bool(v[[3, 8]].any()) for v in begun.client_states.values())
     whole = advance(
-        faults.corrupted(method, faults.POISONS["NaN"][0]), blobs, begun, ids, ids, chunk=1
+        faults.corrupted(method, faults.POISONS["NaN"][0]), blobs, begun, ids, ids, chunk_size=1
     )
-    before = dict(whole.private)
+    before = dict(whole.client_states)
     unknown = replace(whole, message={})  # no form is known from an earlier round
-    after = advance(odd, blobs, unknown, ids, ids, chunk=1)
+    after = advance(odd, blobs, unknown, ids, ids, chunk_size=1)
     assert len(after.rejected) == 2
     toys.assert_same(
-        {n: v[[3, 8]] for n, v in after.private.items()}, {n: v[[3, 8]] for n, v in before.items()}
+        {n: v[[3, 8]] for n, v in after.client_states.items()},
+        {n: v[[3, 8]] for n, v in before.items()},
     )
-    assert any(bool((after.private[n][good] != v[good]).any()) for n, v in before.items())
+    assert any(bool((after.client_states[n][good] != v[good]).any()) for n, v in before.items())

@@ -17,7 +17,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weighed
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import advance
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fitted_run import checkpoints as checkpoint
 from pyrofl.inference.method import Method, Phase
@@ -39,19 +39,19 @@ ALL = torch.arange(12)
 
 
 def both(
-    method: Method, data: Federation | None = None, chunk: int | None = None
-) -> tuple[Round, Round]:
+    method: Method, data: Federation | None = None, chunk_size: int | None = None
+) -> tuple[RoundState, RoundState]:
     """Return the second round with all its messages, and without."""
     data = toys.blobs() if data is None else data
-    (begun,) = federate(method, data, 1, chunk=12)
+    (begun,) = federate(method, data, 1, chunk_size=12)
     kept, folded = (
-        advance(method, data, begun, ALL, SOME, chunk=chunk, keep_messages=keep)
+        advance(method, data, begun, ALL, SOME, chunk_size=chunk_size, keep_messages=keep)
         for keep in (True, False)
     )
     return kept, folded
 
 
-def assert_alike(kept: Round, folded: Round, terms: int = MEAN) -> None:
+def assert_alike(kept: RoundState, folded: RoundState, terms: int = MEAN) -> None:
     toys.assert_same(folded.server, kept.server, terms=terms)
     none = {n: v[:0] for n, v in kept.message.items()}
     toys.assert_same_round(replace(folded, server=kept.server), replace(kept, message=none))
@@ -66,16 +66,16 @@ def test_means_fold_and_others_do_not():
 
 # That all methods fold in groups of five is in their contract.
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "pfedvem", "pfedmb", "scaffold"])
-@pytest.mark.parametrize("chunk", others_slow([1, 3, None], [3]))
-def test_a_round_is_the_same_up_to_rounding(name, chunk):
-    kept, folded = both(contract.built(name), chunk=chunk)
-    assert len(kept.who.ids) == 8
+@pytest.mark.parametrize("chunk_size", others_slow([1, 3, None], [3]))
+def test_a_round_is_the_same_up_to_rounding(name, chunk_size):
+    kept, folded = both(contract.built(name), chunk_size=chunk_size)
+    assert len(kept.reporters.ids) == 8
     assert_alike(kept, folded)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedvem"])
 def test_so_it_is_in_single_precision(name):
-    kept, folded = both(contract.built(name), toys.blobs(dtype=torch.float32), chunk=1)
+    kept, folded = both(contract.built(name), toys.blobs(dtype=torch.float32), chunk_size=1)
     assert_alike(kept, folded)
 
 
@@ -88,28 +88,30 @@ def test_so_it_is_in_single_precision(name):
     ids=str,
 )
 def test_branches_that_some_chunks_do_not_use_fold_too(options):
-    assert_alike(*both(pfedmb.build(toys.net(), **options), chunk=1))
+    assert_alike(*both(pfedmb.build(toys.net(), **options), chunk_size=1))
 
 
 @pytest.mark.parametrize("average", others_slow(["mnu", "std", "moments"], ["moments"]))
 def test_all_averages_of_a_prior_fold(average):
     method = fedabml.build(toys.net(), average=average)
-    assert_alike(*both(method, chunk=3))
+    assert_alike(*both(method, chunk_size=3))
 
 
 def test_learned_scales_fold():
     net = toys.net()
-    method = fedavg.build(net, prior=learned_scales.learned(), guide=guides.mean_field, scale=0.1)
+    method = fedavg.build(
+        net, prior=learned_scales.learned(), guide=guides.mean_field, init_scale=0.1
+    )
     method = learned_scales.learning(method, net.shapes)
-    assert_alike(*both(method, chunk=3))
+    assert_alike(*both(method, chunk_size=3))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedvem"])
-@pytest.mark.parametrize("chunk", [1, 5])
-def test_a_bad_client_is_left_out_by_name(name, chunk):
-    kept, folded = both(toys.poisoned(contract.built(name), 5, 7), chunk=chunk)
+@pytest.mark.parametrize("chunk_size", [1, 5])
+def test_a_bad_client_is_left_out_by_name(name, chunk_size):
+    kept, folded = both(toys.poisoned(contract.built(name), 5, 7), chunk_size=chunk_size)
     assert {reason.split(":")[0] for reason in folded.rejected} == {"client 5", "client 7"}
-    assert 5 not in folded.who.ids.tolist()
+    assert 5 not in folded.reporters.ids.tolist()
     assert_alike(kept, folded)
 
 
@@ -125,7 +127,7 @@ def test_with_nobody_heard_the_server_keeps_its_state():
 def test_where_nothing_travels_there_is_nothing_to_fold():
     *_, state = federate(local.build(toys.net()), toys.blobs(), 2, keep_messages=False)
     assert not state.message
-    assert state.up.tolist() == [0] * 12
+    assert state.bytes_up.tolist() == [0] * 12
 
 
 def marking(method: Method, *ids: int) -> Method:
@@ -148,13 +150,13 @@ def test_messages_are_compared_with_those_of_a_round_that_kept_none():
         lambda number: marking(contract.built("fedavg"), *([largest] if number else [])),
         toys.blobs(),
         2,
-        chunk=1,
+        chunk_size=1,
         keep_messages=False,
     )
     assert not begun.rejected
     assert [reason.split(":")[0] for reason in state.rejected] == [f"client {largest}"]
     assert "expected shape" in state.rejected[0]
-    assert len(state.who.ids) == 11
+    assert len(state.reporters.ids) == 11
 
 
 @pytest.mark.parametrize("keep_messages", [True, False])
@@ -170,9 +172,9 @@ def test_a_message_that_cannot_be_folded_is_left_out(name, lacking, keep_message
         return {n: v for n, v in message.items() if n != lacking or not bool(local["odd"].any())}
 
     poor = replace(method, phases=(*method.phases, Phase((mark,))), upload=upload)
-    (state,) = federate(poor, toys.blobs(), 1, chunk=1, keep_messages=keep_messages)
+    (state,) = federate(poor, toys.blobs(), 1, chunk_size=1, keep_messages=keep_messages)
     assert [reason[:20] for reason in state.rejected] == [f"client 3: {lacking} is mis"[:20]]
-    assert len(state.who.ids) == 11
+    assert len(state.reporters.ids) == 11
 
 
 class Watched(Aggregator):
@@ -190,32 +192,32 @@ class Watched(Aggregator):
 HELD: list[int] = []
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_no_more_than_a_chunk_is_ever_held(chunk):
+@pytest.mark.parametrize("chunk_size", [1, 4])
+def test_no_more_than_a_chunk_is_ever_held(chunk_size):
     method = contract.built("fedavg")
     assert isinstance(method.aggregate, Aggregator)
     HELD.clear()
     spied = replace(method, aggregate=Watched(method.aggregate.weights))
-    (state,) = federate(spied, toys.blobs(), 1, chunk=chunk, keep_messages=False)
-    assert len(state.who.ids) == 12
+    (state,) = federate(spied, toys.blobs(), 1, chunk_size=chunk_size, keep_messages=False)
+    assert len(state.reporters.ids) == 12
     assert HELD[-1] == 1
-    assert max(HELD) == max(chunk, 2)  # a chunk's, or two that stand
+    assert max(HELD) == max(chunk_size, 2)  # a chunk's, or two that stand
 
 
 def test_a_run_is_taken_up_to_the_last_bit(tmp_path):
     method, data = contract.built("pfedvem"), toys.blobs()
     options = {
         "participation": bernoulli(0.5),
-        "chunk": 5,
+        "chunk_size": 5,
         "keep_messages": False,
         "progress": False,
     }
     whole = pyrofl.fit(method, data, 3, **options)
     checkpoint.save(pyrofl.fit(method, data, 2, **options), tmp_path / "file")
     start = checkpoint.load(tmp_path / "file", method, data)
-    taken_up = pyrofl.fit(method, data, 3, start=start, **options)
+    taken_up = pyrofl.fit(method, data, 3, resume_from=start, **options)
     toys.assert_same_round(taken_up.state, whole.state)
-    assert [r.up for r in taken_up.records] == [r.up for r in whole.records]
+    assert [r.bytes_up for r in taken_up.records] == [r.bytes_up for r in whole.records]
     assert all(v.shape[0] == 0 for v in whole.state.message.values())
 
 
@@ -238,13 +240,13 @@ def test_a_schedule_is_refused_in_the_round_that_cannot():
 
 
 @pytest.mark.parametrize("reporters", [SOME, ALL, SOME[:1]])
-@pytest.mark.parametrize("chunk", others_slow([None, 5], [5]))
-def test_messages_are_in_order_and_hold_the_memory_of_their_clients_alone(reporters, chunk):
+@pytest.mark.parametrize("chunk_size", others_slow([None, 5], [5]))
+def test_messages_are_in_order_and_hold_the_memory_of_their_clients_alone(reporters, chunk_size):
     method, data = pfedvem.build(toys.net()), toys.blobs()
     start = next(federate(method, data, 1))
-    state = advance(method, data, start, ALL, reporters, chunk=chunk)
-    whole = advance(method, data, start, ALL, ALL, chunk=1)
-    assert state.who.ids.tolist() == reporters.tolist()
+    state = advance(method, data, start, ALL, reporters, chunk_size=chunk_size)
+    whole = advance(method, data, start, ALL, ALL, chunk_size=1)
+    assert state.reporters.ids.tolist() == reporters.tolist()
     for n, v in state.message.items():
         torch.testing.assert_close(v, whole.message[n][reporters], rtol=1e-8, atol=1e-9)
         assert v.untyped_storage().nbytes() == v.numel() * v.element_size()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.engine.messages import agreed, form_of, inspect, merged, unlike
 from pyrofl.inference.metadata import POSITIVE, Rule
 from pyrofl.tensors import Tensors
 
 NAMES = ("north", "south", "east", "west")
-WHO = Who(torch.tensor([3, 0, 2]), torch.tensor([5.0, 2.0, 9.0]))
+WHO = Cohort(torch.tensor([3, 0, 2]), torch.tensor([5.0, 2.0, 9.0]))
 
 
 def message() -> Tensors:
@@ -19,7 +19,7 @@ def message() -> Tensors:
 
 
 def found(**options: object) -> list[str]:
-    asked = {"message": message(), "private": {}, "who": WHO, "names": NAMES} | options
+    asked = {"message": message(), "private": {}, "cohort": WHO, "names": NAMES} | options
     return inspect(**asked)  # type: ignore[arg-type]
 
 
@@ -43,8 +43,8 @@ def test_a_rule_may_be_about_whole_rows():
 def test_private_state_and_sizes_count_too():
     private = {"own": torch.tensor([[1.0], [2.0], [torch.nan]])}
     assert found(private=private)[2] == "east: own[0] is nan; expected a finite number"
-    who = Who(WHO.ids, torch.tensor([0.0, -1.0, torch.nan]))
-    assert found(who=who) == [
+    cohort = Cohort(WHO.ids, torch.tensor([0.0, -1.0, torch.nan]))
+    assert found(cohort=cohort) == [
         "west: its size is 0; expected > 0",
         "north: its size is -1; expected > 0",
         "east: its size is nan; expected a finite number",
@@ -87,10 +87,10 @@ def test_what_all_clients_agree_upon_is_accepted_whatever_they_sent_before():
 
 def test_complex_numbers_are_looked_at_too():
     value = torch.tensor([1 + 1j, complex(torch.nan, 2)])
-    who = Who(WHO.ids[:2], WHO.size[:2])
+    cohort = Cohort(WHO.ids[:2], WHO.size[:2])
     for told in (
-        found(message={"v": value}, who=who),
-        found(message={}, private={"v": value}, who=who),
+        found(message={"v": value}, cohort=cohort),
+        found(message={}, private={"v": value}, cohort=cohort),
     ):
         assert told == ["", "north: v is nan+2j; expected a finite number"]
     state, bad = merged({"v": value[:1]}, {"v": value[1:]}, 5)

@@ -11,7 +11,7 @@ import toys
 from pyrofl.data import Federation
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.models import fedavg
@@ -19,7 +19,7 @@ from pyrofl.models import fedavg
 METHOD = fedavg.build(toys.net(), epochs=1)
 
 
-def begun(data: Federation) -> Round:
+def begun(data: Federation) -> RoundState:
     return fit(METHOD, data, 1, progress=False).state
 
 
@@ -38,7 +38,7 @@ def others(data: Federation) -> dict[str, Federation]:
         "client 0 has other training rows than": changed(data, train=(a.flip(0), b, c, *rest)),
         "client 1 has 8 training rows, and 9 in start": changed(data, train=(a, b[1:], c, *rest)),
         "client 0 is 'client 1', and 'client 0' in start": changed(data, names=(two, one, *more)),
-        "start is a round of 4 clients, and the data have 3": changed(data, held_out=2),
+        "resume_from is a round of 4 clients, and the data have 3": changed(data, held_out=2),
     }
 
 
@@ -48,23 +48,23 @@ def test_other_clients_and_rows_are_refused_by_name():
     for told, other in others(data).items():
         for start in (run, run.state):
             with pytest.raises(ValueError, match=told) as caught:
-                fit(METHOD, other, 2, start=start, progress=False)
+                fit(METHOD, other, 2, resume_from=start, progress=False)
             assert "; server=start.server begins again on others" in str(caught.value)
         with pytest.raises(ValueError, match=told):
-            federate(METHOD, other, 2, start=run.state)
-        again = fit(METHOD, other, 1, server=run.state.server, progress=False)
+            federate(METHOD, other, 2, resume_from=run.state)
+        again = fit(METHOD, other, 1, server_state=run.state.server, progress=False)
         assert again.state.number == 1
 
 
 def test_a_round_of_a_round_is_compared_too():
     data = toys.blobs((3, 9, 7))
-    (second,) = federate(METHOD, data, 2, start=begun(data))
+    (second,) = federate(METHOD, data, 2, resume_from=begun(data))
     with pytest.raises(ValueError, match="client 1 has other training rows"):
         federate(
             METHOD,
             others(toys.blobs((3, 9, 7)))["client 1 has other training rows than in start"],
             3,
-            start=second,
+            resume_from=second,
         )
 
 
@@ -74,8 +74,10 @@ def test_what_does_not_train_may_be_others():
     train = (*data.train[:4], data.train[4][:2])
     test = tuple(rows[:1] for rows in data.test)
     names = (*data.names[:4], "somebody else")
-    (state,) = federate(METHOD, replace(data, train=train, test=test, names=names), 2, start=start)
-    toys.assert_same(state.server, next(federate(METHOD, data, 2, start=start)).server)
+    (state,) = federate(
+        METHOD, replace(data, train=train, test=test, names=names), 2, resume_from=start
+    )
+    toys.assert_same(state.server, next(federate(METHOD, data, 2, resume_from=start)).server)
 
 
 def test_the_type_of_the_data_does_not_matter():
@@ -89,10 +91,10 @@ def test_rounds_that_know_nothing_are_compared_by_their_number():
     for name in ("names", "rows"):  # as an old file leaves them
         vars(old).pop(name)
     other = others(toys.blobs((3, 9, 7)))["client 1 has other training rows than in start"]
-    (state,) = federate(METHOD, other, 2, start=old)
+    (state,) = federate(METHOD, other, 2, resume_from=old)
     assert state.names == other.names
     begin = first(METHOD, data, 0)
-    assert next(federate(METHOD, other, 1, start=begin)).number == 1
+    assert next(federate(METHOD, other, 1, resume_from=begin)).number == 1
 
 
 def test_hashes_tell_rows_apart():

@@ -12,14 +12,14 @@ import toys
 from pyro.infer.autoguide import AutoNormal
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.engine.participation import everyone, fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method
-from pyrofl.inference.relations import relations
+from pyrofl.inference.relations import get_dependencies
 from pyrofl.models import fedavg, pfedbayes, pvi
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors
@@ -29,27 +29,27 @@ def made(**changes: object) -> Method:
     return replace(fedavg.build(toys.net(), batch=8), **changes)
 
 
-def in_place(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+def in_place(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
     for name, value in server.items():
         value.copy_(message[name].mean(0))
     return server
 
 
-def afresh(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+def afresh(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
     return {name: message[name].mean(0) for name in server}
 
 
 def test_a_merge_that_writes_in_place_changes_no_state_that_was_kept(blobs):
     method, start = made(aggregate=in_place), first(made(), blobs, 0)
     before = {n: v.clone() for n, v in start.server.items()}
-    states = list(federate(method, blobs, 3, start=start))
+    states = list(federate(method, blobs, 3, resume_from=start))
     toys.assert_same(start.server, before)
     for found, expected in zip(states, federate(made(aggregate=afresh), blobs, 3), strict=True):
         toys.assert_same_round(found, expected)
 
 
 def test_a_merge_that_fails_half_way_leaves_the_server_as_it_was(blobs):
-    def half(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def half(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         first, *_ = server
         server[first].fill_(7.0)
         return {n: v * torch.nan for n, v in server.items()}
@@ -61,8 +61,8 @@ def test_a_merge_that_fails_half_way_leaves_the_server_as_it_was(blobs):
 
 
 def test_a_merge_may_add_what_travels(blobs):
-    def more(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        return afresh(server, message, who, generator) | {"seen": torch.zeros(2)}
+    def more(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
+        return afresh(server, message, cohort, generator) | {"seen": torch.zeros(2)}
 
     for draw, count in ((everyone, 12), (fixed(1), 1)):
         states = list(federate(made(aggregate=more), blobs, 3, participation=draw))
@@ -70,14 +70,14 @@ def test_a_merge_may_add_what_travels(blobs):
         assert states[-1].message["seen"].shape == (count, 2)
 
 
-def message_in_place(server: Tensors, message: Tensors, who: Who, g: Generator) -> Tensors:
+def message_in_place(server: Tensors, message: Tensors, cohort: Cohort, g: Generator) -> Tensors:
     return {n: v.mul_(0.5).sum(0) for n, v in message.items()}
 
 
-def download_in_place(server: Tensors, who: Who) -> Tensors:
+def download_in_place(server: Tensors, cohort: Cohort) -> Tensors:
     for value in server.values():
         value.add_(1.0)
-    return {n: v.expand(len(who.ids), *v.shape) for n, v in server.items()}
+    return {n: v.expand(len(cohort.ids), *v.shape) for n, v in server.items()}
 
 
 def upload_in_place(received: Tensors, local: Tensors) -> Tensors:
@@ -164,7 +164,7 @@ def test_threads_may_fit_and_test_at_once(blobs):
 MAKERS = {
     "a method": lambda data: pvi.build(toys.net()),
     "a guide": lambda data: from_pyro(AutoNormal, data, model=toys.tempered),
-    "relations": lambda data: relations(made(), data),
+    "relations": lambda data: get_dependencies(made(), data),
 }
 
 

@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Generator
 
-from pyrofl.data import Batch, Who
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.engine import state as engine_state
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round, chunks, client_inputs
+from pyrofl.inference.engine.state import RoundState, chunks, client_inputs
 from pyrofl.inference.federate import federate
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, Phase
@@ -36,16 +36,18 @@ def counting() -> Method:
     def init(generator: Generator, clients: int) -> Tensors:
         return {"sum": torch.zeros(()), "server/rounds": torch.tensor(0)}
 
-    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
-        assert torch.equal(who.ids, who.ids.sort().values)
-        return average(message, torch.ones_like(who.size)) | {
+    def aggregate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
+        assert torch.equal(cohort.ids, cohort.ids.sort().values)
+        return average(message, torch.ones_like(cohort.size)) | {
             "server/rounds": server["server/rounds"] + 1,
-            "server/heard": who.ids,
+            "server/heard": cohort.ids,
             "server/draw": torch.rand((), generator=generator),
         }
 
-    def init_client(received: Tensors, who: Who, generator: Generator) -> Tensors:
-        return {"kept": 100.0 * (who.ids + 1)}
+    def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
+        return {"kept": 100.0 * (cohort.ids + 1)}
 
     def nothing(*_: object) -> None:
         return None
@@ -58,39 +60,45 @@ def only(*ids: int):
 
 
 def test_a_round_is_the_average_of_those_who_report(blobs):
-    states = list(federate(counting(), blobs, 2, participation=only(7, 1), chunk=1))
+    states = list(federate(counting(), blobs, 2, participation=only(7, 1), chunk_size=1))
     assert states[0].server["sum"] == (2 + 8) / 2
     assert states[1].server["sum"] == 5 + (2 + 8) / 2
     assert states[1].server["server/heard"].tolist() == [1, 7]
-    assert states[1].private["kept"][[1, 7, 0]].tolist() == [204, 816, 0]
+    assert states[1].client_states["kept"][[1, 7, 0]].tolist() == [204, 816, 0]
     assert states[1].seen.nonzero().flatten().tolist() == [1, 7]
     assert states[1].message["sum"].tolist() == [5 + 2, 5 + 8]
-    assert states[1].who.size.tolist() == [40, 33]
+    assert states[1].reporters.size.tolist() == [40, 33]
     assert [s.number for s in states] == [1, 2]
 
 
 def test_who_trains_and_who_reports_are_drawn_apart(blobs):
-    (state,) = federate(counting(), blobs, 1, participation=only(5, 2), trains=only(9, 5, 3))
+    (state,) = federate(
+        counting(), blobs, 1, participation=only(5, 2), training_clients=only(9, 5, 3)
+    )
     assert state.trained.tolist() == [3, 5, 9]
-    assert state.who.ids.tolist() == [5]
+    assert state.reporters.ids.tolist() == [5]
     assert state.seen.nonzero().flatten().tolist() == [3, 5, 9]
     assert state.server["sum"] == 6
-    assert state.private["kept"][9] == 1000 + 10
+    assert state.client_states["kept"][9] == 1000 + 10
 
 
 def test_all_may_train_while_some_report(blobs):
     method = replace(counting(), metadata=Metadata(train_all_clients=True))
     (state,) = federate(method, blobs, 1, participation=only(5, 2))
     assert state.trained.tolist() == list(range(12))
-    assert state.who.ids.tolist() == [2, 5]
+    assert state.reporters.ids.tolist() == [2, 5]
     assert bool(state.seen.all())
 
 
 def test_nobody_is_heard(blobs):
-    (state,) = federate(counting(), blobs, 1, participation=only(2), trains=only(3))
+    (state,) = federate(counting(), blobs, 1, participation=only(2), training_clients=only(3))
     begun = first(counting(), blobs, 0)
     toys.assert_same(state.server, begun.server)
-    assert (len(state.who.ids), state.message["sum"].shape, len(state.up)) == (0, (0,), 0)
+    assert (len(state.reporters.ids), state.message["sum"].shape, len(state.bytes_up)) == (
+        0,
+        (0,),
+        0,
+    )
     assert state.seen.nonzero().flatten().tolist() == [3]
 
 
@@ -98,7 +106,7 @@ def test_names_under_server_do_not_travel(blobs):
     (state,) = federate(counting(), blobs, 1)
     assert state.message.keys() == {"sum"}
     # One float64 number each way.
-    assert state.down.tolist() == state.up.tolist() == [8] * 12
+    assert state.bytes_down.tolist() == state.bytes_up.tolist() == [8] * 12
 
 
 def test_bytes_are_counted_per_client():
@@ -106,7 +114,7 @@ def test_bytes_are_counted_per_client():
     (state,) = federate(fedavg.build(toys.net(), epochs=1), data, 1, participation=fixed(3))
     scalars = sum(shape.numel() for shape in toys.net().shapes.values())
     assert scalars == 8 * 6 + 6 + 6 * 5 + 5
-    assert state.down.tolist() == state.up.tolist() == [4 * scalars] * 3
+    assert state.bytes_down.tolist() == state.bytes_up.tolist() == [4 * scalars] * 3
 
 
 def test_private_state_is_made_once(blobs):
@@ -134,13 +142,13 @@ def test_method_may_depend_on_the_round(blobs):
 
     sums = [float(s.server["sum"]) for s in federate(faster, blobs, 3)]
     assert sums == pytest.approx([1, 11, 111])
-    later = Round(
+    later = RoundState(
         2,
         {"sum": torch.tensor(11.0), "server/rounds": torch.tensor(2)},
         {},
         torch.zeros(12, dtype=torch.bool),
     )
-    (state,) = federate(faster, blobs, 3, start=later)
+    (state,) = federate(faster, blobs, 3, resume_from=later)
     assert float(state.server["sum"]) == pytest.approx(111)
 
 
@@ -206,7 +214,7 @@ def test_everyone_is_everyone():
 @pytest.mark.parametrize("ids", [[], [3, 3], [-1], [12]])
 def test_draws_that_do_not_fit_are_refused(blobs, ids):
     draw = only(*ids) if ids else (lambda generator, clients: torch.zeros(0, dtype=torch.long))
-    for options in ({"participation": draw}, {"trains": draw}):
+    for options in ({"participation": draw}, {"training_clients": draw}):
         with pytest.raises(ValueError, match="expected distinct ids below 12"):
             next(federate(counting(), blobs, 1, **options))
 
@@ -227,7 +235,7 @@ def test_rounds_draw_afresh(blobs):
 
 def test_a_server_state_can_be_given(blobs):
     server = {"sum": torch.tensor(50.0), "server/rounds": torch.tensor(7)}
-    (state,) = federate(counting(), blobs, 1, server=server, participation=only(0))
+    (state,) = federate(counting(), blobs, 1, server_state=server, participation=only(0))
     assert state.server["sum"] == 51
     assert state.server["server/rounds"] == 8
     assert server["sum"] == 50
@@ -239,7 +247,7 @@ def test_a_server_state_can_be_given(blobs):
 def test_a_newcomer_that_turns_bad_stays_unseen(blobs):
     (state,) = federate(toys.poisoned(noisy(blobs), 3), blobs, 1)
     assert (~state.seen).nonzero().flatten().tolist() == [3]
-    assert all((v[3] == 0).all() for v in state.private.values())
+    assert all((v[3] == 0).all() for v in state.client_states.values())
 
 
 def test_what_federate_is_given_is_checked_before_the_first_round(blobs):
@@ -247,10 +255,10 @@ def test_what_federate_is_given_is_checked_before_the_first_round(blobs):
     other = first(method, toys.blobs(held_out=2), 0)
     for options, message in (
         ({"rounds": -1}, "rounds is -1"),
-        ({"rounds": 1, "chunk": 0}, "chunk is 0"),
+        ({"rounds": 1, "chunk_size": 0}, "chunk_size is 0"),
         (
-            {"rounds": 1, "start": other},
-            "start is a round of 10 clients, and the data have 12; expected",
+            {"rounds": 1, "resume_from": other},
+            "resume_from is a round of 10 clients, and the data have 12; expected",
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -268,13 +276,13 @@ def test_too_few_messages_for_krum_leave_the_server_as_it_is(blobs):
     )
 
 
-@pytest.mark.parametrize("chunk", [5, None])
-def test_all_clients_train_once_the_largest_first(blobs, monkeypatch, chunk):
+@pytest.mark.parametrize("chunk_size", [5, None])
+def test_all_clients_train_once_the_largest_first(blobs, monkeypatch, chunk_size):
     method = fedavg.build(toys.net())
     begun = first(method, blobs, 0)
     one = sum(v.numel() * v.element_size() for v in begun.server.values())
     monkeypatch.setattr(engine_state, "chunk_bytes", lambda: 5 * one)
-    some = list(chunks(method, blobs, begun, torch.arange(12), chunk, 0))
+    some = list(chunks(method, blobs, begun, torch.arange(12), chunk_size, 0))
     assert [len(ids) for ids in some] == [5, 5, 2]
     assert torch.cat(some).unique().tolist() == list(range(12))
     assert blobs.sizes[torch.cat(some)].tolist() == sorted(toys.SIZES, reverse=True)

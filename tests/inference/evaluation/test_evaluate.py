@@ -12,9 +12,9 @@ import torch
 import toys
 from torch import Generator, Tensor
 
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation import predict as predicting
 from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, uncertainty
 from pyrofl.inference.evaluation.predict import Prediction, predict, predict_batch
@@ -58,16 +58,16 @@ def method() -> Method:
 
 
 @pytest.fixture
-def state(method: Method) -> Round:
+def state(method: Method) -> RoundState:
     """One round from 0: the clients reach 3/4 of (0, 2, 10), the server their mean, 3."""
     return next(federate(method, constants(), 1))
 
 
-def rmse(method: Method, state: Round, **what: str) -> list[float]:
+def rmse(method: Method, state: RoundState, **what: str) -> list[float]:
     return evaluate(method, constants(), state, **what).values["rmse"].tolist()  # type: ignore[arg-type]
 
 
-def test_every_cell_is_what_one_gets_by_hand(method: Method, state: Round):
+def test_every_cell_is_what_one_gets_by_hand(method: Method, state: RoundState):
     assert float(state.server["w/w"]) == 3.0
     assert rmse(method, state, model="global") == [2.0, 0.0, 8.0]
     assert rmse(method, state, model="global", part="train") == [3.0, 1.0, 7.0]
@@ -77,16 +77,18 @@ def test_every_cell_is_what_one_gets_by_hand(method: Method, state: Round):
     # One epoch leaves half of the distance to the training response, two leave a quarter.
     adapt = [abs(y + (3 - y) / 2 - (y + 1)) for y in Y]
     phases = [abs(y + (3 - y) / 4 - (y + 1)) for y in Y]
-    assert rmse(method, state, adapted="adapt") == pytest.approx(adapt[:3])
-    assert rmse(method, state, adapted="phases") == pytest.approx(phases[:3])
-    assert rmse(method, state, adapted="adapt", population="held_out") == pytest.approx(adapt[3:])
+    assert rmse(method, state, adaptation="fine_tune") == pytest.approx(adapt[:3])
+    assert rmse(method, state, adaptation="train") == pytest.approx(phases[:3])
+    assert rmse(method, state, adaptation="fine_tune", population="held_out") == pytest.approx(
+        adapt[3:]
+    )
     # The global view stays what came down, however long the client trains.
-    assert rmse(method, state, model="global", adapted="phases") == [2.0, 0.0, 8.0]
+    assert rmse(method, state, model="global", adaptation="train") == [2.0, 0.0, 8.0]
 
 
-def test_scores_say_what_was_tested_and_weigh_as_asked(method: Method, state: Round):
+def test_scores_say_what_was_tested_and_weigh_as_asked(method: Method, state: RoundState):
     scores = evaluate(method, constants(), state, model="global")
-    setting = (scores.model, scores.adapted, scores.population, scores.part, scores.draws)
+    setting = (scores.model, scores.adaptation, scores.population, scores.part, scores.draws)
     assert setting == ("global", "none", "training", "test", None)
     assert scores.rows.tolist() == [1, 2, 1]
     assert scores.mean("rmse") == pytest.approx(10 / 3)
@@ -100,13 +102,13 @@ def worst(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
     return (prediction.mean - y).abs().where(mask, 0).amax(1)
 
 
-def test_a_metric_of_ones_own_stands_beside_the_others(method: Method, state: Round):
+def test_a_metric_of_ones_own_stands_beside_the_others(method: Method, state: RoundState):
     what = {"model": "global", "metrics": {"worst": worst, "rows": lambda p, y, mask: mask.sum(1)}}
     scores = evaluate(method, constants(), state, **what)  # type: ignore[arg-type]
     assert list(scores.values) == ["rmse", "nll", "crps", "worst", "rows"]
     assert scores.values["worst"].tolist() == [2.0, 0.0, 8.0]
     assert scores.values["rows"].tolist() == [1.0, 2.0, 1.0]
-    chunked = evaluate(method, constants(), state, chunk=1, **what)  # type: ignore[arg-type]
+    chunked = evaluate(method, constants(), state, chunk_size=1, **what)  # type: ignore[arg-type]
     toys.assert_same(chunked.values, scores.values)
 
 
@@ -122,7 +124,7 @@ def test_of_many_rows_a_metric_sees_all(monkeypatch):
     torch.testing.assert_close(scores.values["right"], scores.values["accuracy"])
 
 
-def test_a_metric_that_is_nan_for_a_client_is_left_out(method: Method, state: Round):
+def test_a_metric_that_is_nan_for_a_client_is_left_out(method: Method, state: RoundState):
     def odd(prediction: Prediction, y: Tensor, mask: Tensor) -> Tensor:
         return torch.tensor([1.0, math.nan, 1.0])
 
@@ -145,7 +147,7 @@ def test_a_model_without_a_response_is_refused_in_one_line():
             with batch.rows():
                 pyro.factor("density", dist.Normal(mu, 1.0).log_prob(batch.y))
 
-    data = Federation.of({"a": ([[0.0], [0.0]], [1.0, 2.0])})
+    data = Federation.from_arrays({"a": ([[0.0], [0.0]], [1.0, 2.0])})
     method = pvi.hierarchical(program, data, shared="mu", steps=1)
     with pytest.raises(ValueError, match=r"by pyro\.factor, which predicts nothing; expected pyro"):
         evaluate(method, data, first(method, data, 0), part="train")
@@ -155,18 +157,18 @@ def test_testing_changes_nothing_and_does_not_depend_on_chunks():
     data = toys.blobs(held_out=2)
     method = pfedvem.build(toys.net(), lr_base=0.01, head_epochs=2, base_epochs=1)
     state = toys.last(method, data, 2)
-    before = {n: v.clone() for n, v in (state.server | state.private).items()}
+    before = {n: v.clone() for n, v in (state.server | state.client_states).items()}
     for what in (
         {"draws": 3},
         {"model": "global"},
-        {"adapted": "phases"},
-        {"population": "held_out", "adapted": "phases", "draws": 2},
+        {"adaptation": "train"},
+        {"population": "held_out", "adaptation": "train", "draws": 2},
     ):
-        one = evaluate(method, data, state, chunk=1, **what)  # type: ignore[arg-type]
-        all_ = evaluate(method, data, state, chunk=99, **what)  # type: ignore[arg-type]
+        one = evaluate(method, data, state, chunk_size=1, **what)  # type: ignore[arg-type]
+        all_ = evaluate(method, data, state, chunk_size=99, **what)  # type: ignore[arg-type]
         toys.assert_same(one.values, all_.values, rtol=1e-9, atol=1e-9)
         assert torch.equal(one.ids, all_.ids)
-    toys.assert_same(before, state.server | state.private)
+    toys.assert_same(before, state.server | state.client_states)
 
 
 def test_clients_without_test_rows_are_left_out_not_counted_as_zero():
@@ -186,11 +188,11 @@ def test_predictions_of_all_clients_are_those_of_their_batches():
     data, method = toys.blobs(), fedavg.build(toys.net())
     state = toys.last(method, data, 1)
     seen = []
-    for ids, prediction, y, mask in predict(method, data, state, part="train", chunk=5):
+    for ids, prediction, y, mask in predict(method, data, state, part="train", chunk_size=5):
         batch = data.batch(ids)
         assert torch.equal(y, batch.y)
         assert torch.equal(mask, batch.mask)
-        alone = predict_batch(method, *prepared(method, data, state, data.who(ids)), batch)
+        alone = predict_batch(method, *prepared(method, data, state, data.cohort(ids)), batch)
         toys.assert_same(prediction._asdict(), alone._asdict())
         seen += ids.tolist()
     assert sorted(seen) == list(range(12))
@@ -216,7 +218,7 @@ def test_draws_average_probabilities_not_logits():
     net = build("linear", (1,), 1)
     rows = (torch.tensor([0]),), (torch.tensor([1]),)
     data = Federation(torch.ones(2, 1).double(), torch.zeros(2).double(), *rows)
-    method = fedavg.build(net, likelihood=bernoulli, guide=guides.mean_field, scale=2.0)
+    method = fedavg.build(net, likelihood=bernoulli, guide=guides.mean_field, init_scale=2.0)
     local = {"w/w": torch.tensor([[1.0]]).double(), "spread/w": torch.tensor([[2.0]]).double()}
     noise = [torch.Generator().manual_seed(0)]
     found = predict_batch(method, {}, local, data.batch(torch.tensor([0]), "test"), 40_000, noise)
@@ -233,22 +235,27 @@ def test_draws_average_probabilities_not_logits():
     ("what", "message"),
     [
         ({"modle": "global"}, "unknown argument 'modle'; did you mean model?"),
-        ({"adapted": "adapt"}, "adapted is 'adapt'; this method runs nothing before its test"),
-        ({"population": "pooled", "part": "train"}, "'pooled' only unadapted and on test rows"),
+        (
+            {"adaptation": "fine_tune"},
+            "adaptation is 'fine_tune'; this method runs nothing before its test",
+        ),
+        ({"population": "pooled", "part": "train"}, "expected part='test' and adaptation='none'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
-    method: Method, state: Round, what: dict[str, object], message: str
+    method: Method, state: RoundState, what: dict[str, object], message: str
 ):
-    if what == {"adapted": "adapt"}:
+    if what == {"adaptation": "fine_tune"}:
         method = replace(method, adapt=())
     with pytest.raises(ValueError, match=message):
         evaluate(method, constants(), state, **what)  # type: ignore[arg-type]
 
 
-def moments(method: Method, data: Federation, state: Round, ids: Tensor) -> tuple[Tensor, Tensor]:
-    mean = state.private["mu/head.bias"][ids]
-    sd = torch.nn.functional.softplus(state.private["pi/head.bias"][ids])
+def moments(
+    method: Method, data: Federation, state: RoundState, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    mean = state.client_states["mu/head.bias"][ids]
+    sd = torch.nn.functional.softplus(state.client_states["pi/head.bias"][ids])
     return mean, sd
 
 
@@ -265,7 +272,9 @@ def test_posterior_draws_follow_the_guide_client_by_client():
     assert float(error.abs().max()) < 4.5  # 15 numbers, seed fixed
     spread = draws["head.bias"].std(0) / sd - 1
     assert float(spread.abs().max()) < 4.5 / math.sqrt(2 * count)
-    toys.assert_same(draws, posterior(method, data, state, count, ids=ids, chunk=1), atol=1e-12)
+    toys.assert_same(
+        draws, posterior(method, data, state, count, ids=ids, chunk_size=1), atol=1e-12
+    )
 
 
 def test_a_point_posterior_repeats_its_point(blobs: Federation):
@@ -282,12 +291,14 @@ def test_a_point_posterior_repeats_its_point(blobs: Federation):
 def test_what_is_deployed_is_tested_but_does_not_travel_in_training():
     plain = fedavg.build(toys.net(), epochs=1)
 
-    def deploy(server: Tensors, who: Who) -> Tensors:
-        return spread_out(server, len(who.ids))
+    def deploy(server: Tensors, cohort: Cohort) -> Tensors:
+        return spread_out(server, len(cohort.ids))
 
-    def aggregate(server: Tensors, message: Tensors, who: Who, generator: Generator) -> Tensors:
+    def aggregate(
+        server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
         old = {n: v for n, v in server.items() if n.startswith("w/")}
-        return plain.aggregate(server, message, who, generator) | under("server/old", old)
+        return plain.aggregate(server, message, cohort, generator) | under("server/old", old)
 
     def both(received: Tensors, local: Tensors) -> list[Tensors]:
         return [received, received | under("w", role("server/old/w", received))]
@@ -298,7 +309,7 @@ def test_what_is_deployed_is_tested_but_does_not_travel_in_training():
     state = toys.last(method, data, 2)
     before = toys.last(plain, data, 1)
     after = toys.last(plain, data, 2)
-    assert torch.equal(state.down, after.down)
+    assert torch.equal(state.bytes_down, after.bytes_down)
     toys.assert_same(role("server/old", state.server), before.server)
     one = evaluate(method, data, state, model="global").values
     toys.assert_same(one, evaluate(plain, data, after, model="global").values)
@@ -306,12 +317,12 @@ def test_what_is_deployed_is_tested_but_does_not_travel_in_training():
     assert not torch.equal(ensemble["nll"], one["nll"])
 
 
-def test_calibration_gathers_the_rows_of_all_clients(method: Method, state: Round):
+def test_calibration_gathers_the_rows_of_all_clients(method: Method, state: RoundState):
     data = toys.blobs(held_out=4)
     classifier = fedavg.build(toys.net())
     trained = toys.last(classifier, data, 3)
     what = {"model": "global", "population": "held_out"}
-    bins = calibration(classifier, data, trained, **what, chunk=3)
+    bins = calibration(classifier, data, trained, **what, chunk_size=3)
     scores = evaluate(classifier, data, trained, **what)
     assert int(bins.rows.sum()) == 4 * 4
     right = (bins.accuracy * bins.rows).nansum() / bins.rows.sum()
@@ -378,7 +389,7 @@ def test_the_crps_of_other_families_is_drawn_client_by_client(state, draws):
     how = {"model": "global", "draws": draws}
     scores = evaluate(method, data, state, **how)
     assert torch.equal(torch.get_rng_state(), before)
-    alone = evaluate(method, data, state, chunk=1, **how)
+    alone = evaluate(method, data, state, chunk_size=1, **how)
     toys.assert_same(alone.values, scores.values)
     own = scores.predicted.crps.tolist()
     k = torch.arange(60, dtype=torch.float64)

@@ -46,11 +46,11 @@ def coins(width: float, members: int = 0) -> Method:
     views = {"ensemble": ensemble} if members else {"personal": lambda received, local: local}
     return Method(
         init=lambda generator, clients: {},
-        init_client=lambda received, who, generator: {"at": who.ids.to(who.size)},
+        init_client=lambda received, cohort, generator: {"at": cohort.ids.to(cohort.size)},
         model=model,
         guide=guide,
         phases=(Phase((lambda received, local, batch: {"at": local["at"]},)),),
-        aggregate=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, cohort, generator: server,
         views=views,  # type: ignore[arg-type]
     )
 
@@ -135,7 +135,7 @@ def test_chunks_change_nothing(blobs):
     method = pfedvem.build(toys.net(), lr_base=0.01)
     state = toys.last(method, blobs, 1)
     one, all_ = (
-        pyrofl.checks.uncertainty(method, blobs, state, draws=5, chunk=c) for c in (1, None)
+        pyrofl.checks.uncertainty(method, blobs, state, draws=5, chunk_size=c) for c in (1, None)
     )
     toys.assert_same(one.values, all_.values, 1e-9, 1e-12)
 
@@ -171,8 +171,8 @@ def test_strange_rows_are_told_apart_by_each_client():
     ("what", "words"),
     [
         ({"draws": 0}, "draws is 0"),
-        ({"part": "train"}, "unknown argument 'part'; expected one of model, adapted"),
-        ({"chunk": 0}, "chunk is 0; expected a whole number of at least 1"),
+        ({"part": "train"}, "unknown argument 'part'; expected one of model, adaptation"),
+        ({"chunk_size": 0}, "chunk_size is 0; expected a whole number of at least 1"),
         (
             {"x": torch.tensor([[1.0], [1.7e308]], dtype=torch.float64), "draws": None},
             "c: its personal model predicts nan for row 1 of x; expected finite",

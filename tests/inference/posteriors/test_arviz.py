@@ -69,11 +69,11 @@ def method(guide: Program = guide, model: Program = model, shared: str = "mu") -
     one = torch.tensor(1.0, dtype=torch.float64)
     return Method(
         init=lambda generator, clients: {"loc": one},
-        init_client=lambda received, who, generator: {"m": 0.1 * who.ids.to(received["loc"])},
+        init_client=lambda received, cohort, generator: {"m": 0.1 * cohort.ids.to(received["loc"])},
         model=model,
         guide=guide,
         phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
-        aggregate=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, cohort, generator: server,
         metadata=Metadata(
             {shared: SHARED} if shared else {},
             statistics=lambda received, local, batch: {"m": local["m"]},
@@ -268,7 +268,9 @@ def test_an_improper_prior_has_no_draws(blobs: Federation):
 
 def test_the_loss_says_who_trained(blobs: Federation):
     built = pfedvem.build(toys.net(), head_epochs=1, base_epochs=1)
-    fitted = pyrofl.fit(built, blobs, 3, trains=pyrofl.participation.fixed(5), progress=False)
+    fitted = pyrofl.fit(
+        built, blobs, 3, training_clients=pyrofl.participation.fixed(5), progress=False
+    )
     loss = fitted.to_arviz(2)["sample_stats"]["loss"]
     assert loss.dims == ("chain", "round", "client", "step")
     assert loss["step"].values.tolist() == ["mu/* pi/*", "base/*"]
@@ -276,7 +278,7 @@ def test_the_loss_says_who_trained(blobs: Federation):
     ids = fitted.state.trained
     last = fitted.state.loss["base/*"].numpy()
     np.testing.assert_array_equal(loss.sel(round=3, step="base/*").values[0, ids], last)
-    more = pyrofl.fit(built, blobs, 4, start=fitted.state, progress=False)
+    more = pyrofl.fit(built, blobs, 4, resume_from=fitted.state, progress=False)
     assert more.to_arviz(2)["sample_stats"]["round"].values.tolist() == [4]
 
 
@@ -310,8 +312,10 @@ def test_families_that_couple_clients_are_studied_one_by_one():
     auto = from_pyro(AutoMultivariateNormal, schools(), model=model)
     start: Tensors = spread_out(auto.start({}), 3)
 
-    def init_client(received: Tensors, who: pyrofl.data.Who, generator: torch.Generator) -> Tensors:
-        return {n: v[who.ids].to(torch.float64) for n, v in start.items()}
+    def init_client(
+        received: Tensors, cohort: pyrofl.data.Cohort, generator: torch.Generator
+    ) -> Tensors:
+        return {n: v[cohort.ids].to(torch.float64) for n, v in start.items()}
 
     fitted = pyrofl.fit(
         replace(
@@ -326,9 +330,9 @@ def test_families_that_couple_clients_are_studied_one_by_one():
     )
     found = fitted.to_arviz(9, groups=["log_likelihood", "posterior"])
     assert found["log_likelihood"]["y"].shape == (1, 9, 10)
-    with pytest.raises(ValueError, match="couples 3 clients; run with chunk=1"):
+    with pytest.raises(ValueError, match="couples 3 clients; run with chunk_size=1"):
         fitted.to_arviz(9)
-    assert fitted.to_arviz(9, chunk=1)["posterior"]["eta"].shape == (1, 9, 3)
+    assert fitted.to_arviz(9, chunk_size=1)["posterior"]["eta"].shape == (1, 9, 3)
 
 
 def no_numbers(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
@@ -493,7 +497,7 @@ def table(tmp_path: Path, *, classes: bool = False) -> Federation:
         lines.append(f"{'NS'[i % 2]},{rng.normal():.3f},{rng.normal():.3f},{effect}")
     path = tmp_path / "wards.csv"
     path.write_text("\n".join(lines) + "\n")
-    loaded = datasets.load(f"csv:{path}", target="effect", group="ward")
+    loaded = datasets.load(f"csv:{path}", target="effect", client_column="ward")
     return federations.split(loaded, "groups", None, seed=0)
 
 
@@ -565,9 +569,9 @@ def test_it_says_of_which_run_it_is_and_what_made_it_when(tmp_path, monkeypatch)
         assert told["inference_library"] == told["creation_library"] == "pyrofl"
         assert told["inference_library_version"] == version("pyrofl")
         assert before <= datetime.fromisoformat(told["created_at"]) <= datetime.now(UTC)
-        assert (told["method"], told["model"], told["adapted"]) == ("fedavg", "global", "none")
+        assert (told["method"], told["model"], told["adaptation"]) == ("fedavg", "global", "none")
         assert (told["seed"], told["rounds"]) == (7, 2)
-        assert told["verdict"] == str(fitted.verdict)
+        assert told["status"] == str(fitted.status)
         assert told["fitting_time"] == pytest.approx(sum(r.seconds for r in fitted.records))
         assert told["sampling_time"] > 0
     # A method of one's own has no name, and its programs have.
@@ -615,7 +619,7 @@ def test_points_are_there_once_and_stand_still(blobs: Federation):
         assert float(posterior[n].std("draw").max()) == 0  # and not 3e-8
         np.testing.assert_array_equal(posterior[n].values[0, 2], fitted.state.server[f"w/{n}"])
     assert found.attrs["points"] == ", ".join(toys.net().shapes)
-    mine = fitted.to_arviz(7, model="personal", adapted="adapt")["posterior"]["head.bias"]
+    mine = fitted.to_arviz(7, model="personal", adaptation="fine_tune")["posterior"]["head.bias"]
     assert mine.dims[:3] == ("chain", "draw", "client")
     assert float(mine.std("draw").max()) == 0
     assert "points" not in run().to_arviz(7).attrs

@@ -22,7 +22,7 @@ import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.monitoring.status import Verdict
+from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors import corrected
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.proposals import evenly
@@ -83,11 +83,11 @@ def still(guide: object, shared: bool) -> Method:
     one = torch.tensor(1.0, dtype=torch.float64)
     return Method(
         init=lambda generator, clients: {"loc": one},
-        init_client=lambda received, who, generator: {"m": 0.2 * who.ids.to(received["loc"])},
+        init_client=lambda received, cohort, generator: {"m": 0.2 * cohort.ids.to(received["loc"])},
         model=model,
         guide=guide,  # type: ignore[arg-type]
         phases=(Phase((lambda received, local, batch: {"m": local["m"]},)),),
-        aggregate=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, cohort, generator: server,
         metadata=Metadata({"mu": SHARED} if shared else {}),
     )
 
@@ -171,7 +171,7 @@ def by_quadrature() -> tuple[np.ndarray, np.ndarray]:
 def test_hospitals_after_any_number_of_rounds(rounds):
     x, y = (torch.tensor(v, dtype=torch.float64) for v in (CASES[:, None], DEATHS))
     data = federation(x, y, (1,) * 6)
-    method = pvi.hierarchical(programs.hospitals, data, shared="mu tau", draws=32, steps=5)
+    method = pvi.hierarchical(programs.hospitals, data, shared="mu tau", num_particles=32, steps=5)
     run = pyrofl.fit(method, data, rounds, progress=False)
     found = run.to_arviz(DRAWS, corrected=True)
     p, stats = found["posterior"], found["sample_stats"]
@@ -260,7 +260,7 @@ def test_draws_that_need_no_correction_say_so_without_a_warning():
 
 
 def test_advice_suits_the_verdict():
-    moving, done = (Verdict(kind, "", 1) for kind in ("moving", "converged"))
+    moving, done = (ConvergenceStatus(kind, "", 1) for kind in ("not converged", "converged"))
     assert corrected.advice(moving) == "the run has not converged: fit more rounds"
     assert "more rounds will not help" in corrected.advice(done)
 

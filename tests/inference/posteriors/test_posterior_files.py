@@ -28,10 +28,10 @@ def test_the_file_of_a_method_has_these_axes(name, tmp_path):
     run = pyrofl.fit(
         MODULES[name].build(net, **promises.of(name).settings), data, 1, progress=False
     )
-    view, adapted = posterior_view(run)
+    view, adaptation = posterior_view(run)
     dims = {n: net.dims(n) for n in net.shapes}
     path = tmp_path / "posterior.nc"
-    export.save(run.to_arviz(2, dims, model=view, adapted=adapted), path)
+    export.save(run.to_arviz(2, dims, model=view, adaptation=adaptation), path)
     found = export.import_arviz().from_netcdf(path)
 
     promised = promises.of(name)

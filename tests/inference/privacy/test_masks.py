@@ -111,11 +111,11 @@ def test_the_halves_make_the_rounds_of_the_loop(build):
     clients = {n: Client(method, some(DATA, [n]), 5) for n in DATA.names}
     own, keys = masks(DATA.names)
     for state in federate(method, DATA, 2, seed=5, participation=draw):
-        orders = server.orders()
+        orders = server.configure_train()
         asked = [n for n, order in orders.items() if bool(order["reports"].all())]
         mine = {n: keys[n] for n in asked}
         replies = {n: own[n].mask(clients[n].train(o), mine) for n, o in orders.items()}
-        found = server.take(unmask(replies, asked))
+        found = server.aggregate_train(unmask(replies, asked))
         assert not found.rejected
         toys.assert_same(found.server, state.server, rtol=1e-7, atol=1e-8)
 

@@ -61,7 +61,7 @@ numbers = st.floats(-1e6, 1e6, width=32)
 def test_clipping_bounds_exactly_and_leaves_alone_what_is_small(rows, dtype):
     value = torch.tensor(rows, dtype=dtype)
     sent = {"sum/a": value[:, :2], "sum/b": value[:, 2]}
-    found = Bounds(Privacy(clip=3.0, noise=1.0)).clipped(sent)
+    found = Bounds(Privacy(clip=3.0, noise_multiplier=1.0)).clipped(sent)
     before, after = (total({n: v.double().square() for n, v in t.items()}) for t in (sent, found))
     assert (after <= 9.0).all()
     for c in (before <= 9.0).nonzero().flatten():
@@ -70,7 +70,7 @@ def test_clipping_bounds_exactly_and_leaves_alone_what_is_small(rows, dtype):
 
 
 def test_weights_are_bounded_with_what_they_weigh():
-    bounds = Bounds(Privacy(clip=100.0, noise=1.0))
+    bounds = Bounds(Privacy(clip=100.0, noise_multiplier=1.0))
     sent = {"weight/0": torch.tensor([4.0, 0.5]), "sum/a": torch.tensor([[8.0], [1.0]])}
     found = bounds.clipped(sent)
     assert found["weight/0"][0] <= 1
@@ -80,14 +80,14 @@ def test_weights_are_bounded_with_what_they_weigh():
 
 def test_what_is_not_finite_adds_nothing():
     sent = {"sum/a": torch.tensor([[1.0, torch.nan], [torch.inf, 0.0], [1.0, 2.0]])}
-    found = Bounds(Privacy(clip=9.0, noise=1.0)).clipped(sent)["sum/a"]
+    found = Bounds(Privacy(clip=9.0, noise_multiplier=1.0)).clipped(sent)["sum/a"]
     assert found.tolist() == [[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]
 
 
 @pytest.mark.parametrize("where", ["server", "client"])
 def test_another_client_moves_the_sum_by_twice_the_clip_at_most(where):
     """Whatever its rows are, and however many."""
-    privacy = Privacy(clip=0.3, noise=FAINT, where=where)
+    privacy = Privacy(clip=0.3, noise_multiplier=FAINT, where=where)
     other = replace(DATA, x=torch.where(torch.arange(len(DATA.x))[:, None] < 3, 1e4, DATA.x))
     fewer = replace(DATA, train=(*DATA.train[:-1], DATA.train[-1][:1]))
     usual = server(privacy)
@@ -99,30 +99,34 @@ def test_another_client_moves_the_sum_by_twice_the_clip_at_most(where):
 
 @pytest.mark.parametrize(("where", "times"), [("server", 1), ("client", len(SIZES) ** 0.5)])
 def test_the_error_of_the_mean_is_the_stated_noise(where, times):
-    calm = server(Privacy(clip=0.5, noise=FAINT, where=where))
-    noisy = (server(Privacy(clip=0.5, noise=2.0, where=where, seed=s)) for s in range(8))
+    calm = server(Privacy(clip=0.5, noise_multiplier=FAINT, where=where))
+    noisy = (server(Privacy(clip=0.5, noise_multiplier=2.0, where=where, seed=s)) for s in range(8))
     stated = 2.0 * 0.5 * times / len(SIZES)
     assert_normal(torch.cat([gap(one, calm) for one in noisy]) / stated)
 
 
 def test_weights_that_clients_tell_have_noise_too():
     """Both parts then have 2^1/2 times the noise, which together is worth what one part has."""
-    bounds, none = Bounds(Privacy(clip=5.0, noise=3.0)), torch.zeros(400).double()
+    bounds, none = Bounds(Privacy(clip=5.0, noise_multiplier=3.0)), torch.zeros(400).double()
     found = bounds.noisy({"weight/0": none, "sum/a": none}, generator(0))
     assert_normal(found["weight/0"] / (3 * 2**0.5))
     assert_normal(found["sum/a"] / (3 * 2**0.5 * 5))
     assert_normal(bounds.noisy({"sum/a": none}, generator(0))["sum/a"] / 15)
-    sent = next(federate(pfedvem.build(toys.net()), DATA, 1, privacy=Privacy(clip=1.0, noise=1.0)))
+    sent = next(
+        federate(
+            pfedvem.build(toys.net()), DATA, 1, privacy=Privacy(clip=1.0, noise_multiplier=1.0)
+        )
+    )
     assert sorted(n for n in sent.message if n.startswith("weight")) == ["weight/0"]
 
 
 def test_noise_depends_on_both_seeds_the_round_and_the_client():
-    base = Privacy(clip=1.0, noise=1.0, seed=0)
+    base = Privacy(clip=1.0, noise_multiplier=1.0, seed=0)
     toys.assert_same(server(base), server(base))
     assert gap(server(base), server(replace(base, seed=1))).norm() > 0.1
     assert gap(server(base), server(base, seed=1)).norm() > 0.1
     two = list(federate(PLAIN, DATA, 2, privacy=base))
-    again = next(federate(PLAIN, DATA, 2, privacy=base, start=two[0]))
+    again = next(federate(PLAIN, DATA, 2, privacy=base, resume_from=two[0]))
     toys.assert_same(two[1].server, again.server)
     bounds, same = Bounds(replace(base, where="client")), torch.zeros(3, 5)
     sources = [generator(c) for c in range(3)]
@@ -133,8 +137,8 @@ def test_noise_depends_on_both_seeds_the_round_and_the_client():
 @pytest.mark.parametrize(("where", "times"), [("server", 1), ("client", len(SIZES) ** 0.5)])
 def test_noise_without_a_seed_cannot_be_repeated(where, times):
     """It has the stated law, and two runs with equal seeds have independent noise."""
-    calm = server(Privacy(clip=0.5, noise=FAINT, where=where))
-    privacy = Privacy(clip=0.5, noise=2.0, where=where)
+    calm = server(Privacy(clip=0.5, noise_multiplier=FAINT, where=where))
+    privacy = Privacy(clip=0.5, noise_multiplier=2.0, where=where)
     noise = [gap(server(privacy), calm) * len(SIZES) / times for _ in range(8)]
     assert_normal(torch.cat(noise))
     assert_normal((noise[0] - noise[1]) / 2**0.5)
@@ -142,7 +146,10 @@ def test_noise_without_a_seed_cannot_be_repeated(where, times):
 
 
 def test_a_seeded_run_is_called_not_private():
-    secret, open_ = Privacy(clip=1.0, noise=2.0), Privacy(clip=1.0, noise=2.0, seed=7)
+    secret, open_ = (
+        Privacy(clip=1.0, noise_multiplier=2.0),
+        Privacy(clip=1.0, noise_multiplier=2.0, seed=7),
+    )
     runs = [pyrofl.fit(PLAIN, DATA, 1, privacy=p, progress=False) for p in (secret, open_)]
     assert [run.privacy.seeded for run in runs] == [False, True]
     assert "not private" not in str(runs[0].privacy)
@@ -153,25 +160,25 @@ def test_a_seeded_run_is_called_not_private():
 
 def test_a_client_gives_one_noisy_reply_in_a_round(tmp_path):
     """Replies to repeated requests with new noise could be averaged."""
-    method = private(PLAIN, Privacy(clip=1.0, noise=1.0, where="client"), len(SIZES))
+    method = private(PLAIN, Privacy(clip=1.0, noise_multiplier=1.0, where="client"), len(SIZES))
     there = Server(method, DATA.names, DATA.sizes, DATA.dtype)
     both = {"here": list(DATA.names[:2]), **{n: [n] for n in DATA.names[2:]}}
-    orders = there.orders(both)
+    orders = there.configure_train(both)
     mine = some(DATA, DATA.names[:2])
     replies = [Client(method, mine, state=tmp_path).train(orders["here"]) for _ in range(2)]
     toys.assert_same(*({n: r[n] for n in r if n.startswith("up/")} for r in replies))
-    alone = there.orders()[DATA.names[0]]
+    alone = there.configure_train()[DATA.names[0]]
     told = "client 0: a noisy reply of round 1 was sent already; expected a request for a later"
     with pytest.raises(ValueError, match=f"^{told}"):
         Client(method, mine, state=tmp_path).train(alone)
-    there.take({"here": replies[0]})
-    after = Client(method, mine, state=tmp_path).train(there.orders(both)["here"])
+    there.aggregate_train({"here": replies[0]})
+    after = Client(method, mine, state=tmp_path).train(there.configure_train(both)["here"])
     assert after["round"] == 2
 
 
 def test_the_sum_is_divided_by_how_many_were_expected():
     """Not by who came, which would tell."""
-    privacy, draw = Privacy(clip=1e6, noise=FAINT), bernoulli(0.5, least=1)
+    privacy, draw = Privacy(clip=1e6, noise_multiplier=FAINT), bernoulli(0.5, min_clients=1)
     state = next(federate(PLAIN, DATA, 1, privacy=privacy, participation=draw, seed=3))
     start = contract.first(PLAIN, DATA, 3).server
     for n, v in start.items():
@@ -180,19 +187,19 @@ def test_the_sum_is_divided_by_how_many_were_expected():
 
 
 def test_messages_may_be_folded():
-    privacy = Privacy(clip=1.0, noise=1.0, seed=0)
-    folded = server(privacy, chunk=2, keep_messages=False)
+    privacy = Privacy(clip=1.0, noise_multiplier=1.0, seed=0)
+    folded = server(privacy, chunk_size=2, keep_messages=False)
     toys.assert_same(folded, server(privacy), terms=TRAINED)
 
 
 def test_halves_make_the_noise_of_the_loop_and_tell_no_loss():
-    privacy = Privacy(clip=1.0, noise=1.0, where="client", seed=0)
+    privacy = Privacy(clip=1.0, noise_multiplier=1.0, where="client", seed=0)
     method = private(PLAIN, privacy, len(SIZES))
     there = Server(method, DATA.names, DATA.sizes, DATA.dtype, 5)
     here = {n: Client(method, some(DATA, [n]), 5) for n in DATA.names}
-    replies = {n: here[n].train(order) for n, order in there.orders().items()}
+    replies = {n: here[n].train(order) for n, order in there.configure_train().items()}
     assert not [n for reply in replies.values() for n in reply if n.startswith(("loss", "begun"))]
-    found = there.take(replies)
+    found = there.aggregate_train(replies)
     assert not found.rejected
     toys.assert_same(found.server, server(privacy, seed=5), terms=TRAINED)
 
@@ -200,7 +207,7 @@ def test_halves_make_the_noise_of_the_loop_and_tell_no_loss():
 @pytest.mark.parametrize("name", ["pfedmb", "ifca", "fedpop", "fedabml", "scaffold", "fedopt"])
 def test_methods_of_sums_run(name):
     for where in ("server", "client"):
-        privacy = Privacy(clip=0.1, noise=0.1, where=where, most=10.0)
+        privacy = Privacy(clip=0.1, noise_multiplier=0.1, where=where, max_weight=10.0)
         run = pyrofl.fit(contract.built(name), DATA, 2, privacy=privacy, progress=False)
         assert not run.state.rejected
 
@@ -224,7 +231,7 @@ def conjugate() -> tuple[Any, Federation]:
 def test_pvi_adds_noise_to_the_change_of_each_factor():
     method, data = conjugate()
     exact = next(federate(method, data, 1)).server
-    quiet = Privacy(clip=1e4, noise=1e-5, where="client")
+    quiet = Privacy(clip=1e4, noise_multiplier=1e-5, where="client")
     noise: list[torch.Tensor] = []
     for seed in range(12):
         found = server(replace(quiet, seed=seed), method, data)
@@ -241,7 +248,7 @@ def test_pvi_adds_noise_to_the_change_of_each_factor():
 def test_pvi_clips_the_change_of_a_factor():
     method, data = conjugate()
     start = contract.first(method, data, 0).server
-    found = server(Privacy(clip=0.5, noise=FAINT, where="client"), method, data)
+    found = server(Privacy(clip=0.5, noise_multiplier=FAINT, where="client"), method, data)
     change = {n: found[f"server/{n}"] - start[f"server/{n}"] for n in ("shift", "precision")}
     moved = total({n: v.square() for n, v in change.items()}).sqrt()
     torch.testing.assert_close(moved, torch.full((3,), 0.5).double(), atol=1e-9, rtol=0)
@@ -257,22 +264,22 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_of_another_kind_are_refused_by_name(name):
     with pytest.raises(ValueError, match=REFUSED[name]):
-        federate(contract.built(name), DATA, 1, privacy=Privacy(clip=1.0, noise=1.0))
+        federate(contract.built(name), DATA, 1, privacy=Privacy(clip=1.0, noise_multiplier=1.0))
 
 
 def test_draws_of_unknown_chances_are_refused():
     def mine(generator: torch.Generator, clients: int) -> torch.Tensor:
         return torch.arange(2)
 
-    usual = Privacy(clip=1.0, noise=1.0)
+    usual = Privacy(clip=1.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match=r"^participation is mine, whose chances are not known; "):
         federate(PLAIN, DATA, 1, privacy=usual, participation=mine)
 
 
 def test_a_promise_is_for_one_method_and_so_many_clients():
-    made = private(PLAIN, Privacy(clip=1.0, noise=1.0), 7)
+    made = private(PLAIN, Privacy(clip=1.0, noise_multiplier=1.0), 7)
     with pytest.raises(ValueError, match=r"^fedavg: it is private already; expected"):
-        private(made, Privacy(clip=1.0, noise=1.0), 7)
+        private(made, Privacy(clip=1.0, noise_multiplier=1.0), 7)
     run = pyrofl.fit(made, DATA, 1, progress=False)
     with pytest.raises(
         ValueError, match=r"^the method was made private for 7 clients, and 6 train"
@@ -288,30 +295,37 @@ def spent(draw: Any, rounds: int, clients: int = 1000, delta: float = 1e-5, **ho
 
 def test_epsilon_is_that_of_the_library():
     # Its own test says: this multiplier gives exactly (1, 1e-6); of coarser orders a bit more.
-    assert spent(everyone, 1, noise=4.530877117, delta=1e-6).epsilon == pytest.approx(1, rel=5e-3)
+    assert spent(everyone, 1, noise_multiplier=4.530877117, delta=1e-6).epsilon == pytest.approx(
+        1, rel=5e-3
+    )
     gaussian = accounting.GaussianDpEvent
     poisson = rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation(3))
     poisson.compose(accounting.PoissonSampledDpEvent(0.1, gaussian(1.1)), 30)
-    assert spent(bernoulli(0.1, least=0), 30, noise=1.1).epsilon == poisson.get_epsilon(1e-5)
+    assert spent(
+        bernoulli(0.1, min_clients=0), 30, noise_multiplier=1.1
+    ).epsilon == poisson.get_epsilon(1e-5)
     without = rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation(2))
     without.compose(accounting.SampledWithoutReplacementDpEvent(1000, 10, gaussian(2.0)), 30)
     for draw in (fixed(10), fraction(0.01)):
-        assert spent(draw, 30, noise=4.0).epsilon == without.get_epsilon(1e-5)
+        assert spent(draw, 30, noise_multiplier=4.0).epsilon == without.get_epsilon(1e-5)
 
 
 def test_epsilon_of_a_bound_that_does_not_hold_is_not_told():
     """A draw repeated until there are two is no Poisson sample: how likely that is costs delta."""
-    few, plain = spent(bernoulli(0.5), 3, 6, noise=1.1), spent(everyone, 3, 6, noise=1.1)
+    few, plain = (
+        spent(bernoulli(0.5), 3, 6, noise_multiplier=1.1),
+        spent(everyone, 3, 6, noise_multiplier=1.1),
+    )
     assert few.epsilon == plain.epsilon
     assert few.bound.startswith("Gaussian")
-    exact, more = (spent(bernoulli(0.1, n), 30, noise=1.1).epsilon for n in (0, 2))
+    exact, more = (spent(bernoulli(0.1, n), 30, noise_multiplier=1.1).epsilon for n in (0, 2))
     assert exact <= more < 1.0001 * exact
-    local = spent(bernoulli(0.1), 30, noise=1.1, where="client")
+    local = spent(bernoulli(0.1), 30, noise_multiplier=1.1, where="client")
     assert local.epsilon > 5 * more  # the server knows whose message it is
 
 
 def test_a_run_tells_what_it_has_spent():
-    privacy = Privacy(clip=1.0, noise=2.0)
+    privacy = Privacy(clip=1.0, noise_multiplier=2.0)
     run = pyrofl.fit(PLAIN, DATA, 2, privacy=privacy, participation=fixed(3), progress=False)
     found = run.privacy
     assert found

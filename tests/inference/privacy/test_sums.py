@@ -42,7 +42,7 @@ def test_sums_are_all_that_a_server_needs(name):
 
 def test_sums_may_be_folded():
     method = contract.built("pfedvem")
-    assert_near(summed(method), method, chunk=2, keep_messages=False)
+    assert_near(summed(method), method, chunk_size=2, keep_messages=False)
 
 
 def test_sums_about_what_a_client_has_received():

@@ -15,7 +15,7 @@ from promises import others_slow
 from torch import Tensor, nn
 
 from pyrofl.data import Batch
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.optim import Optim, adam, sgd
@@ -34,7 +34,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fedavg": lambda: fedavg.build(toys.net(), batch=4),
     "map": lambda: fedavg.build(toys.net(), batch=4, prior=fixed()),
     "full": lambda: fedavg.build(toys.net(), batch=None, epochs=12),
-    "mean field": lambda: fedavg.build(toys.net(), batch=4, guide=guides.mean_field, draws=3),
+    "mean field": lambda: fedavg.build(
+        toys.net(), batch=4, guide=guides.mean_field, num_particles=3
+    ),
     "cnn": lambda: fedavg.build(toys.net("softmax"), batch=4),
     "no momentum": lambda: local.build(toys.net(), batch=4, momentum=0.0),
     "fedper": lambda: fedper.build(toys.net(), batch=4),
@@ -77,15 +79,15 @@ def as_written(monkeypatch) -> None:
     RECORDINGS.found.clear()
 
 
-@pytest.mark.parametrize("chunk", others_slow([None, 1], [None]))
+@pytest.mark.parametrize("chunk_size", others_slow([None, 1], [None]))
 @pytest.mark.parametrize("name", METHODS)
-def test_the_bits_are_those_of_steps_as_written(name, chunk, monkeypatch):
+def test_the_bits_are_those_of_steps_as_written(name, chunk_size, monkeypatch):
     method, data = METHODS[name](), toys.blobs()
-    quick = list(federate(method, data, 2, chunk=chunk))
+    quick = list(federate(method, data, 2, chunk_size=chunk_size))
     assert made()
     assert not any(r.reason for r in RECORDINGS.found.values())
     as_written(monkeypatch)
-    for one, other in zip(quick, federate(method, data, 2, chunk=chunk), strict=True):
+    for one, other in zip(quick, federate(method, data, 2, chunk_size=chunk_size), strict=True):
         toys.assert_same_round(one, other, rtol=0, atol=0)
 
 
@@ -205,13 +207,13 @@ def test_first_steps_are_made_by_recordings_too(monkeypatch):
     method, data = METHODS["fedavg"](), toys.blobs()
     first = [step for step in federate(method, data, 3)][-1]
     written = counted(monkeypatch)
-    again = next(federate(method, data, 4, start=first))
+    again = next(federate(method, data, 4, resume_from=first))
     assert not written
     as_written(monkeypatch)
-    other = next(federate(method, data, 4, start=first))
+    other = next(federate(method, data, 4, resume_from=first))
     assert written
     toys.assert_same_round(again, other, rtol=0, atol=0)
-    assert torch.equal(again.begun["w/*"], other.begun["w/*"])
+    assert torch.equal(again.first_loss["w/*"], other.first_loss["w/*"])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedvem", "ditto"])
@@ -232,7 +234,7 @@ def test_many_steps_ahead_are_recorded_at_once(monkeypatch):
     assert len(written) == 3  # the first, and two beside the code
     written.clear()
     known = code._generated.cache_info().misses
-    next(federate(method, data, 1, check=False, chunk=1))  # another shape of the same code
+    next(federate(method, data, 1, check=False, chunk_size=1))  # another shape of the same code
     assert len(written) == 1  # the first is as all others now, and one check is enough
     assert code._generated.cache_info().misses == known
 
@@ -256,7 +258,7 @@ def test_a_run_goes_on_with_the_same_bits_whatever_was_recorded(monkeypatch):
     *_, whole = federate(method, data, 3)
     *_, half = federate(method, data, 1)
     RECORDINGS.found.clear()
-    *_, again = federate(method, data, 3, start=half)
+    *_, again = federate(method, data, 3, resume_from=half)
     toys.assert_same_round(again, whole, rtol=0, atol=0)
 
 
@@ -326,7 +328,7 @@ def test_programs_of_users_are_recorded_and_compared_again_in_every_phase(monkey
 
     own, data = replace(method, model=model), toys.blobs()
 
-    def rounds() -> list[Round]:
+    def rounds() -> list[RoundState]:
         factor[0] = 1.0
         states = federate(own, data, 3, check=False)
         first = next(states)
@@ -346,7 +348,7 @@ def test_other_optimisers_are_recorded_from_their_first_step_on(optim, monkeypat
     method, data = with_optimiser(METHODS["fedavg"](), optim), toys.blobs()
     quick = list(federate(method, data, 3))
     written = counted(monkeypatch)
-    quick += federate(method, data, 4, start=quick[-1])
+    quick += federate(method, data, 4, resume_from=quick[-1])
     assert not written
     as_written(monkeypatch)
     for one, other in zip(quick, federate(method, data, 4), strict=True):
@@ -487,7 +489,7 @@ PLACES = ("attribute", "slots", "iterator", "variable", "global", "dictionary", 
 
 @pytest.mark.parametrize("where", PLACES)
 def test_what_counts_in_python_is_made_as_written(where, monkeypatch):
-    def rounds() -> list[Round]:
+    def rounds() -> list[RoundState]:
         global CALLS
         CALLS = 0
         return list(federate(counting(where), toys.blobs(), 2, check=False))

@@ -236,7 +236,7 @@ def test_a_methods_model_reads_the_round():
         model=around,
         guide=around,
         phases=(),
-        aggregate=lambda server, message, who, generator: server,
+        aggregate=lambda server, message, cohort, generator: server,
     )
     state = next(pyrofl.federate(method, data, 1, check=False))  # nothing is trained
     found = reference.nuts(method, data, 200, 100, 1, state=state, jit=True)
@@ -267,7 +267,7 @@ def normal(mean: float, sd: float, seed: int, clients: tuple[str, ...] = ("a", "
 
 
 def test_cost_of_a_shift_and_of_a_spread():
-    table = reference.cost(normal(1.0, 3.0, 0), normal(0.0, 2.0, 1))
+    table = reference.compare_posteriors(normal(1.0, 3.0, 0), normal(0.0, 2.0, 1))
     assert table.index.tolist() == ["w[a]", "w[b]", "m"]
     # Standard errors: 1.8 / 8000^0.5 = 0.02.
     assert table["difference"].to_numpy() == pytest.approx([0.5] * 3, abs=0.08)
@@ -288,14 +288,14 @@ def test_cost_tells_which_difference_is_noise():
     for t in range(1, 4000):
         walk[:, t] = 0.9 * walk[:, t - 1] + 0.19**0.5 * g.standard_normal(2)
     slow = inference_data({"posterior": {"m": walk}}, {"m": ("chain", "draw")}, {})
-    (error,) = reference.cost(normal(0.0, 1.0, 1), slow)["error"]
+    (error,) = reference.compare_posteriors(normal(0.0, 1.0, 1), slow)["error"]
     assert error == pytest.approx((1 / 8000 + 19 / 8000) ** 0.5, rel=0.2)
-    (error, *_) = reference.cost(normal(0.0, 1.0, 1), normal(0.0, 1.0, 2))["error"]
+    (error, *_) = reference.compare_posteriors(normal(0.0, 1.0, 1), normal(0.0, 1.0, 2))["error"]
     assert error == pytest.approx((2 / 8000) ** 0.5, rel=0.1)
 
 
 def test_cost_of_nothing_is_small():
-    table = reference.cost(normal(1.0, 3.0, 0), normal(1.0, 3.0, 1))
+    table = reference.compare_posteriors(normal(1.0, 3.0, 0), normal(1.0, 3.0, 1))
     assert table["difference"].abs().max() < 0.06
     assert table["energy"].max() < 0.1
 
@@ -303,16 +303,16 @@ def test_cost_of_nothing_is_small():
 def test_runs_are_compared_as_they_are():
     """A run beside itself, drawn from with another seed, and what is no posterior."""
     data = federation()
-    method = pvi.hierarchical(hierarchy, data, shared="mu", damping=1.0, draws=8, steps=6)
+    method = pvi.hierarchical(hierarchy, data, shared="mu", damping=1.0, num_particles=8, steps=6)
     run = pyrofl.fit(method, data, 2, progress=False)
-    table = reference.cost(run, run.copy(seed=1), draws=2000)
+    table = reference.compare_posteriors(run, run.copy(seed=1), draws=2000)
     assert (table["difference"].abs() < 4 * table["error"]).all()
-    drawn = reference.cost(run.to_arviz(2000), run.copy(seed=1).to_arviz(2000))
+    drawn = reference.compare_posteriors(run.to_arviz(2000), run.copy(seed=1).to_arviz(2000))
     assert table.equals(drawn)
     with pytest.raises(ValueError, match="found is a Method; expected a Run, or what"):
-        reference.cost(run, method)
+        reference.compare_posteriors(run, method)
     with pytest.raises(ValueError, match="draws is 0; expected a whole number of at least 1"):
-        reference.cost(run, run, draws=0)
+        reference.compare_posteriors(run, run, draws=0)
 
 
 @pytest.mark.parametrize(
@@ -339,10 +339,10 @@ def test_refuses():
     with pytest.raises(ValueError, match="the prior of 'theta' differs between clients"):
         reference.nuts(hierarchy, data, 5, 5, 1, shared="theta", jit=False)
     with pytest.raises(ValueError, match="expected the same labels"):
-        reference.cost(normal(0, 1, 0), normal(0, 1, 1, ("a", "c")))
+        reference.compare_posteriors(normal(0, 1, 0), normal(0, 1, 1, ("a", "c")))
     other = inference_data({"posterior": {"v": np.zeros((1, 9))}}, {"v": ("chain", "draw")}, {})
     with pytest.raises(ValueError, match="variables are w, m and v; expected at least one"):
-        reference.cost(normal(0, 1, 0), other)
+        reference.compare_posteriors(normal(0, 1, 0), other)
 
 
 def test_latents_of_rows_and_of_own_plates_have_a_place_for_each():

@@ -46,4 +46,4 @@ def test_likelihoods_of_outputs_alone_are_found():
     x = torch.rand(3, toys.FEATURES, dtype=torch.float64)
     assert ignores_rows(likelihoods.categorical, toys.net(), x)
     assert not ignores_rows(noisy, toys.net(), x)
-    assert not ignores_rows(likelihoods.measured, toys.net("softmax"), x)
+    assert not ignores_rows(likelihoods.normal_known_sd, toys.net("softmax"), x)

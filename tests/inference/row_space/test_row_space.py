@@ -65,7 +65,7 @@ def short(method: Method) -> bool:
     """Say whether a phase of the method is cut short in the space of rows."""
     data = toys.blobs()
     received, private = client_inputs(
-        method, data, first(method, data, 0), data.who(torch.arange(12)), 0
+        method, data, first(method, data, 0), data.cohort(torch.arange(12)), 0
     )
     return any(
         with_few_rows(method, phase, received, private | received, data) for phase in method.phases
@@ -96,18 +96,18 @@ WAYS = [(name, 5, 0) for name in TAKEN]
 WAYS += [(name, *way) for name in ("fedavg", "pfedme") for way in ((None, 2000), (1, 0))]
 
 
-@pytest.mark.parametrize(("name", "chunk", "worth"), others_slow(WAYS, WAYS[::4]))
-def test_the_same_steps_are_made(name, chunk, worth, always, monkeypatch):
+@pytest.mark.parametrize(("name", "chunk_size", "worth"), others_slow(WAYS, WAYS[::4]))
+def test_the_same_steps_are_made(name, chunk_size, worth, always, monkeypatch):
     monkeypatch.setattr(schedules, "WORTH", worth)  # 0: a group for every size
     monkeypatch.setattr(training, "WORTH_SHORT", worth)
     method, data = TAKEN[name](toys.net("mlp:7,6"), batch=4), toys.blobs()
-    who = bernoulli(0.5)
-    one = list(federate(method, data, 2, participation=who, chunk=chunk))
+    cohort = bernoulli(0.5)
+    one = list(federate(method, data, 2, participation=cohort, chunk_size=chunk_size))
     assert max(always) == max(toys.SIZES)
     assert 40 in always, "the longest client must have been trained in the space of its rows"
     monkeypatch.setattr(rewriting, "ENABLED", False)
     always.clear()
-    other = federate(method, data, 2, participation=who, chunk=chunk)
+    other = federate(method, data, 2, participation=cohort, chunk_size=chunk_size)
     for short, long in zip(one, other, strict=True):
         toys.assert_same_round(short, long, rtol=1e-9, atol=1e-11)
     assert not always
@@ -184,7 +184,7 @@ def test_fine_tuning_makes_the_same_steps(always):
     plain = without(method)
     for population in ("training", "held_out"):
         short, long = (
-            evaluate(m, data, state, adapted="adapt", population=population)
+            evaluate(m, data, state, adaptation="fine_tune", population=population)
             for m in (method, plain)
         )
         assert always
@@ -240,7 +240,7 @@ def optimised_by_adam(method: Method) -> Method:
         lambda: seen_otherwise(ditto.build(toys.net())),
         lambda: fedavg.build(toys.net(), guide=guides.mean_field),
         lambda: fedavg.build(toys.net("softmax")),
-        lambda: pfedvem.build(toys.net(), head="*", scale=0.1),
+        lambda: pfedvem.build(toys.net(), head="*", init_scale=0.1),
         lambda: pfedvem.build(toys.net(), head="fc1.*"),
         lambda: optimised_by_adam(fedavg.build(toys.net())),
     ],
@@ -249,7 +249,7 @@ def optimised_by_adam(method: Method) -> Method:
 def test_where_the_steps_would_differ_none_is_cut_short(make: Callable[[], Method], always):
     method = make()
     assert not short(method)
-    state = next(federate(method, toys.blobs(), 1, chunk=4))
+    state = next(federate(method, toys.blobs(), 1, chunk_size=4))
     assert not always
     assert not state.rejected
 
@@ -296,7 +296,7 @@ def test_networks_that_compute_something_else_are_never_cut(always):
     heads, whole = pfedvem.build(Tripled(layers)), Tripled(layers)
     whole.split = lambda names: None
     found, expected = (next(federate(m, toys.blobs(), 1)) for m in (heads, pfedvem.build(whole)))
-    toys.assert_same(found.private, expected.private)
+    toys.assert_same(found.client_states, expected.client_states)
     assert not torch.equal(states[0].server["w/fc1.weight"], states[2].server["w/fc1.weight"])
 
 
@@ -304,7 +304,7 @@ def test_nothing_of_it_stays_or_travels(always):
     method = fedavg.build(toys.net(), batch=4)
     method = replace(method, upload=lambda received, local: dict(local))
     for chunk in (None, 4):
-        state = next(federate(method, toys.blobs(), 1, chunk=chunk))
+        state = next(federate(method, toys.blobs(), 1, chunk_size=chunk))
         assert not state.rejected
         assert state.message.keys() == state.server.keys()
     assert always
@@ -313,12 +313,12 @@ def test_nothing_of_it_stays_or_travels(always):
 def test_private_state_stays_whatever_its_name(always):
     method = fedavg.build(toys.net(), batch=4)
 
-    def init_client(received, who, generator):
-        return {"rows/own": who.ids[:, None].double()}
+    def init_client(received, cohort, generator):
+        return {"rows/own": cohort.ids[:, None].double()}
 
     state = next(federate(replace(method, init_client=init_client), toys.blobs(), 1))
-    assert state.private.keys() == {"rows/own"}
-    assert state.private["rows/own"][:, 0].tolist() == list(range(12))
+    assert state.client_states.keys() == {"rows/own"}
+    assert state.client_states["rows/own"][:, 0].tolist() == list(range(12))
     assert always
 
 
@@ -345,8 +345,8 @@ def test_who_replaces_a_part_gets_what_is_asked_for(always):
     assert short(replace(method, phases=(replace(phase, epochs=1, batch=2),)))
 
 
-@pytest.mark.parametrize("chunk", [1, 3, None])
-def test_every_client_takes_its_own_way_whoever_is_beside_it(chunk, always, monkeypatch):
+@pytest.mark.parametrize("chunk_size", [1, 3, None])
+def test_every_client_takes_its_own_way_whoever_is_beside_it(chunk_size, always, monkeypatch):
     monkeypatch.setattr(rewriting, "most_rows", lambda *_: 10)
     begun: list[list[int]] = []
     begin = layers.InRows.begin
@@ -358,7 +358,8 @@ def test_every_client_takes_its_own_way_whoever_is_beside_it(chunk, always, monk
     monkeypatch.setattr(layers.InRows, "begin", counted)
     method, data = fedavg.build(toys.net(), batch=4), toys.blobs()
     one, other = (
-        next(federate(m, data, 1, chunk=chunk, check=False)) for m in (method, without(method))
+        next(federate(m, data, 1, chunk_size=chunk_size, check=False))
+        for m in (method, without(method))
     )
     toys.assert_same_round(one, other, rtol=1e-8, atol=1e-10)
     assert sorted(n for some in begun for n in some) == sorted(n for n in toys.SIZES if n <= 10)

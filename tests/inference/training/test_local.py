@@ -36,11 +36,11 @@ def together(
     method: Method, data: Federation, ids: list[int], phases: tuple[Phase, ...] | None = None
 ) -> tuple[Tensors, Tensors]:
     """Train some clients from the same random weights."""
-    who = toys.who(data, *ids)
+    cohort = toys.who(data, *ids)
     start = under("w", toys.net().init(generator(9)))
     received = {n: v.to(data.dtype) for n, v in spread_out(start, len(ids)).items()}
     local, loss, *_ = train(
-        method, received, dict(received), data, who, seed=SEED, number=NUMBER, phases=phases
+        method, received, dict(received), data, cohort, seed=SEED, number=NUMBER, phases=phases
     )
     return local, loss
 
@@ -109,7 +109,7 @@ def test_one_client_of_one_row_is_sgd_to_the_last_bit():
     method = fedavg.build(
         Network(Exact()), likelihood=toys.half_square, epochs=7, batch=1, lr=0.1, momentum=0.9
     )
-    *_, state = federate(method, data, 1, seed=SEED, server={"w/w": torch.tensor([0.2])})
+    *_, state = federate(method, data, 1, seed=SEED, server_state={"w/w": torch.tensor([0.2])})
     w = torch.tensor([0.2], requires_grad=True)
     optimiser = torch.optim.SGD([w], lr=0.1, momentum=0.9)
     order = stream(SEED, Stream.ORDER, 0, data.names[0])
@@ -139,7 +139,7 @@ def test_gradients_may_lie_in_memory_as_they_like():
     method = replace(fedavg.build(net), phases=(Phase((step,), epochs=9),))
     w = torch.randn(3, 3, generator=generator(5))
     received = {"w/weight": w.expand(2, 3, 3)}
-    local, *_ = train(method, received, received, data, data.who(torch.arange(2)), **AT)
+    local, *_ = train(method, received, received, data, data.cohort(torch.arange(2)), **AT)
     expected, speed = w.expand(2, 3, 3).clone(), torch.zeros(2, 3, 3)
     for _ in range(9):
         speed = 0.9 * speed + expected - target
@@ -171,7 +171,7 @@ def test_an_optimiser_is_given_gradients_that_lie_as_its_parameters_do():
         fedavg.build(net), phases=(Phase((GradientStep("w/*", make, loss),), epochs=4),)
     )
     received = {"w/weight": torch.ones(2, 4, 3)}
-    train(method, received, received, data, data.who(torch.arange(2)), **AT)
+    train(method, received, received, data, data.cohort(torch.arange(2)), **AT)
     assert len(lying) == 4
     assert all(p == grad for p, grad in lying)
 
@@ -200,9 +200,9 @@ def test_two_steps_may_move_one_tensor():
 
 def counts(data: Federation, phases: tuple[Phase, ...], ids: list[int]) -> Tensors:
     """Run phases on clients that begin with the number of their place."""
-    method, who = fedavg.build(toys.net()), toys.who(data, *ids)
+    method, cohort = fedavg.build(toys.net()), toys.who(data, *ids)
     local = {"z": torch.tensor(ids).double(), "other": torch.ones(len(ids), 2).double()}
-    return train(method, {}, local, data, who, phases=phases, **AT)[0]
+    return train(method, {}, local, data, cohort, phases=phases, **AT)[0]
 
 
 @pytest.mark.parametrize("worth", [0, 10**9])
@@ -212,7 +212,7 @@ def test_what_is_known_of_rows_outlives_its_group(worth, monkeypatch):
         return {"rows": (1.0 + batch.y) * batch.mask, "cross": cross}
 
     def pass_by(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        seen = (batch.of(local["rows"]) - batch.y - 1) * batch.mask
+        seen = (batch.take_rows(local["rows"]) - batch.y - 1) * batch.mask
         return {"z": local["z"] + seen.abs().sum(1)}
 
     def compare(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
@@ -277,7 +277,13 @@ def test_moves_may_swap_tensors():
     ):
         phase = Phase((swap, add), epochs=lambda ids, epochs=epochs: torch.tensor(epochs))
         found, *_ = train(
-            fedavg.build(toys.net()), {}, local, data, toys.who(data, *ids), phases=(phase,), **AT
+            fedavg.build(toys.net()),
+            {},
+            local,
+            data,
+            toys.who(data, *ids),
+            phases=(phase,),
+            **AT,
         )
         assert (found["a"].tolist(), found["b"].tolist()) == (a, b)
     assert local["a"].tolist() == [0, 0]
@@ -304,10 +310,10 @@ def test_epochs_may_depend_on_the_client(blobs, optim):
     assert torch.equal(losses["w/*"] != 0, worked)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 12])
-def test_a_chunk_of_clients_without_a_step_reports_all_the_same(blobs, chunk):
+@pytest.mark.parametrize("chunk_size", [1, 3, 12])
+def test_a_chunk_of_clients_without_a_step_reports_all_the_same(blobs, chunk_size):
     method = toys.trained(toys.FAMILIES["mean_field"], blobs, epochs=epochs_of)
-    one, two = (toys.last(method, blobs, rounds=2, chunk=c) for c in (chunk, 12))
+    one, two = (toys.last(method, blobs, rounds=2, chunk_size=c) for c in (chunk_size, 12))
     toys.assert_same_round(one, two, rtol=1e-9, atol=1e-10)
     assert (one.loss["mu/* pi/*"][epochs_of(torch.arange(12)) == 0] == 0).all()
 
@@ -454,7 +460,7 @@ def test_two_steps_may_move_the_same_tensors(blobs):
 
 def test_tensors_of_a_round_are_freed_with_it(blobs):
     """None is in a reference cycle, where it would stay until the garbage is collected."""
-    rounds = federate(pfedvem.build(toys.net()), blobs, 3, chunk=2)
+    rounds = federate(pfedvem.build(toys.net()), blobs, 3, chunk_size=2)
     next(rounds)
     gc.collect()
     gc.disable()

@@ -39,8 +39,8 @@ def numbers(clients: range | list[int], seed: int = 3) -> list[Generator]:
     return [generator(seed, c) for c in clients]
 
 
-# chunk=1 is one client after the other. When this was written the two differed by at most 1e-15 in
-# float64 and 1e-6 in float32; the tolerances leave room for other machines' kernels.
+# chunk_size=1 is one client after the other. When this was written the two differed by at most
+# 1e-15 in float64 and 1e-6 in float32; the tolerances leave room for other machines' kernels.
 
 
 PAIRS = list(product(toys.FAMILIES, OPTIMS))
@@ -50,7 +50,7 @@ PAIRS = list(product(toys.FAMILIES, OPTIMS))
 def test_side_by_side_is_one_after_the_other(family, optim):
     data = toys.blobs((3, 40, 7, 12))
     method = toys.trained(toys.FAMILIES[family], data, optim=OPTIMS[optim], batch=11)
-    one, more = (list(federate(method, data, 2, chunk=chunk)) for chunk in (1, 3))
+    one, more = (list(federate(method, data, 2, chunk_size=chunk)) for chunk in (1, 3))
     toys.assert_same_round(more[1], one[1], rtol=1e-9, atol=1e-10)
     moved = [(one[1].server[n] - v).abs().max() for n, v in one[0].server.items()]
     assert max(moved) > 1e-3
@@ -60,7 +60,7 @@ def test_side_by_side_is_one_after_the_other(family, optim):
 def test_side_by_side_is_one_after_the_other_in_single_precision(family):
     data = toys.blobs((3, 40, 7, 12), dtype=torch.float32)
     method = toys.trained(toys.FAMILIES[family], data)
-    one, all_of_them = (toys.last(method, data, rounds=2, chunk=c) for c in (1, 4))
+    one, all_of_them = (toys.last(method, data, rounds=2, chunk_size=c) for c in (1, 4))
     toys.assert_same_round(all_of_them, one, rtol=1e-5, atol=1e-5)
 
 
@@ -185,7 +185,7 @@ def blurring(received: Tensors, local: Tensors, batch: Batch) -> None:
 def test_row_level_noise_trains_side_by_side(draws, batch):
     data = toys.blobs((3, 40, 7, 70))
     method = toys.trained(toys.written(blurred, blurring), data, draws=draws, batch=batch)
-    one, all_of_them = (toys.last(method, data, rounds=2, chunk=c) for c in (1, 4))
+    one, all_of_them = (toys.last(method, data, rounds=2, chunk_size=c) for c in (1, 4))
     toys.assert_same_round(all_of_them, one, rtol=1e-9, atol=1e-10)
 
 
@@ -200,7 +200,9 @@ def test_site_outside_the_client_plate_is_refused(blobs):
     batch = blobs.batch(torch.arange(3))
     with (
         ClientNoise(numbers(range(3))),
-        pytest.raises(ValueError, match=r"'shared' lies outside .* couples 3 clients.* chunk=1"),
+        pytest.raises(
+            ValueError, match=r"'shared' lies outside .* couples 3 clients.* chunk_size=1"
+        ),
     ):
         elbo()(outside, outside, {}, {}, batch)
     with ClientNoise(numbers([0])):
@@ -255,10 +257,10 @@ def test_guide_that_couples_clients_runs_one_by_one(blobs, make):
         return toys.tempered, from_pyro(make, data, model=toys.tempered)
 
     method = toys.trained(coupled, blobs, optim=adam(0.01), draws=8)
-    with pytest.raises(ValueError, match=f"{make.__name__} couples .* clients.*chunk=1"):
-        toys.last(method, blobs, chunk=12)
+    with pytest.raises(ValueError, match=f"{make.__name__} couples .* clients.*chunk_size=1"):
+        toys.last(method, blobs, chunk_size=12)
     small = toys.blobs((7, 12))
-    first, again = (list(federate(method, small, 10, chunk=1)) for _ in range(2))
+    first, again = (list(federate(method, small, 10, chunk_size=1)) for _ in range(2))
     toys.assert_same_round(first[-1], again[-1])
     assert first[-1].loss["auto/*"].mean() < first[0].loss["auto/*"].mean()
 

@@ -110,7 +110,7 @@ def test_no_step_of_images_waits_for_the_device(watch, net):
     images = torch.randn(12, 1, side, side, generator=generator(1))
     rows = torch.arange(12).split([8, 4])
     many = Federation(images, small.y[:12], rows, rows, classes=small.classes)
-    bayesian = {"prior": fixed(), "guide": guides.mean_field, "draws": 2}
+    bayesian = {"prior": fixed(), "guide": guides.mean_field, "num_particles": 2}
     method = fedavg.build(nets.build(net, (1, side, side), 3), batch=4, epochs=2, **bayesian)
     for _ in federate(method, many, rounds=1, check=False):
         pass

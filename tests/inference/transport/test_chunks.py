@@ -6,7 +6,7 @@ import pytest
 import toys
 
 from pyrofl.inference.engine import state
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.method import Method
 from pyrofl.inference.transport import Client, Server
 from pyrofl.models import pfedvem, scaffold
@@ -14,12 +14,12 @@ from pyrofl.models import pfedvem, scaffold
 DATA = toys.blobs()
 
 
-def trained(method: Method) -> Round:
+def trained(method: Method) -> RoundState:
     """Return the round after three, of one site that has all clients, in another order."""
     server, client = Server(method, DATA.names, DATA.sizes, DATA.dtype, 0), Client(method, DATA, 0)
     for _ in range(3):
-        orders = server.orders({"site": DATA.names[::-1]})
-        last = server.take({name: client.train(order) for name, order in orders.items()})
+        orders = server.configure_train({"site": DATA.names[::-1]})
+        last = server.aggregate_train({name: client.train(order) for name, order in orders.items()})
     assert last.rejected == ()
     return last
 

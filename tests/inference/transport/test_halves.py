@@ -18,7 +18,7 @@ from pyrofl.inference.federate import federate
 from pyrofl.inference.transport import Client, Server
 from pyrofl.tensors import Tensors
 
-LESS = Stragglers(least=0.4)
+LESS = Stragglers(min_work=0.4)
 HOLDERS = {"client 0": ["client 0"], "two": ["client 2", "client 1"], "rest": ["client 3"]}
 HOLDERS["rest"] += ["client 4", "client 5"]
 
@@ -61,27 +61,29 @@ def test_halves_make_the_rounds_of_the_loop(name):
             torch.isin(asked, torch.tensor([int(n[-1]) for h in lost for n in HOLDERS[h]]))
         ]
         heard = asked[~torch.isin(asked, missed)]
-        state = advance(method, data, state, ids, heard, missed, seed=5, chunk=1)
-        orders = server.orders(HOLDERS)
+        state = advance(method, data, state, ids, heard, missed, seed=5, chunk_size=1)
+        orders = server.configure_train(HOLDERS)
         replies = {h: clients[h].train(order) for h, order in orders.items()}
         for flat in (*orders.values(), *replies.values()):  # a view would take its table along
             each = [v for v in flat.values() if torch.is_tensor(v)]
             assert all(v.untyped_storage().nbytes() <= v.nbytes for v in each)
-        found = server.take({h: r for h, r in replies.items() if h not in lost})
+        found = server.aggregate_train({h: r for h, r in replies.items() if h not in lost})
         toys.assert_same(found.server, state.server, **CLOSE)
         toys.assert_same(found.message, state.message, **CLOSE)
         accepted = dict(zip(data.names, server.accepted.tolist(), strict=True))
-        toys.assert_same(squared(private(clients, accepted)), squared(state.private), **CLOSE)
-        assert found.who.ids.tolist() == heard.tolist()
+        toys.assert_same(squared(private(clients, accepted)), squared(state.client_states), **CLOSE)
+        assert found.reporters.ids.tolist() == heard.tolist()
         assert found.silent.tolist() == missed.tolist()
-        assert found.up.tolist() == state.up.tolist()
+        assert found.bytes_up.tolist() == state.bytes_up.tolist()
         assert not found.rejected
     for view in method.views:
         asked = {"model": view, "draws": 2}
-        asked |= {"adapted": "phases"} if view == method.main_view else {}
-        expected = evaluate(method, data, state, seed=5, chunk=1, **asked)
-        questions = server.questions(HOLDERS, **asked)
-        scores = server.scores({h: clients[h].evaluate(q) for h, q in questions.items()})
+        asked |= {"adaptation": "train"} if view == method.main_view else {}
+        expected = evaluate(method, data, state, seed=5, chunk_size=1, **asked)
+        questions = server.configure_evaluate(HOLDERS, **asked)
+        scores = server.aggregate_evaluate(
+            {h: clients[h].evaluate(q) for h, q in questions.items()}
+        )
         toys.assert_same(scores.values, expected.values, **CLOSE)
         assert scores.rows.tolist() == expected.rows.tolist()
 
@@ -94,10 +96,10 @@ def test_rows_that_no_client_trains_on_are_scored_where_they_are(name, populatio
     names = list(data.names[: data.clients])
     server, client = Server(method, names, data.sizes[:4], data.dtype, 5), Client(method, data, 5)
     for _ in range(2):
-        server.take({"all": client.train(server.orders({"all": names})["all"])})
+        server.aggregate_train({"all": client.train(server.configure_train({"all": names})["all"])})
     with pytest.raises(ValueError, match=rf"is '{population}'; expected .+evaluate\(.+, server.st"):
-        server.questions(population=population)
-    assert server.questions(population="training").keys() == set(names)
+        server.configure_evaluate(population=population)
+    assert server.configure_evaluate(population="training").keys() == set(names)
     *_, state = federate(method, data, 2, seed=5)
     found, expected = (
         evaluate(method, data, one, seed=5, population=population).values

@@ -41,7 +41,7 @@ def sites(method: Any, folder: Path | None = None) -> dict[str, Client]:
 
 
 def a_round(server: Server, clients: dict[str, Client]) -> dict[str, Any]:
-    return {n: clients[n].train(order) for n, order in server.orders().items()}
+    return {n: clients[n].train(order) for n, order in server.configure_train().items()}
 
 
 def sent(flat: Any) -> Any:
@@ -59,10 +59,10 @@ def test_both_sides_may_stop_after_every_message(tmp_path):
         server = begun(method, tmp_path / "server")
         replies = {
             name: sent(sites(method, tmp_path)[name].train(sent(order)))
-            for name, order in server.orders().items()
+            for name, order in server.configure_train().items()
         }
         again = begun(method, tmp_path / "server")
-        again.take(replies)
+        again.aggregate_train(replies)
         toys.assert_same(again.state.server, state.server, **CLOSE)
         last = begun(method, tmp_path / "server").checkpoint
     toys.assert_same(role("state", last), again.state.server)
@@ -72,14 +72,14 @@ def test_both_sides_may_stop_after_every_message(tmp_path):
 def test_an_order_may_come_twice_and_its_reply_be_lost(tmp_path):
     method = scaffold.build(toys.net(), epochs=1)
     server, clients = begun(method), sites(method, tmp_path)
-    server.take(a_round(server, clients))
+    server.aggregate_train(a_round(server, clients))
     once, twice = (a_round(server, clients) for _ in range(2))
     for name, reply in once.items():
         toys.assert_same(role("up", reply), role("up", twice[name]))
-    lost = server.take({})  # round 2 never happened
+    lost = server.aggregate_train({})  # round 2 never happened
     assert lost.silent.tolist() == list(range(6))
     assert server.accepted.tolist() == [1] * 6
-    state = server.take(a_round(server, clients))
+    state = server.aggregate_train(a_round(server, clients))
     mean = {n: 0 for n in role("control", state.server)}
     for client in clients.values():
         (own,) = (one.settled(3).mine for one in client._own.values())
@@ -95,39 +95,39 @@ def test_a_question_between_order_and_merge_changes_nothing():
         for _ in range(3):
             replies = a_round(server, clients)
             if asked:
-                found = {n: clients[n].evaluate(q) for n, q in server.questions().items()}
-                assert server.scores(found).rows.tolist() == [4] * 6
-            server.take(replies)
+                found = {n: clients[n].evaluate(q) for n, q in server.configure_evaluate().items()}
+                assert server.aggregate_evaluate(found).rows.tolist() == [4] * 6
+            server.aggregate_train(replies)
         states.append(server.state)
     toys.assert_same(states[0].server, states[1].server)
 
 
 def test_clients_that_are_not_asked_to_report_keep_what_they_make():
     method = contract.built("pfedvem")
-    draws = {"participation": fixed(2), "trains": fixed(4)}
+    draws = {"participation": fixed(2), "training_clients": fixed(4)}
     server, clients = begun(method, **draws), sites(method)
-    for state in federate(method, DATA, 3, chunk=1, **draws):
-        found = server.take(a_round(server, clients))
+    for state in federate(method, DATA, 3, chunk_size=1, **draws):
+        found = server.aggregate_train(a_round(server, clients))
         toys.assert_same(found.server, state.server, **CLOSE)
         assert found.trained.tolist() == state.trained.tolist()
         for i, name in enumerate(DATA.names):
             mine = clients[name]._own[name].settled(int(server.accepted[i])).mine
             assert (mine is None) == (not state.seen[i])
             for n, v in (mine or {}).items():
-                toys.assert_same({n: v}, {n: state.private[n][i]}, **CLOSE)
+                toys.assert_same({n: v}, {n: state.client_states[n][i]}, **CLOSE)
 
 
 def test_state_that_does_not_belong_to_the_servers_is_refused():
     method = scaffold.build(toys.net(), epochs=1)
     server, clients = begun(method), sites(method)
-    server.take(a_round(server, clients))
-    (order,) = (o for n, o in server.orders().items() if n == "client 2")
+    server.aggregate_train(a_round(server, clients))
+    (order,) = (o for n, o in server.configure_train().items() if n == "client 2")
     fresh = sites(method)["client 2"]
     told = "client 2: the server has merged its message of round 1, .+ is of round 0; expected"
     for ask in (fresh.train, fresh.evaluate):
         with pytest.raises(ValueError, match=told):
             ask(order | {"model": "global"})
-    server.take(a_round(server, clients))
+    server.aggregate_train(a_round(server, clients))
     a_round(server, clients)
     for late in (order, order | {"round": 1}):  # as of a server that went back
         with pytest.raises(ValueError, match=r"client 2: an order of round . came after that of"):
@@ -136,7 +136,7 @@ def test_state_that_does_not_belong_to_the_servers_is_refused():
     with pytest.raises(ValueError, match="of round 1, and what it keeps is of round 0; expected"):
         clients["client 2"].train(order)
     plain = fedavg.build(toys.net(), epochs=1)  # which keeps nothing that could be lost
-    order = begun(plain).orders()["client 2"] | {"accepted": torch.tensor([7])}
+    order = begun(plain).configure_train()["client 2"] | {"accepted": torch.tensor([7])}
     assert sites(plain)["client 2"].train(order)["odd"] == ("",)
 
 
@@ -162,7 +162,7 @@ def test_state_that_does_not_belong_to_the_servers_is_refused():
 )
 def test_orders_that_do_not_fit_are_refused(change, told):
     method = fedavg.build(toys.net(), epochs=1)
-    order = begun(method).orders()["client 0"] | change.get("order", {})
+    order = begun(method).configure_train()["client 0"] | change.get("order", {})
     with pytest.raises(ValueError, match=told):
         Client(method, change.get("data", DATA), change.get("seed", 0)).train(order)
 
@@ -173,12 +173,12 @@ def test_an_order_of_other_versions_or_another_method_is_refused_by_name():
         (toys.net(), {"lr": 0.3}, "method of phases is"),
         (toys.net(), {}, "version of torch is .+, and 1.0 at the server; expected the same"),
     ):
-        order = begun(fedavg.build(net, epochs=1)).orders()["client 0"]
+        order = begun(fedavg.build(net, epochs=1)).configure_train()["client 0"]
         order |= {} if change else {"version/torch": "1.0"}
         other = sites(fedavg.build(net, **({"epochs": 1} | change)))["client 0"]
         with pytest.raises(InvalidRequestError, match=told):
             other.train(order)
-    question = begun(fedavg.build(toys.net(), lr=0.3)).questions()["client 0"]
+    question = begun(fedavg.build(toys.net(), lr=0.3)).configure_evaluate()["client 0"]
     with pytest.raises(InvalidRequestError, match="method of phases is"):
         sites(fedavg.build(toys.net()))["client 0"].evaluate(question)
 
@@ -188,21 +188,21 @@ def test_one_folder_has_one_server(tmp_path):
     one, other = (begun(method, tmp_path / "s") for _ in range(2))
     replies = a_round(one, sites(method))
     with locked(tmp_path / "s"), pytest.raises(ValueError, match="is in use by process"):
-        one.take(replies)
-    one.take(replies)
+        one.aggregate_train(replies)
+    one.aggregate_train(replies)
     with pytest.raises(
         ValueError, match=r"server\.safetensors holds round 1 of another server, and this"
     ):
-        other.take(replies)
+        other.aggregate_train(replies)
     assert other.state.number == 0
-    one.take({})
+    one.aggregate_train({})
 
 
 def test_who_has_lost_its_state_comes_back_as_a_newcomer(tmp_path):
     # As PVI has it: the factor stays with the server, and what the client keeps begins again.
     method = contract.built("pfedvem")
     server, clients = begun(method, tmp_path / "server"), sites(method)
-    server.take(a_round(server, clients))
+    server.aggregate_train(a_round(server, clients))
     clients["client 2"] = sites(method)["client 2"]
     with pytest.raises(StateLostError, match="or these clients as newcomers: forget") as lost:
         a_round(server, clients)
@@ -212,7 +212,7 @@ def test_who_has_lost_its_state_comes_back_as_a_newcomer(tmp_path):
     server.reset_clients(lost.value.names)
     toys.assert_same(server.state.server, before)
     assert begun(method, tmp_path / "server").accepted.tolist() == [1, 1, 0, 1, 1, 1]
-    state = server.take(a_round(server, clients))
+    state = server.aggregate_train(a_round(server, clients))
     assert not state.rejected
     assert server.accepted.tolist() == [2] * 6
     server.reset_clients(["client 2"])
@@ -224,7 +224,7 @@ def test_a_server_that_lacks_what_a_client_has_lost_refuses_to_take_it_back():
     method = scaffold.build(toys.net(), epochs=1)
     server = begun(method)
     server.reset_clients(["client 2"])  # which is no loss before its first message
-    server.take(a_round(server, sites(method)))
+    server.aggregate_train(a_round(server, sites(method)))
     with pytest.raises(ValueError, match=r"its c_j, is in c for good, .+ expected remember"):
         server.reset_clients(["client 2"])
     assert server.accepted.tolist() == [1] * 6
@@ -235,8 +235,8 @@ def test_scaffold_takes_what_a_client_has_lost_out_of_its_mean():
     server, clients, other = begun(method), sites(method), begun(plain)
     for _ in range(2):
         replies = a_round(server, clients)
-        other.take(replies)
-        server.take(replies)
+        other.aggregate_train(replies)
+        server.aggregate_train(replies)
     toys.assert_same(role("control", server.state.server), role("control", other.state.server))
     clients["client 2"] = sites(method)["client 2"]
     server.reset_clients(["client 2"])
@@ -247,7 +247,7 @@ def test_scaffold_takes_what_a_client_has_lost_out_of_its_mean():
             own = [mine[name].settled(last).mine for name, last in at]
             mean = sum(one[f"own/{n}"] for one in own if one) / 6
             toys.assert_same({n: v}, {n: mean}, **CLOSE)
-        assert not server.take(a_round(server, clients)).rejected
+        assert not server.aggregate_train(a_round(server, clients)).rejected
     assert server.accepted.tolist() == [4] * 6
     with pytest.raises(
         ValueError, match="remember is True and aggregation is 'median'; expected 'mean'"
@@ -292,8 +292,8 @@ def test_a_bad_reply_is_named_and_left_out(kind):
     change, told = BAD[kind]
     replies = a_round(begun(method), sites(method))
     bad, without = begun(method), begun(method)
-    found = bad.take(replies | {"client 0": change(replies["client 0"])})
-    expected = without.take({n: r for n, r in replies.items() if n != "client 0"})
+    found = bad.aggregate_train(replies | {"client 0": change(replies["client 0"])})
+    expected = without.aggregate_train({n: r for n, r in replies.items() if n != "client 0"})
     toys.assert_same(found.server, expected.server)
     assert len(found.rejected) == 1
     assert found.rejected[0].startswith("client 0: ")
@@ -309,8 +309,8 @@ def test_a_client_cannot_reply_twice_or_unasked():
         "machine": replies["client 0"],
         "other": replies["client 1"] | {"names": ("client 5",)},
     }
-    found = server.take(replies | copied)
-    assert found.who.ids.tolist() == [0, 1]
+    found = server.aggregate_train(replies | copied)
+    assert found.reporters.ids.tolist() == [0, 1]
     assert [r.split(":")[0] for r in found.rejected] == ["machine", "other"]
 
 
@@ -324,12 +324,12 @@ def test_only_the_metrics_that_are_asked_for_are_told():
     mine = {"surest": surest}
     how = {"metrics": mine, "min_scored_rows": 1}
     clients = {n: Client(method, some(DATA, [n]), **how) for n in DATA.names}
-    asked = server.questions(metrics=["surest", "accuracy"], part="train")
+    asked = server.configure_evaluate(metrics=["surest", "accuracy"], part="train")
     answers = {n: clients[n].evaluate(q) for n, q in asked.items()}
-    assert server.scores(answers).values.keys() == {"surest", "accuracy"}
+    assert server.aggregate_evaluate(answers).values.keys() == {"surest", "accuracy"}
     assert not [n for flat in answers.values() for n in flat if n.startswith("up/")]
     del answers["client 3"]
-    found = server.scores(answers)
+    found = server.aggregate_evaluate(answers)
     assert (found.ids.tolist(), found.rows.tolist()) == ([0, 1, 2, 4, 5], [3, 9, 7, 4, 8])
     for change, told in (
         ({"part": "test"}, "client 4 answers .+; expected answers to"),
@@ -337,9 +337,9 @@ def test_only_the_metrics_that_are_asked_for_are_told():
         ({"names": ("me",)}, "unknown client 'me'"),
     ):
         with pytest.raises(ValueError, match=told):
-            server.scores(answers | {"client 4": answers["client 4"] | change})
+            server.aggregate_evaluate(answers | {"client 4": answers["client 4"] | change})
     with pytest.raises(ValueError, match="no client has answered"):
-        server.scores({})
+        server.aggregate_evaluate({})
 
 
 @pytest.mark.parametrize(("least", "sent"), [({}, [1, 2, 3, 5]), (8, [1, 3, 5]), (None, [])])
@@ -348,13 +348,16 @@ def test_scores_of_few_rows_and_of_clients_that_share_none_are_not_sent(least, s
     server = begun(method)
     how = {"min_scored_rows": least} if least != {} else {}
     holders = {"here": list(DATA.names)}
-    (asked,) = server.questions(holders, part="train").values()
+    (asked,) = server.configure_evaluate(holders, part="train").values()
     answer = Client(method, DATA, **how).evaluate(asked)
     assert answer["names"] == tuple(DATA.names[i] for i in sent)
     assert all(len(v) == len(sent) for n, v in answer.items() if torch.is_tensor(v))
     if sent:
-        found, every = server.scores({"here": answer}), Client(method, DATA, min_scored_rows=1)
-        whole = server.scores({"here": every.evaluate(asked)})
+        found, every = (
+            server.aggregate_evaluate({"here": answer}),
+            Client(method, DATA, min_scored_rows=1),
+        )
+        whole = server.aggregate_evaluate({"here": every.evaluate(asked)})
         assert found.ids.tolist() == sent
         toys.assert_same(found.values, {n: v[sent] for n, v in whole.values.items()})
 
@@ -363,11 +366,11 @@ def test_a_client_without_test_rows_has_nothing_to_tell():
     data = some(DATA, ["client 0"])
     none = replace(data, test=(torch.zeros(0, dtype=torch.long),))
     method = fedavg.build(toys.net(), epochs=1)
-    server, question = begun(method), begun(method).questions()
+    server, question = begun(method), begun(method).configure_evaluate()
     answers = {"client 0": Client(method, none).evaluate(question["client 0"])}
     assert answers["client 0"]["names"] == ()
     answers["client 1"] = sites(method)["client 1"].evaluate(question["client 1"])
-    assert server.scores(answers).ids.tolist() == [1]
+    assert server.aggregate_evaluate(answers).ids.tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -389,7 +392,7 @@ def test_what_a_server_is_told_is_checked(change, told):
 def test_folders_of_other_runs_are_refused(tmp_path):
     method, other = (fedavg.build(toys.net(), epochs=1, lr=lr) for lr in (0.01, 0.1))
     server, clients = begun(method, tmp_path / "s"), sites(method, tmp_path)
-    server.take(a_round(server, clients))
+    server.aggregate_train(a_round(server, clients))
     with pytest.raises(ValueError, match=r"of another run; now phases.+0\.1"):
         begun(other, tmp_path / "s")
     with pytest.raises(ValueError, match=r"of another run; now phases.+0\.1"):
@@ -410,8 +413,8 @@ def test_a_server_needs_no_rows(name, monkeypatch):
     method = contract.built(name)
     monkeypatch.setattr(Federation, "__init__", refuse)
     server = begun(method)
-    assert server.orders().keys() == server.questions().keys() == set(DATA.names)
-    assert server.take({}).number == 1
+    assert server.configure_train().keys() == server.configure_evaluate().keys() == set(DATA.names)
+    assert server.aggregate_train({}).number == 1
 
 
 def test_the_rows_without_labels_are_the_servers():
@@ -419,8 +422,8 @@ def test_the_rows_without_labels_are_the_servers():
     whole = fedbe.build(toys.net(), unlabelled=rows, **teaching)
     clients = sites(fedbe.build(toys.net(), distil="none", epochs=1))
     server = begun(whole)
-    for state in federate(whole, DATA, 2, chunk=1):
-        server.take(a_round(server, clients))
+    for state in federate(whole, DATA, 2, chunk_size=1):
+        server.aggregate_train(a_round(server, clients))
         toys.assert_same(server.state.server, state.server, **CLOSE)
 
 
@@ -439,9 +442,10 @@ def test_a_method_that_looks_at_shapes_is_built_from_an_outline():
                 pyro.sample("y", dist.Categorical(logits=logits), obs=batch.y)
 
     real, made = (
-        pvi.hierarchical(model, data, shared="mean", draws=8, steps=2) for data in (DATA, outline)
+        pvi.hierarchical(model, data, shared="mean", num_particles=8, steps=2)
+        for data in (DATA, outline)
     )
     server, clients = begun(made), sites(made)
-    for state in federate(real, DATA, 2, chunk=1):
-        server.take(a_round(server, clients))
+    for state in federate(real, DATA, 2, chunk_size=1):
+        server.aggregate_train(a_round(server, clients))
         toys.assert_same(server.state.server, state.server, **CLOSE)

@@ -40,7 +40,7 @@ def posts(monkeypatch):
 
 
 def small(**settings: object):
-    return pfedvem.build(toys.net(), draws=2, head_epochs=2, base_epochs=1, **settings)
+    return pfedvem.build(toys.net(), num_particles=2, head_epochs=2, base_epochs=1, **settings)
 
 
 @contract.on_archetypes
@@ -65,15 +65,17 @@ def test_what_clients_keep_stays_with_the_workers_until_it_is_asked_for(blobs, p
     (post,) = posts
     assert "kept" not in {what for _, what in post.calls}
     assert [what for _, what in post.calls].count("learn") == 2
-    first = {n: v.clone() for n, v in next(alone(small(), blobs, 1)).private.items()}
-    toys.assert_same(dict(one.private), first, **CLOSE)  # the workers hold what a Round refers to
-    assert {*two.private} == {*two.private.keys()} == set(dict(two.private))
+    first = {n: v.clone() for n, v in next(alone(small(), blobs, 1)).client_states.items()}
+    toys.assert_same(
+        dict(one.client_states), first, **CLOSE
+    )  # the workers hold what a `RoundState` refers to
+    assert {*two.client_states} == {*two.client_states.keys()} == set(dict(two.client_states))
     asked = [what for _, what in post.calls].count("kept")
     three = next(states)
-    assert "tau" in two.private
+    assert "tau" in two.client_states
     states.close()
     assert not post.open
-    assert (three.private["tau"] != two.private["tau"]).any()
+    assert (three.client_states["tau"] != two.client_states["tau"]).any()
     assert asked == 4
     assert [what for _, what in post.calls].count("kept") == 6
 
@@ -87,14 +89,14 @@ def test_a_run_goes_on_with_other_workers_and_from_a_file(blobs, posts, tmp_path
         method,
         blobs,
         4,
-        start=load(tmp_path / "run.safetensors", method, blobs, seed=5),
+        resume_from=load(tmp_path / "run.safetensors", method, blobs, seed=5),
         workers=2,
         progress=False,
         **ODD,
     )
     toys.assert_same_round(again.state, whole, **CLOSE)
     toys.assert_same_round(
-        list(alone(method, blobs, 4, start=run.state, **ODD))[-1], whole, **CLOSE
+        list(alone(method, blobs, 4, resume_from=run.state, **ODD))[-1], whole, **CLOSE
     )
 
 
@@ -102,8 +104,8 @@ def test_a_run_goes_on_with_other_workers_and_from_a_file(blobs, posts, tmp_path
 def test_clients_whose_messages_are_left_out_go_back(blobs, posts, poison):
     odd = faults.corrupted(small(), faults.POISONS[poison][0], 3, 8)
 
-    *_, found = federate(odd, blobs, 2, workers=2, chunk=1)
-    *_, expected = alone(odd, blobs, 2, chunk=1)
+    *_, found = federate(odd, blobs, 2, workers=2, chunk_size=1)
+    *_, expected = alone(odd, blobs, 2, chunk_size=1)
     assert len(found.rejected) == 2
     toys.assert_same_round(found, expected, **CLOSE)
 
@@ -140,17 +142,17 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(blobs, posts):
         next(states)
     assert not posts[0].open
     with pytest.raises(ChildProcessError):
-        dict(state.private)
+        dict(state.client_states)
 
 
 def test_folded_messages_are_the_same(blobs, posts):
     method = fedavg.build(toys.net())
-    *_, found = federate(method, blobs, 2, workers=3, chunk=1, keep_messages=False)
+    *_, found = federate(method, blobs, 2, workers=3, chunk_size=1, keep_messages=False)
     *_, expected = alone(method, blobs, 2, keep_messages=False)
     toys.assert_same_round(found, expected, **CLOSE)
 
 
 def test_state_in_files_goes_back_too(blobs, posts):
-    *_, found = federate(small(), blobs, 3, workers=2, state_memory=0, **ODD)
+    *_, found = federate(small(), blobs, 3, workers=2, max_state_bytes=0, **ODD)
     *_, expected = alone(small(), blobs, 3, **ODD)
     toys.assert_same_round(found, expected, **CLOSE)

@@ -29,7 +29,7 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 ODD = {"participation": bernoulli(0.6), "stragglers": Stragglers(0.3, 0.4), "seed": 5}
 BY_RAY = {"engine": "ray", "workers": 2}
 WORDS = ["run", "pfedvem", "--per-class", "12", "--clients", "4", "--net", "mlp:6"]
-WORDS += ["--every", "9999", "--quiet", "--engine", "ray", "--workers", "2"]
+WORDS += ["--eval-every", "9999", "--quiet", "--engine", "ray", "--workers", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def running():
 
 
 def small():
-    return pfedvem.build(toys.net(), draws=2, head_epochs=2, base_epochs=1)
+    return pfedvem.build(toys.net(), num_particles=2, head_epochs=2, base_epochs=1)
 
 
 def test_it_listens_on_this_machine_alone_and_a_cluster_that_is_there_is_left(blobs, running):
@@ -93,7 +93,7 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(blobs, running):
     with pytest.raises(ChildProcessError, match=r"^worker 2 of 2 has died, .+; expected to go on"):
         next(states)
     with pytest.raises(ChildProcessError, match="workers that have ended; expected"):
-        dict(state.private)
+        dict(state.client_states)
 
 
 @pytest.mark.slow

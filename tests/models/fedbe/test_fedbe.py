@@ -127,7 +127,7 @@ def test_the_posterior_is_the_one_asked_for(tiny, posterior):
 def test_the_ensemble_averages_the_teachers_predictions(tiny):
     method = made(samples=3)
     state = last(method, tiny, 2)
-    _, local = prepared(method, tiny, state, tiny.who(torch.arange(3)), model="ensemble")
+    _, local = prepared(method, tiny, state, tiny.cohort(torch.arange(3)), model="ensemble")
     assert len(local) == 1 + 3 + 3
     for m, member in enumerate(local):
         for n, value in held(state.server).items():
@@ -142,7 +142,7 @@ def test_the_ensemble_averages_the_teachers_predictions(tiny):
 def test_teachers_do_not_travel_while_clients_train(tiny):
     method = made()
     state = last(method, tiny, 2)
-    for tensors in (method.download(state.server, state.who), state.message):
+    for tensors in (method.download(state.server, state.reporters), state.message):
         assert set(tensors) == {f"w/{n}" for n in NET.shapes}
     assert set(method.views) == {"global", "ensemble"}
 
@@ -229,9 +229,9 @@ def test_every_variant_keeps_the_contract(teachers, distil, posterior, on):
     )
     begun, second = federate(method, data, 2, participation=fixed(3))
     # The last bit again, taken up again; one by one up to rounding; a NaN client for nobody.
-    (again,) = federate(method, data, 2, participation=fixed(3), start=begun)
+    (again,) = federate(method, data, 2, participation=fixed(3), resume_from=begun)
     toys.assert_same_round(again, second)
-    *_, alone = federate(method, data, 2, participation=fixed(3), chunk=1)
+    *_, alone = federate(method, data, 2, participation=fixed(3), chunk_size=1)
     toys.assert_same_round(alone, second, rtol=1e-8, atol=1e-9)
     ids = torch.arange(4)
     spoilt = advance(toys.poisoned(method, 1), data, begun, ids, ids)
@@ -243,10 +243,10 @@ def test_every_variant_keeps_the_contract(teachers, distil, posterior, on):
 
 
 def test_a_guide_with_spread_is_taught_by_its_means(tiny):
-    method = made(guide=guides.mean_field, draws=2)
+    method = made(guide=guides.mean_field, num_particles=2)
     state = last(method, tiny, 1)
     assert set(held(state.server)) == set(NET.shapes)
-    plain = fedavg.build(NET, guide=guides.mean_field, draws=2, batch=2)
+    plain = fedavg.build(NET, guide=guides.mean_field, num_particles=2, batch=2)
     other = last(plain, tiny, 1)
     for n, value in role("spread", other.server).items():
         close(state.server[f"spread/{n}"], value)
@@ -316,7 +316,7 @@ def test_agreement_with_the_teachers_is_told_of_every_round(tiny):
     assert told["agreement"] == pytest.approx(after)
     assert told["agreement_lost"] == pytest.approx(before - after)
     wild = pyrofl.fit(made(distil_lr=30.0, distil_lr_end=30.0), tiny, 1, progress=False)
-    assert any("the student agrees with its teachers on fewer" in note for note in wild.notes)
+    assert any("the student agrees with its teachers on fewer" in note for note in wild.warnings)
     assert "agreement" not in pyrofl.fit(made(distil="none"), tiny, 1, progress=False).rounds
 
 
@@ -381,7 +381,7 @@ def test_normal_draws_are_of_the_servers_posterior(tiny):
     found = run.to_arviz(2000, {n: NET.dims(n) for n in NET.shapes})
     posterior = found["posterior"]
     assert found.attrs["model"] == "ensemble"
-    mean, sd = mean_and_sd(role("w", run.state.message), run.state.who.size)
+    mean, sd = mean_and_sd(role("w", run.state.message), run.state.reporters.size)
     for n, value in mean.items():
         assert posterior[n].dims == ("chain", "draw", *NET.dims(n))
         differ = sd[n].numpy() > 1e-9  # clients agree on what leads to a unit that is dead
@@ -400,9 +400,9 @@ def test_normal_draws_are_of_the_servers_posterior(tiny):
 def test_mixtures_have_the_shares_of_the_clients_that_reported(tiny):
     method = made(posterior="dirichlet", teachers="S")
     run = pyrofl.fit(method, tiny, 1, participation=lambda g, j: torch.tensor([2, 0]))
-    sent, size = role("w", run.state.message), run.state.who.size
-    assert run.state.who.ids.tolist() in ([2, 0], [0, 2])
-    order = run.state.who.ids.argsort()
+    sent, size = role("w", run.state.message), run.state.reporters.size
+    assert run.state.reporters.ids.tolist() in ([2, 0], [0, 2])
+    order = run.state.reporters.ids.argsort()
     posterior = run.to_arviz(6)["posterior"]
     gamma = posterior["gamma"]
     assert gamma.dims == ("chain", "draw", "client")
@@ -431,8 +431,10 @@ def test_rows_are_looked_at_in_draws_of_the_servers_posterior(tiny, posterior):
         assert (drawn["gamma"].sel(client="client 2") == 0).all()
     alike(run.to_arviz(4)["posterior"], {n: drawn[n] for n in NET.shapes})
     assert not {"log_p", "log_q"} & set(found.get("sample_stats", ()))
-    with pytest.raises(ValueError, match="adapted is 'phases'; expected 'none', as the posterior"):
-        run.to_arviz(4, adapted="phases")
+    with pytest.raises(
+        ValueError, match="adaptation is 'train'; expected 'none', as the posterior"
+    ):
+        run.to_arviz(4, adaptation="train")
 
 
 def test_before_the_first_round_the_servers_posterior_is_the_start(tiny):

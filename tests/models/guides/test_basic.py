@@ -55,13 +55,13 @@ def test_inverse_softplus_is_the_inverse(value):
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
 def test_a_guide_needs_spread(scale):
-    with pytest.raises(ValueError, match=f"scale is {scale}; expected a number above 0"):
-        guides.mean_field(SHAPES, scale=scale)
+    with pytest.raises(ValueError, match=f"init_scale is {scale}; expected a number above 0"):
+        guides.mean_field(SHAPES, init_scale=scale)
 
 
 @pytest.mark.parametrize("lead", [(), (4,)])
 def test_mean_field_starts_at_its_centre(lead):
-    q = guides.mean_field(SHAPES, scale=0.3, loc="m", spread="r")
+    q = guides.mean_field(SHAPES, init_scale=0.3, loc="m", spread="r")
     start = q.start(centre(*lead))
     assert start.keys() == {f"{r}/{n}" for r in "mr" for n in SHAPES}
     for n in SHAPES:
@@ -72,7 +72,7 @@ def test_mean_field_starts_at_its_centre(lead):
 
 
 def test_moments_are_those_of_the_draws(blobs):
-    q = guides.mean_field(SHAPES, scale=0.3)
+    q = guides.mean_field(SHAPES, init_scale=0.3)
     local = q.start(centre(2))
     local = {n: v + (0.5 * torch.rand_like(v) if n[0] == "p" else 0) for n, v in local.items()}
     batch = blobs.batch(torch.arange(2))
@@ -87,7 +87,7 @@ def test_moments_are_those_of_the_draws(blobs):
 
 
 def test_delta_is_a_point(blobs):
-    q = guides.delta(SHAPES, loc="m", scale=7.0)
+    q = guides.delta(SHAPES, loc="m", init_scale=7.0)
     assert not q.random
     mean, variance = q.moments({}, q.start(centre(3)), blobs.batch(torch.arange(3)))
     for n, v in centre(3).items():
@@ -174,7 +174,9 @@ def test_a_joint_guide_runs_for_one_client_and_has_no_moments(blobs, make):
     assert found == {n: (1, 1, *s) for n, s in SHAPES.items()}
     with pytest.raises(ValueError, match=r"latent' joins others|latent': Transf.* has no mean"):
         q.moments({}, local, blobs.batch(torch.tensor([4])))
-    with pytest.raises(ValueError, match=f"{make.__name__} couples 2 clients; run with chunk=1"):
+    with pytest.raises(
+        ValueError, match=f"{make.__name__} couples 2 clients; run with chunk_size=1"
+    ):
         q.program({}, toys.stacked(q.start({}), 2), blobs.batch(torch.arange(2)))
 
 

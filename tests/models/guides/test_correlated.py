@@ -92,7 +92,7 @@ def test_a_low_rank_holds_its_covariance():
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_densities_integrate_to_one(family):
     # E_q[p / q] = 1 for a normalised p; with p narrower than q the weights have little variance.
-    q = family(SHAPES, scale=1.5)
+    q = family(SHAPES, init_scale=1.5)
     local, batch, draws = bent(q), toys.blobs().batch(torch.arange(2)), 80_000
     narrow = target(0.1 * torch.eye(3, dtype=torch.float64))
     with ClientNoise([generator(1, c) for c in range(2)]):
@@ -108,7 +108,7 @@ def test_densities_integrate_to_one(family):
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_moments_are_those_of_the_draws(family):
-    q = family(SHAPES, scale=0.7)
+    q = family(SHAPES, init_scale=0.7)
     local, batch, draws = bent(q), toys.blobs().batch(torch.arange(2)), 20_000
     mean, variance = q.moments({}, local, batch)
     with ClientNoise([generator(2, c) for c in range(2)]):
@@ -123,7 +123,7 @@ def test_moments_are_those_of_the_draws(family):
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_it_starts_where_it_is_told(family):
-    q, batch = family(SHAPES, scale=0.3), toys.blobs().batch(torch.arange(1))
+    q, batch = family(SHAPES, init_scale=0.3), toys.blobs().batch(torch.arange(1))
     start = {n: v[None] for n, v in CENTRE.items()}
     mean, variance = q.moments({}, q.start(start), batch)
     for n in SHAPES:
@@ -163,7 +163,7 @@ def test_a_flow_bends_where_a_normal_cannot():
 
     batch, apart = toys.blobs().batch(torch.arange(1)), {}
     for name, family in (("full", correlated.full_covariance), ("flow", correlated.flow(4, 8))):
-        q = family(SHAPES, scale=0.5)
+        q = family(SHAPES, init_scale=0.5)
         start = q.start({n: torch.zeros(1, *s, dtype=torch.float64) for n, s in SHAPES.items()})
         local = {n: v.clone().requires_grad_() for n, v in start.items()}
         optimiser = adam(0.03)(list(local.values()))
@@ -181,7 +181,7 @@ def test_a_flow_bends_where_a_normal_cannot():
     ("make", "words"),
     [
         (lambda: correlated.full_covariance({"w": Size([2001])}), "2003001 numbers per client"),
-        (lambda: correlated.full_covariance(SHAPES, scale=0.0), "scale is 0.0; expected"),
+        (lambda: correlated.full_covariance(SHAPES, init_scale=0.0), "init_scale is 0.0; expected"),
         (lambda: correlated.low_rank(0), "rank is 0; expected a whole number of at least 1"),
         (lambda: correlated.flow(0), "layers is 0; expected a whole number of at least 1"),
         (lambda: correlated.flow()({"w": Size([1])}), "a flow has 1 parameter"),

@@ -87,7 +87,7 @@ def test_starts_have_the_noise_they_are_asked_for():
     none = torch.zeros(1, 0)
     batch = Batch(none, none, none.bool(), torch.ones(1), torch.zeros(1).long())
     for family, variance in ((log_variance, 0.04), (log_alpha, 0.04 * 0.25)):
-        q = family(SHAPE, scale=0.2)
+        q = family(SHAPE, init_scale=0.2)
         mean, found = q.moments({}, {n: v[None] for n, v in q.start(centre).items()}, batch)
         close(mean["w"], [[0.5]])
         close(found["w"], [[variance]])
@@ -144,7 +144,7 @@ LAYER = {"fc2.weight": NET.shapes["fc2.weight"]}
 
 
 def programs(coordinates: str, **options: bool) -> tuple[DropoutModel, Tensors, Batch]:
-    q = FAMILIES[coordinates](LAYER, loc="loc", spread="spread", scale=0.3)
+    q = FAMILIES[coordinates](LAYER, loc="loc", spread="spread", init_scale=0.3)
     whole = under("loc", NET.init(generator(0)))
     start = whole | q.start({n: whole[f"loc/{n}"] for n in LAYER})
     local = {n: v.requires_grad_() for n, v in toys.stacked(start, len(IDS)).items()}

@@ -40,7 +40,7 @@ def model(received: Tensors, local: Tensors, batch: Batch) -> None:
 @pytest.mark.parametrize("lead", [(), (4,)])
 @pytest.mark.parametrize("family", [simplex.softmax, simplex.dirichlet])
 def test_a_guide_starts_at_its_centre(blobs, family, lead):
-    q = family(SHAPES, scale=0.3, spread="a")
+    q = family(SHAPES, init_scale=0.3, spread="a")
     start = q.start(centre(*lead))
     assert start.keys() == {f"a/{n}" for n in SHAPES}
     local = start if lead else {n: v.expand(4, *v.shape) for n, v in start.items()}
@@ -52,7 +52,7 @@ def test_a_guide_starts_at_its_centre(blobs, family, lead):
 
 
 def test_moments_are_those_of_the_draws(blobs):
-    q = simplex.dirichlet(SHAPES, scale=0.3)
+    q = simplex.dirichlet(SHAPES, init_scale=0.3)
     local, batch = q.start(centre(2)), blobs.batch(torch.arange(2))
     mean, variance = q.moments({}, local, batch)
     with ClientNoise([generator(1, c) for c in range(2)]):
@@ -66,7 +66,7 @@ def test_moments_are_those_of_the_draws(blobs):
 
 
 def test_the_kl_divergence_is_exact(blobs):
-    q = simplex.dirichlet(SHAPES, scale=0.3)
+    q = simplex.dirichlet(SHAPES, init_scale=0.3)
     local, batch = q.start(centre(2)), blobs.batch(torch.arange(2))
     with ClientNoise([generator(1, c) for c in range(2)]):
         found = [elbo(kl=kl)(model, q.program, {}, local, batch) for kl in (0, 1)]
@@ -79,8 +79,8 @@ def test_the_kl_divergence_is_exact(blobs):
 
 
 def test_a_dirichlet_needs_spread():
-    with pytest.raises(ValueError, match=r"scale is 0.0; expected a number above 0"):
-        simplex.dirichlet(SHAPES, scale=0.0)
+    with pytest.raises(ValueError, match=r"init_scale is 0.0; expected a number above 0"):
+        simplex.dirichlet(SHAPES, init_scale=0.0)
 
 
 vectors = st.lists(st.floats(-3, 3), min_size=1, max_size=6)

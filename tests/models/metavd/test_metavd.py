@@ -15,10 +15,10 @@ from promises import Promises, others_slow
 from toys import last
 
 import pyrofl
-from pyrofl.data import Who
+from pyrofl.data import Cohort
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round, client_inputs
+from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
@@ -45,10 +45,10 @@ PROMISES = {
 }
 
 SIZES = (3, 11, 7, 5)
-WHO = Who(torch.arange(3), torch.tensor([2.0, 5.0, 3.0], dtype=torch.float64))
+WHO = Cohort(torch.arange(3), torch.tensor([2.0, 5.0, 3.0], dtype=torch.float64))
 G = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 PLAIN = {"server_lr": 1.0, "momentum": 0.0}
-LOUD = {"prune": 0.5, "scale": 0.3}
+LOUD = {"prune": 0.5, "init_scale": 0.3}
 FIRST = {"fc2.weight": torch.full((5, 6), -8.5, dtype=torch.float64)}
 SOURCE = hypernetwork.hypernetwork(FIRST, [10], None, 8.5, (sgd(1.0), sgd(1.0)))  # of `small`
 
@@ -70,9 +70,11 @@ def server_of(method: Method, clients: int = 4) -> Tensors:
     return first(method, toys.blobs(SIZES[:clients]), 0).server
 
 
-def message_of(method: Method, server: Tensors, who: Who = WHO, noise: float = 0.1) -> Tensors:
+def message_of(
+    method: Method, server: Tensors, cohort: Cohort = WHO, noise: float = 0.1
+) -> Tensors:
     """Return what clients would send that moved a little."""
-    received = method.download(server, who)
+    received = method.download(server, cohort)
     return {n: v + noise * random(*v.shape, seed=i) for i, (n, v) in enumerate(received.items())}
 
 
@@ -172,10 +174,10 @@ def test_momentum_and_the_joint_norm_of_all_gradients():
     method = small()
     server = server_of(method)
     message = message_of(method, server)
-    who = Who(WHO.ids, torch.ones(3).double())
+    cohort = Cohort(WHO.ids, torch.ones(3).double())
     message["loc/head.bias"] += 1e3
-    slope = SOURCE.slope(server, who, role("spread", message))
-    one = method.aggregate(server, message, who, generator(0))
+    slope = SOURCE.slope(server, cohort, role("spread", message))
+    one = method.aggregate(server, message, cohort, generator(0))
     bias = server["loc/head.bias"] - message["loc/head.bias"].mean(0)
     velocity = (server["loc/head.bias"] - one["loc/head.bias"]) / 0.9
     shrunk = velocity / bias
@@ -183,7 +185,7 @@ def test_momentum_and_the_joint_norm_of_all_gradients():
     close(shrunk, shrunk.mean().expand(5))
     for n in ("server/psi/bias1", "server/embedding"):
         close(one[n], server[n] - 0.9 * (shrunk[0] * slope[n] + 5e-4 * server[n]))
-    again = method.aggregate(one, method.download(one, who), who, generator(0))
+    again = method.aggregate(one, method.download(one, cohort), cohort, generator(0))
     close(again["loc/head.bias"], one["loc/head.bias"] - 0.9 * 0.9 * velocity)
 
 
@@ -206,7 +208,7 @@ def test_a_vd_spread_is_averaged_and_an_ensembles_is_kept():
     rows = moved["server/spread/fc2.weight"]
     assert torch.equal(rows[:3], message["spread/fc2.weight"])
     assert torch.equal(rows[3], server["server/spread/fc2.weight"][3])
-    received = ensemble.download(moved, Who(torch.tensor([1, 9]), torch.ones(2)))
+    received = ensemble.download(moved, Cohort(torch.tensor([1, 9]), torch.ones(2)))
     close(received["spread/fc2.weight"][0], rows[1])
     close(received["spread/fc2.weight"][1], rows.mean(0))
 
@@ -216,11 +218,13 @@ def test_a_vd_spread_is_averaged_and_an_ensembles_is_kept():
 
 def fast(**options: Any) -> Method:
     """Return a method whose rates run away: steps of 0.9 on a divergence that counts ten-fold."""
-    return small(**({"lr": 0.3, "clip": 1e9, "epochs": 4, "beta": 100.0, "scale": 0.3} | options))
+    return small(
+        **({"lr": 0.3, "clip": 1e9, "epochs": 4, "beta": 100.0, "init_scale": 0.3} | options)
+    )
 
 
 def spreads(server: Tensors, method: Method) -> torch.Tensor:
-    whose = Who(torch.arange(len(SIZES)), torch.ones(len(SIZES)).double())
+    whose = Cohort(torch.arange(len(SIZES)), torch.ones(len(SIZES)).double())
     return role("spread", method.download(server, whose))["fc2.weight"]
 
 
@@ -259,20 +263,20 @@ def test_a_shortened_step_of_a_linear_hypernetwork_is_a_share_of_the_whole():
 
 
 def test_the_share_of_high_rates_is_told_of_every_round_and_warned_of():
-    method = small(on="fedavg", lr=0.1, beta=100.0, scale=0.3)
+    method = small(on="fedavg", lr=0.1, beta=100.0, init_scale=0.3)
     run = pyrofl.fit(method, toys.blobs(SIZES), 5, progress=False)
     shares = list(run.rounds["rates_above_0.9"])
     assert shares[0] < 0.5 < shares[-1]
-    (note,) = run.notes
+    (note,) = run.warnings
     assert note.startswith(f"rates_above_0.9 is {shares[-1]:.2g} in round 5: ")
     assert "hyper_step=0.1" in note
-    assert note in run.summary()["verdict"]
+    assert note in run.summary()["status"]
     theta, s = run.state.server["loc/fc2.weight"], spreads(run.state.server, run.method)
     high = (s.clamp(-8.5, 8.5).exp() > 9 * theta.square()).double()  # rate > 0.9: alpha > 9
     assert shares[-1] == pytest.approx(float(high.mean()))
     close(run.statistics()["rates_above_0.9"], high.flatten(1).mean(1))
-    assert pyrofl.fit(small(), toys.blobs(SIZES), 1, progress=False).notes == []
-    assert pyrofl.fit(small(dropout="none"), toys.blobs(SIZES), 1, progress=False).notes == []
+    assert pyrofl.fit(small(), toys.blobs(SIZES), 1, progress=False).warnings == []
+    assert pyrofl.fit(small(dropout="none"), toys.blobs(SIZES), 1, progress=False).warnings == []
 
 
 def test_beta_of_exact_bayes_is_told_and_is_exact():
@@ -297,7 +301,7 @@ def test_the_hypernetwork_has_the_papers_size():
         "psi": sum(v.numel() for v in role("server/psi", server).values()),
     }
     assert counts == {"theta": 372_234, "e": 2_600, "psi": 5_400 + 2 * 40_200 + 6_586_368}
-    received = method.download(server, Who(torch.tensor([3]), torch.ones(1)))
+    received = method.download(server, Cohort(torch.tensor([3]), torch.ones(1)))
     assert sum(v.numel() for v in received.values()) == 405_002
     raw = received["spread/fc2.weight"] + 8.5
     assert 0.4 < float((raw < 0).float().mean()) < 0.6  # in the dead zone of the clamp
@@ -323,7 +327,7 @@ def assert_alike(a: Method, b: Method, role_a: str, role_b: str, atol: float = 0
     pair = []
     for method, prefix in ((a, role_a), (b, role_b)):
         server = server_of(method) | under(prefix, theta)
-        pair.append(role(prefix, last(method, data, 3, server=server).server))
+        pair.append(role(prefix, last(method, data, 3, server_state=server).server))
     toys.assert_same(pair[0], pair[1], atol=atol)
 
 
@@ -337,17 +341,17 @@ def test_without_noise_it_is_fedavg(on):
 
 @pytest.mark.parametrize("sampling", ["activations", "weights"])
 def test_the_noise_of_a_guide_that_has_almost_none_vanishes(sampling):
-    faint = {"guide": guides.mean_field, "scale": 1e-9, "beta": 0.0, "sampling": sampling}
+    faint = {"guide": guides.mean_field, "init_scale": 1e-9, "beta": 0.0, "sampling": sampling}
     for on in ("fedavg", "reptile", "maml", "perfedavg"):
         assert_alike(small(on=on, **faint), small(on=on, dropout="none"), "loc", "loc", 1e-7)
 
 
 def test_spreads_learn_in_the_outer_step_but_not_before_a_test():
     for on, moves in (("reptile", True), ("maml", False), ("perfedavg", False)):
-        method = small(on=on, scale=0.3)
+        method = small(on=on, init_scale=0.3)
         assert [("spread" in step.names) for step in method.adapt[0].updates] == [moves]
         state = last(method, toys.blobs(SIZES), 1)
-        received = method.download(first(method, toys.blobs(SIZES), 0).server, state.who)
+        received = method.download(first(method, toys.blobs(SIZES), 0).server, state.reporters)
         assert bool((state.message["spread/fc2.weight"] != received["spread/fc2.weight"]).any())
     assert small(on="fedavg").adapt == ()
 
@@ -378,11 +382,11 @@ VARIANTS += [{"on": on, "dropout": "none"} for on in ("fedavg", "reptile", "maml
 VARIANTS += [
     {"precision": "alpha", "logit_average": True},
     {"precision": "alpha", "coords": "alpha", "beta": None},
-    {"guide": guides.mean_field, "scale": 0.1},
+    {"guide": guides.mean_field, "init_scale": 0.1},
     {"bayesian": "fc*.weight", "done": 0.01},
     {"bayesian": "*", "sampling": "weights"},
-    {"prune": 0.5, "scale": 0.3},
-    {"prune": 0.5, "coords": "alpha", "scale": 0.9, "dropout": "ensemble"},
+    {"prune": 0.5, "init_scale": 0.3},
+    {"prune": 0.5, "coords": "alpha", "init_scale": 0.9, "dropout": "ensemble"},
     {"prune": "snip", "dropout": "none"},
     {"prune": "snip", "head": "code"},
 ]
@@ -396,19 +400,19 @@ def label(options: dict[str, Any]) -> str:
 def test_every_variant_keeps_the_contract(options):
     method, data = small(**options), toys.blobs(SIZES, held_out=1)
     some = {"participation": bernoulli(0.7)}
-    together = list(federate(method, data, 2, chunk=3, **some))
-    one_by_one = list(federate(method, data, 2, chunk=1, **some))
+    together = list(federate(method, data, 2, chunk_size=3, **some))
+    one_by_one = list(federate(method, data, 2, chunk_size=1, **some))
     for a, b in zip(together, one_by_one, strict=True):
         toys.assert_same_round(a, b, rtol=1e-7, atol=1e-7)
     begun = together[0]
-    begun = Round(begun.number, begun.server, begun.private, begun.seen)
-    again = last(method, data, 2, start=begun, chunk=3, **some)
+    begun = RoundState(begun.number, begun.server, begun.client_states, begun.seen)
+    again = last(method, data, 2, resume_from=begun, chunk_size=3, **some)
     toys.assert_same_round(again, together[-1])
-    adapted = "adapt" if method.adapt else "none"
+    adaptation = "fine_tune" if method.adapt else "none"
     for population in ("training", "held_out"):
         for draws in (None, 3):
             scores = evaluate(
-                method, data, again, population=population, adapted=adapted, draws=draws
+                method, data, again, population=population, adaptation=adaptation, draws=draws
             )
             assert bool(scores.values["nll"].isfinite().all())
 
@@ -428,10 +432,10 @@ def test_held_out_clients_have_the_mean_embedding():
 def test_the_authors_head_starts_again_from_one_spread():
     method, data = small(head="code"), toys.blobs(SIZES, held_out=1)
     state = last(method, data, 2)
-    who = toys.who(data, 0, 3)
-    received, _ = client_inputs(method.deployed("personal"), data, state, who, 0)
+    cohort = toys.who(data, 0, 3)
+    received, _ = client_inputs(method.deployed("personal"), data, state, cohort, 0)
     close(received["spread/fc2.weight"], torch.full((2, 5, 6), -8.5))
-    own, _ = client_inputs(method, data, state, who, 0)
+    own, _ = client_inputs(method, data, state, cohort, 0)
     assert bool((own["spread/fc2.weight"] != -8.5).any())
     for n in role("loc", own):
         assert torch.equal(own[f"loc/{n}"], received[f"loc/{n}"])
@@ -461,18 +465,18 @@ def test_embeddings_of_unseen_clients_follow_the_pseudo_gradient():
     grown = {n: v for n, v in state.server.items() if "optim" not in n}
     grown["server/embedding"] = torch.cat([table, mean.expand(2, -1)])
     for i in (3, 4):
-        who = toys.who(data, i)
+        cohort = toys.who(data, i)
         alone = replace(data, held_out=0)
         trained = next(
             federate(
                 method,
                 alone,
                 state.number + 1,
-                start=Round(state.number, grown, {}, torch.zeros(5).bool()),
+                resume_from=RoundState(state.number, grown, {}, torch.zeros(5).bool()),
                 participation=lambda *_, i=i: torch.tensor([i]),
             )
         )
-        slope = SOURCE.slope(grown, who, role("spread", trained.message))["server/embedding"][i]
+        slope = SOURCE.slope(grown, cohort, role("spread", trained.message))["server/embedding"][i]
         close(one.server["server/embedding"][i], mean - 0.5 * slope, 1e-10)
     far = metavd.embed(method, data, state, steps=30)
     assert float((far.server["server/embedding"][3] - mean).abs().max()) > 1e-3
@@ -489,12 +493,12 @@ def test_embeddings_of_unseen_clients_follow_the_pseudo_gradient():
 @pytest.mark.parametrize("coords", ["logvar", "alpha"])
 def test_rates_of_every_weight_and_embeddings_are_told_exactly(coords):
     data = toys.blobs(SIZES)
-    method = small(coords=coords, scale=0.3)
+    method = small(coords=coords, init_scale=0.3)
     run = pyrofl.fit(method, data, 2, progress=False)
     dims = {n: net().dims(n) for n in net().shapes}
     found = run.to_arviz(400, dims)
     stats, posterior = found["sample_stats"], found["posterior"]
-    sent = method.download(run.state.server, data.who(torch.arange(4)))
+    sent = method.download(run.state.server, data.cohort(torch.arange(4)))
     theta, s = (sent[f"{part}/fc2.weight"] for part in ("loc", "spread"))
     log_alpha = s if coords == "alpha" else s - theta.square().log()
     assert stats["log_alpha.fc2.weight"].dims == ("chain", "client", "fc2_out", "fc2_in")
@@ -524,7 +528,7 @@ def test_all_clients_of_vd_have_one_rate_and_no_embedding():
 
 def test_dropped_weights_are_zero_both_ways_and_cost_a_bit():
     data = toys.blobs(SIZES)
-    method, dense = small(**LOUD), small(scale=0.3)
+    method, dense = small(**LOUD), small(init_scale=0.3)
     state = last(method, data, 3)
     theta, s = (state.message[f"{part}/fc2.weight"] for part in ("loc", "spread"))
     dropped = theta == 0
@@ -533,11 +537,11 @@ def test_dropped_weights_are_zero_both_ways_and_cost_a_bit():
     assert not bool((s.exp() > theta**2)[~dropped].any())  # p > 1/2
     sent = 8 * (theta[0].numel() - dropped.flatten(1).sum(1)) + 4  # 30 bits take 4 bytes
     rest = sum(v[0].numel() * 8 for n, v in state.message.items() if "fc2.weight" not in n)
-    assert state.up.tolist() == (2 * sent.clamp(max=240) + rest).tolist()
-    assert int(state.up.max()) < int(last(dense, data, 3).up.min())
-    received = method.download(state.server, state.who)
+    assert state.bytes_up.tolist() == (2 * sent.clamp(max=240) + rest).tolist()
+    assert int(state.bytes_up.max()) < int(last(dense, data, 3).bytes_up.min())
+    received = method.download(state.server, state.reporters)
     zero = received["loc/fc2.weight"] == 0
-    after = next(federate(method, data, 4, start=state))
+    after = next(federate(method, data, 4, resume_from=state))
     assert bool((after.message["loc/fc2.weight"][zero] == 0).all())
     found = method.metadata.statistics(received, received, data.batch(torch.arange(4)))
     close(found["sparsity"], zero.flatten(1).double().mean(1))
@@ -566,7 +570,9 @@ def test_snip_fixes_its_mask_after_round_one():
     data = toys.blobs(SIZES)
     states = list(federate(method, data, 3))
     start = first(method, data, 0).server["loc/fc2.weight"]
-    mean = torch.einsum("c,c...->...", states[0].who.size / 26, states[0].message["loc/fc2.weight"])
+    mean = torch.einsum(
+        "c,c...->...", states[0].reporters.size / 26, states[0].message["loc/fc2.weight"]
+    )
     sensitivity = (start * (start - mean)).abs().flatten()
     keep = torch.zeros(30).bool()
     keep[sensitivity.argsort(descending=True)[:12]] = True

@@ -46,7 +46,7 @@ def plain(**options: object) -> Method:
     usual: dict[str, object] = {
         "likelihood": likelihoods.normal(NOISE),
         "length": 0.8,
-        "scale": 1.3,
+        "init_scale": 1.3,
     }
     return pfedgp.build(build("linear", (2,), 1), **(usual | options))
 
@@ -54,8 +54,8 @@ def plain(**options: object) -> Method:
 def known(method: Method, data: ConjugateTask, x: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
     """Return mean and covariance of f at rows x, for each client, by the guide."""
     federation = data.federation
-    state, who = first(method, federation, 0), federation.who(torch.arange(2))
-    received, local = prepared(method, federation, state, who, adapted="adapt")
+    state, cohort = first(method, federation, 0), federation.cohort(torch.arange(2))
+    received, local = prepared(method, federation, state, cohort, adaptation="fine_tune")
     assert isinstance(local, dict)
     batch = federation.batch(torch.arange(2))
     here = x.expand(2, *x.shape)
@@ -127,8 +127,8 @@ def test_who_comes_later_conditions_on_its_rows_and_is_not_too_sure():
     data = replace(whole, y=torch.where(odd, guess, whole.y), **parts)
     method, plain_one = pfedgp.build(toys.net()), fedavg.build(toys.net(), lr=0.05, fine_tune=5)
     state, held = last(method, data, 10), {"model": "personal", "population": "held_out"}
-    gp = evaluate(method, data, state, draws=50, adapted="adapt", **held)
-    tuned = evaluate(plain_one, data, last(plain_one, data, 10), adapted="adapt", **held)
+    gp = evaluate(method, data, state, draws=50, adaptation="fine_tune", **held)
+    tuned = evaluate(plain_one, data, last(plain_one, data, 10), adaptation="fine_tune", **held)
     assert gp.mean("nll") < tuned.mean("nll") - 0.1
     no_rows = evaluate(method, data, state, draws=50, **held)
     assert gp.mean("nll") < no_rows.mean("nll") - 0.3
@@ -144,7 +144,7 @@ def test_clients_may_disagree_about_labels_of_the_same_rows():
 def test_its_own_model_is_what_it_left_its_training_with(blobs):
     method = pfedgp.build(toys.net(), epochs=1)
     state = last(method, blobs, 1)
-    for n, value in role("own", state.private).items():
+    for n, value in role("own", state.client_states).items():
         assert torch.equal(value, state.message[n])
         assert not torch.equal(value[0], state.server[n])
 

@@ -14,11 +14,11 @@ from promises import Promises
 from pyro.infer import Trace_ELBO
 from torch import Size, Tensor, nn
 
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.elbo import elbo, with_rows
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.engine.state import Round, client_inputs
+from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
@@ -55,7 +55,7 @@ def built(**options: Any) -> Method:
 def begun(method: Method, data: Federation) -> tuple[Tensors, Tensors]:
     """Return what all clients receive and hold before round one, alpha away from its start."""
     state = first(method, data, 0)
-    received, private = client_inputs(method, data, state, data.who(EVERYONE[: data.clients]), 0)
+    received, private = client_inputs(method, data, state, data.cohort(EVERYONE[: data.clients]), 0)
     moved = {
         n: v + torch.randn(v.shape, generator=generator(8), dtype=v.dtype)
         for n, v in private.items()
@@ -94,7 +94,7 @@ def test_equal_branches_have_no_reason_to_part(blobs, shared):
     one = method.init(generator(0), 12)
     equal = {n: v[:1].expand_as(v).contiguous() for n, v in one.items()}
     local = spread_out(equal, 12) | method.init_client(
-        spread_out(one, 12), blobs.who(EVERYONE), generator(0)
+        spread_out(one, 12), blobs.cohort(EVERYONE), generator(0)
     )
     free = {n: v.double().requires_grad_() for n, v in local.items()}
     value = elbo()(method.model, method.guide, {}, free, blobs.batch(EVERYONE)).sum()
@@ -105,7 +105,7 @@ def test_equal_branches_have_no_reason_to_part(blobs, shared):
             assert g.abs().max() > 0.1
             close(g, g[:, :1].expand_as(g))
     with pytest.raises(ValueError, match=r"branches 0 and 1 of .* are equal"):
-        toys.last(method, blobs, 1, server=equal)
+        toys.last(method, blobs, 1, server_state=equal)
 
 
 def test_a_network_that_always_starts_the_same_is_refused():
@@ -127,13 +127,13 @@ def test_the_branches_start_as_independent_networks():
 def test_a_merged_network_predicts_as_the_branches_do(blobs):
     method = built()
     state = toys.last(method, blobs)
-    _, local = prepared(method, blobs, state, blobs.who(EVERYONE))
+    _, local = prepared(method, blobs, state, blobs.cohort(EVERYONE))
     assert isinstance(local, dict)
     w = merged(toys.net(), local, posterior(method, blobs, state, 1)["alpha"][0])
     assert {n: v.shape[1:] for n, v in w.items()} == toys.net().shapes
     plain = fedavg.build(toys.net())
-    one = Round(3, {}, {}, state.seen)
-    plain = replace(plain, download=lambda server, who: cut(under("w", w), who.ids))
+    one = RoundState(3, {}, {}, state.seen)
+    plain = replace(plain, download=lambda server, cohort: cut(under("w", w), cohort.ids))
     for metric in ("accuracy", "nll"):
         a, b = evaluate(method, blobs, state), evaluate(plain, blobs, one, model="global")
         close(a.values[metric], b.values[metric], 1e-10)
@@ -156,10 +156,10 @@ def test_one_branch_is_fedavg_to_the_last_bit(blobs):
 def test_alpha_learns_from_the_received_branches_and_then_they_from_alpha(blobs):
     method = built()
     received, local = begun(method, blobs)
-    who = blobs.who(EVERYONE)
+    cohort = blobs.cohort(EVERYONE)
     ends = [local]
     for phase in method.phases[:2]:
-        end, *_ = train(method, received, ends[-1], blobs, who, seed=0, number=0, phases=[phase])
+        end, *_ = train(method, received, ends[-1], blobs, cohort, seed=0, number=0, phases=[phase])
         ends.append(end)
     before, mixed, after = ends
     for n in before:
@@ -170,8 +170,8 @@ def test_alpha_learns_from_the_received_branches_and_then_they_from_alpha(blobs)
 def test_alpha_stays_with_its_client(blobs):
     method = built()
     states = list(federate(method, blobs, 2, participation=lambda g, j: EVERYONE[:6]))
-    received, private = client_inputs(method, blobs, states[-1], blobs.who(EVERYONE), 0)
-    assert torch.equal(private["a/alpha"][:6], states[-1].private["a/alpha"][:6])
+    received, private = client_inputs(method, blobs, states[-1], blobs.cohort(EVERYONE), 0)
+    assert torch.equal(private["a/alpha"][:6], states[-1].client_states["a/alpha"][:6])
     close(private["a/alpha"][6:].softmax(-1), torch.full((6, 2, 3), 1 / 3), 1e-7)
     assert (states[0].message["alpha"] - 1 / 3).abs().max() > 1e-3
     assert not torch.equal(states[0].message["alpha"], states[1].message["alpha"])
@@ -181,8 +181,11 @@ def test_alpha_stays_with_its_client(blobs):
 def test_fine_tuning_is_one_more_local_training(blobs):
     method = built()
     state = toys.last(method, blobs)
-    who = blobs.who(EVERYONE)
-    tuned = [prepared(method, blobs, state, who, adapted=a)[1] for a in ("none", "adapt", "phases")]
+    cohort = blobs.cohort(EVERYONE)
+    tuned = [
+        prepared(method, blobs, state, cohort, adaptation=a)[1]
+        for a in ("none", "fine_tune", "train")
+    ]
     for n in ("a/alpha", "branch/fc1.weight"):
         assert torch.equal(tuned[1][n], tuned[2][n])
         assert not torch.equal(tuned[0][n], tuned[1][n])
@@ -191,10 +194,10 @@ def test_fine_tuning_is_one_more_local_training(blobs):
 def test_projected_weights_stay_on_the_simplex(blobs):
     states = list(federate(built(guide="projection", lr_alpha=2.0), blobs, 3))
     for state in states:
-        alpha = state.private["point/alpha"]
+        alpha = state.client_states["point/alpha"]
         assert (alpha >= 0).all()
         close(alpha.sum(-1), torch.ones(12, 2))
-        assert torch.equal(state.who.ids, EVERYONE)
+        assert torch.equal(state.reporters.ids, EVERYONE)
     assert (alpha == 0).any()  # where the gradient of a Dirichlet's density would be NaN
     same = toys.last(built(guide=guides.delta, lr_alpha=2.0), blobs)
     toys.assert_same_round(same, states[-1])
@@ -208,7 +211,7 @@ def aggregated(alpha: Tensor, values: Tensor, rows: Tensor, **options: Any) -> T
     method = pfedmb.build(build("mean", (1,), 1), branches=alpha.shape[1], **options)
     message = {"branch/w": values[..., None], "alpha": alpha[:, None]}
     server = {"branch/w": torch.full((alpha.shape[1], 1), 7.0, dtype=torch.float64)}
-    merged = method.aggregate(server, message, Who(torch.arange(len(rows)), rows), generator(0))
+    merged = method.aggregate(server, message, Cohort(torch.arange(len(rows)), rows), generator(0))
     return merged["branch/w"].squeeze(-1)
 
 
@@ -247,15 +250,17 @@ def test_clients_in_corners_run_fedavg_in_clusters(blobs):
     cluster = torch.tensor([0, 2] * 6)
     alpha = torch.eye(3, dtype=torch.float64)[cluster][:, None].expand(12, 2, 3)
     start = first(method, blobs, 0)
-    start = replace(start, private={"point/alpha": alpha}, seen=torch.ones(12, dtype=torch.bool))
-    state = toys.last(method, blobs, 3, start=start)
+    start = replace(
+        start, client_states={"point/alpha": alpha}, seen=torch.ones(12, dtype=torch.bool)
+    )
+    state = toys.last(method, blobs, 3, resume_from=start)
     for branch in (0, 2):
         mine = [i for i in range(12) if cluster[i] == branch]
         parts = ([part[i] for i in mine] for part in (blobs.train, blobs.test))
         data = Federation(blobs.x, blobs.y, *parts, classes=blobs.classes)
         server = {n.replace("branch", "w"): v[branch] for n, v in start.server.items()}
         plain = fedavg.build(toys.net(), epochs=2, lr=0.05, momentum=0, batch=None)
-        expected = role("w", toys.last(plain, data, 3, server=server).server)
+        expected = role("w", toys.last(plain, data, 3, server_state=server).server)
         found = {n: v[branch] for n, v in role("branch", state.server).items()}
         toys.assert_same(found, expected, rtol=1e-9, atol=1e-12)
     toys.assert_same(cut(state.server, slice(1, 2)), cut(start.server, slice(1, 2)))
@@ -264,8 +269,8 @@ def test_clients_in_corners_run_fedavg_in_clusters(blobs):
 def test_permuting_branches_permutes_results(blobs):
     method, order = built(), torch.tensor([2, 0, 1])
     server = method.init(generator(3), 12)
-    a = toys.last(method, blobs, server=server)
-    b = toys.last(method, blobs, server=cut(server, order))
+    a = toys.last(method, blobs, server_state=server)
+    b = toys.last(method, blobs, server_state=cut(server, order))
     close_enough = {"rtol": 1e-8, "atol": 1e-10}
     toys.assert_same(b.server, cut(a.server, order), **close_enough)
     close(b.message["alpha"], a.message["alpha"][..., order], 1e-9)
@@ -278,7 +283,7 @@ def test_permuting_branches_permutes_results(blobs):
 def test_without_weighting_alpha_stays_at_home(blobs):
     state = toys.last(built(weighted=False), blobs)
     assert "alpha" not in state.message
-    toys.assert_same(state.server, average(state.message, state.who.size))
+    toys.assert_same(state.server, average(state.message, state.reporters.size))
 
 
 def test_layers_without_branches_are_averaged_as_in_fedavg(blobs):
@@ -291,7 +296,7 @@ def test_layers_without_branches_are_averaged_as_in_fedavg(blobs):
     }
     assert state.message["alpha"].shape == (12, 1, 3)
     for n in ("w/fc1.weight", "w/fc1.bias"):
-        toys.assert_same({n: state.server[n]}, average({n: state.message[n]}, state.who.size))
+        toys.assert_same({n: state.server[n]}, average({n: state.message[n]}, state.reporters.size))
 
 
 def test_layers_may_share_alpha(blobs):
@@ -311,19 +316,21 @@ def test_branches_of_small_weight_stay_at_home(blobs):
         saved += 8 * home.sum(1) * toys.net().shapes[n].numel()
         found, expected = (s.message[f"branch/{n}"] for s in (thin, whole))
         assert torch.equal(found, torch.einsum("cb,cb...->cb...", (~home).double(), expected))
-    assert torch.equal(whole.up - thin.up, saved)
-    assert torch.equal(whole.down, thin.down)
-    toys.assert_same(whole.private, thin.private)
+    assert torch.equal(whole.bytes_up - thin.bytes_up, saved)
+    assert torch.equal(whole.bytes_down, thin.bytes_down)
+    toys.assert_same(whole.client_states, thin.client_states)
 
 
 def test_the_global_model_mixes_evenly(blobs):
     method = built()
     state = toys.last(method, blobs)
-    _, local = prepared(method, blobs, state, blobs.who(EVERYONE), model="global", adapted="phases")
+    _, local = prepared(
+        method, blobs, state, blobs.cohort(EVERYONE), model="global", adaptation="train"
+    )
     close(local["a/alpha"].softmax(-1), torch.full((12, 2, 3), 1 / 3), 1e-7)
     toys.assert_same({n: local[n] for n in state.server}, spread_out(state.server, 12))
     # So does a newcomer, before it trains.
-    newcomer = replace(state, private={}, seen=torch.zeros(12, dtype=torch.bool))
+    newcomer = replace(state, client_states={}, seen=torch.zeros(12, dtype=torch.bool))
     a, b = evaluate(method, blobs, state, model="global"), evaluate(method, blobs, newcomer)
     assert torch.equal(a.values["nll"], b.values["nll"])
 
@@ -360,7 +367,9 @@ def test_the_bound_is_pyros(blobs):
 def test_the_weight_of_the_prior_scales_the_divergence(blobs):
     # The step minimises (sum of -log p(y) + kl KL) / n, so that kl = 1 is Bayes for the client.
     for kl in (0.0, 1.0, 3.0):
-        method = built(guide="dirichlet", kl=kl, concentration=2.0, draws=1, epochs=1, batch=None)
+        method = built(
+            guide="dirichlet", kl=kl, concentration=2.0, num_particles=1, epochs=1, batch=None
+        )
         received, local = begun(method, blobs)
         step = method.phases[0].updates[0]
         args = (method.model, method.guide, received, local, blobs.batch(EVERYONE))
@@ -372,7 +381,7 @@ def test_the_weight_of_the_prior_scales_the_divergence(blobs):
         prior = dist.Dirichlet(torch.full((3,), 2.0, dtype=torch.float64))
         q = dist.Dirichlet(local["a/alpha"].exp())
         divergence = torch.distributions.kl_divergence(q, prior.expand((12, 2))).sum(1)
-        sizes = blobs.who(EVERYONE).size
+        sizes = blobs.cohort(EVERYONE).size
         close(losses[0] * sizes - losses[1], kl * divergence, 1e-9)
 
 
@@ -388,18 +397,18 @@ def test_a_point_pays_for_its_prior_only_if_that_says_something(blobs):
     assert not values[1.0].any()
     alpha = local["a/alpha"].softmax(-1)
     prior = dist.Dirichlet(torch.full((3,), 2.0, dtype=torch.float64))
-    close(values[2.0] * blobs.who(EVERYONE).size, -prior.log_prob(alpha).sum(1))
+    close(values[2.0] * blobs.cohort(EVERYONE).size, -prior.log_prob(alpha).sum(1))
 
 
 def test_draws_of_alpha_lie_on_the_simplex(blobs):
-    method = built(guide="dirichlet", draws=2)
+    method = built(guide="dirichlet", num_particles=2)
     state = toys.last(method, blobs, 2)
     alpha = posterior(method, blobs, state, 50)["alpha"]
     assert alpha.shape == (50, 12, 2, 3)
     close(alpha.sum(-1), torch.ones(50, 12, 2))
     assert (alpha.std(0) > 0.005).all()
     # E[alpha] is what the server weighs by.
-    mean = state.private["a/alpha"].softmax(-1)
+    mean = state.client_states["a/alpha"].softmax(-1)
     close(state.message["alpha"], mean)
     scores = evaluate(method, blobs, state, draws=20)
     assert scores.values["nll"].isfinite().all()
@@ -421,7 +430,7 @@ def pairs(rows: int = 40) -> Federation:
 @pytest.mark.parametrize("guide", ["softmax", "projection", "dirichlet"])
 def test_pairs_find_each_other(guide):
     data, net = pairs(), build("mlp:12", (4,), 3)
-    options = {"shared": True, "batch": None, "lr": 0.5, "draws": 2}
+    options = {"shared": True, "batch": None, "lr": 0.5, "num_particles": 2}
     options["lr_alpha"] = 0.3 if guide == "projection" else 2.0
     method = pfedmb.build(net, branches=3, guide=guide, **options)
     state = toys.last(method, data, 10)

@@ -128,7 +128,7 @@ def test_families_shrink_and_can_be_centred(family):
     assert near > far
     method = fedprox.build(toys.net(), prior=family, mu=0.1, epochs=1)
     state = toys.last(method, toys.blobs(), 2)
-    assert len(state.who.ids) == 12
+    assert len(state.reporters.ids) == 12
     assert all(bool(v.isfinite().all()) for v in state.server.values())
 
 

@@ -73,8 +73,8 @@ def test_gradient_steps_find_it_too():
         epochs=10,
         lr=0.1,
         momentum=0.0,
-        scale=0.5,
-        draws=10,
+        init_scale=0.5,
+        num_particles=10,
     )
     *_, state = federate(learning(method, net.shapes), data, 25)
     (scale,) = [v for n, v in state.server.items() if n.startswith("prior/")]
@@ -83,10 +83,10 @@ def test_gradient_steps_find_it_too():
 
 def test_some_parameters_learn_and_what_travels_is_two_numbers_more():
     net = toys.net()
-    head = net.matching(net.head)
+    head = net.select_params(net.head)
     prior = priors.by_name({net.head: learned(), "*": priors.fixed()})
     method = fedavg.build(net, prior=prior, guide=guides.mean_field, epochs=1)
-    state = toys.last(learning(method, head, scale=0.3), toys.blobs(), 2)
+    state = toys.last(learning(method, head, init_scale=0.3), toys.blobs(), 2)
     scales = {n for n in state.server if n.startswith("prior/")}
     assert scales == {f"prior/{n}" for n in head}
     assert all(0 < float(state.server[n]) < 1 for n in scales)
@@ -112,7 +112,7 @@ def test_a_negative_moment_is_refused():
 
 def test_numbers_out_of_range_are_refused():
     method = fedavg.build(toys.net(), prior=learned())
-    with pytest.raises(ValueError, match=r"scale is 0.0"):
-        learning(method, toys.net().shapes, scale=0.0)
+    with pytest.raises(ValueError, match=r"init_scale is 0.0"):
+        learning(method, toys.net().shapes, init_scale=0.0)
     with pytest.raises(ValueError, match="variance is inf"):
         learning(method, toys.net().shapes, family=priors.Horseshoe)

@@ -103,7 +103,7 @@ def quadrature(at: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 # Where rows say little, q is found with the defaults alone; where they say much, fewer draws do.
-@pytest.mark.parametrize(("rows", "options"), [(2, {}), (30, {"draws": 64, "steps": 15})])
+@pytest.mark.parametrize(("rows", "options"), [(2, {}), (30, {"num_particles": 64, "steps": 15})])
 def test_shared_effects_have_the_exact_posterior(rows, options):
     """Within 0.1 standard deviations and 10%, where rows say little of an effect or much.
 
@@ -113,12 +113,12 @@ def test_shared_effects_have_the_exact_posterior(rows, options):
     at, y = rows_of(rows)
     parts = np.arange(len(at)) % CLIENTS
     x, y_ = torch.tensor(at).double()[:, None], torch.tensor(y)
-    data = Federation.of({f"{j}": (x[parts == j], y_[parts == j]) for j in range(CLIENTS)})
+    data = Federation.from_arrays({f"{j}": (x[parts == j], y_[parts == j]) for j in range(CLIENTS)})
     data = data.to("cpu", torch.float64)
     method = pvi.hierarchical(effects, data, shared="mean scale effect", **options)
     rounds = 10 if options else 25
     until = None if options else "converged"
-    run = pyrofl.fit(method, data, rounds, until=until, progress=False)
+    run = pyrofl.fit(method, data, rounds, stop_when=until, progress=False)
     draws = run.to_arviz(draws=4000)["posterior"]
     found = np.column_stack([draws[n].values[0] for n in ("mean", "scale", "effect")])
     mean, sd = quadrature(at, y)

@@ -29,7 +29,7 @@ def schools() -> Federation:
 def two_each() -> Federation:
     """Return three clients of two rows each."""
     row = torch.arange(2.0)
-    return Federation.of({name: (row[:, None], row) for name in "abc"})
+    return Federation.from_arrays({name: (row[:, None], row) for name in "abc"})
 
 
 def centred(received, local, batch):
@@ -67,13 +67,13 @@ def by_data(received, local, batch):
 
 
 def test_sites_are_shown_before_the_fit(schools, capsys):
-    method = pvi.hierarchical(centred, schools, shared="mu tau", steps=1, draws=8)
+    method = pvi.hierarchical(centred, schools, shared="mu tau", steps=1, num_particles=8)
     expected = "shared by all clients: mu, tau; own to each client: theta"
     assert expected in repr(method)
     run = pyrofl.fit(method, schools, 1)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == expected
-    pyrofl.fit(method, schools, 2, start=run)
+    pyrofl.fit(method, schools, 2, resume_from=run)
     assert expected not in capsys.readouterr().err
     lines = pvi.hierarchical(programs.lines, two_each(), shared="beta sd sigma").metadata.sites
     assert lines == "shared by all clients: beta (2), sd (2), sigma; own to each client: w (2)"
@@ -114,7 +114,9 @@ def test_declarations_that_contradict_the_program_are_refused(schools):
         match = re.escape(f"'theta' is in shared, and its prior depends on {others}, which each")
         with pytest.raises(ValueError, match=match):
             pvi.hierarchical(centred, schools, shared=shared)
-    uneven = Federation.of({"a": (torch.zeros(1, 1), [0.0]), "b": (torch.zeros(3, 1), [0.0] * 3)})
+    uneven = Federation.from_arrays(
+        {"a": (torch.zeros(1, 1), [0.0]), "b": (torch.zeros(3, 1), [0.0] * 3)}
+    )
     with pytest.raises(ValueError, match="prior depends on the client's data"):
         pvi.hierarchical(by_data, uneven, shared="mu")
 
@@ -128,7 +130,7 @@ def test_declarations_that_contradict_the_program_are_refused(schools):
 )
 def test_a_program_that_fails_is_refused_in_one_line_that_names_the_site(shape, scale, told):
     """Pyro adds a table of all shapes to what its handlers raise."""
-    rows = Federation.of({"A": (torch.ones(9, 1), torch.arange(9.0))})
+    rows = Federation.from_arrays({"A": (torch.ones(9, 1), torch.arange(9.0))})
 
     def model(received, local, batch):
         with batch.clients():
@@ -148,7 +150,7 @@ def test_a_server_without_rows_draws_what_clients_share(schools):
     run = pyrofl.fit(
         pvi.hierarchical(centred, schools, shared="mu tau"), schools, 2, progress=False
     )
-    alone = run.copy(data=hidden(facts(schools)), state=replace(run.state, private={}))
+    alone = run.copy(data=hidden(facts(schools)), state=replace(run.state, client_states={}))
     drawn, expected = shared_posterior(alone, 50), run.posterior(50)
     assert drawn.keys() == {"mu", "tau"}
     for name, value in drawn.items():

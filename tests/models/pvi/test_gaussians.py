@@ -69,7 +69,7 @@ def test_balanced_draws_have_the_moments_of_the_normal():
     few = balanced(noise[:4])
     close(few[:2], noise[:2])
     close(few[2:], -noise[:2])
-    with pytest.raises(ValueError, match="draws is 3; expected an even number"):
+    with pytest.raises(ValueError, match="num_particles is 3; expected an even number"):
         balanced(noise[:3])
 
 
@@ -183,7 +183,7 @@ def test_draws_are_never_fewer_than_two_of_each_variable():
     assert [enough(n, 70, "full") for n in (16, 140, 256)] == [140, 140, 256]
     assert enough(16, 70, "blocks") == 140
     assert enough(16, 70, "diagonal") == 16
-    with pytest.raises(ValueError, match="draws is 7; expected an even number"):
+    with pytest.raises(ValueError, match="num_particles is 7; expected an even number"):
         enough(7, 70, "full")
 
 

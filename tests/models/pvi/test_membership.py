@@ -41,9 +41,9 @@ def hierarchy(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 
 def fitted(data: Federation, rounds: int = 2, start: Run | None = None) -> Run:
-    method = pvi.hierarchical(hierarchy, data, shared="mu", damping=1.0, draws=8, steps=6)
+    method = pvi.hierarchical(hierarchy, data, shared="mu", damping=1.0, num_particles=8, steps=6)
     begun = start.state.number if start else 0
-    return pyrofl.fit(method, data, begun + rounds, start=start, progress=False)
+    return pyrofl.fit(method, data, begun + rounds, resume_from=start, progress=False)
 
 
 def moments(run: Run) -> torch.Tensor:
@@ -92,13 +92,13 @@ def test_who_joins_counts_after_a_round(order):
 def test_damping_that_adapts_begins_anew_at_a_half(change):
     """It has fallen to 1 / M, or stands at 1, when nothing is left to follow."""
     trio = people("Ada", "Cleo", "Dora")
-    method = pvi.hierarchical(hierarchy, trio, shared="mu", draws=8, steps=6)
+    method = pvi.hierarchical(hierarchy, trio, shared="mu", num_particles=8, steps=6)
     run = pyrofl.fit(method, trio, 25, progress=False)
     close(moments(run), exact("Ada", "Cleo", "Dora"), 1e-6)
     everybody = ("Ada", "Bea", "Cleo", "Dora")
     other = pvi.join(run, people(*everybody)) if change == "join" else pvi.leave(run, "Ada")
     assert float(other.state.server["server/damping"]) == 0.5
-    after = pyrofl.fit(method, other.data, 26, start=other, progress=False)
+    after = pyrofl.fit(method, other.data, 26, resume_from=other, progress=False)
     expected = exact(*(everybody if change == "join" else ("Cleo", "Dora")))
     half = (1 / float(moments(other)[1]) + 1 / expected[1]) / 2
     assert 1 / float(moments(after)[1]) == pytest.approx(half, rel=1e-6)
@@ -120,7 +120,7 @@ def test_a_prior_that_is_not_normal_is_shared_out_anew():
     assert float(left.state.server["share"]) == 1 / 7
     more = pvi.join(left, data)
     assert float(more.state.server["share"]) == 1 / 8
-    after = pyrofl.fit(method, left.data, 4, start=left, progress=False)
+    after = pyrofl.fit(method, left.data, 4, resume_from=left, progress=False)
     assert not any(record.rejected for record in after.records)
 
 
@@ -155,7 +155,7 @@ def test_a_run_without_factors_is_refused():
 def test_after_some_rounds_it_is_a_fit_of_the_others():
     """In eight schools, within 0.05 of a standard deviation."""
     data = federations.split(datasets.load("eight_schools"), "groups").to("cpu", torch.float64)
-    method = pvi.hierarchical(programs.eight_schools, data, shared="mu tau", draws=512)
+    method = pvi.hierarchical(programs.eight_schools, data, shared="mu tau", num_particles=512)
 
     def means(run: Run) -> torch.Tensor:
         posterior = run.to_arviz(20_000)["posterior"]
@@ -163,7 +163,7 @@ def test_after_some_rounds_it_is_a_fit_of_the_others():
         return torch.tensor([float(v.mean()) for v in found] + [float(v.std()) for v in found])
 
     left = pvi.leave(pyrofl.fit(method, data, 30, progress=False), data.names[0])
-    after = pyrofl.fit(method, left.data, 42, start=left, progress=False)
+    after = pyrofl.fit(method, left.data, 42, resume_from=left, progress=False)
     alone = pyrofl.fit(method, left.data, 30, seed=1, progress=False)
     found, expected = map(means, (after, alone))
     assert ((found - expected).abs() / expected[2:].repeat(2)).max() < 0.05

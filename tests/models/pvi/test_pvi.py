@@ -23,13 +23,13 @@ from promises import Promises, others_slow
 from torch import Tensor
 
 import pyrofl
-from pyrofl.data import Batch, Federation, Who
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.loaders.conjugate import gaussian_means, linear_regression
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
 from pyrofl.inference.metadata import Metadata
@@ -60,7 +60,7 @@ def clients_of(x: Tensor, y: Tensor, count: int, held_out: int = 0) -> Federatio
     return Federation(x.double(), y.double(), rows, none, held_out=held_out)
 
 
-def q_of(state: Round, full: bool) -> tuple[Tensor, Tensor]:
+def q_of(state: RoundState, full: bool) -> tuple[Tensor, Tensor]:
     """Return mean and root of the server's posterior."""
     normals = Normals(len(state.server["shift"]), full)
     return normals.moments(state.server)
@@ -115,7 +115,7 @@ def test_damped_factors_go_that_share_of_the_way(quadratic):
 
 def test_damping_grows_while_proposals_agree_and_falls_when_they_turn_back():
     method, many = regression(damping=None), 100
-    who = Who(torch.arange(many), torch.ones(many))
+    cohort = Cohort(torch.arange(many), torch.ones(many))
     server = {n: v.double() for n, v in method.init(generator(0), many).items()}
     found = []
     ahead, aside = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
@@ -124,14 +124,14 @@ def test_damping_grows_while_proposals_agree_and_falls_when_they_turn_back():
             "shift": (server["shift"] + pull / many).repeat(many, 1),
             "precision": server["precision"].repeat(many, 1),
         }
-        server = method.aggregate(server, message, who, generator(0))
+        server = method.aggregate(server, message, cohort, generator(0))
         found.append(float(server["server/damping"]))
     half = 3 ** (0.5**0.5)  # at 45 degrees
     expected = [0.1, 0.3, 0.9, 0.9 / 6, 0.9 / 6, 0.15 * half, 0.15 * half / 6]
     assert found == pytest.approx(expected)
     for _ in range(3):  # it stays between 1 / M and 1
         server = method.aggregate(
-            server | {"server/damping": torch.tensor(1e-9)}, message, who, generator(0)
+            server | {"server/damping": torch.tensor(1e-9)}, message, cohort, generator(0)
         )
         assert float(server["server/damping"]) == pytest.approx(1 / many)
     fixed_damping = regression(damping=0.5).init(generator(0), 2)
@@ -239,13 +239,13 @@ def of_means() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("centred", [True, False])
 def test_a_normal_hierarchy_is_exact_after_one_round(centred):
     data = gaussian_means(B[:, None], V).federation
-    method = pvi.hierarchical(means(centred), data, shared="mu", damping=1.0, draws=8)
+    method = pvi.hierarchical(means(centred), data, shared="mu", damping=1.0, num_particles=8)
     state = toys.last(method, data, 1)
     expected, covariance = of_means()
     close(q_of(state, True)[0], expected[:1], 1e-6)
     close(q_of(state, True)[1].square(), covariance[:1, :1], 1e-6)
     # What remains of theta_j given mu was found in the same round.
-    received, local = prepared(method, data, state, data.who(torch.arange(4)))
+    received, local = prepared(method, data, state, data.cohort(torch.arange(4)))
     scale = torch.ones(4) if centred else torch.tensor([1.5]).repeat(4)
     shift = 0.0 if centred else 1.0
     to_theta = torch.stack([torch.full((4,), shift), scale], -1).double()
@@ -267,7 +267,7 @@ def test_any_number_of_draws_solves_a_regression_in_one_round(draws):
             with batch.rows():
                 pyro.sample("y", dist.Normal((batch.x * beta).sum(-1), 0.5), obs=batch.y)
 
-    method = pvi.hierarchical(model, data, shared="beta", damping=1.0, draws=draws, steps=3)
+    method = pvi.hierarchical(model, data, shared="beta", damping=1.0, num_particles=draws, steps=3)
     mean, root = q_of(toys.last(method, data, 1), True)
     covariance = torch.linalg.inv(torch.eye(30) + 4 * x.T @ x)
     close(mean, 4 * covariance @ x.T @ y, 1e-6)
@@ -293,11 +293,11 @@ def core_of(program: Program, data: Federation, shared: str, **options: object) 
 
 def test_a_step_that_raises_the_free_energy_is_shortened():
     data = lines_of()
-    core, who = core_of(programs.lines, data, "beta sd sigma"), data.who(torch.arange(6))
+    core, cohort = core_of(programs.lines, data, "beta sd sigma"), data.cohort(torch.arange(6))
     server = {n: v.double() for n, v in core.init(generator(0), 6).items()}
-    received = core.cavity(server, who)
-    local = core.init_client(received, who, generator(0))
-    batch = data.batch(who.ids)
+    received = core.cavity(server, cohort)
+    local = core.init_client(received, cohort, generator(0))
+    batch = data.batch(cohort.ids)
 
     def energy(at: Tensors) -> Tensor:
         with pyro.validation_enabled(False):
@@ -331,7 +331,9 @@ def test_a_step_that_raises_the_free_energy_is_shortened():
 def test_population_spreads_do_not_collapse(draws, seed):
     """Each q(log sd) moves towards its end, and no round is worse than the start."""
     data = lines_of()
-    method = pvi.hierarchical(programs.lines, data, shared="beta sd sigma", draws=draws, steps=10)
+    method = pvi.hierarchical(
+        programs.lines, data, shared="beta sd sigma", num_particles=draws, steps=10
+    )
     for state in federate(method, data, 8, seed=seed):
         mean, root = q_of(state, True)
         assert (mean[2:] > math.log(0.1)).all()
@@ -355,7 +357,9 @@ def test_a_collapsed_spread_recovers():
 
 def test_a_centred_program_has_draws_of_its_own_sites():
     data = lines_of()
-    method = pvi.hierarchical(programs.lines, data, shared="beta sd sigma", draws=16, steps=2)
+    method = pvi.hierarchical(
+        programs.lines, data, shared="beta sd sigma", num_particles=16, steps=2
+    )
     draws = posterior(method, data, toys.last(method, data, 1), 50)
     assert set(draws) == {"beta", "sd", "sigma", "w", "w_decentred"}
     close(draws["w"], draws["beta"] + draws["sd"] * draws["w_decentred"], 1e-12)
@@ -366,7 +370,13 @@ def test_cutting_what_clients_depend_on_makes_a_centred_hierarchy_overconfident(
     variance = {}
     for covariance in ("full", "blocks", "diagonal"):
         method = pvi.hierarchical(
-            means(True), data, shared="mu", covariance=covariance, damping=0.5, draws=8, steps=6
+            means(True),
+            data,
+            shared="mu",
+            covariance=covariance,
+            damping=0.5,
+            num_particles=8,
+            steps=6,
         )
         *_, state = federate(method, data, 12)
         variance[covariance] = float(q_of(state, covariance != "diagonal")[1].square())
@@ -377,8 +387,8 @@ def test_cutting_what_clients_depend_on_makes_a_centred_hierarchy_overconfident(
 
 def test_draws_of_shared_sites_agree_and_others_follow_them():
     data = gaussian_means(B[:, None], V).federation
-    method = pvi.hierarchical(means(False), data, shared="mu", damping=1.0, draws=8)
-    draws = posterior(method, data, toys.last(method, data, 1), 4000, chunk=3)
+    method = pvi.hierarchical(means(False), data, shared="mu", damping=1.0, num_particles=8)
+    draws = posterior(method, data, toys.last(method, data, 1), 4000, chunk_size=3)
     assert set(draws) == {"mu", "eta", "theta"}
     close(draws["mu"], draws["mu"][:, :1].expand(-1, 4))
     close(draws["theta"], draws["mu"] + 1.5 * draws["eta"])
@@ -392,11 +402,11 @@ def test_draws_of_shared_sites_agree_and_others_follow_them():
 def test_a_newcomer_learns_of_itself_from_its_rows():
     task = gaussian_means(B[:, None], V).federation
     data = Federation(task.x, task.y, task.train, task.test, held_out=1)
-    method = pvi.hierarchical(means(False), data, shared="mu", damping=1.0, draws=8)
+    method = pvi.hierarchical(means(False), data, shared="mu", damping=1.0, num_particles=8)
     state = toys.last(method, data, 1)
     ids = torch.tensor([3])
     before = posterior(method, data, state, 2000, ids=ids)["theta"]
-    after = posterior(method, data, state, 2000, ids=ids, adapted="phases")["theta"]
+    after = posterior(method, data, state, 2000, ids=ids, adaptation="train")["theta"]
     spread = float(q_of(state, True)[1]) ** 2 + 1.5**2
     assert float(before.var()) == pytest.approx(spread, rel=0.15)
     assert float(after.var()) < 0.3 * spread
@@ -407,17 +417,17 @@ def test_the_server_stays_with_a_distribution(quadratic):
     method = regression()
     start = method.init(generator(0), 2)
     start = {n: v.double() for n, v in start.items()}
-    who = quadratic.federation.who(torch.tensor([0, 1]))
+    cohort = quadratic.federation.cohort(torch.tensor([0, 1]))
     precision = start["precision"].repeat(2, 1)
     message = {"shift": start["shift"].repeat(2, 1), "precision": -3 * precision}
-    found = method.aggregate(start, message, who, generator(0))
+    found = method.aggregate(start, message, cohort, generator(0))
     # A step of rate r leaves 1 - 8 r of the old precision: nothing at 1/8, a half at 1/16.
     close(found["precision"], start["precision"] / 2)
     moved = found["server/precision"].sum(0) - start["server/precision"].sum(0)
     close(moved, found["precision"] - start["precision"], 1e-9)
     hopeless = {"shift": message["shift"], "precision": precision * -torch.inf}
     with pytest.raises(AggregationError, match="q is no distribution after 30 halvings"):
-        method.aggregate(start, hopeless, who, generator(0))
+        method.aggregate(start, hopeless, cohort, generator(0))
 
 
 def test_a_round_that_leaves_no_distribution_keeps_the_server_and_says_so(quadratic):
@@ -439,8 +449,8 @@ def test_settings_out_of_range_are_refused(quadratic):
     data = gaussian_means(B[:, None], V).federation
     with pytest.raises(ValueError, match="covariance is 'none'; expected one of diagonal, full"):
         regression("none")
-    with pytest.raises(ValueError, match="draws is 7; expected an even number"):
-        regression(draws=7)
+    with pytest.raises(ValueError, match="num_particles is 7; expected an even number"):
+        regression(num_particles=7)
     with pytest.raises(ValueError, match=r"damping is 1.5; expected a number above 0 to 1"):
         pvi.hierarchical(means(True), data, shared="mu", damping=1.5)
     with pytest.raises(ValueError, match="expected mean_field or delta"):
@@ -454,7 +464,7 @@ SCHOOL_SDS = [5.62, 4.65, 5.28, 4.77, 4.61, 4.80, 5.00, 5.32, 3.31, 3.20]
 
 
 @pytest.fixture(scope="module")
-def schools() -> tuple[Federation, Method, Round]:
+def schools() -> tuple[Federation, Method, RoundState]:
     effect, error = torch.tensor(SCHOOLS).double().T
     rows = torch.arange(8).split(1)
     none = tuple(torch.empty(0, dtype=torch.long) for _ in rows)
@@ -485,21 +495,21 @@ def test_eight_schools(schools):
 def test_own_variables_are_scaled_by_powers_of_positive_shared_ones(schools):
     """Where the rows rule, eta = (theta - mu) / tau: the power of tau comes near -1."""
     data, _, state = schools
-    power = state.private["power"]
+    power = state.client_states["power"]
     assert power.shape == (8, 1, 2)
     assert not power[..., 0].any()  # mu may be negative
     sharp = replace(data, x=data.x / 20)
     other = pvi.hierarchical(programs.eight_schools, sharp, shared="mu tau", steps=20)
-    assert toys.last(other, sharp, 15).private["power"][..., 1].mean() < -0.7
+    assert toys.last(other, sharp, 15).client_states["power"][..., 1].mean() < -0.7
     # A centred program has own variables whose prior depends on the shared ones: nothing to scale.
     one = gaussian_means(B[:, None], V).federation
-    centred = pvi.hierarchical(means(True), one, shared="mu", draws=8)
-    assert "power" not in toys.last(centred, one, 1).private
+    centred = pvi.hierarchical(means(True), one, shared="mu", num_particles=8)
+    assert "power" not in toys.last(centred, one, 1).client_states
 
 
 def test_densities_of_scaled_variables_are_those_of_the_draws(schools):
     data, method, state = schools
-    received, local = prepared(method, data, state, data.who(torch.arange(8)))
+    received, local = prepared(method, data, state, data.cohort(torch.arange(8)))
     q, _ = traces(method.guide, method.guide, received, local, data.batch(torch.arange(8)), 5)
     density = sum(per_draw(log_densities(site, None, False)[0], 8) for _, site in latent(q))
     mu, tau, eta = (q.nodes[n]["value"][..., 0] for n in ("mu", "tau", "eta"))

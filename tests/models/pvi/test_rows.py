@@ -115,7 +115,7 @@ def test_rows_have_effects_of_their_own_and_padding_has_none():
     # Where the guide is the posterior, these differ by a number, which padding would disturb.
     stats = groups["sample_stats"]
     assert float((stats["log_p"] - stats["log_q"]).std()) < 1e-6
-    alone = fit(run.method, data, 12, chunk=1, progress=False)  # where nothing is padded
+    alone = fit(run.method, data, 12, chunk_size=1, progress=False)  # where nothing is padded
     close(shared(alone)[0], mean[:1], 1e-6)
 
 
@@ -230,4 +230,4 @@ def test_refuses():
         run, replace(more, x=torch.cat([data.x, more.x[9:]]), y=torch.cat([data.y, more.y[9:]]))
     )
     with pytest.raises(ValueError, match="a client has 7 rows, and the method was built for 5 at"):
-        fit(joined.method, joined.data, 2, start=joined, check=False, progress=False)
+        fit(joined.method, joined.data, 2, resume_from=joined, check=False, progress=False)

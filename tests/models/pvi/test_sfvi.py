@@ -21,7 +21,7 @@ from pyrofl.data.loaders.conjugate import gaussian_means
 from pyrofl.inference.checks.leave_one_out import loo
 from pyrofl.inference.engine.participation import fixed as some
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.engine.state import Round
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
@@ -67,7 +67,7 @@ def of_means() -> tuple[Tensor, Tensor]:
     return gain @ B, prior - gain @ prior[2:]
 
 
-def q_of(state: Round) -> tuple[Tensor, Tensor]:
+def q_of(state: RoundState) -> tuple[Tensor, Tensor]:
     """Return mean and root of the server's q(g), for the full covariance."""
     now = {n: state.server[n] for n in NAMES}
     d = len(now["centre"])
@@ -79,7 +79,7 @@ def q_of(state: Round) -> tuple[Tensor, Tensor]:
 
 def of_a_full_covariance(data: Federation) -> Method:
     guide = guides.full_covariance
-    return pvi.hierarchical(means, data, shared="mu nu", guide=guide, draws=12)
+    return pvi.hierarchical(means, data, shared="mu nu", guide=guide, num_particles=12)
 
 
 def test_a_normal_hierarchy_is_exact():
@@ -95,7 +95,7 @@ def test_a_normal_hierarchy_is_exact():
     close(mean, expected[:2], 1e-4)
     close(root @ root.T, covariance[:2, :2], 1e-4)
     # So are clients, given what they share.
-    _, local = prepared(method, data, state, data.who(torch.arange(4)))
+    _, local = prepared(method, data, state, data.cohort(torch.arange(4)))
     slope = torch.linalg.solve(local["unit"], local["own/slope"], left=False)
     theta = local["own/mean"] + (slope @ (mean - local["about"])[..., None])[..., 0]
     close(theta[:, 0], expected[2:], 1e-4)
@@ -122,7 +122,7 @@ def test_what_clients_send_adds_up_to_the_gradient_of_pyro(monkeypatch):
     """Of one program of all rows, by Trace_ELBO, with the same noise."""
     data, kept = schools(), []
     method = pvi.hierarchical(
-        programs.eight_schools, data, shared="mu tau", guide=guides.full_covariance, draws=6
+        programs.eight_schools, data, shared="mu tau", guide=guides.full_covariance, num_particles=6
     )
     begun, everyone = first(method, data, 0), torch.arange(8)
     for _ in range(3):
@@ -135,7 +135,7 @@ def test_what_clients_send_adds_up_to_the_gradient_of_pyro(monkeypatch):
     close(e[..., :2], e[:, :1, :2].expand(-1, 8, -1), 1e-12)
     assert (e[:, 0, 2] != e[:, 1, 2]).all()
     phi = {n: begun.server[n].clone().requires_grad_() for n in NAMES}
-    own = state.private
+    own = state.client_states
 
     def model(s: int) -> None:
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
@@ -237,7 +237,7 @@ def test_a_newcomer_learns_of_itself_from_its_rows():
     run = fitted(guides.copula, 30, held_out=1)
     ids = torch.tensor([5])
     before = run.posterior(2000, ids=ids)["eta"].squeeze()
-    after = run.posterior(2000, ids=ids, adapted="phases")
+    after = run.posterior(2000, ids=ids, adaptation="train")
     assert float(before.std()) == pytest.approx(1.0, rel=0.1)
     assert float(after["eta"].std()) < 0.9
     again = run.posterior(2000, ids=ids)
@@ -297,7 +297,7 @@ WAVE = {"length": (-1.474, 0.276), "size": (0.149, 0.390), "noise": (-1.712, 0.1
 @pytest.mark.parametrize("family", [guides.copula, guides.flow(3)])
 def test_a_guide_bends_about_the_best_normal(family):
     """Means of a Gaussian process are those by quadrature, not those of a fit that is all noise."""
-    method = pvi.hierarchical(smooth, wave(), shared="*", guide=family, draws=32)
+    method = pvi.hierarchical(smooth, wave(), shared="*", guide=family, num_particles=32)
     found = pyrofl.fit(method, wave(), 60, progress=False).posterior(4000)
     logs = {name: found[name].log() for name in WAVE}
     off = {n: float(logs[n].mean() - mean) / sd for n, (mean, sd) in WAVE.items()}
@@ -319,7 +319,7 @@ def shrunk(received: Tensors, local: Tensors, batch: Batch) -> None:
     [
         ({"covariance": "diagonal"}, "covariance is 'diagonal' and damping is None, and there is"),
         ({"damping": 0.5}, "covariance is 'full' and damping is 0.5, and there is a guide"),
-        ({"draws": 7}, "draws is 7; expected an even number"),
+        ({"num_particles": 7}, "num_particles is 7; expected an even number"),
         ({"guide": guides.mean_field}, "the guide draws each shared variable by itself, or none"),
         ({"guide": guides.delta}, "expected a family that joins them: full_covariance, low_rank"),
         ({"guide": "flow"}, "guide is 'flow'; expected a function"),
@@ -338,6 +338,6 @@ def test_a_guide_whose_draws_have_no_spread_is_a_bad_message_and_no_crash():
     run = fitted(guides.copula, 2)
     flat = run.state.server | {"root": torch.zeros_like(run.state.server["root"])}
     again = replace(run.state, server=flat)
-    after = pyrofl.fit(run.method, run.data, 4, start=again, progress=False)
-    assert after.verdict.kind == "diverged"
-    assert "expected a finite number" in str(after.verdict)
+    after = pyrofl.fit(run.method, run.data, 4, resume_from=again, progress=False)
+    assert after.status.kind == "diverged"
+    assert "expected a finite number" in str(after.status)

@@ -43,9 +43,9 @@ def test_one_part_travels_and_the_other_stays(tiny, name):
     state = last(made(name), tiny, 2)
     shared, own = (HEAD, BASE) if name == "lgfedavg" else (BASE, HEAD)
     assert set(state.server) == set(state.message) == shared
-    assert set(state.private) == own
+    assert set(state.client_states) == own
     scalars = sum(v[0].numel() for v in state.message.values())
-    assert state.up.tolist() == state.down.tolist() == [8 * scalars] * 3
+    assert state.bytes_up.tolist() == state.bytes_down.tolist() == [8 * scalars] * 3
     assert scalars == (5 * 3 + 3 if name == "lgfedavg" else 4 * 5 + 5)
     share = torch.tensor([3, 5, 4], dtype=torch.float64) / 12
     for n, v in state.server.items():
@@ -62,14 +62,14 @@ def test_with_nothing_personal_it_is_fedavg(tiny, name, head, options):
         strict=True,
     ):
         assert_same(one.server, other.server)
-        assert one.private == {}
+        assert one.client_states == {}
 
 
 @pytest.mark.parametrize(("name", "head"), [("fedper", "*"), ("lgfedavg", "")])
 def test_with_nothing_shared_it_is_local(tiny, name, head):
     one = last(made(name, head=head), tiny, 3)
     other = last(local.build(NET, **USUAL), tiny, 3)
-    assert_same(one.private, other.private)
+    assert_same(one.client_states, other.client_states)
     assert one.server == one.message == {}
 
 
@@ -77,7 +77,7 @@ def test_the_parts_may_be_exchanged(tiny):
     one = last(made("lgfedavg", head="fc1.*"), tiny, 3)
     other = last(made("fedper", head="head.*"), tiny, 3)
     assert_same(one.server, other.server)
-    assert_same(one.private, other.private)
+    assert_same(one.client_states, other.client_states)
 
 
 def test_fedper_by_hand(tiny):
@@ -103,7 +103,7 @@ def test_fedper_by_hand(tiny):
         close(state.server[f"w/{n}"], v)
     for j in range(3):
         for n, v in heads[j].items():
-            close(state.private[f"w/{n}"][j], v)
+            close(state.client_states[f"w/{n}"][j], v)
 
 
 def test_fedrep_without_epochs_on_the_base_fits_heads_only(tiny):
@@ -111,14 +111,14 @@ def test_fedrep_without_epochs_on_the_base_fits_heads_only(tiny):
     start = made("fedper").init(stream(0, Stream.START), 3)
     for n, v in state.server.items():
         close(v, start[n])
-    assert all(not torch.equal(v, begun.private[n]) for n, v in state.private.items())
+    assert all(not torch.equal(v, begun.client_states[n]) for n, v in state.client_states.items())
 
 
 def test_fedrep_without_epochs_on_the_head_is_fedbabu(tiny):
     one = last(made("fedrep", head_epochs=0), tiny, 3)
     other = last(made("fedbabu"), tiny, 3)
     assert_same(one.server, other.server)
-    assert_same(one.private, other.private)
+    assert_same(one.client_states, other.client_states)
 
 
 def test_fedrep_moves_the_base_after_the_head(tiny):
@@ -135,7 +135,7 @@ def test_fedrep_moves_the_base_after_the_head(tiny):
 
     for names in ("head.*", "head.*", "head.*", "fc1.*"):
         step(names)
-    found = pick(state.private, "*head*") | state.message
+    found = pick(state.client_states, "*head*") | state.message
     for n, v in found.items():
         close(v[1], w[n.removeprefix("w/")].detach())
 
@@ -143,14 +143,16 @@ def test_fedrep_moves_the_base_after_the_head(tiny):
 def test_the_head_of_fedbabu_does_not_move_until_it_is_tuned(tiny):
     method = made("fedbabu", tune="head", fine_tune=3)
     start = fedavg.build(NET).init(stream(0, Stream.START), 3)
-    who = tiny.who(torch.arange(3))
+    cohort = tiny.cohort(torch.arange(3))
     for state in federate(method, tiny, 3):
         for n in HEAD:
-            assert torch.equal(state.private[n], start[n].double().expand_as(state.private[n]))
-    _, tuned = prepared(method, tiny, state, who, adapted="adapt")
+            assert torch.equal(
+                state.client_states[n], start[n].double().expand_as(state.client_states[n])
+            )
+    _, tuned = prepared(method, tiny, state, cohort, adaptation="fine_tune")
     assert not isinstance(tuned, list)
     for n in HEAD:
-        assert bool((tuned[n] != state.private[n]).all(0).any())
+        assert bool((tuned[n] != state.client_states[n]).all(0).any())
     for n in BASE:
         assert torch.equal(tuned[n], state.server[n].expand_as(tuned[n]))
 
@@ -159,9 +161,9 @@ def test_the_head_of_fedbabu_does_not_move_until_it_is_tuned(tiny):
 def test_fedbabu_tunes_what_it_is_told(tiny, tune, moves):
     method = made("fedbabu", tune=tune)
     state = last(method, tiny, 1, check=False)  # heads that stay drawn are warned of
-    _, tuned = prepared(method, tiny, state, tiny.who(torch.arange(3)), adapted="adapt")
+    _, tuned = prepared(method, tiny, state, tiny.cohort(torch.arange(3)), adaptation="fine_tune")
     assert not isinstance(tuned, list)
-    known = state.private | {n: v.expand_as(tuned[n]) for n, v in state.server.items()}
+    known = state.client_states | {n: v.expand_as(tuned[n]) for n, v in state.server.items()}
     changed = {n for n, v in tuned.items() if not torch.equal(v, known[n])}
     assert changed == moves
     assert max(phase.epochs for phase in method.adapt) == 5
@@ -171,11 +173,11 @@ def test_fedbabu_tunes_what_it_is_told(tiny, tune, moves):
 def test_fedrep_fits_the_head_before_a_test_if_asked_to(tiny):
     method = made("fedrep", fine_tune=4)
     state = last(method, tiny, 1)
-    _, tuned = prepared(method, tiny, state, tiny.who(torch.arange(3)), adapted="adapt")
+    _, tuned = prepared(method, tiny, state, tiny.cohort(torch.arange(3)), adaptation="fine_tune")
     assert not isinstance(tuned, list)
     for n, v in state.server.items():
         assert torch.equal(tuned[n], v.expand_as(tuned[n]))
-    assert all(not torch.equal(tuned[n], v) for n, v in state.private.items())
+    assert all(not torch.equal(tuned[n], v) for n, v in state.client_states.items())
     assert max(phase.epochs for phase in method.adapt) == 4
 
 

@@ -25,7 +25,7 @@ def held(seed: int) -> Tensors:
     """Return parameters of two clients under "w/" and, different, under "own/w/"."""
     start = fedavg.build(toys.net()).init(generator(1), 2)
     return toys.stacked(start, 2, seed) | start_own(
-        toys.stacked(start, 2, seed + 1), DATA.who(torch.arange(2)), generator(1)
+        toys.stacked(start, 2, seed + 1), DATA.cohort(torch.arange(2)), generator(1)
     )
 
 
@@ -79,12 +79,14 @@ NAMES = ("apfl", "ditto", "fedpa", "ifca", "perfedavg", "pfedbayes", "pfedme", "
 @pytest.mark.parametrize("name", NAMES)
 def test_baselines_take_other_guides_and_go_on_training_before_a_test(name):
     module = import_module(f"pyrofl.models.{name}")
-    method = module.build(toys.net(), guide=guides.log_mean_field, draws=2, fine_tune=3)
+    method = module.build(toys.net(), guide=guides.log_mean_field, num_particles=2, fine_tune=3)
     data = toys.blobs((6, 9, 20))
     state = toys.last(method, data, 2)
     assert not state.rejected
-    scores = {a: evaluate(method, data, state, adapted=a, part="train") for a in ("adapt", "none")}
-    assert scores["adapt"].mean("nll") < scores["none"].mean("nll")
+    scores = {
+        a: evaluate(method, data, state, adaptation=a, part="train") for a in ("fine_tune", "none")
+    }
+    assert scores["fine_tune"].mean("nll") < scores["none"].mean("nll")
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"pfedbayes"}))
