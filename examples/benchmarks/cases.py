@@ -98,7 +98,7 @@ def good(setting: str, heads: bool, rounds: int = 0) -> Sides:
     build, loop = (pfedvem.build, good_loop.pfedvem) if heads else (fedavg.build, good_loop.fedavg)
     method, begin = build(network(data)), start(data)
 
-    def mine() -> Side:  # pFedVEM trains all clients if `trains` is missing
+    def mine() -> Side:  # pFedVEM trains all clients unless `training_clients` is given
         return ours(method, data, training_clients=draw, check=not rounds)
 
     def other() -> Side:

@@ -36,7 +36,7 @@ def load(
     *,
     seed: Seed = 0,
 ) -> Run:
-    """Load a run that `save` wrote; as `start` of `fit` it continues with the same bits.
+    """Load a run that `save` wrote; as `resume_from` of `fit` it continues with the same bits.
 
     The clients' state is mapped from the file until the next round has a copy of it. Frozen weights
     and buffers of the method's networks are set to those of the run.

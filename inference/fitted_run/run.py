@@ -278,7 +278,7 @@ class Run(Pickled, Summarised):
 
         Columns: round, site; mean and sd, the largest movement of any entry's mean and standard
         deviation since the round before, in standard deviations; norm, that of a tensor which
-        states no distribution, as a share of its norm. `verdict` judges the last rounds of it.
+        states no distribution, as a share of its norm. `status` judges the last rounds of it.
         """
         return table(self.records)
 

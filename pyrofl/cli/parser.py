@@ -82,35 +82,37 @@ def rows_of(names: Collection[str]) -> Iterator[Row]:
             yield Row(words, kind, one.metadata["text"], default, sections()[one.name])
 
 
-RUNS = Row("folder DIR", PATH, "of pyrofl run or pyrofl compare")
+RUNS = Row("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare.")
 SCORE = Row(
     "--by",
     choice(By),
     "score of rows; default accuracy, or error where y is a number, which has a crps too",
 )
 PREDICT: tuple[Any, ...] = (
-    Row("folder DIR", PATH, "of pyrofl run, or of Run.save"),
-    Row("--data FILE.csv", REQUIRED, "the rows, with the columns of training by name"),
-    Row("--out FILE.csv", REQUIRED, "where predictions go, a line for each row"),
-    Row("--client NAME", TEXT, "whose rows they are"),
+    Row("folder DIR", PATH, "Directory of pyrofl run or Run.save."),
+    Row("--data FILE.csv", REQUIRED, "Rows to predict, with the feature columns of training."),
+    Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
+    Row("--client NAME", TEXT, "Client that all rows belong to."),
     Row("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
-    Row("--new-client", FLAG, "they are of a client that was never seen", False),
-    Row("--own-rows FILE.csv", PATH, "labelled rows that a new client adapts to"),
-    Row("--model VIEW", TEXT, "personal, global or ensemble; default what the method is about"),
-    Row("--net FILE.py:NAME", PATH, "of a run with a network of your own: it is made again"),
-    Row("--unadapted", FLAG, "do not adapt to training rows, which need not be there then", False),
-    Row("--draws S", COUNT, "average so many predictions; default as the run did"),
-    Row("--overwrite", FLAG, "replace a file that is there", False),
+    Row("--new-client", FLAG, "Predict for a client that was not trained.", False),
+    Row("--own-rows FILE.csv", PATH, "Labelled rows of the new client for its adaptation."),
+    Row("--model VIEW", TEXT, "Model: personal, global or ensemble (default: by the method)."),
+    Row(
+        "--net FILE.py:NAME", PATH, "Function that makes the network of the run, if it is your own."
+    ),
+    Row("--unadapted", FLAG, "Do not adapt; the training data are not needed then.", False),
+    Row("--draws S", COUNT, "Posterior draws to average over (default: as in the run)."),
+    Row("--overwrite", FLAG, "Overwrite an existing file.", False),
 )
 SECTION = Row(
     "section SECTION",
     {"nargs": "?", "choices": (*listing.SECTIONS, "settings")},
-    f"{', '.join(listing.SECTIONS)} or settings; default names of all",
+    f"{', '.join(listing.SECTIONS)} or settings (default: names of all).",
 )
-METHOD = Row("method METHOD", TEXT, "see pyrofl list")
+METHOD = Row("method METHOD", TEXT, "Method (see pyrofl list methods).")
 ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods).")
 SEVERAL = Row("methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", [])
-FIGURE = Row("--out FIG.png", REQUIRED, "the figure's file")
+FIGURE = Row("--out FIG.png", REQUIRED, "Output file of the figure.")
 CONFIG = Row("--config FILE", PATH, "YAML file with options, or run.json; options given here win.")
 HEADINGS = list(SECTIONS.values())
 OF_DATA = {n for n, section in sections().items() if section in HEADINGS[:3]} | {"overwrite"}
@@ -139,7 +141,7 @@ def on_data(command: Callable[[Experiment], None]) -> Callable[[Namespace], None
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = {
-    "list": ("print what there is: methods, data, partitions...", listing.list_all, (SECTION,)),
+    "list": ("list methods, data sets, partitions and other choices", listing.list_all, (SECTION,)),
     "explain": ("print a method's equations, settings, bytes and use", listing.explain, (METHOD,)),
     "run": (
         "fit one method",
@@ -157,53 +159,55 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         (ONE, CONFIG, *rows_of((OF_RUN | OF_TUNING) - UNTUNED)),
     ),
     "partition": (
-        "draw who holds which classes",
+        "draw a figure of the classes that each client holds",
         on_data(fitting.partition),
         (*rows_of(OF_DATA), FIGURE),
     ),
-    "predict": ("predict new rows by a run's folder", predict.predict, PREDICT),
-    "answer": ("say what federation buys each site", answer, (RUNS, SCORE)),
+    "predict": ("predict new rows with a saved run", predict.predict, PREDICT),
+    "answer": ("estimate the benefit of federation for each client", answer, (RUNS, SCORE)),
     "report": ("write one page of HTML about a run or a comparison", report, (RUNS,)),
 }
 
 WAITING: tuple[Row, ...] = (  # for sites
     Row("--min-sites N", COUNT, "Smallest number of sites in a round (default: all)."),
-    Row("--timeout S", POSITIVE, "seconds to wait for sites, and for their replies", 600.0),
-    Row("--out DIR", PATH, "states and results, gone on from if there are some; default DIR/run"),
-    Row("--quiet", FLAG, "print nothing but the tables", False),
+    Row("--timeout S", POSITIVE, "Seconds to wait for sites and for their replies.", 600.0),
+    Row("--out DIR", PATH, "Output directory; an existing run is resumed (default: DIR/run)."),
+    Row("--quiet", FLAG, "Print the result tables only.", False),
 )
-FOLDER = Row("folder DIR", PATH, "project folder")
+FOLDER = Row("folder DIR", PATH, "Project folder.")
 FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
     "new": ("write a project folder, and rows to try it with", (FOLDER,)),
     "up": (
         "run a project on this machine alone, with a node for each file of DIR/sites",
-        (FOLDER, Row("--sites N", COUNT, "how many of them", 3), *WAITING),
+        (FOLDER, Row("--sites N", COUNT, "Number of sites to simulate.", 3), *WAITING),
     ),
     "serve": (
         "run a project's server for sites elsewhere",
         (
             FOLDER,
-            Row("--sites N", COUNT, "begin when so many are there", 3),
-            Row("--host ADDRESS", TEXT, "to listen on", "127.0.0.1"),
-            Row("--port PORT", PORT, "to listen on", 8443),
-            Row("--cert FILE", PATH, "the server's certificate"),
-            Row("--cert-key FILE", PATH, "its private key"),
-            Row("--ca FILE", PATH, "certificate of who signed it"),
-            Row("--nodes DIR", PATH, "public keys of the sites' nodes, NAME.pub"),
+            Row("--sites N", COUNT, "Number of sites that must be connected before round one.", 3),
+            Row("--host ADDRESS", TEXT, "Address to listen on.", "127.0.0.1"),
+            Row("--port PORT", PORT, "Port to listen on.", 8443),
+            Row("--cert FILE", PATH, "Certificate of the server."),
+            Row("--cert-key FILE", PATH, "Private key of the server's certificate."),
+            Row("--ca FILE", PATH, "Certificate of the authority that signed it."),
+            Row(
+                "--nodes DIR", PATH, "Directory with the public keys of the sites' nodes, NAME.pub."
+            ),
             *WAITING,
         ),
     ),
     "join": (
         "take part with the rows of a site",
         (
-            Row("server HOST:PORT", TEXT, "where the server is"),
-            Row("--data FILE.csv", REQUIRED, "the site's rows"),
-            Row("--name NAME", TEXT | {"required": True}, "of the site; no other has it"),
-            Row("--state DIR", REQUIRED, "what its clients keep, and its log"),
-            Row("--project DIR", PATH, "the site's copy of the project folder", "."),
-            Row("--key FILE", PATH, "private key of the site's node"),
-            Row("--ca FILE", PATH, "certificate of who signed the server's"),
-            Row("--rejoin", FLAG, "come back as a newcomer if the state is lost", False),
+            Row("server HOST:PORT", TEXT, "Address of the server."),
+            Row("--data FILE.csv", REQUIRED, "Rows of the site."),
+            Row("--name NAME", TEXT | {"required": True}, "Unique name of the site."),
+            Row("--state DIR", REQUIRED, "Directory for the states of its clients and its log."),
+            Row("--project DIR", PATH, "The site's copy of the project folder.", "."),
+            Row("--key FILE", PATH, "Private key of the site's node."),
+            Row("--ca FILE", PATH, "Certificate of the authority that signed the server's."),
+            Row("--rejoin", FLAG, "Rejoin as a new client if the state was lost.", False),
             Row(
                 "--min-scored-rows N",
                 COUNT,
@@ -211,7 +215,7 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
                 MIN_SCORED_ROWS,
             ),
             Row("--no-scores", FLAG, "Send no scores; losses are still sent.", False),
-            Row("--show", FLAG, "say what will leave, and no more", False),
+            Row("--show", FLAG, "Print what would be sent, and exit.", False),
         ),
     ),
     "predict": (
