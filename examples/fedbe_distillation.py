@@ -41,7 +41,7 @@ print("A full run takes about five minutes on one core; --quick takes seconds.",
 whole = datasets.load(args.data or ("digits" if args.quick else "fashion_mnist"))
 chosen = torch.randperm(len(whole.y), generator=generator(0))
 train, test = (chosen[whole.is_test[chosen] == kind] for kind in (False, True))
-some = torch.cat([train[: args.save_predictions], test[: max(3000, args.save_predictions // 5)]])
+some = torch.cat([train[: args.rows], test[: max(3000, args.rows // 5)]])
 dataset = replace(whole, x=whole.x[some], y=whole.y[some], is_test=whole.is_test[some])
 held = 300 if args.quick else args.server
 rounds, epochs = (2, 10) if args.quick else (args.rounds, args.epochs)

@@ -82,7 +82,9 @@ def checked(function: F) -> F:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(f"{function.__qualname__}() {error}") from None
+            unknown = sorted(kwargs.keys() - signature.parameters.keys())
+            hint = f"; {_hint(unknown[0], list(signature.parameters))}" if unknown else ""
+            raise TypeError(f"{function.__qualname__}() {error}{hint}") from None
         _refuse_bad(given, _hints(function))
         return function(*args, **kwargs)
 
@@ -185,6 +187,20 @@ def _told(kind: Any) -> str:
 def known(name: str, names: Collection[str], what: str) -> None:
     """Refuse a name that is not among `names`, telling the nearest one, or else all of them."""
     if name not in names:
-        near = get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
-        raise ValueError(f"unknown {what} {name!r}; {hint}")
+        raise ValueError(f"unknown {what} {name!r}; {_hint(name, names)}")
+
+
+def _hint(name: str, names: Collection[str]) -> str:
+    """Return the name that is most similar, or all names if none is similar.
+
+    >>> _hint("leraning_rate_head", ["lr_head", "lr_base"])
+    'did you mean lr_head?'
+    """
+    # Users of other libraries write learning_rate for lr.
+    spelled = {"_".join({"lr": "learning_rate"}.get(w, w) for w in n.split("_")): n for n in names}
+    near = get_close_matches(name, [*names, *spelled], 1)
+    return (
+        f"did you mean {spelled.get(near[0], near[0])}?"
+        if near
+        else f"expected one of {', '.join(names)}"
+    )

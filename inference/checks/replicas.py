@@ -44,7 +44,7 @@ def with_responses(data: Federation, y: Tensor) -> Federation:
 def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = None) -> Method:
     """Return the method for copies of a federation of J `clients`, none of which reaches another.
 
-    Client j of copy r is number r J + j; what the server holds for copy r is under "r/". `refused`
+    Client j of copy r is number r J + j; what the server holds for copy r is under "server/r/". `refused`
     is told which copies' servers keep their state, and why.
     """
     refused = {} if refused is None else refused
@@ -130,14 +130,14 @@ def _parted(server: Tensors) -> dict[int, Tensors]:
     """Return the server of every copy."""
     found: dict[int, Tensors] = defaultdict(dict)
     for name, value in server.items():
-        copy, _, own = name.partition("/")
+        _, copy, own = name.split("/", 2)
         found[int(copy)][own] = value
     return found
 
 
 def _whole(servers: Mapping[int, Tensors]) -> Tensors:
-    """Undo `_parted`."""
-    return {n: v for r, server in servers.items() for n, v in under(str(r), server).items()}
+    """Undo `_parted`: "server/r/" before a name, so that only `aggregate` judges its shape."""
+    return {n: v for r, server in servers.items() for n, v in under(f"server/{r}", server).items()}
 
 
 def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:

@@ -88,7 +88,7 @@ def divided(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def scores(column: str, name: str, rate: float, seed: int) -> list[list[float]]:
     """Return the accuracies of one run on validation and test rows."""
     partition, clients, share, branches = COLUMNS[column]
-    rows = args.save_predictions * clients // len(whole.classes)
+    rows = args.rows * clients // len(whole.classes)
     dataset = whole if args.full else datasets.per_class(whole, rows)
     data = federations.split(dataset, partition, clients, seed=seed)
     kept, aside = zip(*(divided(rows, seed) for rows in data.train), strict=True)
@@ -116,7 +116,7 @@ runs = [
     for seed in range(args.seeds)
     for rate in args.rates
 ]
-about = {"data": whole.name, "rows": args.save_predictions, "net": args.net, "rounds": args.rounds}
+about = {"data": whole.name, "rows": args.rows, "net": args.net, "rounds": args.rounds}
 lines = files.fill(args.out, HEAD, runs, scores, **about)
 for column, some in files.by(lines, "column").items():
     print(f"{column} clients, accuracy in percent")

@@ -35,7 +35,7 @@ from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.programs import Program
-from pyrofl.models import fedavg, guides, pfedvem, pvi
+from pyrofl.models import fald, fedavg, guides, pfedvem, pvi
 from pyrofl.models.guides import correlated
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import build
@@ -273,6 +273,13 @@ def test_a_method_whose_server_moves_is_ranked_too():
     assert set(found.ranks) == set(net.shapes)
     assert found.ranks.notnull().all().to_array().all()
     assert found.bins == 4
+
+
+def test_a_server_state_that_grows_every_round_is_ranked_too():
+    chain = fald.build(build("linear", (2,), 1), likelihood=normal(0.5), epochs=1, batch=None)
+    method = replace(chain, metadata=chain.metadata.extend({"w": SHARED}))
+    found = pyrofl.checks.sbc(method, template(), 3, 20, 19)
+    assert found.ranks.notnull().all().to_array().all()
 
 
 def test_a_fit_that_is_not_finite_is_told():
