@@ -107,6 +107,8 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         if name in hints and (expected := _unlike(value, hints[name])):
             is_short = value is None or isinstance(value, str | Real)
             shown = repr(value) if is_short else f"a {type(value).__name__}"
+            if inspect.isfunction(value):
+                shown = f"a function ({', '.join(inspect.signature(value).parameters)})"
             raise ValueError(f"{name} is {shown}; expected {expected}")
         if isinstance(value, str | PurePath) and "\0" in str(value):
             raise ValueError(f"{name} is {str(value)!r}; expected no NUL character in it")
@@ -163,6 +165,8 @@ def _may_be(value: Any, kind: Any) -> bool:
         return type(value).__module__.partition(".")[0] not in KNOWN
     if get_origin(kind) in (abc.Sequence, tuple):
         return isinstance(value, abc.Sequence) and not isinstance(value, str | bytes)
+    if get_origin(kind) is abc.Callable:
+        return callable(value) and _takes(value, get_args(kind)[0])
     if get_origin(kind) in WORDS:
         return isinstance(value, get_origin(kind))
     if not _is_checked(kind) or isinstance(value, kind):
@@ -170,7 +174,23 @@ def _may_be(value: Any, kind: Any) -> bool:
     return type(value).__module__.partition(".")[0] not in KNOWN  # one's own may behave like it
 
 
+def _takes(function: Any, arguments: Any) -> bool:
+    """Return whether a function can be called with these positional arguments, as far as known."""
+    if not isinstance(arguments, list):
+        return True
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in function without a signature
+        return True
+    return True
+
+
 def _a(kind: Any) -> str:
+    if get_origin(kind) is abc.Callable and isinstance(get_args(kind)[0], list):
+        names = [getattr(one, "__name__", str(one)) for one in get_args(kind)[0]]
+        return f"a function of {len(names)} argument{'s' * (len(names) != 1)} ({', '.join(names)})"
     return WORDS.get(kind) or WORDS.get(get_origin(kind) or kind) or f"a {kind.__name__}"
 
 

@@ -6,8 +6,13 @@ function raised stays the cause, with its traceback.
 
 from __future__ import annotations
 
+import linecache
+import re
+import textwrap
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,11 +34,80 @@ def calling(what: str, names: Collection[str] = ()) -> Iterator[None]:
     except (ValueError, MemoryError, OSError, Warning):
         raise
     except Exception as error:
-        first = str(error).partition("\n")[0]
-        text = f"{type(error).__name__}{f': {first}' if first else ''}"
         named = names and isinstance(error, KeyError)
-        expected = f"one of {', '.join(names)}" if named else "no error"
-        raise ValueError(f"{what} raises {text}; expected {expected}") from error
+        hint = f"expected one of {', '.join(names)}" if named else ""
+        raise ValueError(
+            f"{what} raises {explained(error, what.partition(' ')[0], hint)}"
+        ) from error
+
+
+ARGUMENTS = {
+    "init": "(generator, clients)",
+    "init_client": "(received, cohort, generator)",
+    "reset_clients": "(server, cohort)",
+    "download": "(server, cohort)",
+    "upload": "(received, local)",
+    "aggregate": "(server, message, cohort, generator)",
+    "view": "(received, local)",
+    "metric": "(prediction, y, mask)",
+    "statistics": "(received, local, batch)",
+    "program": "(received, local, batch)",
+    "update": "(received, local, batch)",
+}
+"""Arguments with which the functions of a method are called."""
+
+AXES = (
+    "tensors are [clients, 1, ...] in batch.clients() and [clients, rows, ...] in batch.rows(): "
+    "give the prior of a vector .to_event(1), read its entries as b[..., 0], and write x @ b as "
+    "(x * b).sum(-1)"
+)
+CAUSES = (
+    (
+        r"size of tensor|[Ss]hape|must match|[Ee]xpected size|cannot be multiplied|out of bounds",
+        AXES,
+    ),
+    (r"named '(clients|rows)'", "enter each plate once: batch.rows() inside one batch.clients()"),
+    (r"sites are named|sample sites named", "give every site its own name"),
+    (r"Expected scale", "poutine.scale requires a scale above 0"),
+    (r"Input arguments must all be", "parameters of a distribution must be numbers or tensors"),
+    (r"Poisson rate", "a rate must be positive: pass it through exp()"),
+    (r"^KeyError", "expected a name that init, download or init_client returns"),
+    (r"'NoneType' object has no attribute 'log_prob'", "pyro.sample requires a distribution"),
+)
+"""Patterns of what Pyro and torch report, and the usual cause."""
+
+LIBRARIES = {"pyrofl", "pyro", "torch", "contextlib", "functools", "numpy"}
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Return whether Pyro or torch raised an error, not the functions of pyrofl or of a user."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("pyro", "torch")
+
+
+def explained(error: BaseException, kind: str = "program", hint: str = "") -> str:
+    """Return one line on what a user's function raised: error, site, source line and usual cause.
+
+    Args:
+        error: what was raised.
+        kind: a key of `ARGUMENTS`, for the error of a function with other arguments.
+        hint: the remedy; "" looks it up in `CAUSES`.
+    """
+    first = str(error).partition("\n")[0]
+    text = f"{type(error).__name__}{f': {first}' if first else ''}"
+    line, site = "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in LIBRARIES:
+            path = frame.f_code.co_filename
+            code = textwrap.shorten(linecache.getline(path, number), 100, placeholder=" ...")
+            line = f" in {code!r} ({Path(path).name}:{number})" if code else ""
+        elif module == "pyro.primitives" and frame.f_code.co_name == "sample":
+            site = f" at site {frame.f_locals['name']!r}"
+    if not hint and isinstance(error, TypeError) and re.search(r"positional arg|argument '", first):
+        hint = f"it is called with {ARGUMENTS[kind]}" if kind in ARGUMENTS else ""
+    hint = hint or next((cause for pattern, cause in CAUSES if re.search(pattern, text)), "")
+    return f"{text}{site}{line}{f'; {hint}' if hint else ''}"
 
 
 def as_tensors(what: str, given: object, clients: int | None = None) -> Tensors:

@@ -132,7 +132,14 @@ def handle(
         ({"thing": 3}, "thing is 3; expected a Pretend"),
         ({"thing": None}, "thing is None; expected a Pretend"),
         ({"thing": [1, 2]}, "thing is a list; expected a Pretend"),
-        ({"thing": Pretend(), "made": "x"}, "made is 'x'; expected a Pretend or a function"),
+        (
+            {"thing": Pretend(), "made": "x"},
+            "made is 'x'; expected a Pretend or a function of 1 argument (int)",
+        ),
+        (
+            {"thing": Pretend(), "made": lambda a, b: a},
+            "made is a function (a, b); expected a Pretend or a function of 1 argument (int)",
+        ),
         ({"thing": Pretend(), "by": [1]}, "by is a list; expected a dict"),
     ],
 )

@@ -44,8 +44,8 @@ def with_responses(data: Federation, y: Tensor) -> Federation:
 def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = None) -> Method:
     """Return the method for copies of a federation of J `clients`, none of which reaches another.
 
-    Client j of copy r is number r J + j; what the server holds for copy r is under "server/r/". `refused`
-    is told which copies' servers keep their state, and why.
+    Client j of copy r is number r J + j; the server's state of copy r is under "server/r/".
+    `refused` receives the copies whose server keeps its state, and the reasons.
     """
     refused = {} if refused is None else refused
 

@@ -204,7 +204,8 @@ def _refuse_unknown_names(
     """Refuse names that belong to nothing, and return the labels of axes."""
     sites = {n: None for variables in made.values() for n in variables}
     # A parameter that is a point has no draws, and may have named axes all the same.
-    sites |= {n.partition("/")[2]: None for n in (*sites, *state.server, *state.client_states)}
+    states = (*sites, *state.server, *state.client_states)
+    sites |= {own: None for n in states if (own := n.partition("/")[2])}
     axes = {a: None for group in made.values() for v in group.values() for a in v.axes}
     for name in dims:
         known(name, list(sites), "site in dims")

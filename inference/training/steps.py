@@ -165,7 +165,7 @@ class MoveRun:
         run = self.run
         with run.noise:
             made = self.move(run.received, run.now, batch)
-        changed = as_tensors(f"what {self.name} returns", made, len(batch))
+        changed = as_tensors(f"what update {self.name!r} returns", made, len(batch))
         if not run.once:  # a move may return tensors that others of its writes overwrite
             changed = {n: v.clone() for n, v in changed.items()}
         for name, value in changed.items():

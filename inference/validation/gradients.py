@@ -24,6 +24,7 @@ from pyrofl.inference.validation.independence import (
     undrawn,
     unlike,
 )
+from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, matches
 
 ROWS = 3  # of a minibatch, as of the largest client that is looked at: a step for each
@@ -107,9 +108,10 @@ class CheckedUpdate:
         with (
             undrawn(name, batch.size.device),
             unchanged(name, local, received, rows_of(batch)),
+            calling(f"update {name!r}"),
         ):
             changed = self.move(received, local, batch)
-        self.written.update(changed or ())
+        self.written.update(as_tensors(f"what update {name!r} returns", changed))
         return changed
 
 

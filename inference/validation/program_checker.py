@@ -23,6 +23,7 @@ from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.independence import Drew, rows_of, unchanged, undrawn, unlike
+from pyrofl.returned import explained, is_of_library
 from pyrofl.tensors import Tensors, matches
 
 
@@ -69,7 +70,12 @@ class Look:
         programs = guarded(self.method.model, "the model"), guarded(self.method.guide, "the guide")
         given = unchanged("a program", received, local, rows_of(batch))
         with torch.no_grad(), ClientNoise(noise), drawn, given:
-            found = traces(*programs, received, local, batch)
+            try:
+                found = traces(*programs, received, local, batch)
+            except ValueError as error:
+                if not is_of_library(error):
+                    raise
+                raise ValueError(f"the model or the guide fails: {explained(error)}") from error
         drawn.refuse_changed()
         self.drew = next(iter(drew), None)
         return found
@@ -178,6 +184,8 @@ class Look:
 
     def _refuse_odd(self, name: str, site: Any) -> None:
         support, value = site["fn"].support, site["value"]
+        if not torch.is_tensor(value):
+            raise ValueError(f"obs of site {name!r} is {value!r}; expected a tensor, as batch.y is")
         odd = value[~(support.check(value) | ~self.batch.mask)]
         bounds = [v for v in vars(support).values() if isinstance(v, Tensor)]
         same = not any(v.numel() > 1 for v in bounds) and support.event_dim == 0

@@ -40,7 +40,7 @@ from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_stil
 from pyrofl.inference.validation.independence import Drew, Made, Mixed, Trial, filled, undrawn
 from pyrofl.inference.validation.program_checker import Look
 from pyrofl.inference.validation.repeatability import Reruns
-from pyrofl.returned import as_tensors, calling
+from pyrofl.returned import as_tensors, calling, explained, is_of_library
 from pyrofl.tensors import Tensors, cut, default_type, matches, pick
 from pyrofl.turns import synchronized
 
@@ -222,16 +222,14 @@ def _made(trial: Trial) -> Made:
     except Drew:
         look().refuse_wrong_sites()  # which names the program, if it is one
         raise
-    except ValueError:
-        raise
     except Exception as error:
+        if isinstance(error, ValueError) and not is_of_library(error):
+            raise
         with suppress(KeyError, RuntimeError, IndexError, TypeError, AttributeError):
             look().refuse_odd_responses()
-        first = next(iter(str(error).splitlines()), "")
         raise ValueError(
             f"the method fails on the first rows of {few.names[0]!r}, x {a_row(few.x)} and "
-            f"y {a_row(few.y)}: {type(error).__name__}: {first}; expected programs and a "
-            "network for such rows"
+            f"y {a_row(few.y)}: {explained(error)}"
         ) from error
 
 

@@ -28,6 +28,7 @@ from pyrofl.inference.validation.program_checker import refuse_subsampling
 from pyrofl.inference.validation.validate import idle, nearest
 from pyrofl.models.pvi.sites import Layout, Site
 from pyrofl.nets import Network
+from pyrofl.returned import explained
 from pyrofl.tensors import Tensors, default_type, generator, like, matches
 
 CONSTANT = 1e-3  # of a log scale less a log variable, in all draws
@@ -236,23 +237,18 @@ def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any
 
 @contextmanager
 def _in_one_line(tracer: Any) -> Iterator[None]:
-    """Replace Pyro's table of all shapes by the name of the last site."""
+    """Replace Pyro's table of all shapes by one line with the site and the usual cause."""
     try:
         yield
-    except (ValueError, RuntimeError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
         first = str(error).partition("\n")[0]
         if "; expected" in first:  # a line of ours
             raise ValueError(first) from error
         sites = [n for n, node in tracer.trace.nodes.items() if node["type"] == "sample"]
-        cure = ""
-        if "size of tensor" in first or "hape" in first:
-            cure = "[C, 1] in batch.clients(), [C, B] in batch.rows(), vectors with .to_event(1)"
-        if first.startswith("Expected scale"):
-            cure = "poutine.scale(scale=...) above 0"
         after = f" after site {sites[-1]!r}" if sites else ""
-        raise ValueError(
-            f"the model fails{after}: {first}; expected {cure or 'one that runs on draws'}"
-        ) from error
+        raise ValueError(f"the model fails{after}: {explained(error)}") from error
 
 
 def spread_by_others(fn: Any) -> bool:

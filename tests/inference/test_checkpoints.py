@@ -27,7 +27,6 @@ from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.checkpoints import Keeper, load, save
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seeds
 from pyrofl.models import fedavg, guides, pfedvem
@@ -453,12 +452,12 @@ def test_functions_are_told_by_what_they_do_and_hold():
         return inner
 
     def with_model(model: object) -> dict[str, str]:
-        return described(replace(plain(), metadata=Metadata(statistics=model), init=plain().init))
+        return described(replace(plain(), views={"own": model}))
 
     one = with_model(prior(1.0, 2))
     assert one == with_model(prior(1.0, 2))
     differ = {n for n, v in with_model(prior(1.5, 2)).items() if one[n] != v}
-    assert differ == {"metadata.statistics.scale"}
+    assert differ == {"views.own.scale"}
     assert with_model(again(1.0, 2)) != one  # - instead of +
 
 

@@ -210,28 +210,24 @@ def test_functions_are_compared_by_source_under_any_version_of_python(tmp_path):
         spec = spec_from_file_location("own", path)
         own = module_from_spec(spec)
         spec.loader.exec_module(own)
-        found = described(
-            replace(fedavg.build(toys.net()), metadata=Metadata(statistics=own.made(scale)))
-        )
-        return {n: v for n, v in found.items() if n.startswith("metadata.statistics")}
+        found = described(replace(fedavg.build(toys.net()), views={"own": own.made(scale)}))
+        return {n: v for n, v in found.items() if n.startswith("views.own")}
 
     one = inner_parts(PROGRAM)
     # The hash that Python 3.11, 3.12 and 3.13 compute.
     assert one == {
-        "metadata.statistics": "own.made.<locals>.inner de7b1c2732d4",
-        "metadata.statistics.scale": "1.0",
+        "views.own": "own.made.<locals>.inner de7b1c2732d4",
+        "views.own.scale": "1.0",
     }
     assert inner_parts(SAME) == one
     assert inner_parts(PROGRAM.replace("!r", "")) != one
-    assert inner_parts(PROGRAM, 2.0) == one | {"metadata.statistics.scale": "2.0"}
+    assert inner_parts(PROGRAM, 2.0) == one | {"views.own.scale": "2.0"}
 
 
 def test_lambdas_on_one_line_are_told_apart():
     def text(i: int) -> str:
         some = (lambda x: x, lambda x: -x, lambda x: x)[i]
-        return described(replace(fedavg.build(toys.net()), metadata=Metadata(statistics=some)))[
-            "metadata.statistics"
-        ]
+        return described(replace(fedavg.build(toys.net()), views={"own": some}))["views.own"]
 
     assert len({text(i) for i in range(3)}) == 3
     assert text(1) == text(1)
@@ -262,9 +258,7 @@ def test_functions_without_source_are_compared_by_names_and_constants():
     def parts(source: str) -> dict[str, str]:
         names: dict[str, object] = {}
         exec(source, names)
-        return described(
-            replace(fedavg.build(toys.net()), metadata=Metadata(statistics=names["f"]))
-        )
+        return described(replace(fedavg.build(toys.net()), views={"own": names["f"]}))
 
     one = parts("def f(x): return x + 1.5")
     assert parts("def f(x): return x + 1.5") == one

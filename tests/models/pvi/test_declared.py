@@ -124,8 +124,8 @@ def test_declarations_that_contradict_the_program_are_refused(schools):
 @pytest.mark.parametrize(
     ("shape", "scale", "told"),
     [
-        ((3,), 1.0, "after site 'mu': .*must match.*; expected .* vectors with .to_event\\(1\\)$"),
-        ((), -1, "Expected scale > 0 but got -1; expected poutine.scale\\(scale=...\\) above 0$"),
+        ((3,), 1.0, "after site 'mu': .*must match.* in .\"bad\", dist.* vector .to_event\\(1\\)"),
+        ((), -1, "Expected scale > 0 but got -1 .*; poutine.scale requires a scale above 0$"),
     ],
 )
 def test_a_program_that_fails_is_refused_in_one_line_that_names_the_site(shape, scale, told):

@@ -1,0 +1,125 @@
+"""Errors in programs that users write: one line with the site, the source line and the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import pyrofl
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.aggregation import Aggregator, uniform
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.method import GradientStep, Method, Phase
+from pyrofl.inference.optim import sgd
+from pyrofl.models import fedpop, priors, pvi
+from pyrofl.nets import build
+from pyrofl.tensors import Tensors
+
+DATA = Federation.from_arrays(
+    {"A": (torch.ones(5, 2), torch.arange(5.0)), "B": (torch.ones(3, 2), torch.arange(3.0))}
+)
+AXES = r".*\[clients, rows, ...\] in batch.rows\(\).*b\[..., 0\]"
+Rows = Callable[[Tensor, Batch], object]
+
+
+def observed(distribution: object, batch: Batch) -> None:
+    pyro.sample("y", distribution, obs=batch.y)
+
+
+PROGRAMS: dict[str, tuple[Rows, str]] = {
+    "first axis": (lambda b, batch: observed(dist.Normal(b[0], 1.0), batch), "site 'y'.*" + AXES),
+    "whole vector": (lambda b, batch: observed(dist.Normal(b, 1.0), batch), "site 'y'.*" + AXES),
+    "matrix product": (
+        lambda b, batch: observed(dist.Normal(batch.x @ b, 1.0), batch),
+        r"RuntimeError: .* in .*batch.x @ b.*\(test_program_errors.py:\d+\)" + AXES,
+    ),
+    "entry": (lambda b, batch: observed(dist.Normal(b[..., 5], 1.0), batch), "IndexError.*" + AXES),
+    "text": (lambda b, batch: observed(dist.Normal("a", 1.0), batch), "must be numbers or tensors"),
+    "nothing": (lambda b, batch: observed(None, batch), "pyro.sample requires a distribution"),
+    "negative rate": (
+        lambda b, batch: observed(dist.Poisson(-b[..., 0].abs()), batch),
+        "rate of the distribution of 'y' is -",
+    ),
+    "number observed": (
+        lambda b, batch: pyro.sample("y", dist.Normal(b[..., 0], 1.0), obs=3.0),
+        "obs of site 'y' is 3.0; expected a tensor",
+    ),
+    "two sites": (
+        lambda b, batch: [observed(dist.Normal(b[..., 0], 1.0), batch) for _ in "ab"],
+        "give every site its own name",
+    ),
+}
+
+
+def program(rows: Rows) -> Callable[[Tensors, Tensors, Batch], None]:
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            b = pyro.sample("b", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            with batch.rows():
+                rows(b, batch)
+
+    return model
+
+
+def own_method(rows: Rows) -> Method:
+    def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            pyro.sample("b", dist.Normal(local["m"], 1.0).to_event(1))
+
+    return Method(
+        name="own",
+        init=lambda generator, clients: {"m": torch.zeros(2)},
+        model=program(rows),
+        guide=guide,
+        phases=(Phase((GradientStep("m", sgd(0.1), elbo()),), 1, 2),),
+        init_client=lambda received, cohort, generator: received,
+        upload=lambda received, local: local,
+        aggregate=Aggregator({"*": uniform}),
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("kind", ["hierarchical", "own"])
+def test_an_error_in_a_program_is_one_line_that_names_its_cause(name, kind):
+    rows, expected = PROGRAMS[name]
+
+    def fit() -> None:
+        own = kind == "own"
+        method = own_method(rows) if own else pvi.hierarchical(program(rows), DATA, shared="b")
+        pyrofl.fit(method, DATA, 1, progress=False)
+
+    with pytest.raises(ValueError, match=expected) as error:
+        fit()
+    assert "\n" not in str(error.value)
+
+
+def test_a_prior_of_another_kind_is_refused_where_it_is_given():
+    net = build("linear", (2,), 1)
+    with pytest.raises(ValueError, match=r"prior is a Normal; expected a function of 5 arguments"):
+        pvi.build(net, prior=dist.Normal(0.0, 1.0))
+    with pytest.raises(ValueError, match=r"prior is a function \(name, shape, .*of 2 arguments"):
+        fedpop.build(net, prior=priors.fixed(dist.Normal, 0.0, 1.0))
+
+
+def test_a_program_with_other_arguments_is_refused():
+    with pytest.raises(ValueError, match=r"model is a function \(batch\); expected .* 3 arguments"):
+        pvi.hierarchical(lambda batch: None, DATA, shared="b")
+
+
+def test_an_unknown_argument_names_the_most_similar_one():
+    with pytest.raises(TypeError, match=r"'leraning_rate'; did you mean lr\?"):
+        pvi.build(build("linear", (2,), 1), leraning_rate=0.1)
+    with pytest.raises(TypeError, match=r"'lr_haed'; did you mean lr_head\?"):
+        fedpop.build(build("linear", (2,), 1), lr_haed=0.1)
+
+
+def test_unknown_dimensions_name_the_sites_alone():
+    method = own_method(lambda b, batch: observed(dist.Normal(b[..., 0], 1.0), batch))
+    run = pyrofl.fit(method, DATA, 1, progress=False)
+    with pytest.raises(ValueError, match=r"unknown site in dims 'zz'; expected one of b$"):
+        run.to_arviz(dims={"zz": ("a",)})
