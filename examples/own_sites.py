@@ -125,7 +125,7 @@ for seed in range(SEEDS):
     with tempfile.TemporaryDirectory() as folder:
         for name, rows in hospitals().groupby("hospital"):
             rows.drop(columns="hospital").to_csv(f"{folder}/{name}.csv", index=False)
-        how = {"categories": CATEGORIES, "missing": "fill", "scaling": "standardise"}
+        how = {"categories": CATEGORIES, "missing": "impute", "scaling": "standardize"}
         table = datasets.load(f"csv:{folder}", target="disease", seed=seed, **how)
     data = federations.split(table, "groups", held_out=1)
     run = compare(data, seed, partial(LogisticRegression, max_iter=5000))
@@ -144,7 +144,7 @@ figures.save(figures.reliability(bins), args.out / "reliability.png")
 known = []
 with tempfile.TemporaryDirectory() as folder:
     subjects().to_csv(f"{folder}/voices.csv", index=False)
-    how = {"client_column": "subject", "test_last": "test_time", "scaling": "standardise"}
+    how = {"client_column": "subject", "test_last": "test_time", "scaling": "standardize"}
     table = datasets.load(f"csv:{folder}/voices.csv", target="total_UPDRS", **how)
 data = federations.split(table, "groups")
 compare(data, 0, Ridge, likelihood=likelihoods.named(f"normal:{NOISE}"))

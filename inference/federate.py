@@ -26,7 +26,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.start import Engine, create_engine
-from pyrofl.inference.validation.validate import check as refuse_wrong
+from pyrofl.inference.validation.validate import validate_method
 from pyrofl.tensors import Tensors
 
 SHOWN = 3  # reasons in one line
@@ -118,7 +118,7 @@ def federate(
     if (begun := resume_from.number if resume_from else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
         if check and not begun:
-            refuse_wrong(
+            validate_method(
                 at(0),
                 data,
                 chunk_size=chunk_size,

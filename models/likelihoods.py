@@ -157,7 +157,7 @@ def binomial(trials: Count | None = None) -> Likelihood:
 
 PLAIN: dict[str, Likelihood] = {
     "categorical": categorical,
-    "measured": normal_known_sd,
+    "normal_known_sd": normal_known_sd,
     "bernoulli": bernoulli,
     "poisson": poisson,
 }

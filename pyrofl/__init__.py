@@ -36,7 +36,7 @@ from pyrofl.inference.relations import get_dependencies
 from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.tuning.tune import tune
-from pyrofl.inference.validation.validate import check
+from pyrofl.inference.validation.validate import validate_method
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -60,7 +60,6 @@ __all__ = [
     "Server",
     "Tensors",
     "adam",
-    "check",
     "elbo",
     "evaluate",
     "federate",
@@ -72,6 +71,7 @@ __all__ = [
     "sgd",
     "to_arviz",
     "tune",
+    "validate_method",
 ]
 
 MODULES = {

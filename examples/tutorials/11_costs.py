@@ -115,7 +115,7 @@ for rival in ("local", "one slope"):
 
 # %% [markdown]
 # Compared with local models, small clinics gain most. Compared with one slope for all, the clinics with a slope far from
-# the common one gain most. (`pyrofl answer` draws this figure for the result of a comparison on the command line.)
+# the common one gain most. (`pyrofl benefit` draws this figure for the result of a comparison on the command line.)
 #
 # ## The cost: accuracy of the posterior
 #

@@ -214,7 +214,7 @@ def misnamed(received, local, batch):
 
 
 try:
-    pyrofl.check(replace(mine("mean"), model=misnamed), data)
+    pyrofl.validate_method(replace(mine("mean"), model=misnamed), data)
 except ValueError as error:
     print(error)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import torch
 
-from pyrofl.inference.evaluation.asked import AskedFields
 from pyrofl.inference.evaluation.predict import predict
+from pyrofl.inference.evaluation.specification import EvaluationFields
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.turns import synchronized
 
@@ -21,7 +21,7 @@ ALL = "all"
 
 
 @synchronized
-def classification_report(run: Run, **asked: Unpack[AskedFields]) -> DataFrame:
+def classification_report(run: Run, **asked: Unpack[EvaluationFields]) -> DataFrame:
     """Score the rows of all clients together, by class, with scikit-learn.
 
     Args:
@@ -37,7 +37,7 @@ def classification_report(run: Run, **asked: Unpack[AskedFields]) -> DataFrame:
     Raises:
         ValueError: as `evaluate`; or if the method predicts numbers.
     """
-    how: AskedFields = {"seed": run.seed, "draws": run.draws, **asked}
+    how: EvaluationFields = {"seed": run.seed, "draws": run.draws, **asked}
     found = list(predict(run.method, run.data, run.state, **how))
     if found[0].prediction.mean.dim() < 3:
         raise ValueError("the method predicts numbers; expected probabilities of classes")

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Range, Whole, checked
 from pyrofl.inference.checks.elpd import elpd_data
-from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.metadata import Factors, of_kind
 from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
@@ -132,7 +132,7 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
     method = replace(run.method, views={**run.method.views, "others": factors.others})
     log_w, log_v, excess, known = [], [], [], []
     for view in (run.method.main_view, "others"):
-        asked = Asked(model=view, draws=-(-draws // 2), seed=run.seed)
+        asked = EvaluationSpec(model=view, draws=-(-draws // 2), seed=run.seed)
         (said,) = pointwise(method, data, state, ids, asked)
         sites = {n: v.value[:, 0, 0] for n, v in said["posterior"].items()}
         shared = {n: v for n, v in sites.items() if matches(n, method.shared)}

@@ -24,7 +24,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.checks import replicas
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import Losses, comparable
@@ -237,7 +237,7 @@ def simulated(
 ) -> tuple[dict[str, Variable], Tensor]:
     """Draw R truths, [R, C, *p] or [R, *p], and responses [R, N, ...] client by client."""
     axes = ClientAxes(data, torch.arange(data.clients), method.shared, {})
-    made = of_prior(axes, method, state, Asked(draws=count, seed=seed))
+    made = of_prior(axes, method, state, EvaluationSpec(draws=count, seed=seed))
     sites = {n: v for n, v in made["prior"].items() if "row" not in v.axes}
     responses = {n: v for n, v in made["prior_predictive"].items() if v.axes[1] == "row"}
     if len(responses) == 1:

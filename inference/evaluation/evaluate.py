@@ -20,9 +20,9 @@ from pyrofl import metrics as scoring
 from pyrofl.arguments import Count, PositiveShare, checked
 from pyrofl.data import Batch, Federation, check_table
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.predict import Prediction, answers, predict, probabilities
 from pyrofl.inference.evaluation.prepare import pooled_name
+from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
 from pyrofl.inference.method import Method
 from pyrofl.returned import calling
 from pyrofl.tensors import Tensors, join_up
@@ -35,8 +35,8 @@ Metric = Callable[[Prediction, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores(Asked):
-    """How a model did, and what exactly was asked: all fields of `Asked`, too.
+class Scores(EvaluationSpec):
+    """How a model did, and what exactly was asked: all fields of `EvaluationSpec`, too.
 
     Attributes:
         ids, rows: [C], the clients that have such rows, and how many; others are left out.
@@ -78,7 +78,7 @@ def evaluate(
     state: RoundState,
     *,
     metrics: Mapping[str, Metric] | None = None,
-    **asked: Unpack[AskedFields],
+    **asked: Unpack[EvaluationFields],
 ) -> Scores:
     """Test a model of every client on its rows.
 
@@ -87,14 +87,14 @@ def evaluate(
         data: the federation.
         state: the round to test; it is not changed.
         metrics: name -> one of your own, beside those of `pyrofl.metrics`.
-        asked: fields of `Asked`: model, adaptation, population, part, draws, seed, chunk.
+        asked: fields of `EvaluationSpec`: model, adaptation, population, part, draws, seed, chunk.
 
     Raises:
         ValueError: if a field is out of range or the method has no such view, no client has such
             rows, a metric gives no number per client or has a name that is taken, or a model
             predicts what is no number; the client, the model and the row are named.
     """
-    how = Asked.of(asked)
+    how = EvaluationSpec.of(asked)
     how = replace(how, model=how.view(method))
     found, by_client = [], dict[int, Prediction]()
     for some, prediction, y, mask in predict(method, data, state, **vars(how)):
@@ -142,7 +142,7 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
 @checked
 @synchronized
 def calibration(
-    method: Method, data: Federation, state: RoundState, **asked: Unpack[AskedFields]
+    method: Method, data: Federation, state: RoundState, **asked: Unpack[EvaluationFields]
 ) -> scoring.Bins:
     """Gather the predictions of all clients' rows by their confidence, as reliability diagrams do.
 
@@ -160,7 +160,7 @@ def calibration_by_client(
     data: Federation,
     state: RoundState,
     bins: Count = 15,
-    **asked: Unpack[AskedFields],
+    **asked: Unpack[EvaluationFields],
 ) -> dict[str, scoring.Bins]:
     """Gather the predictions of each client by their confidence; `calibration` pools them.
 
@@ -176,7 +176,7 @@ def calibration_by_client(
 
 
 def _confidence(
-    method: Method, data: Federation, state: RoundState, asked: AskedFields
+    method: Method, data: Federation, state: RoundState, asked: EvaluationFields
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Return the largest probabilities of clients' rows, and whether these are right, by id."""
     found = {}
@@ -227,7 +227,7 @@ def uncertainty(
     data: Federation,
     state: RoundState,
     x: Tensor | None = None,
-    **asked: Unpack[AskedFields],
+    **asked: Unpack[EvaluationFields],
 ) -> Uncertainty:
     """Say how unsure a model of every client is.
 
@@ -236,14 +236,14 @@ def uncertainty(
         data: the federation.
         state: the round.
         x: [N, *x], rows that every client is asked about; default each one's own test rows.
-        asked: fields of `Asked` but part. Draws are 100 by default; with None, the guide's mean,
-            nothing is epistemic. An ensemble's members are taken like draws.
+        asked: fields of `EvaluationSpec` but part. Draws are 100 by default; with None, the guide's
+            mean, nothing is epistemic. An ensemble's members are taken like draws.
 
     Raises:
         ValueError: as `evaluate`; or if x is unlike the federation's, or the method predicts
             numbers.
     """
-    how = Asked.of({"draws": 100, **asked}, without="part")
+    how = EvaluationSpec.of({"draws": 100, **asked}, without="part")
     table = ("the data", 0) if x is None else ("x", len(data.x))
     everything = data if x is None else _all_asked(data, x)
 

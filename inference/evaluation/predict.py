@@ -16,8 +16,8 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Federation, stack
 from pyrofl.inference.elbo import observed, traces
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.prepare import ready, with_rows
+from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
 from pyrofl.inference.method import Method
 from pyrofl.inference.training.noise import ClientNoise, GuideMean, draw
 from pyrofl.metrics import crps_of_draws, crps_of_normals
@@ -47,13 +47,13 @@ class Predicted(NamedTuple):
 
 
 def predict(
-    method: Method, data: Federation, state: RoundState, **asked: Unpack[AskedFields]
+    method: Method, data: Federation, state: RoundState, **asked: Unpack[EvaluationFields]
 ) -> Iterator[Predicted]:
     """Predict the rows of every client, some clients at a time.
 
     Arguments and errors are those of `evaluate`.
     """
-    found = answers(method, data, state, Asked.of(asked), averaged)
+    found = answers(method, data, state, EvaluationSpec.of(asked), averaged)
     return (Predicted(ids, Prediction(*both), y, mask) for ids, *both, y, mask in found)
 
 
@@ -61,7 +61,7 @@ def answers(
     method: Method,
     data: Federation,
     state: RoundState,
-    asked: Asked,
+    asked: EvaluationSpec,
     read: Callable[[Iterator[Any], Batch, list[Generator]], tuple[Tensor, ...]],
     table: tuple[str, int] = ("the data", 0),
 ) -> Iterator[tuple[Tensor, ...]]:

@@ -16,7 +16,6 @@ from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.arrays import inputs, responses_of
 from pyrofl.data.tables.wording import listed
 from pyrofl.inference.engine.state import RoundState, refuse_absent_states
-from pyrofl.inference.evaluation.asked import Asked, ModelAsked, usual
 from pyrofl.inference.evaluation.predict import (
     CLASSES,
     ROWS,
@@ -25,6 +24,7 @@ from pyrofl.inference.evaluation.predict import (
     responses,
 )
 from pyrofl.inference.evaluation.prepare import ready
+from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked, default_model
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import trained_by
 from pyrofl.inference.programs import Supervised
@@ -43,7 +43,7 @@ SAMPLES = 4000  # of a response, for its quantiles
 
 
 class PredictionAsked(ModelAsked, total=False):
-    """Fields of `Asked` that predictions of new rows have."""
+    """Fields of `EvaluationSpec` that predictions of new rows have."""
 
     draws: int | None
 
@@ -205,16 +205,16 @@ def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federat
     return made, count
 
 
-def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> Asked:
+def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> EvaluationSpec:
     """Return which model is asked, and how it is adapted, where that is left open."""
-    view, adaptation = usual(method)
+    view, adaptation = default_model(method)
     if new and not own:
         view, adaptation = "global" if "global" in method.views else view, "none"
     if new and own and adaptation == "none" and view == "personal":
         adaptation = "train"
     if given.get("model") not in (None, view):
         view, adaptation = str(given["model"]), "none"
-    how = Asked.of(
+    how = EvaluationSpec.of(
         {"model": view, "adaptation": adaptation, **_said(given)}, without="population part"
     )
     if new and not own and how.adaptation != "none":
@@ -256,7 +256,9 @@ def _said(given: PredictionAsked) -> dict[str, Any]:
     return {n: v for n, v in given.items() if v is not None}
 
 
-def _about(data: Federation, state: RoundState, i: int, new: bool, own: bool, how: Asked) -> str:
+def _about(
+    data: Federation, state: RoundState, i: int, new: bool, own: bool, how: EvaluationSpec
+) -> str:
     """Say which model was asked."""
     adaptation = {
         "none": "",

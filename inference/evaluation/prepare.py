@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Cohort, Federation
 from pyrofl.inference.description import refuse_other_constants
 from pyrofl.inference.engine.state import RoundState, chunks, client_inputs
-from pyrofl.inference.evaluation.asked import Asked, ModelAsked
+from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
 from pyrofl.inference.metadata import REPORTED, marked, no_statistics
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, Stream, stream
@@ -22,7 +22,7 @@ from pyrofl.turns import synchronized
 
 
 def ready(
-    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: Asked
+    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
     """Yield ids, received, local (a list is an ensemble) and noise of some clients, large first."""
     refuse_other_constants(method, state.constants)
@@ -35,7 +35,7 @@ def ready(
 
 
 def single(
-    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: Asked
+    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
     """Yield clients as `ready` does; refuse a view that is an ensemble."""
     for some, received, local, noise in ready(method, data, state, ids, asked):
@@ -48,7 +48,7 @@ def prepared(
     method: Method, data: Federation, state: RoundState, cohort: Cohort, **asked: Unpack[ModelAsked]
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
     """Return what programs are to read as received and local, to ask a model of some clients."""
-    how = Asked.of(asked)
+    how = EvaluationSpec.of(asked)
     view, phases, seed = how.view(method), how.phases(method), how.seed
     received, private = client_inputs(method.deployed(view), data, state, cohort, seed)
     local = private | received
@@ -80,7 +80,9 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
     return replace(data, train=train, test=test, names=names, held_out=held_out), [everyone]
 
 
-def with_rows(data: Federation, asked: Asked) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
+def with_rows(
+    data: Federation, asked: EvaluationSpec
+) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
     """Return the federation, each client's rows, and ids of the clients asked that have some."""
     data, everyone = population_of(data, asked.population)
     rows = data.train if asked.part == "train" else data.test
@@ -99,7 +101,7 @@ def statistics(method: Method, data: Federation, state: RoundState, seed: Seed =
         return told
     parts, found = [], []
     everyone = torch.arange(data.clients)
-    for ids, received, local, _ in single(method, data, state, everyone, Asked(seed=seed)):
+    for ids, received, local, _ in single(method, data, state, everyone, EvaluationSpec(seed=seed)):
         parts.append(ids)
         found.append(method.metadata.count(received, local, data.batch(ids)))
     return cut(join_up(found), torch.cat(parts).argsort()) | told

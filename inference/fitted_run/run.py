@@ -19,10 +19,10 @@ from pyrofl.files.run_folder import CLIENTS, METRICS
 from pyrofl.inference.budget import PrivacySpent
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import AskedFields, ModelAsked
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.evaluation.prepare import statistics
+from pyrofl.inference.evaluation.specification import EvaluationFields, ModelAsked
 from pyrofl.inference.fitted_run import saving
 from pyrofl.inference.fitted_run.records import RoundRecord, taken_part
 from pyrofl.inference.metadata import Monitor, of_kind
@@ -94,7 +94,7 @@ class Run(Pickled, Summarised):
         return replace(self, **{**own, **changes})
 
     def evaluate(
-        self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[AskedFields]
+        self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[EvaluationFields]
     ) -> Scores:
         """Test a model, as `pyrofl.evaluate`; seed, draws and metrics are the run's by default."""
         own = self.custom_metrics if metrics is None else metrics
@@ -124,7 +124,7 @@ class Run(Pickled, Summarised):
         how: PredictionAsked = {"seed": self.seed, "draws": self.draws, **asked}
         return predictions(*self._fitted, x, client, own, **how)
 
-    def calibration(self, **asked: Unpack[AskedFields]) -> Bins:
+    def calibration(self, **asked: Unpack[EvaluationFields]) -> Bins:
         """Gather predictions by confidence, as `pyrofl.calibration`."""
         return calibration(*self._fitted, **self._asked(asked))
 
@@ -153,10 +153,12 @@ class Run(Pickled, Summarised):
         """
         data, views = self.data, self.method.views
         tested = any(map(len, data.test[: data.clients]))
-        clients: list[AskedFields] = [{"part": "test" if tested else "train"}]
+        clients: list[EvaluationFields] = [{"part": "test" if tested else "train"}]
         if any(map(len, (data.test if tested else data.train)[data.clients :])):
             clients.append({**clients[0], "population": "held_out"})
-        asked: list[AskedFields] = [{"model": view, **some} for view in views for some in clients]
+        asked: list[EvaluationFields] = [
+            {"model": view, **some} for view in views for some in clients
+        ]
         if self.method.adapt and "personal" in views:
             asked += [{"model": "personal", "adaptation": "fine_tune", **some} for some in clients]
         if "global" in views and data.pooled_test is not None and len(data.pooled_test):
@@ -286,7 +288,7 @@ class Run(Pickled, Summarised):
     def _fitted(self) -> tuple[Method, Federation, RoundState]:
         return self.method, self.data, self.state
 
-    def _asked(self, asked: AskedFields) -> AskedFields:
+    def _asked(self, asked: EvaluationFields) -> EvaluationFields:
         return {"seed": self.seed, "draws": self.draws, **asked}
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor
 from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked, ModelAsked
+from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
@@ -116,8 +116,8 @@ def to_arviz(
             corrected. It reads all rows; see `pyrofl.inference.posteriors.corrected`.
         allow_diverged: look at runs that diverged too; see `Run.status`.
         progress: show how far the correction is, in a terminal or a notebook.
-        asked: model, adaptation, chunk and seed of `Asked`; the seed is the run's by default, and
-            for groups that look at rows clients go one by one.
+        asked: model, adaptation, chunk and seed of `EvaluationSpec`; the seed is the run's by
+            default. Groups that read rows are computed client by client.
 
     Raises:
         ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, a
@@ -279,7 +279,7 @@ def of_prior(
     axes: ClientAxes,
     method: Method,
     state: RoundState,
-    asked: Asked,
+    asked: EvaluationSpec,
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,
 ) -> Groups:
@@ -300,7 +300,7 @@ def _groups(
     run: Fitted,
     axes: ClientAxes,
     chosen: set[str],
-    asked: Asked,
+    asked: EvaluationSpec,
     lenient: bool,
     correction: Correction,
 ) -> Groups:

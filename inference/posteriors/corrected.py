@@ -32,8 +32,8 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.progress import in_notebook
 from pyrofl.inference.monitoring.status import ConvergenceStatus
@@ -58,7 +58,7 @@ NETWORK = 50  # parameters of a network that are corrected by default
 YES = "yes"
 
 
-def reason_against(method: Method, data: Federation, ids: Tensor, asked: Asked) -> str:
+def reason_against(method: Method, data: Federation, ids: Tensor, asked: EvaluationSpec) -> str:
     """Return why draws are not corrected by default although nothing is wrong, or "".
 
     These are draws for which the correction is undefined, promises more than the method does, or is
@@ -87,7 +87,7 @@ def corrected(
     data: Federation,
     state: RoundState,
     ids: Tensor,
-    asked: Asked,
+    asked: EvaluationSpec,
     *,
     strict: bool = True,
     progress: bool = False,
@@ -183,7 +183,12 @@ class Correction:
     outcome: str = "no: corrected=False"
 
     def draws(
-        self, method: Method, data: Federation, state: RoundState, axes: ClientAxes, asked: Asked
+        self,
+        method: Method,
+        data: Federation,
+        state: RoundState,
+        axes: ClientAxes,
+        asked: EvaluationSpec,
     ) -> tuple[list[Pointwise] | None, dict[str, Variable]]:
         """Return corrected draws, None if they are to be those of the guide, and their quality."""
         if self.wanted is False:

@@ -20,8 +20,8 @@ from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import is_made, latent, traces
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked, ModelAsked
 from pyrofl.inference.evaluation.prepare import single
+from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.server import Given, of_server
 from pyrofl.inference.seeds import Stream, stream
@@ -73,7 +73,7 @@ def posterior(
         state: the round.
         draws: how many, S.
         ids: of clients; default all that train.
-        asked: model (no ensemble), adaptation, seed and chunk of `Asked`.
+        asked: model (no ensemble), adaptation, seed and chunk of `EvaluationSpec`.
 
     Raises:
         ValueError: if a field is out of range, the view is an ensemble, or a site that clients
@@ -83,9 +83,9 @@ def posterior(
     return draw(method, data, state, those(data, ids), how)
 
 
-def asked_of(method: Method, given: Mapping[str, Any]) -> Asked:
+def asked_of(method: Method, given: Mapping[str, Any]) -> EvaluationSpec:
     """Take what is asked of draws; of a posterior that the server has there is only one."""
-    how = Asked.of(given, without="population part")
+    how = EvaluationSpec.of(given, without="population part")
     how = replace(how, model=method.posterior_view if how.model is None else how.model)
     if how.adaptation != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
         raise ValueError(
@@ -109,7 +109,9 @@ def those(data: Federation, ids: Tensor | None) -> Tensor:
 
 
 @synchronized
-def draw(method: Method, data: Federation, state: RoundState, ids: Tensor, asked: Asked) -> Tensors:
+def draw(
+    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
+) -> Tensors:
     """Draw as `posterior` does."""
     draws, found = asked.draws or 1, []
     common = partial(stream, asked.seed, Stream.TEST, state.number)
@@ -140,7 +142,7 @@ def draw(method: Method, data: Federation, state: RoundState, ids: Tensor, asked
 
 @synchronized
 def read_own(
-    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: Asked
+    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> dict[str, bool]:
     """Return for each site of `pyro.deterministic` whether it depends on what a client has alone.
 

@@ -32,8 +32,8 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces, weighed
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.metadata import Optimal, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.export import smoothed
@@ -71,7 +71,7 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
     rows, d = int(data.sizes[: data.clients].max()), sum(fact.sites.values()) if fact else 0
     if fact is None or d > LARGEST or 2 * PAIRS * rows > CELLS:
         return None
-    asked = Asked(seed=seed, model=method.main_view, chunk_size=1)
+    asked = EvaluationSpec(seed=seed, model=method.main_view, chunk_size=1)
     some = single(method, data, state, torch.arange(data.clients), asked)
     clients = {data.names[int(i)]: (r, local, data.batch(i)) for i, r, local, _ in some}
     key = int(torch.randint(2**62, (), generator=stream(seed, Stream.TEST, state.number)))

@@ -30,8 +30,8 @@ from pyrofl.inference.elbo import (
     weighed,
 )
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import single
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import JointNoise, Values, named, of_rows
 from pyrofl.inference.posteriors.server import Given, of_server
@@ -62,7 +62,7 @@ def pointwise(
     data: Federation,
     state: RoundState,
     ids: Tensor,
-    asked: Asked,
+    asked: EvaluationSpec,
     *,
     of_prior: bool = False,
 ) -> list[Pointwise]:

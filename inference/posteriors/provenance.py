@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import Groups
 from pyrofl.inference.posteriors.export import STOPPED, Fact
@@ -18,7 +18,7 @@ def facts(
     runs: Sequence[Any],
     made: Groups,
     verdicts: Sequence[ConvergenceStatus],
-    how: Asked,
+    how: EvaluationSpec,
     begun: float,
 ) -> dict[str, Fact]:
     """Return the attributes of draws: their runs and model, and the time that both took."""

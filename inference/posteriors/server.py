@@ -10,7 +10,7 @@ from pyro.poutine.messenger import Messenger
 
 from pyrofl.data import Cohort
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import open_latent
@@ -32,8 +32,8 @@ class Given(Messenger):
 
 @synchronized
 def of_server(
-    method: Method, state: RoundState, asked: Asked, of_prior: bool = False
-) -> tuple[Callable[[Cohort], Tensors], Asked]:
+    method: Method, state: RoundState, asked: EvaluationSpec, of_prior: bool = False
+) -> tuple[Callable[[Cohort], Tensors], EvaluationSpec]:
     """Return clients -> draws [S, C, *p] of the posterior that the server has, or {} without one.
 
     Sites that it does not have are those of the main view.

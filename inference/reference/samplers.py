@@ -35,8 +35,8 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import is_made, latent, with_rows
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
@@ -384,7 +384,7 @@ def _gathered(
         log_p = found["sample_stats"]["log_p"].value.reshape(draws, -1).sum(1)
         of_draws = {"log_p": log_p, "log_q": log_p} | {n: v[chain] for n, v in stats.items()}
         found["sample_stats"] = {n: Variable(v, ("draw",)) for n, v in of_draws.items()}
-        asked = Asked(draws=draws, seed=seed + chain)
+        asked = EvaluationSpec(draws=draws, seed=seed + chain)
         found |= of_prior(axes, method, joint.state, asked, lenient=True)
         made.append(found | {"constant_data": axes.constants()})
     return chained(made, data, ids)

@@ -13,8 +13,9 @@
 
 where `train` and `test` call client.train(order) and client.evaluate(asked) at the site `name`.
 
-Both sides build the same method; what only a server needs, as FedBE's unlabelled rows, clients may
-do without (`distil="none"`). `pyrofl.check(method, data)` at a site refuses what would be wrong.
+Both sides build the same method; clients need not have what only a server needs, such as FedBE's
+unlabeled rows (`distil="none"`). `pyrofl.validate_method(method, data)` validates it on a client's
+own data.
 
 Orders and replies are flat dicts: tensors with an axis for clients in front, numbers and names.
 They go through any wire that keeps tensors as they are; `federate` is the same without a wire.

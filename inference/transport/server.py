@@ -21,8 +21,8 @@ from pyrofl.inference.description import described
 from pyrofl.inference.engine.participation import Draw, everyone
 from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
 from pyrofl.inference.engine.state import RoundState, downloaded, to_data
-from pyrofl.inference.evaluation.asked import Asked, AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
 from pyrofl.inference.method import Method
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.replies import Received, ReplyParser, nothing
@@ -172,14 +172,14 @@ class Server:
         self,
         holders: Mapping[str, Sequence[str]] | None = None,
         metrics: Sequence[str] | None = None,
-        **asked: Unpack[AskedFields],
+        **asked: Unpack[EvaluationFields],
     ) -> dict[str, Flat]:
         """Return questions to all clients, name -> question, for `Client.evaluate`.
 
         Args:
             holders: as of `orders`.
             metrics: names of those to be sent; default: all.
-            asked: fields of `Asked`: model, adaptation, part, draws.
+            asked: fields of `EvaluationSpec`: model, adaptation, part, draws.
 
         Raises:
             ValueError: as of `pyrofl.evaluate`, or if the population is another than "training".
@@ -191,7 +191,7 @@ class Server:
                 f"population={others!r}) scores them"
             )
         method = self.at(max(self.state.number - 1, 0))
-        how = Asked.of(asked, without="population seed chunk")
+        how = EvaluationSpec.of(asked, without="population seed chunk")
         view = how.view(method)
         how.phases(method)  # refuses what this method does not have
         about: Flat = {"round": self.state.number, "model": view}

@@ -28,7 +28,7 @@ from typing import Any, Unpack
 from pyrofl.arguments import Count, ProperShare, checked
 from pyrofl.data import Federation
 from pyrofl.inference.engine.messages import BadMessage
-from pyrofl.inference.evaluation.asked import usual
+from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Fitting
@@ -238,7 +238,7 @@ def _judged(found: Trial, run: Run | None, by: By) -> Trial:
 
 def _row(run: Run, rounds: int) -> dict[str, float]:
     """Return the scores of the model that the method is about after so many rounds."""
-    asked = (rounds, *usual(run.method), "training")
+    asked = (rounds, *default_model(run.method), "training")
     return {
         row["metric"]: row["value"]
         for row in run.history

@@ -49,7 +49,7 @@ MANY = 200  # rows of a client up to which all of them may be looked at
 
 @checked
 @synchronized
-def check(
+def validate_method(
     method: Method,
     data: Federation,
     *,
@@ -144,7 +144,7 @@ def _in_both_precisions(
 
 
 def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
-    """Look at a method on a few rows; see `check`."""
+    """Look at a method on a few rows; see `validate_method`."""
     first = _first(method, few, ids, server)
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     written, steps = set[str](), list[WatchedStep]()

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from pyrofl.cli.commands import fitting, listing, predict, tune
-from pyrofl.cli.commands.answer import answer
+from pyrofl.cli.commands.benefit import benefit
 from pyrofl.cli.commands.report import report
 from pyrofl.cli.output.model_comparison import By
 from pyrofl.experiments.console import complaint, ended, show
@@ -44,13 +44,13 @@ EXAMPLES = {
     "list": "pyrofl list\npyrofl list methods",
     "explain": "pyrofl explain pfedvem",
     "run": "pyrofl run pfedvem --test labels_global --rounds 12 --set lr_head=0.01 lr_base=0.01\n"
-    "pyrofl run fedavg --data csv:heart.csv --target sick --client-column hospital --missing fill",
+    "pyrofl run fedavg --data csv:heart.csv --target sick --client-column site --missing impute",
     "compare": "pyrofl compare local fedavg pfedvem --seeds 3 --out results\n"
     "pyrofl compare local fedavg --set fedavg.fine_tune=2 --out cmp",
     "tune": "pyrofl tune fedavg --over lr=0.01,0.03,0.1 --rounds 18 --out tuned",
     "partition": "pyrofl partition --partition dirichlet:0.3 --clients 10 --out who.png",
     "predict": "pyrofl predict runs/fedavg-0 --data new.csv --client hospital_3 --out p.csv",
-    "answer": "pyrofl answer results",
+    "benefit": "pyrofl benefit results",
     "report": "pyrofl report results",
 }
 FIRST = """three commands to try:
@@ -164,7 +164,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         (*rows_of(OF_DATA), FIGURE),
     ),
     "predict": ("predict new rows with a saved run", predict.predict, PREDICT),
-    "answer": ("estimate the benefit of federation for each client", answer, (RUNS, SCORE)),
+    "benefit": ("estimate the benefit of federation for each client", benefit, (RUNS, SCORE)),
     "report": ("write one page of HTML about a run or a comparison", report, (RUNS,)),
 }
 

@@ -90,9 +90,10 @@ class Experiment:
     categories: str | None = option("COLUMN,...", "Categorical feature columns.")
     likelihood: str | None = option("NAME", "Likelihood (default: inferred from the target).")
     missing: Missing | None = option(
-        None, "Missing values: refuse (default), drop the rows, or fill in means and mark."
+        None,
+        "Missing values: error, drop or impute (mean and an indicator; default: error).",
     )
-    scaling: Prepare | None = option(None, "Scaling of numbers (default: standardise).")
+    scaling: Prepare | None = option(None, "Scaling of numbers (default: standardize).")
     test_fraction: ShareBelowOne | None = option(
         "SHARE", "Test fraction of each client (default: 0.2)."
     )

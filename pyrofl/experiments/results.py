@@ -20,9 +20,9 @@ from pyrofl.experiments.jobs import Job
 from pyrofl.files import run_folder
 from pyrofl.inference.budget import PrivacySpent
 from pyrofl.inference.engine.messages import kinds
-from pyrofl.inference.evaluation.asked import Adapted, usual
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.predictions import Predictions
+from pyrofl.inference.evaluation.specification import Adapted, default_model
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.seeds import separate
@@ -158,14 +158,14 @@ def facts_of(
             "policy": experiment.test,
             "draws": run.draws,
             "weighting": "client",
-            "main": usual(run.method),
+            "main": default_model(run.method),
         },
     }
 
 
 def posterior_view(run: Run) -> tuple[str, Adapted]:
     """Return the model that draws are of, adapted as `usual` says."""
-    view, main = run.method.posterior_view, usual(run.method)
+    view, main = run.method.posterior_view, default_model(run.method)
     return main if view == main[0] else (view, "none")
 
 
@@ -191,7 +191,7 @@ def figures_of_rounds(
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
     """Yield the figures of a run that need no rows of clients: curves, clients, convergence."""
     if scores:
-        metric, main = main_metric(scores), usual(run.method)
+        metric, main = main_metric(scores), default_model(run.method)
         shown = next((s for s in scores if (s.model, s.adaptation) == main), scores[0])
         history = run.metrics.assign(method=name, seed=seed)
         sizes, values = run.data.sizes[shown.ids], shown.values[metric]
@@ -203,7 +203,7 @@ def figures_of_rounds(
 
 def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
     """Gather the predictions of every model by confidence."""
-    main, bins = usual(run.method), {}
+    main, bins = default_model(run.method), {}
     for model in run.method.views:
         adaptation = main[1] if model == main[0] else "none"
         title = f"{model} model{', adapted' if adaptation == 'fine_tune' else ''}"

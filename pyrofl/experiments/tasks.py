@@ -51,7 +51,7 @@ def resolve(experiment: Experiment) -> Experiment:
     """Return an experiment with the defaults that depend on the data: partition, clients, net."""
     _load.cache_clear()  # within one command data are read once
     if experiment.data.startswith("csv:"):
-        experiment = replace(experiment, scaling=experiment.scaling or "standardise")
+        experiment = replace(experiment, scaling=experiment.scaling or "standardize")
     dataset = load(experiment, experiment.seed)
     natural = DOMAINS if "domain" in dataset.groups else "groups"
     drawn = PARTITION if dataset.classes else "iid"

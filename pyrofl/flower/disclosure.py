@@ -10,11 +10,11 @@ from pyrofl.files import run_folder
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
 from pyrofl.inference.engine.server_round import by_round
-from pyrofl.inference.evaluation.asked import Part
+from pyrofl.inference.evaluation.specification import Part
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.inference.transport.wire import Flat
-from pyrofl.inference.validation.validate import check as refuse_wrong
+from pyrofl.inference.validation.validate import validate_method
 
 FEW = (2, 3)  # rows of each client; what leaves must not depend on how many there are
 
@@ -29,7 +29,7 @@ def leaving(
         try:
             few, more = (dict(_tried(project, _cut(data, count), method, scored)) for count in FEW)
         except RuntimeError:  # of torch or Pyro, which do not name the cause
-            refuse_wrong(by_round(project.build(data.clients)[method])(0), data)
+            validate_method(by_round(project.build(data.clients)[method])(0), data)
             raise
         for record, flat in few.items():
             for told, other in zip(shapes(flat), shapes(more[record]), strict=True):

@@ -153,7 +153,7 @@ class Project:
         table = read(path)
         for name in (*self.features, *owners):
             known(name, list(table), f"column in {path}:")
-        complete([table[name] for name in (*self.features, *owners)], "refuse")
+        complete([table[name] for name in (*self.features, *owners)], "error")
         return table
 
     def x(self, columns: Mapping[str, Column]) -> Tensor:

@@ -22,8 +22,8 @@ from pyrofl.experiments.results import (
 from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.flower.project import Project
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import AskedFields
 from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.evaluation.specification import EvaluationFields
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import RECORDS, save
@@ -61,10 +61,10 @@ class ResultStore:
             self._take_up(checkpoint_file.read(folder / KEPT, self._about))
 
     @property
-    def asked(self) -> list[AskedFields]:
+    def asked(self) -> list[EvaluationFields]:
         """Evaluations after a round: every view, the personal one also adapted."""
-        part: AskedFields = {"part": "test" if self.project.test_fraction else "train"}
-        found: list[AskedFields] = [{"model": view, **part} for view in self.method.views]
+        part: EvaluationFields = {"part": "test" if self.project.test_fraction else "train"}
+        found: list[EvaluationFields] = [{"model": view, **part} for view in self.method.views]
         if self.method.adapt and "personal" in self.method.views:
             found.append({"model": "personal", "adaptation": "fine_tune", **part})
         return found

@@ -20,8 +20,8 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records
 from pyrofl.flower.rows import rows_of
 from pyrofl.inference.engine.server_round import by_round
-from pyrofl.inference.evaluation.asked import usual
 from pyrofl.inference.evaluation.predictions import Predictions
+from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.transport import Client
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.inference.transport.wire import (
@@ -141,7 +141,7 @@ class Site:
         Rows are [N, columns]; other arguments are those of `Run.predict`.
         """
         known(method, self.project.labels, "method")
-        view = model or usual(by_round(self.project.build(self.data.clients)[method])(0))[0]
+        view = model or default_model(by_round(self.project.build(self.data.clients)[method])(0))[0]
         path = self._question(method, view)
         if not path.exists():
             there = path.parent.glob(f"{method} *.safetensors")

@@ -168,7 +168,7 @@ def split(
 
 
 def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Tensor, Source | None]:
-    """Make features of columns by the sums of the clients that train, and standardise the target.
+    """Make features of columns by the sums of the clients that train, and standardize the target.
 
     The target itself stays in its own unit: the likelihood reads its mean and scale.
     """

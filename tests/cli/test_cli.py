@@ -438,7 +438,7 @@ def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
         "--target",
         "won",
         "--missing",
-        "fill",
+        "impute",
     ]
     words += ["--test-last", "day", "--test-fraction", "0.3", "--held-out", "1", "--rounds", "1"]
     words += ["--categories", "kind", "--posterior-draws", "2", "--out", str(tmp_path / "out")]
@@ -446,7 +446,7 @@ def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
     told = capsys.readouterr().err.splitlines()[0]
     assert "features: 5 (day, dose, dose is missing, kind=u, kind=v); prepared: standard" in told
     facts = json.loads((tmp_path / "out/run.json").read_text())
-    assert facts["experiment"]["scaling"] == "standardise"
+    assert facts["experiment"]["scaling"] == "standardize"
     made = Preprocessor.from_json(json.dumps(facts["data"]["preparation"]))
     assert made.columns[0].centre == 3  # days 0 to 6 of a and of b
     assert made.columns[1].centre == pytest.approx((7 * 300 + 3 * 300 + 3) / 10)

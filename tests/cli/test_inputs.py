@@ -86,7 +86,7 @@ def test_all_files_that_commands_write_are_known():
     words = [*data, "--save-predictions", "--checkpoint-every", "1", "--seeds", "1", "--tune"]
     words += ["--settings", "2", "--metric", "accuracy"]
     assert main(["compare", "fedavg", "local", *words, "--out", "o"]) == 0
-    assert main(["answer", "o"]) == 0
+    assert main(["benefit", "o"]) == 0
     assert main(["report", "o"]) == 0
     found = [p for p in Path("o").rglob("*") if p.is_file() and not p.name.startswith(".")]
     assert len(found) > 20
@@ -113,13 +113,13 @@ def test_names_that_look_like_formulas_are_neutral_in_tables_and_known_to_report
     Path("data.csv").write_text(text)
     words = ["compare", "fedavg", "local", *RUN, "--seeds", "1", "--data", "csv:data.csv"]
     assert main([*words, "--out", "o", "--checkpoint-every", "1"]) == 0
-    assert main(["answer", "o"]) == 0
+    assert main(["benefit", "o"]) == 0
     assert main(["report", "o"]) == 0
     ask = ["--data", "data.csv", "--client-column", "site", "--out", "found.csv"]
     assert main(["predict", "o/fedavg-0", *ask]) == 0
     for file in [*Path("o").rglob("*.csv"), Path("found.csv")]:
         cells = [cell for row in csv.reader(file.read_text().splitlines()) for cell in row]
         assert not [c for c in cells if c.startswith(("=", "@"))]
-        assert file.name not in ("clients.csv", "answer.csv", "found.csv") or "'=s0" in cells
+        assert file.name not in ("clients.csv", "benefit.csv", "found.csv") or "'=s0" in cells
     assert "=s0" in Path("o/report.html").read_text()
     assert "&#39;=s0" not in Path("o/report.html").read_text()

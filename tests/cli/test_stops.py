@@ -276,8 +276,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, first: int, counted: int = 1) -> N
     """Let two clients send NaN from round `first` on, if the next one is round `counted`."""
     real, rounds, looks = jobs.methods, itertools.count(counted), list[int]()
     for user in (
-        "inference.federate.refuse_wrong",
-        "cli.commands.preflight.check",
+        "inference.federate.validate_method",
+        "cli.commands.preflight.validate_method",
     ):  # they upload, too
 
         def look(*given: Any, **how: Any) -> None:

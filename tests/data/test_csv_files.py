@@ -98,7 +98,7 @@ def test_spaces_blank_lines_and_a_byte_order_mark_do_no_harm(table):
         ),
         (
             {"target": "mass", "missing": "mode"},
-            "missing is 'mode'; expected one of refuse, drop, f",
+            "missing is 'mode'; expected one of error, drop, i",
         ),
         ({"target": "mass", "client_column": "note"}, "column note lacks 4 of 6 values"),
         (

@@ -31,7 +31,7 @@ def test_digits_are_the_same_whatever_the_seed(digits):
 
 def test_eight_schools():
     data = load("eight_schools")
-    assert data.likelihood == "measured"
+    assert data.likelihood == "normal_known_sd"
     assert data.group_names == {"school": tuple("ABCDEFGH")}
     assert data.y.tolist() == [28, 8, -3, 7, -1, 1, 18, 12]
     assert data.x.tolist() == [[15], [10], [16], [11], [9], [11], [10], [18]]

@@ -63,7 +63,7 @@ def test_all_groups_held_out_are_refused_by_name(tmp_path):
     file = tmp_path / "rows.csv"
     rows = (f"{a},{'AB'[k % 2]},{SICK[k]}" for k, a in enumerate(X[:, 0]))
     file.write_text("\n".join(["a,g,y", *rows]))
-    table = datasets.load(f"csv:{file}", target="y", client_column="g", scaling="standardise")
+    table = datasets.load(f"csv:{file}", target="y", client_column="g", scaling="standardize")
     with pytest.raises(ValueError, match="held_out names all groups"):
         federations.split(table, "groups", held_out=["A", "B"])
 

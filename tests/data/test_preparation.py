@@ -40,8 +40,13 @@ def hospitals(tmp_path):
 
 
 def loaded(name, **more):
-    asked = {"target": "sick", "client_column": "hospital", "test_fraction": 0.0, "missing": "fill"}
-    return datasets.load(name, **{**asked, "scaling": "standardise", **more})
+    asked = {
+        "target": "sick",
+        "client_column": "hospital",
+        "test_fraction": 0.0,
+        "missing": "impute",
+    }
+    return datasets.load(name, **{**asked, "scaling": "standardize", **more})
 
 
 @settings(deadline=None, max_examples=60)
@@ -131,7 +136,7 @@ def test_clients_that_are_held_out_tell_nothing(hospitals):
 def test_test_rows_tell_nothing(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("g,x,y,part\n" + "".join(f"a,{i},{i}.5,{int(i > 6)}\n" for i in range(10)))
-    asked = {"target": "y", "client_column": "g", "scaling": "standardise", "test_column": "part"}
+    asked = {"target": "y", "client_column": "g", "scaling": "standardize", "test_column": "part"}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "groups")
     assert data.source.preparation.columns[0].centre == 3
     assert [len(rows) for rows in (*data.train, *data.test)] == [7, 3]
@@ -168,7 +173,7 @@ def test_coefficients_come_back_to_units_of_the_columns(hospitals):
 def test_columns_without_a_difference_are_left_out_and_said(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("g,x,one,y\n" + "".join(f"{'ab'[i % 2]},{i},0.1,{i}.5\n" for i in range(10)))
-    asked = {"target": "y", "client_column": "g", "scaling": "standardise"}
+    asked = {"target": "y", "client_column": "g", "scaling": "standardize"}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "groups")
     assert data.source.features == ("x",)
     assert data.summary()["prepared"].endswith("left out: one (all training rows have 0.1)")
@@ -177,12 +182,12 @@ def test_columns_without_a_difference_are_left_out_and_said(tmp_path):
         federations.split(none, "groups")
 
 
-@pytest.mark.parametrize("likelihood", ["measured", "binomial"])
+@pytest.mark.parametrize("likelihood", ["normal_known_sd", "binomial"])
 def test_the_first_feature_keeps_its_units_where_the_likelihood_reads_it(tmp_path, likelihood):
     path = tmp_path / "t.csv"
     rows = [f"{'uv'[i % 2]},{20 + i},{i},{i * 3 % 7}\n" for i in range(10)]
     path.write_text("".join(["kind,n,x,y\n", *rows]))  # text comes behind
-    asked = {"target": "y", "scaling": "standardise", "likelihood": likelihood}
+    asked = {"target": "y", "scaling": "standardize", "likelihood": likelihood}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "iid", 2)
     assert data.source.features == ("n", "x", "kind=u", "kind=v")
     with pytest.raises(ValueError, match="features are categories only: kind; expected numbers a"):
@@ -279,11 +284,11 @@ def test_scales_that_are_far_apart_are_said(tmp_path):
     raw = datasets.load(f"csv:{path}", target="y", scaling="none")  # as asked
     assert raw.source.summary()["scales"].startswith("the standard deviation of x is")
     data = federations.split(
-        datasets.load(f"csv:{path}", target="y", scaling="standardise"), "iid", 2
+        datasets.load(f"csv:{path}", target="y", scaling="standardize"), "iid", 2
     )
     assert "scales" not in data.summary()
     path.write_text("x,z,y\n" + "".join(f"{i if i else ''},{i % 2},{i}\n" for i in range(12)))
-    filled = datasets.load(f"csv:{path}", target="y", missing="fill", categories=["z"])
+    filled = datasets.load(f"csv:{path}", target="y", missing="impute", categories=["z"])
     assert not filled.source.scales  # of gaps and codes nothing is said
 
 

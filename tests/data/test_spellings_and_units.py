@@ -18,7 +18,7 @@ from pyrofl.data.tables.table_files import columns_of
 
 
 def split(path, **how):
-    how = {"target": "y", "scaling": "standardise", **how}
+    how = {"target": "y", "scaling": "standardize", **how}
     return federations.split(datasets.load(f"csv:{path}", **how), "groups")
 
 
@@ -77,7 +77,7 @@ def test_booleans_are_alike_in_csv_parquet_and_mixed_folders(tmp_path):
         tmp_path / "mixed" / "four.csv", index=False
     )
     for path in ("csv", "mixed/two.parquet", "mixed"):
-        found = datasets.load(f"csv:{tmp_path / path}", target="y", scaling="standardise")
+        found = datasets.load(f"csv:{tmp_path / path}", target="y", scaling="standardize")
         assert found.classes == ("False", "True")
         assert found.y.tolist() == [int(s) for s in sick] * (len(found.y) // 6)
         assert found.recipe.columns == ("a", "flag")
@@ -103,7 +103,7 @@ def test_composed_and_decomposed_letters_are_one_word(tmp_path):
     rows = [*rows, *(f"Bern,{i},nein" for i in range(6))]
     path = tmp_path / "t.csv"
     path.write_text("\n".join([unicodedata.normalize("NFD", "größe") + ",a,y", *rows]))
-    found = datasets.load(f"csv:{path}", target="y", client_column="größe", scaling="standardise")
+    found = datasets.load(f"csv:{path}", target="y", client_column="größe", scaling="standardize")
     assert found.group_names == {"größe": ("Bern", "Zürich")}
     assert found.classes == ("jä", "nein")
     words = ["run", "local", "--data", f"csv:{path}", "--target", "y", "--rounds", "1", "--quiet"]

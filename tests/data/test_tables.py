@@ -92,14 +92,14 @@ def test_one_file_with_a_comma_in_its_name_is_one(tmp_path):
 )
 def test_a_file_that_is_unlike_the_others_is_named(sites, changed, message):
     path = sites(**changed)
-    for prepare in ("none", "standardise"):
+    for prepare in ("none", "standardize"):
         with pytest.raises(ValueError, match=message):
             datasets.load(path, target="won", scaling=prepare)
 
 
 def test_a_column_that_a_site_never_measured_is_filled_there(sites):
     """Of a column that nobody who trains has measured there is nothing to learn: it is said."""
-    asked = {"target": "won", "scaling": "standardise", "missing": "fill"}
+    asked = {"target": "won", "scaling": "standardize", "missing": "impute"}
     rows = "".join(f"{40 + i},,{'ny'[i % 2]}\n" for i in range(10))
     path = sites(lyon=f"age,dose,won\n{rows}")
     data = federations.split(datasets.load(path, **asked), "groups")
@@ -150,7 +150,7 @@ def test_decimal_commas_are_refused(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,z,y\n" + "".join(f'"{i % 2},5",{i},{i}\n' for i in range(9)))
     told = "column x holds '0,5' in line 2; expected a full stop before decimals, as in 1.5"
-    for more in ({}, {"scaling": "standardise"}, {"features": ["x"]}):
+    for more in ({}, {"scaling": "standardize"}, {"features": ["x"]}):
         with pytest.raises(ValueError, match=told):
             datasets.load(f"csv:{path}", target="y", **more)
     assert datasets.load(f"csv:{path}", target="y", features=["z"]).x.shape == (9, 1)
@@ -159,10 +159,10 @@ def test_decimal_commas_are_refused(tmp_path):
 def test_text_of_many_words_is_no_category(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("name,x,y\n" + "".join(f"u{i},{i},{i}\n" for i in range(9)))
-    data = datasets.load(f"csv:{path}", target="y", scaling="standardise")
+    data = datasets.load(f"csv:{path}", target="y", scaling="standardize")
     assert data.source.left_out == {"name": "text such as 'u0'"}
     with pytest.raises(ValueError, match="name holds text such as 'u0'; expected numbers as featu"):
-        datasets.load(f"csv:{path}", target="y", scaling="standardise", features=["name"])
+        datasets.load(f"csv:{path}", target="y", scaling="standardize", features=["name"])
     with pytest.raises(ValueError, match="categories are y; expected some of the features"):
         datasets.load(f"csv:{path}", target="y", categories=["y"])
 
@@ -209,7 +209,7 @@ def test_parquet_is_read_as_csv_is(tmp_path):
     frame.astype({"fit": int}).to_csv(tmp_path / "t.csv", index=False)
     found = [
         datasets.load(
-            f"csv:{tmp_path}/t.{kind}", target="won", missing="fill", scaling="standardise"
+            f"csv:{tmp_path}/t.{kind}", target="won", missing="impute", scaling="standardize"
         )
         for kind in ("csv", "parquet")
     ]

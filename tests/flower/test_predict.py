@@ -83,7 +83,7 @@ def test_what_cannot_be_predicted_is_one_line(tmp_path, monkeypatch, capsys):
     assert "expected one of" in refused("--method", "pfedvem", "--model", "ensemble")
     assert "unknown client 'hospital_2'" in refused("--method", "ditto", "--client", "hospital_2")
     for folder in ("out", "out/ditto"):
-        assert main(["answer", str(tmp_path / folder)]) == 2
+        assert main(["benefit", str(tmp_path / folder)]) == 2
         told = capsys.readouterr().err
         assert "a Flower study, and the predictions of its test rows stay at the sites" in told
     words[2] = str(tmp_path / "nowhere")

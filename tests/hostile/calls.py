@@ -166,8 +166,8 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("fit(method,data,1,progress=False,privacy=_)", "privacy", "3 'clip=1' {} (1.0,1.0)"),
     ("pyrofl.privacy.private(_,pyrofl.Privacy(1.0,1.0),3)", "method", NO_METHOD),
     ("pyrofl.privacy.summed(_)", "method", f"{NO_METHOD} bayes"),
-    ("pyrofl.check(_,data)", "method", NO_METHOD),
-    ("pyrofl.check(method,_)", "data", NO_DATA),
+    ("pyrofl.validate_method(_,data)", "method", NO_METHOD),
+    ("pyrofl.validate_method(method,_)", "data", NO_DATA),
     # parts of a method
     ("pyrofl.sgd(_)", "lr", f"None {NO_POSITIVE.removeprefix('0 ')}"),
     ("pyrofl.sgd(0.1,momentum=_)", "momentum", f"1 {NO_SHARE}"),

@@ -154,7 +154,7 @@ TEXT: dict[str, tuple[str, ...]] = {
     f"{RUN} {DIGITS} --class-weights": CLASSES,
     f"{TUNE} --over": NO_GRID,
     f"{TUNE} --metric": (),
-    "answer . --by": (),
+    "benefit . --by": (),
     "predict run --data new.csv --out out.csv --client": (),
     "predict run --data new.csv --out out.csv --client-column": (),
     f"{SITE} --model": (),

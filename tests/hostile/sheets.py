@@ -199,7 +199,7 @@ SITES: tuple[str, ...] = (
 )
 LIKELIHOODS = "normal:nan normal:0 normal:-1 normal:inf normal: normal:x normal:1:2 normal:1,5 "
 LIKELIHOODS += "binomial:0 binomial:-1 binomial:2.5 binomial: binomial:x binomial:nan binomial:inf "
-LIKELIHOODS += "poisson:3 bernoulli:1 categorical:3 measured:1 Normal gaussian norml : :3 "
+LIKELIHOODS += "poisson:3 bernoulli:1 categorical:3 normal_known_sd:1 Normal gaussian norml : :3 "
 LIKELIHOODS += "binomial:5 poisson bernoulli binomial categorical"  # y has decimals
 # What is asked of the table, and what must be told.
 QUESTIONS = """--features=a,,b>column --features=a,>column --features=,a>column --features=,>column
@@ -290,9 +290,9 @@ def tables(draw: Callable[..., Any]) -> Case:
         return fill(line, "", wanted, make=making(content))
     line = f"{RUN} --target k --features n,x {DEALT} --likelihood {GAP}"
     likelihood = draw(
-        st.sampled_from(["poisson", "binomial", "binomial:5", "bernoulli", "measured"])
+        st.sampled_from(["poisson", "binomial", "binomial:5", "bernoulli", "normal_known_sd"])
     )
-    if likelihood == "measured":
+    if likelihood == "normal_known_sd":
         cell = draw(st.sampled_from(["0,1", "-1,1", "0.0,1"]))
         return fill(line, likelihood, make=making(COUNTS.replace("5,{}", cell)))
     cell = draw(st.sampled_from(["-1", "1.5", "6", "1e30", "-0.001"]))

@@ -24,7 +24,7 @@ from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
-from pyrofl.inference.validation.validate import check
+from pyrofl.inference.validation.validate import validate_method
 from pyrofl.models import fedavg, likelihoods, pvi
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
@@ -151,7 +151,7 @@ MODELS = {
 def test_a_wrong_model_is_refused(kind):
     model, told = MODELS[kind]
     with pytest.raises(ValueError, match=told) as caught:
-        check(method(model), numbers())
+        validate_method(method(model), numbers())
     assert "\n" not in str(caught.value)
     assert "; expected " in str(caught.value)
 
@@ -173,15 +173,15 @@ SOURCE = np.random.default_rng(0)
 )
 def test_numbers_that_no_seed_of_the_run_fixes_are_refused(mean, told):
     with pytest.raises(ValueError, match=told):
-        check(method(model_of(mean)), numbers())
+        validate_method(method(model_of(mean)), numbers())
 
 
 def test_the_global_generators_stay_as_they_were():
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     for kind in ("torch's generator", "NumPy's generator", "Python's generator"):
         with pytest.raises(ValueError, match="global generator"):
-            check(method(MODELS[kind][0]), numbers())
-    check(method(), numbers())
+            validate_method(method(MODELS[kind][0]), numbers())
+    validate_method(method(), numbers())
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
     assert random.getstate() == before[2]
@@ -219,7 +219,7 @@ CUTS = {
 def test_a_guide_without_gradients_is_refused(kind, scale):
     """The posterior of what stays without a gradient would be where it began."""
     with pytest.raises(ValueError, match=r"q/mu|has no gradient|client"):
-        check(method(guide=guide_of(CUTS[kind], scale)), numbers())
+        validate_method(method(guide=guide_of(CUTS[kind], scale)), numbers())
 
 
 @pytest.mark.parametrize("kind", ["detach", "no_grad", "NumPy"])
@@ -227,7 +227,7 @@ def test_a_model_that_cuts_what_rows_say_of_a_site_is_refused(kind):
     """The posterior would be the prior."""
     model = model_of(lambda u, batch: CUTS[kind](u))
     with pytest.raises(ValueError, match=r"no gradient .* 'u'"):
-        check(method(model), numbers())
+        validate_method(method(model), numbers())
 
 
 def clamped(u: Tensor, batch: Batch) -> Tensor:
@@ -245,7 +245,7 @@ def added(received: Tensors, local: Tensors, batch: Batch) -> None:
 )
 def test_writing_behind_the_back_of_gradients_is_refused(wrong):
     with pytest.raises(ValueError, match=r"writes into .* in place; expected"):
-        check(wrong, numbers())
+        validate_method(wrong, numbers())
 
 
 def average_of_clients(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
@@ -280,12 +280,12 @@ def written(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
 )
 def test_a_wrong_closed_form_is_refused(move, told, batch):
     with pytest.raises(ValueError, match=told):
-        check(method(updates=(move,), batch=batch), numbers())
+        validate_method(method(updates=(move,), batch=batch), numbers())
 
 
 @pytest.mark.parametrize("batch", [FULL, MINI])
 def test_a_right_closed_form_passes(batch):
-    check(method(updates=(masked_mean,), batch=batch), numbers())
+    validate_method(method(updates=(masked_mean,), batch=batch), numbers())
 
 
 def own_loss(cost: Callable[[Tensor, Batch], Tensor]) -> Method:
@@ -308,8 +308,8 @@ def own_loss(cost: Callable[[Tensor, Batch], Tensor]) -> Method:
 )
 def test_a_wrong_loss_is_refused(cost, told):
     with pytest.raises(ValueError, match=told):
-        check(own_loss(cost), numbers())
-    check(own_loss(lambda mu, b: (b.counts * (mu - b.y).square()).sum(1)), numbers())
+        validate_method(own_loss(cost), numbers())
+    validate_method(own_loss(lambda mu, b: (b.counts * (mu - b.y).square()).sum(1)), numbers())
 
 
 def sent(mix: Callable[[Tensor], Tensor]) -> Callable[[Tensors, Tensors], Tensors]:
@@ -332,7 +332,7 @@ def sent(mix: Callable[[Tensor], Tensor]) -> Callable[[Tensors, Tensors], Tensor
 )
 def test_a_wrong_upload_is_refused(upload, told):
     with pytest.raises(ValueError, match=told):
-        check(method(upload=upload), numbers())
+        validate_method(method(upload=upload), numbers())
 
 
 def test_wrong_statistics_are_refused():
@@ -340,10 +340,10 @@ def test_wrong_statistics_are_refused():
         metadata=Metadata(statistics=lambda r, local, b: {"rank": local["q/mu"].softmax(0)})
     )
     with pytest.raises(ValueError, match=f"statistics .*'rank'.* {MIXES}"):
-        check(wrong, numbers())
+        validate_method(wrong, numbers())
     wrong = method(metadata=Metadata(statistics=lambda r, local, b: {"mean": b.y.mean(1)}))
     with pytest.raises(ValueError, match=f"statistics .*'mean'.* {PADDING}"):
-        check(wrong, numbers())
+        validate_method(wrong, numbers())
 
 
 def test_a_view_that_mixes_clients_is_refused():
@@ -351,13 +351,13 @@ def test_a_view_that_mixes_clients_is_refused():
         return local | {"q/mu": local["q/mu"].mean(0, keepdim=True).expand_as(local["q/mu"])}
 
     with pytest.raises(ValueError, match=f"view 'personal' gives a client 'q/mu', which {MIXES}"):
-        check(method(views={"personal": mean}), numbers())
+        validate_method(method(views={"personal": mean}), numbers())
 
 
 def test_weights_with_an_axis_too_many_are_refused():
     wrong = method(aggregate=Aggregator({"*": lambda message, cohort: cohort.size[:, None]}))
     with pytest.raises(ValueError, match=r"weight .*\[2, 1\]; expected \[2\]"):
-        check(wrong, numbers())
+        validate_method(wrong, numbers())
 
 
 AROUND: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -388,9 +388,9 @@ def partial_likelihood(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 def test_a_cox_model_stratified_by_client_needs_all_rows():
     data = numbers((12, 9, 7))
-    check(pvi.hierarchical(partial_likelihood, data, shared="b"), data)
+    validate_method(pvi.hierarchical(partial_likelihood, data, shared="b"), data)
     with pytest.raises(ValueError, match=r"'events' .*depends on other rows.*batch=None"):
-        check(pvi.hierarchical(partial_likelihood, data, shared="b", batch=4), data)
+        validate_method(pvi.hierarchical(partial_likelihood, data, shared="b", batch=4), data)
 
 
 def unmasked(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -400,22 +400,24 @@ def unmasked(received: Tensors, local: Tensors, batch: Batch) -> None:
 def test_a_cox_model_that_counts_padding_is_refused():
     data = numbers((12, 9, 7))
     with pytest.raises(ValueError, match=r"'events' .* or on padding; expected"):
-        check(pvi.hierarchical(unmasked, data, shared="b"), data)
+        validate_method(pvi.hierarchical(unmasked, data, shared="b"), data)
 
 
 def test_single_precision_finds_the_same():
     for kind in ("centred over clients", "a scalar factor", "the first response"):
         model, told = MODELS[kind]
         with pytest.raises(ValueError, match=told):
-            check(method(model), numbers(dtype=torch.float32))
-    check(method(), numbers(dtype=torch.float32))
+            validate_method(method(model), numbers(dtype=torch.float32))
+    validate_method(method(), numbers(dtype=torch.float32))
     with pytest.raises(ValueError, match=MIXES):
-        check(method(updates=(average_of_clients,)), numbers(dtype=torch.float32))
+        validate_method(method(updates=(average_of_clients,)), numbers(dtype=torch.float32))
 
 
 def test_one_client_may_do_what_it_likes():
     data = numbers((20,))
-    check(method(model_of(lambda u, b: u - 0.5 * u.mean(-2, keepdim=True)), batch=FULL), data)
+    validate_method(
+        method(model_of(lambda u, b: u - 0.5 * u.mean(-2, keepdim=True)), batch=FULL), data
+    )
 
 
 def new_row(u: Tensor, batch: Batch) -> None:
@@ -464,7 +466,7 @@ def tempered(received: Tensors, local: Tensors, batch: Batch) -> None:
 )
 def test_unusual_programs_that_are_right_pass(program, shared, sizes):
     data = numbers(sizes)
-    check(pvi.hierarchical(program, data, shared=shared), data)
+    validate_method(pvi.hierarchical(program, data, shared=shared), data)
 
 
 class LowRank(torch.nn.Module):
@@ -485,14 +487,14 @@ class LowRank(torch.nn.Module):
 
 def test_a_gradient_that_is_zero_at_the_start_is_no_mistake():
     made = fedavg.build(Network(LowRank()), likelihood=likelihoods.normal(), batch=None)
-    check(made, numbers())
+    validate_method(made, numbers())
 
 
 def test_a_method_may_have_no_program():
     def nothing(*_: object) -> None:
         return None
 
-    check(method(nothing, nothing, phases=(Phase((masked_mean,), 1, None),)), numbers())
+    validate_method(method(nothing, nothing, phases=(Phase((masked_mean,), 1, None),)), numbers())
 
 
 def half_of_the_rows(u: Tensor, batch: Batch) -> None:
@@ -518,7 +520,7 @@ SEEN_IN_ALL_ROWS = {
 def test_clients_are_compared_with_all_their_rows(name: str) -> None:
     model, why = SEEN_IN_ALL_ROWS[name]
     with pytest.raises(ValueError, match=why):
-        check(method(model, batch=FULL), numbers((12, 7, 15)))
+        validate_method(method(model, batch=FULL), numbers((12, 7, 15)))
 
 
 def test_a_loss_that_compares_clients_is_refused() -> None:
@@ -530,7 +532,7 @@ def test_a_loss_that_compares_clients_is_refused() -> None:
 
     phases = (Phase((GradientStep("q/*", sgd(0.01), loss),), 2),)
     with pytest.raises(ValueError, match=MIXES):
-        check(replace(method(), phases=phases), numbers())
+        validate_method(replace(method(), phases=phases), numbers())
 
 
 def test_a_first_state_from_a_global_generator_is_refused() -> None:
@@ -538,4 +540,4 @@ def test_a_first_state_from_a_global_generator_is_refused() -> None:
         return {"q/mu": torch.randn(()).double(), "q/pi": torch.zeros(()).double()}
 
     with pytest.raises(ValueError, match="init draws from the global generator of torch"):
-        check(replace(method(), init=drawn), numbers())
+        validate_method(replace(method(), init=drawn), numbers())

@@ -26,7 +26,7 @@ from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, SHARED, Metadata
 from pyrofl.inference.method import GradientStep, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
-from pyrofl.inference.validation.validate import check
+from pyrofl.inference.validation.validate import validate_method
 from pyrofl.models import fedavg, likelihoods
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, spread_out
@@ -192,7 +192,7 @@ TABLE = numbers().x[:, 0]
 
 @pytest.mark.parametrize("fine", [of_known_rows, looked_up])
 def test_rows_may_be_hidden_and_looked_up(fine):
-    check(method(fine), numbers())
+    validate_method(method(fine), numbers())
 
 
 def counts(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -204,7 +204,7 @@ def counts(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 @pytest.mark.parametrize(("where", "cost"), [("clients", of_theta), ("rows", of_rows)])
 def test_factors_of_clients_and_of_rows_may_be(where, cost):
-    check(method(with_factor(cost, where)), numbers())
+    validate_method(method(with_factor(cost, where)), numbers())
 
 
 def at_risk(theta: Tensor, batch: Batch) -> Tensor:
@@ -218,7 +218,7 @@ def at_risk(theta: Tensor, batch: Batch) -> Tensor:
 def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
     model, step = with_factor(at_risk, "clients"), method().phases[0].updates
     whole = (Phase(step, 5, None),)
-    check(method(model, phases=whole), numbers())
+    validate_method(method(model, phases=whole), numbers())
     told = "'cost' of a client or row depends on other rows or on padding"
     for wrong in (
         method(model),  # minibatches of two rows
@@ -226,7 +226,7 @@ def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
         method(with_factor(of_all_rows, "rows"), phases=whole),
     ):
         with pytest.raises(ValueError, match=told):
-            check(wrong, numbers())
+            validate_method(wrong, numbers())
 
 
 @pytest.mark.parametrize(
@@ -275,12 +275,12 @@ def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
     ],
 )
 def test_what_would_be_wrong_in_silence_is_refused(wrong, told):
-    check(method(), numbers())
+    validate_method(method(), numbers())
     pyro.get_param_store().clear()
     with pytest.raises(
         ValueError, match=told.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")
     ):
-        check(method(**wrong), numbers())
+        validate_method(method(**wrong), numbers())
     assert len(pyro.get_param_store()) == 0
 
 
@@ -326,13 +326,13 @@ def test_a_misspelt_pattern_would_freeze_what_it_means():
 def test_every_pattern_of_a_step_must_match(names):
     step = GradientStep(names, sgd(0.01), elbo(8))
     with pytest.raises(ValueError, match=r"in the step .* of phases matches no name; "):
-        check(method(phases=(Phase((step,), 5, 2),)), numbers())
+        validate_method(method(phases=(Phase((step,), 5, 2),)), numbers())
 
 
 def test_a_tensor_that_nothing_moves_is_named():
     step = GradientStep("q/mu", sgd(0.01), elbo(8))
     with pytest.warns(UserWarning, match="the guide reads q/pi, and no step or move changes it"):
-        check(method(phases=(Phase((step,), 5, 2),)), numbers())
+        validate_method(method(phases=(Phase((step,), 5, 2),)), numbers())
 
 
 class Mixing(nn.Module):
@@ -357,7 +357,7 @@ class Mixing(nn.Module):
 )
 def test_networks_that_mix_rows_are_refused(mix):
     with pytest.raises(ValueError, match="depends on other rows or on padding"):
-        check(fedavg.build(Network(Mixing(mix))), toys.blobs())
+        validate_method(fedavg.build(Network(Mixing(mix))), toys.blobs())
 
 
 def test_a_site_outside_the_plate_of_clients_is_refused_unless_one_runs_alone():
@@ -370,16 +370,18 @@ def test_a_site_outside_the_plate_of_clients_is_refused_unless_one_runs_alone():
         pyro.sample("scale", dist.Normal(local["q/mu"][0, 0], 1.0))
 
     with pytest.raises(ValueError, match=r"outside batch\.clients"):
-        check(method(outside, guess), numbers())
+        validate_method(method(outside, guess), numbers())
 
 
 @pytest.mark.parametrize("name", others_slow(sorted(builds())))
 def test_every_method_passes(name):
     extra = {"unlabelled": toys.blobs().x[-30:]} if name in ("fedbe", "predbayes") else {}
-    check(builds()[name](toys.net(), **extra), toys.blobs(held_out=1))
+    validate_method(builds()[name](toys.net(), **extra), toys.blobs(held_out=1))
     if name not in ("pvi", "fedbe", "predbayes"):
         likelihood = likelihoods.normal()
-        check(builds()[name](toys.build("mlp:3", (1,), 1), likelihood=likelihood), numbers())
+        validate_method(
+            builds()[name](toys.build("mlp:3", (1,), 1), likelihood=likelihood), numbers()
+        )
 
 
 def test_a_network_with_too_few_outputs_is_refused_whichever_rows_are_looked_at():
@@ -388,7 +390,7 @@ def test_a_network_with_too_few_outputs_is_refused_whichever_rows_are_looked_at(
     first = torch.cat([data.train[j][:3] for j in range(data.clients)])
     for y in (data.y, data.y.index_fill(0, first, 0)):
         with pytest.raises(ValueError, match=r"a response 'y' of the data is 4, outside the supp"):
-            check(fedavg.build(few), replace(data, y=y))
+            validate_method(fedavg.build(few), replace(data, y=y))
 
 
 def test_a_server_state_of_all_clients_is_looked_at_by_its_rows():
@@ -416,10 +418,10 @@ def test_a_server_state_of_all_clients_is_looked_at_by_its_rows():
         metadata=Metadata({"server/sd": PER_CLIENT}),
     )
     server = made.init(torch.Generator(), 3)
-    check(made, numbers(), server_state=server)
+    validate_method(made, numbers(), server_state=server)
     server["server/sd"][2] = -1.0  # of the smallest client, the second of those looked at
     with pytest.raises(ValueError, match="scale of the distribution of 'theta' is -1; expected G"):
-        check(made, numbers(), server_state=server)
+        validate_method(made, numbers(), server_state=server)
 
 
 def test_a_merge_that_makes_a_new_name_is_refused():
@@ -429,9 +431,9 @@ def test_a_merge_that_makes_a_new_name_is_refused():
     wrong = method(upload=upload, aggregate=Aggregator({"*": by_size}))
     told = "the aggregation puts 'centre' into the server's state, which has q/mu, q/pi; expected"
     with pytest.raises(ValueError, match=told):
-        check(wrong, numbers())
+        validate_method(wrong, numbers())
     other = replace(wrong, upload=lambda received, local: {"server/seen": local["q/mu"]})
-    check(other, numbers())
+    validate_method(other, numbers())
 
 
 def test_a_view_that_sets_an_unknown_name_is_refused():
@@ -440,7 +442,7 @@ def test_a_view_that_sets_an_unknown_name_is_refused():
 
     for view in (at_zero, lambda received, local: [local, at_zero(received, local)]):
         with pytest.raises(ValueError, match="view 'global' sets 'mu/q', which neither arrives"):
-            check(method(views={"global": view}), numbers())
+            validate_method(method(views={"global": view}), numbers())
 
 
 @pytest.mark.parametrize(
@@ -459,4 +461,4 @@ def test_a_view_that_sets_an_unknown_name_is_refused():
 )
 def test_a_merge_or_view_that_fails_is_refused_in_a_line(changes, told):
     with pytest.raises(ValueError, match=told):
-        check(method(**changes), numbers())
+        validate_method(method(**changes), numbers())

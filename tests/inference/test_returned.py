@@ -123,7 +123,7 @@ def test_what_functions_may_not_return_is_refused_in_one_line(changes, told, che
 )
 def test_what_would_have_no_effect_is_refused(changes, told):
     with pytest.raises(ValueError, match=told):
-        pyrofl.check(replace(method(), **changes), numbers())
+        pyrofl.validate_method(replace(method(), **changes), numbers())
 
 
 def run(**options: Any) -> pyrofl.Run:
@@ -163,7 +163,7 @@ def server() -> pyrofl.Server:
             r"'q/mu' of shape \[",
         ),
         (
-            lambda: pyrofl.check(method(), numbers(), chunk_size=0),
+            lambda: pyrofl.validate_method(method(), numbers(), chunk_size=0),
             "chunk_size is 0; expected a whole number",
         ),
         (lambda: pyrofl.evaluate(other(), numbers(), run().state), "the programs read 'w/.*'"),

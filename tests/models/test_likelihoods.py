@@ -30,7 +30,7 @@ def sigmoid(value: float) -> float:
     [
         ("normal", [0.2, -1.0], lambda f, x, y: -0.5 * (y - f) ** 2 - 0.5 * log(2 * pi)),
         (
-            "measured",
+            "normal_known_sd",
             [0.2, -1.0],
             lambda f, x, y: -0.5 * ((y - f) / x) ** 2 - log(x) - 0.5 * log(2 * pi),
         ),
@@ -100,7 +100,7 @@ def responses(name: str, mean: torch.Tensor, trials: torch.Tensor) -> torch.Tens
 
 
 @pytest.mark.parametrize("method", [fedavg, pfedvem])
-@pytest.mark.parametrize("name", ["normal", "measured", "bernoulli", "binomial", "poisson"])
+@pytest.mark.parametrize("name", ["normal", "normal_known_sd", "bernoulli", "binomial", "poisson"])
 def test_the_loss_falls(name, method):
     x = torch.randn(60, 3, generator=generator(2), dtype=torch.float64)
     mean = (x[:, 1] - x[:, 2]) / 2

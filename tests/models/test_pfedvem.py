@@ -505,7 +505,7 @@ class Plain(nn.Module):
         return self.head(torch.relu(self.fc1(x)))
 
 
-@pytest.mark.parametrize("likelihood", ["normal", "measured", "binomial"])
+@pytest.mark.parametrize("likelihood", ["normal", "normal_known_sd", "binomial"])
 def test_features_of_the_frozen_base_change_nothing(likelihood):
     rng = generator(2)
     x = torch.rand(12, 4, generator=rng, dtype=torch.float64).clamp(min=0.1)

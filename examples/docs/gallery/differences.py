@@ -1,4 +1,4 @@
-"""`pyrofl answer` draws this figure: the benefit of federation for each client."""
+"""`pyrofl benefit` draws this figure: the benefit of federation for each client."""
 
 import numpy as np
 

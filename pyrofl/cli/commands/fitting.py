@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from pyrofl import figures
-from pyrofl.cli.commands import answer, tune
+from pyrofl.cli.commands import benefit, tune
 from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.cli.commands.preflight import preflight
 from pyrofl.cli.commands.resuming import keeping, opened, rescued
@@ -32,7 +32,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.partitions.federations import class_counts
 
 COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
-ABOUT = (answer.FILE, answer.FIGURE, results.PAGE)  # what other commands say of a comparison
+ABOUT = (benefit.FILE, benefit.FIGURE, results.PAGE)  # what other commands say of a comparison
 SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -62,7 +62,7 @@ def compare(experiment: Experiment) -> None:
     seeds = range(experiment.seed, experiment.seed + experiment.seeds)
     asked = preflight(jobs(experiment, seeds, folder))
     searches = tune.searches(experiment, asked)
-    left = rf"compare\.csv|answer\.csv|report\.html|figures|({'|'.join(builds())})-(\d+|tune)"
+    left = rf"compare\.csv|benefit\.csv|report\.html|figures|({'|'.join(builds())})-(\d+|tune)"
     drawn, paths = folder / "figures", [job.path for job in asked]
     with run_folder.only_if_done(folder, drawn, *paths), ExitStack() as held:
         run_folder.prepare(folder, experiment.overwrite, left if experiment.resume else "")

@@ -27,8 +27,8 @@ from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.results import save_predictions
 from pyrofl.experiments.tasks import Task, network_for, participation, resolve, split, threads
 from pyrofl.files import checkpoint_file, run_folder
-from pyrofl.inference.evaluation.asked import usual
 from pyrofl.inference.evaluation.predictions import Predictions
+from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.privacy.noising import with_privacy
@@ -119,7 +119,7 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
 
 def adapts(run: Run, args: Namespace) -> bool:
     """Say whether a client's training rows are needed before it predicts."""
-    view, adaptation = usual(run.method)
+    view, adaptation = default_model(run.method)
     asked = args.model in (None, view) and not args.unadapted
     return asked and adaptation != "none" and not args.new_client
 
@@ -206,7 +206,7 @@ def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
     target = run.data.source.target if run.data.source else "y"
     known(target, list(table), f"column in {path}: this run predicts")
     column = table[target]
-    complete([column], "refuse")
+    complete([column], "error")
     if run.data.classes:
         return np.array([str(word) for word in column.words], dtype=object)
     column.refuse_odd("leave such rows out")

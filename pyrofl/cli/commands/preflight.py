@@ -22,7 +22,7 @@ from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.arviz import CHEAP
 from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.validation.validate import check
+from pyrofl.inference.validation.validate import validate_method
 from pyrofl.nets import NETWORKS
 
 
@@ -51,7 +51,9 @@ def _check(job: Job) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which the fit gives again
         try:
-            check(by_round(job.method)(0), job.task.data, chunk_size=job.experiment.chunk_size)
+            validate_method(
+                by_round(job.method)(0), job.task.data, chunk_size=job.experiment.chunk_size
+            )
         except ValueError as error:
             raise ValueError(f"{job.name}: {error}") from error
 

@@ -8,7 +8,7 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
-from pyrofl.cli.commands import answer
+from pyrofl.cli.commands import benefit
 from pyrofl.cli.output.sections import (
     Section,
     asked,
@@ -88,16 +88,16 @@ def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
     """Answer what federation bought, if the runs can."""
     section = Section("What did federation buy?")
     try:
-        found = answer.compare_with_local(folder, made, None)
-        answer.write(folder, found)
+        found = benefit.compare_with_local(folder, made, None)
+        benefit.write(folder, found)
     except ValueError as error:
-        return section.note(f"No answer: {error}.")
+        return section.note(f"Benefit not computed: {error}.")
     for sentence in found.sentences:
         section.note(sentence, "said")
     section.table(found.head, found.table())
-    section.figure(folder / answer.FIGURE, "Each site beside its own model, the smallest first")
+    section.figure(folder / benefit.FIGURE, "Each site beside its own model, the smallest first")
     if found.calibration:
-        section.table(answer.CALIBRATED, found.calibrated())
+        section.table(benefit.CALIBRATED, found.calibrated())
     for note in found.notes:
         section.note(note)
     return section

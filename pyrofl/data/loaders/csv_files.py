@@ -37,13 +37,16 @@ from pyrofl.data.tables.wording import composed
 LIKELIHOODS: dict[str, str] = {
     "categorical": "classes",
     "normal": "a number; noise of a learned SD (1 in flower projects), or normal:SD if it is known",
-    "measured": "a number whose standard error is the first feature",
+    "normal_known_sd": "a number whose standard error is the first feature",
     "bernoulli": "0 or 1",
     "binomial": "successes out of the first feature's trials, or of N: binomial:N",
     "poisson": "a count",
 }
 
-OF_FIRST = ("measured", "binomial")  # likelihoods that read the first feature in its own units
+OF_FIRST = (
+    "normal_known_sd",
+    "binomial",
+)  # likelihoods that read the first feature in its own units
 
 
 @checked
@@ -55,7 +58,7 @@ def load_csv(
     features: Sequence[str] | None = None,
     categories: Sequence[str] = (),
     likelihood: str | None = None,
-    missing: Missing = "refuse",
+    missing: Missing = "error",
     scaling: Prepare | None = None,
     test_fraction: ShareBelowOne = 0.2,
     test_column: str | None = None,
@@ -90,7 +93,7 @@ def load_csv(
     if likelihood is not None:
         known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
         likelihood = LEARNED if likelihood == "normal" else likelihood
-    chosen = choose(columns, owners, features, categories, scaling == "standardise")
+    chosen = choose(columns, owners, features, categories, scaling == "standardize")
     if likelihood in OF_FIRST:
         chosen = chosen.numbers_first(likelihood)
     columns[target].refuse_clash("take another target")
@@ -129,18 +132,18 @@ def load_csv(
         is_test = draw_test_rows(codes, np.random.default_rng([seed, 3]), test_fraction)
     coded_columns = {n: kept[n] for n in chosen.names if n in chosen.categories}
     levels = {name: _codes(column.at(~column.gaps))[1] for name, column in coded_columns.items()}
-    active = bool(levels) or scaling == "standardise" or missing == "fill"
+    active = bool(levels) or scaling == "standardize" or missing == "impute"
     x = _values(kept, chosen.names, levels, active)
     same = np.concatenate([x.numpy(), y.numpy()[:, None], codes[:, None]], 1)
     texts.append(of_copies([row.tobytes() for row in same], np.asarray(is_test)))
     if likelihood is not None and not classes:
         refuse_range(path, likelihood, y, x[:, 0])
-    raw = [name for name in chosen.names if name not in levels and scaling != "standardise"]
+    raw = [name for name in chosen.names if name not in levels and scaling != "standardize"]
     apart = far_apart(raw, x[~is_test][:, [chosen.names.index(name) for name in raw]])
     texts += [apart] if scaling is None else []
     for text in filter(None, texts):
         warn(f"{path}: {text}", UserWarning, stacklevel=5)
-    plan = PreprocessingPlan(chosen.names, levels, scaling or "none", missing == "fill", plain)
+    plan = PreprocessingPlan(chosen.names, levels, scaling or "none", missing == "impute", plain)
     return Dataset(
         name=Path(path).stem,
         x=x,
@@ -184,10 +187,10 @@ def _with_sites(path: str, table: Table, client_column: str | None) -> tuple[Col
 
 def _whole(used: Columns, unfilled: Sequence[str], missing: Missing) -> tuple[Rows, dict[str, int]]:
     """Return which rows are kept [N], and how many of the others lack a value of which column."""
-    if missing != "fill":
+    if missing != "impute":
         lacking = {name: int(c.gaps.sum()) for name, c in used.items() if c.gaps.any()}
         return complete(used.values(), missing), lacking
-    return complete([used[name] for name in unfilled], "refuse"), {}
+    return complete([used[name] for name in unfilled], "error"), {}
 
 
 def _codes(column: Column) -> tuple[Ints, tuple[str, ...]]:
@@ -305,7 +308,7 @@ def refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
             whole & (y <= trials),
             "whole numbers from 0 to the trials, which are the first feature or binomial:N",
         ),
-        "measured": (first > 0, "positive standard errors as first feature"),
+        "normal_known_sd": (first > 0, "positive standard errors as first feature"),
     }.get(name, (torch.ones(1), ""))
     if not bool(fits.all()):
         raise ValueError(

@@ -95,13 +95,14 @@ def load(
         likelihood: csv: one of `csv_files.LIKELIHOODS`; None: "categorical" for text and
             True or False, "normal" for numbers, which is stored as "normal:learned": y stays in its
             own unit, and `Dataset.source` of what is split has its mean and standard deviation.
-        missing: csv: "refuse" rows that lack a value in a column that is used, or "drop" them, or
-            "fill" gaps of features with the mean of the training rows and mark them by a 0/1
-            feature; None: "refuse". What was dropped, and what left out, is in `Dataset.source`.
-        scaling: csv: "standardise" columns of numbers to mean 0 and standard deviation 1 over
+        missing: csv: what to do with rows that lack a value in a column that is used. "error"
+            raises an error, "drop" drops them, and "impute" replaces missing features by the mean
+            of the training rows and adds a 0/1 indicator; None: "error". `Dataset.source` records
+            what was dropped and left out.
+        scaling: csv: "standardize" columns of numbers to mean 0 and standard deviation 1 over
             training rows, which no client has to show; "none" leaves them, as does None, which
-            warns of scales that are far apart. The first feature of likelihoods "measured" and
-            "binomial" is left as it is.
+            warns of scales that are far apart. The first feature of the likelihoods
+            "normal_known_sd" and "binomial" is not scaled.
         test_fraction: csv: of each group's rows, for testing, never all; None: 0.2.
         test_column: csv: column that says which rows are for testing, by 1 and 0 or test and
             train; None: a share of each group, drawn at random.

@@ -62,7 +62,7 @@ def _digits(seed: int) -> Dataset:
 def _eight_schools(seed: int) -> Dataset:
     """Return the effect of coaching in eight schools: y [8], its standard error x [8, 1]."""
     x, y = _numbers(_ERRORS), _numbers(_EFFECTS)
-    return _of_groups("eight_schools", x[:, None], y, "measured", "school", "ABCDEFGH")
+    return _of_groups("eight_schools", x[:, None], y, "normal_known_sd", "school", "ABCDEFGH")
 
 
 def _baseball(seed: int) -> Dataset:

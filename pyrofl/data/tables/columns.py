@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pyrofl.data.tables.wording import composed, listed, refuse_no_file
 
-Missing = Literal["refuse", "drop", "fill"]
+Missing = Literal["error", "drop", "impute"]
 """What becomes of rows that lack a value: none may, they are left out, or gaps of features are
 filled with the mean of the training rows and told by a feature of their own."""
 
@@ -249,9 +249,9 @@ def complete(used: Collection[Column], missing: Missing) -> Rows:
     at = int(column.gaps.argmax())
     also = listed([f"{other.name} lacks {other.gaps.sum()}" for other in others], 3)
     told = "missing is 'drop', and no row is left"
-    if missing == "refuse":
+    if missing == "error":
         told = "expected a value in every row: use other columns, drop such rows, or fill features "
-        told += "(missing='drop' or 'fill', --missing drop)"
+        told += "(missing='drop' or 'impute', --missing drop)"
     raise ValueError(
         f"{column.label} lacks {column.gaps.sum()} of {len(whole)} values, first in "
         f"{column.places[at]} ({column.words[at]!r}){also and f', {also}'}; {told}"

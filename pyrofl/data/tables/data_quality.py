@@ -123,7 +123,7 @@ def of_numbers(column: Column) -> str:
         if count > 1 and outside > (high - low) / 2:
             return (
                 f"{told} {code} in {count} rows, and otherwise {low:g} to {high:g}; if it stands "
-                "for a missing value, expected an empty cell (--missing drop or fill)"
+                "for a missing value, expected an empty cell (--missing drop or impute)"
             )
     if ROW_NUMBER.search(column.name) and len(distinct) == len(values):
         return (

@@ -85,7 +85,7 @@ def far_apart(names: Sequence[str], x: Tensor) -> str:
     return (
         f"the standard deviation of {high} is {varying[high]:.3g} and that of {low} "
         f"{varying[low]:.3g}, so that steps of one size do not suit both; expected similar ones, "
-        "as by scaling='standardise' (--scaling standardise)"
+        "as by scaling='standardize' (--scaling standardize)"
     )
 
 

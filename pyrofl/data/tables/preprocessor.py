@@ -28,7 +28,7 @@ from pyrofl.data.tables.data_quality import in_spelling_and_units
 from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
 
-Prepare = Literal["standardise", "none"]
+Prepare = Literal["standardize", "none"]
 """Whether columns of numbers get mean 0 and standard deviation 1 over the training rows."""
 
 Unseen = Literal["refuse", "zero"]
@@ -83,7 +83,7 @@ class Preprocessor:
     def of(
         cls,
         told: Iterable[Mapping[str, ColumnSummary]],
-        scaling: Prepare = "standardise",
+        scaling: Prepare = "standardize",
         *,
         fill: bool = False,
         plain: Sequence[str] = (),
@@ -96,7 +96,7 @@ class Preprocessor:
 
         Args:
             told: of each client, column -> what it tells; all of the same columns.
-            scaling: "standardise", or "none" to leave numbers as they are.
+            scaling: "standardize", or "none" to leave numbers as they are.
             fill: put the mean where a number is missing, and mark that by a 0/1 feature of its own
                 (for models that draw such values); otherwise gaps are refused.
             plain: columns of numbers that are left as they are in any case.
@@ -296,7 +296,7 @@ class PreprocessingPlan:
 
     columns: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of columns of codes
-    scaling: Prepare = "standardise"
+    scaling: Prepare = "standardize"
     fill: bool = False
     plain: tuple[str, ...] = ()  # columns that are left as they are
 

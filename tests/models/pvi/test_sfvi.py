@@ -22,8 +22,8 @@ from pyrofl.inference.checks.leave_one_out import loo
 from pyrofl.inference.engine.participation import fixed as some
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.asked import Asked
 from pyrofl.inference.evaluation.prepare import prepared
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.method import Method
@@ -181,7 +181,7 @@ MU, TAU = (-2.7833, 0.2971), (0.5610, 0.3455)  # by quadrature, as in test_corre
 
 def bound_of(run: Run, draws: int = 4000) -> tuple[float, float]:
     """Return the ELBO of all clients together, and its standard error."""
-    asked = Asked.of({"draws": draws}, without="population part")
+    asked = EvaluationSpec.of({"draws": draws}, without="population part")
     told = pointwise(run.method, run.data, run.state, torch.arange(run.data.clients), asked)
     each = [{n: v.value.flatten() for n, v in one["density"].items()} for one in told]
     total = sum(one["log_p"] - one["log_q"] for one in each)

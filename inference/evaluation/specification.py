@@ -16,7 +16,7 @@ Part = Literal["test", "train"]
 
 
 class ModelAsked(TypedDict, total=False):
-    """Fields of `Asked` that say which model, as keyword arguments."""
+    """Fields of `EvaluationSpec` that say which model, as keyword arguments."""
 
     model: str | None
     adaptation: Adapted
@@ -24,8 +24,8 @@ class ModelAsked(TypedDict, total=False):
     chunk_size: int | None
 
 
-class AskedFields(ModelAsked, total=False):
-    """All fields of `Asked`, as keyword arguments."""
+class EvaluationFields(ModelAsked, total=False):
+    """All fields of `EvaluationSpec`, as keyword arguments."""
 
     population: Population
     part: Part
@@ -33,7 +33,7 @@ class AskedFields(ModelAsked, total=False):
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationSpec:
     """Which model is asked, adapted how, of which clients, about which rows.
 
     Attributes:
@@ -65,12 +65,12 @@ class Asked:
             )
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], without: str = "") -> Asked:
+    def of(cls, given: Mapping[str, Any], without: str = "") -> EvaluationSpec:
         """Take keyword arguments; a question may go `without` some, which are refused then."""
-        names = {f.name: f for f in fields(Asked) if f.name not in without.split()}
+        names = {f.name: f for f in fields(EvaluationSpec) if f.name not in without.split()}
         for name in given:
             known(name, names, "argument")
-        return Asked(**given)
+        return EvaluationSpec(**given)
 
     def view(self, method: Method) -> str:
         """Return the name of the view that is asked."""
@@ -86,7 +86,7 @@ class Asked:
         return {"none": (), "fine_tune": method.adapt, "train": method.phases}[self.adaptation]
 
 
-def usual(method: Method) -> tuple[str, Adapted]:
+def default_model(method: Method) -> tuple[str, Adapted]:
     """Return the model that a method is about, and adapted how: a personal one if it can be."""
     view = method.main_view
     return view, "fine_tune" if view == "personal" and method.adapt else "none"

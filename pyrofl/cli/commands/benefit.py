@@ -1,4 +1,4 @@
-"""The command answer: what did federation buy each site, beside a model of its own?"""
+"""The command `pyrofl benefit`: estimate what federation improves for each client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pyrofl.paired import LEVEL, Calibration, Interval
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILE, FIGURE = "answer.csv", "figures/answer.png"
+FILE, FIGURE = "benefit.csv", "figures/benefit.png"
 COLUMNS = (
     *("method", "model", "adaptation", "client", "size", "rows"),
     *("own", "score", "better", "low", "high", "verdict", "not_converged"),
@@ -49,14 +49,14 @@ UNITS: dict[By, tuple[float, str]] = {
 }
 
 
-def answer(args: Namespace) -> None:
+def benefit(args: Namespace) -> None:
     """Say at which sites federation predicts better than their own models; write table, figure."""
     folder = Path(args.folder)
     made = runs(folder)
     refuse_study(folder, made)
     with locked(folder):
         found = compare_with_local(folder, made, args.by)
-        with ending(lambda what: f"the answer cannot be written to {folder}: {what}"):
+        with ending(lambda what: f"the result cannot be written to {folder}: {what}"):
             write(folder, found)
     show("\n\n".join(found.told()), f"{folder} holds {FILE} and {FIGURE}")
 
@@ -87,7 +87,7 @@ class Answer:
     notes: list[str]
 
     def lines(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of answer.csv."""
+        """Yield the rows of benefit.csv."""
         for one in self.comparisons:
             for site in one.sites:
                 client, size, count, own, score, better = vars(site).values()
