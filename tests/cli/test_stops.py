@@ -282,7 +282,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, first: int, counted: int = 1) -> N
 
         def look(*given: Any, **how: Any) -> None:
             looks.append(1)
-            mistakes.check(*given, **how)
+            mistakes.validate_method(*given, **how)
             looks.pop()
 
         monkeypatch.setattr(f"pyrofl.{user}", look)
