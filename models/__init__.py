@@ -1,4 +1,4 @@
-"""One file, one paper; priors, guides and likelihoods beside them.
+"""Federated methods, one file for each paper, with priors, guides and likelihoods.
 
 A module here with a function `build` is a method; its name is the method's name everywhere. Each is
 loaded when it is first asked for: `pyrofl.models.fedavg.build`.

@@ -1,4 +1,4 @@
-"""APFL: every client mixes the common model with one of its own, and learns by how much.
+"""APFL: each client learns the weights with which it mixes the global and a local model.
 
 Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020.
 
@@ -71,24 +71,24 @@ def build(
     train, step = only_step(base)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start v_j at w, and mix by alpha."""
+        """Initialize the local model v_j with the global w, and the mixture weight with alpha."""
         return start_own(received, cohort, generator) | {
             "alpha": torch.full_like(cohort.size, alpha)
         }
 
     def mixed(received: Tensors, local: Tensors) -> Tensors:
-        """Read alpha_j v_j + (1 - alpha_j) w_j."""
+        """Return the mixed parameters alpha_j v_j + (1 - alpha_j) w_j."""
         return local | {
             n: torch.lerp(local[n], local[f"own/{n}"], like(local["alpha"], local[n]))
             for n in received
         }
 
     def clamp(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Keep alpha_j from 0 to 1."""
+        """Clamp the mixture weight alpha_j to the interval from 0 to 1."""
         return {"alpha": local["alpha"].clamp(0, 1)}
 
     def at_mixture(received: Tensors, local: Tensors) -> Tensors:
-        """Read the mixture, whose gradient goes to v_j in full, whatever alpha_j is."""
+        """Return the mixture with its full gradient passed to v_j, independent of alpha_j."""
         now, own = mixed(received, local), role("own", local)
         return now | {n: now[n].detach() + (own[n] - own[n].detach()) for n in received}
 

@@ -1,4 +1,4 @@
-"""Ditto: FedAvg, and beside it a model of each client's own that stays near the common one.
+"""Ditto: FedAvg, and a personal model for each client with a penalty towards the global one.
 
 Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
 ICML 2021.

@@ -1,4 +1,4 @@
-"""FALD: one Langevin chain of all clients, of which the server has the draws; and FSGLD.
+"""FALD and FSGLD: federated Langevin dynamics, whose draws the server stores.
 
 Deng, Zhang, Ma, Song and Lin, "On Convergence of Federated Averaging Langevin Dynamics", UAI 2024
 (2021); with surrogates, El Mekkaoui, Mesquita, Blomstedt and Kaski, "Federated Stochastic Gradient
@@ -124,7 +124,7 @@ def build(
     factors = Factors(net, likelihood, surrogates == "full")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start at the network's own draw."""
+        """Return initial parameters drawn by the network's own initialization."""
         share = {"share": torch.tensor(1.0 / clients)}
         none = under("total", factors.none()) if surrogates != "none" else {}
         return q.start(net.init(generator)) | share | none
@@ -132,7 +132,7 @@ def build(
     def energy(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return lr U_j, [C]."""
+        """Return the client's energy times the learning rate, lr U_j, [C]."""
         share = received["share"]
         found = elbo(kl=lambda *_: share)(model, guide, received, local, data) / share
         if surrogates != "none":
@@ -142,7 +142,7 @@ def build(
         return lr * found
 
     def shake(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Add the noise of a step."""
+        """Add the Langevin noise of a step to the parameters."""
         width, moved = (2 * lr * temperature / received["share"]).sqrt(), {}
         with data.clients():  # the noise of a site is the client's own
             for n in names:
@@ -153,7 +153,7 @@ def build(
         return moved
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Go on from the mean, and remember it."""
+        """Set the server's parameters to the clients' mean, and append it to the chain."""
         now = {n: pooled[n] for n in names}
         past = role(HELD, server)
         chain = {
@@ -164,7 +164,7 @@ def build(
         return server | now | under(HELD, chain) | under("total", total)
 
     def counted(server: Tensors, draws: int) -> Tensors:
-        """Return that many draws after the burn-in, [draws, *p], in their order."""
+        """Return evenly spaced draws of the chain after the burn-in, [draws, *p]."""
         chain = role(HELD, server) or {n: server[f"w/{n}"][None] for n in net.shapes}
         rounds = len(next(iter(chain.values())))
         first = int(discard * rounds)
@@ -172,11 +172,11 @@ def build(
         return {n: v[at.to(v.device)] for n, v in chain.items()}
 
     def drawn(server: Tensors, draws: int, generator: Generator) -> tuple[Tensors, Tensors]:
-        """Return draws of the chain."""
+        """Return draws of the shared parameters from the chain."""
         return counted(server, draws), {}
 
     def with_draws(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send some draws, too."""
+        """Send the parameters and some draws of the chain to the clients."""
         some = under("teacher/w", counted(server, ensemble))
         sent = {n: v for n, v in server.items() if not n.startswith("server/")}
         return spread_out(sent | some, len(cohort.ids))
@@ -207,7 +207,7 @@ def build(
 
 
 class Factors:
-    """Normal factors t_j of each client's rows, about the w that comes down, as natural parameters.
+    """Normal approximations t_j of the clients' likelihoods, as natural parameters.
 
     A client keeps "own/shift" and "own/precision", the server their sum as "total/...".
     """
@@ -217,28 +217,28 @@ class Factors:
         self.normals = Normals(sum(s.numel() for s in net.shapes.values()), full)
 
     def none(self) -> Tensors:
-        """Return a factor of 1."""
+        """Return a constant factor, with natural parameters of zero."""
         d = self.normals.size
         entries = d * (d + 1) // 2 if self.normals.full else d
         return {"shift": torch.zeros(d), "precision": torch.zeros(entries)}
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start with a factor of 1."""
+        """Initialize the client's factor as a constant."""
         return under("own", {n: torch.zeros_like(received[f"total/{n}"]) for n in PARAMETERS})
 
     def times(self, precision: Tensor, w: Tensor) -> Tensor:
-        """Return P w, [C, d]."""
+        """Return the product of the factor's precision and the parameters, P w, [C, d]."""
         return times(self.normals.matrix(precision), w) if self.normals.full else precision * w
 
     def energy(self, factor: Tensors, w: Tensor) -> Tensor:
-        """Return minus the log of a factor at w [C, d]: [C]."""
+        """Return the negative log density of a factor at w [C, d]: [C]."""
         value: Tensor = (w * (self.times(factor["precision"], w) / 2 - factor["shift"])).sum(-1)
         return value
 
     def phases(
         self, model: Program, guide: Program, names: list[str], batch: int | None
     ) -> tuple[Phase, ...]:
-        """Return what makes the new factor: two phases before the chain, one after it."""
+        """Return the phases that compute the factor: two before the chain and one after it."""
 
         def slope(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             """Begin with the slope of -log p(D_j | w), and no information."""
@@ -251,13 +251,13 @@ class Factors:
             }
 
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Add the information of some rows."""
+            """Add the Fisher information of a batch to the client's sum."""
             rows = slopes(self.net, self.likelihood, role("w", received), data)
             found = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
             return {"new/precision": local["new/precision"] + found * local["each"][:, None]}
 
         def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Take the new factor, and tell what has changed."""
+            """Replace the client's factor, and store its change for the server."""
             w = flattened({n: received[n] for n in names})
             precision = local["new/precision"]
             shift = self.times(precision, w) - local["slope"]
@@ -271,7 +271,7 @@ class Factors:
 
 
 def refused(server: Tensors, cohort: Cohort) -> Tensors:
-    """Refuse clients that have lost their factor, which is in the sum for good."""
+    """Raise an error: a client that lost its factor cannot join, as the sum contains the factor."""
     if len(cohort.ids):
         raise ValueError(
             "fald: what a client has lost, its surrogate, is in the server's sum for good; "

@@ -1,4 +1,4 @@
-"""FedABML: a prior learned from all clients, from which each infers its own posterior in few steps.
+"""FedABML: a prior learned from all clients, from which each client adapts its posterior.
 
 Liu, Lv, Zeng, Xu, Wang and Yu, "Personalized Federated Learning via Amortized Bayesian
 Meta-Learning: A New Perspective and Practical Algorithms", 2023. Every weight is random:
@@ -137,7 +137,7 @@ def build(
     descend = descended(loss, q.names, lr, steps)
 
     def theta(loc: Tensors, log_scale: Tensors) -> Tensors:
-        """Name the prior's tensors, its standard deviations above the floor."""
+        """Return the prior's tensors by role, with standard deviations above the lower bound."""
         bounded = {n: v.clamp(min=math.log(FLOOR)) for n, v in log_scale.items()}
         return under("loc", loc) | (under("log_scale", bounded) if q.random else {})
 
@@ -147,14 +147,14 @@ def build(
         return torch.full_like(local[f"loc/{name}"], math.log(init_scale))
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start at the network's own draw."""
+        """Return initial parameters drawn by the network's own initialization."""
         centre = net.init(generator)
         return theta(
             centre, {n: torch.full_like(v, math.log(init_scale)) for n, v in centre.items()}
         )
 
     def posterior(local: Tensors) -> Tensors:
-        """Start phi at theta, as tensors of its own: gradients of the two differ."""
+        """Initialize the client's posterior phi with a copy of the prior theta."""
         sd = {n: log_scale(local, n).exp() for n in net.shapes}
         return q.start({n: v.clone() for n, v in role("loc", local).items()}, sd)
 
@@ -167,7 +167,7 @@ def build(
         return as_event(prior(local[f"loc/{name}"], sd), len(shape))
 
     def follow(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Step on theta (line 9)."""
+        """Update the prior's parameters theta by a gradient step (line 9)."""
         mean, variance = q.moments(received, local, data)
         loc, width = {}, {}
         for n, m in role("loc", local).items():
@@ -182,11 +182,11 @@ def build(
         return theta(loc, width)
 
     def bound(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Keep standard deviations above the floor."""
+        """Apply the lower bound to the standard deviations."""
         return theta(role("loc", local), role("log_scale", local))
 
     def spreads(server: Tensors, message: Tensors) -> Tensors:
-        """Return what is averaged: of moments, those about the server's m, whose digits count."""
+        """Return the moments to average, taken about the server's m for numerical precision."""
         width = {n: (power * v).exp() for n, v in role("log_scale", message).items()}
         if average == "moments":
             old = role("loc", server)
@@ -194,7 +194,7 @@ def build(
         return under("loc", role("loc", message)) | under("log_scale", width)
 
     def prior_of(server: Tensors, found: Tensors) -> Tensors:
-        """Go back from what was averaged to m and nu."""
+        """Compute the prior's m and nu from the averaged moments."""
         loc, width = role("loc", found), role("log_scale", found)
         if average == "moments":
             old = role("loc", server)
@@ -208,7 +208,7 @@ def build(
     def robust_moments(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Average moments about the new m, in two steps: a median of those about the old is less.
+        """Average the moments about the new m, as a robust rule requires two steps.
 
         So it needs all messages.
         """
@@ -233,12 +233,12 @@ def build(
     def ahead(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the loss after k steps from theta."""
+        """Return the loss after k gradient steps from theta."""
         reached = descend(model, guide, received, local | posterior(local), data)
         return loss(model, guide, received, reached, data)
 
     def start(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Start phi at theta."""
+        """Initialize the client's posterior phi with the prior theta."""
         return posterior(local)
 
     begin = Phase((start,))
@@ -277,7 +277,7 @@ def gradient(m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor) -> tuple[Ten
 def step_to(
     m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor, share: float
 ) -> tuple[Tensor, Tensor]:
-    """Let first and second moments of the prior go a share of the way to the posterior's.
+    """Move the prior's first and second moments a fraction towards those of the posterior.
 
     This is a natural gradient step on KL[q || p] in the mean parameters of the normal (Amari,
     "Natural Gradient Works Efficiently in Learning", 1998): a variance stays positive at any

@@ -1,4 +1,4 @@
-"""FedAMP: the server mixes for each client a model of its own, in which similar clients weigh more.
+"""FedAMP: the server sends each client an average that weights similar clients more.
 
 Huang, Chu, Zhou, Wang, Liu, Pei and Zhang, "Personalized Cross-Silo Federated Learning on Non-IID
 Data", AAAI 2021.
@@ -93,11 +93,11 @@ def build(
     base = fedavg.build(net, prior=proximal(strength, prior, loc="cloud/w"), **training)
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start everybody at one draw."""
+        """Initialize the models of all clients with the same random draw."""
         return kept_models.begin(base.init(generator, clients), clients)
 
     def weigh(models: Tensor, heard: Tensor, me: int) -> Tensor:
-        """Return xi_j [J], given all models as rows [J, D]."""
+        """Return the client's aggregation weights xi_j [J], given all models [J, D]."""
         others = heard.clone()
         others[me] = 0
         if attention == "exponential":
@@ -105,7 +105,7 @@ def build(
         return by_angle(models, others, me, self_weight, sigma)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send u_j."""
+        """Send each client its weighted average u_j."""
         held, even = role(kept_models.MODEL, server), kept_models.evenly(server)
         models, heard = (
             torch.cat([v.flatten(1) for v in held.values()], 1),
@@ -117,11 +117,11 @@ def build(
         return under("cloud", kept_models.combined(server, torch.stack(xi)))
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start at u_j."""
+        """Initialize local training at the received average u_j."""
         return role("cloud", received)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send w_j."""
+        """Send the client's trained parameters w_j."""
         return {n: local[n] for n in role("cloud", received)}
 
     return replace(
@@ -151,7 +151,7 @@ def by_distance(models: Tensor, others: Tensor, me: int, alpha: float, sigma: fl
 
 
 def by_angle(models: Tensor, others: Tensor, me: int, own: float, sigma: float) -> Tensor:
-    """Share 1 - own among the others by exp(sigma cos(w_j, w_i)); all is the client's if alone."""
+    """Return weights proportional to exp(sigma cos(w_j, w_i)) that sum to 1 - own."""
     cosine = torch.stack([cosine_similarity(v, models[me], 0) for v in models])
     xi = torch.where(others > 0, sigma * cosine, -torch.inf).softmax(0) * (1 - own)
     xi = xi if bool(others.any()) else torch.zeros_like(others)

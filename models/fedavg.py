@@ -1,4 +1,4 @@
-"""FedAvg: one model for everybody, the average of what the clients make of it.
+"""FedAvg: one global model, the average of the models that clients train locally.
 
 McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient Learning of Deep
 Networks from Decentralized Data", AISTATS 2017.
@@ -42,7 +42,7 @@ from pyrofl.tensors import Tensors
 
 
 class Descent(TypedDict, total=False):
-    """How clients train, as `build` explains it."""
+    """Settings of local training by stochastic gradient descent."""
 
     likelihood: Likelihood
     guide: guides.Family
@@ -71,7 +71,7 @@ class Training(LocalTraining, total=False):
 
 
 class CentredTraining(Descent, total=False):
-    """The same for a method that centres the prior at what the server sends."""
+    """Settings of local training for methods whose prior is centered at the received model."""
 
     aggregation: str | Combine
 
@@ -124,7 +124,7 @@ def build(
     q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start at the network's own draw."""
+        """Return initial parameters drawn by the network's own initialization."""
         return q.start(net.init(generator))
 
     optim = sgd(decayed(lr, done if decay else None), momentum, weight_decay=weight_decay)

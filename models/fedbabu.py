@@ -1,4 +1,4 @@
-"""FedBABU: only the base is trained; the head stays random until a client tunes it.
+"""FedBABU: clients train the base together and fine-tune the head for themselves.
 
 Oh, Kim and Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification",
 ICLR 2022.

@@ -1,4 +1,4 @@
-"""FedEM: rows come from K common distributions, which every client mixes by weights of its own.
+"""FedEM: each client's data follow a personal mixture of K shared distributions.
 
 Marfoq, Neglia, Bellet, Kameni and Vidal, "Federated Multi-Task Learning under a Mixture of
 Distributions", NeurIPS 2021. The latent z_i says which distribution row i is of:
@@ -101,24 +101,24 @@ def build(
     q = family({"pi": shape}, loc="weight", spread="log_count")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start every component at a draw of its own."""
+        """Initialize each component by an independent random draw."""
         starts = [net.init(generator) for _ in range(components)]
         return under("component", {n: torch.stack([s[n] for s in starts]) for n in net.shapes})
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start at equal weights."""
+        """Initialize the mixture weights as equal."""
         even = torch.full_like(cohort.size, 1 / components)[:, None].expand(-1, components)
         return {"log_count/pi": torch.zeros_like(even)} if q.random else {"weight/pi": even}
 
     def fits(local: Tensors, data: Batch) -> TorchDistribution:
-        """Return what every component says of a row, batch shape [C, B, K]."""
+        """Return the likelihood of each component, batch shape [C, B, K]."""
         w = role("component", local)
         each = [{n: v.select(2, k) for n, v in w.items()} for k in range(components)]
         outputs = torch.stack([net(own, data.x) for own in each], 2)
         return likelihood(outputs, data.x.unsqueeze(2))
 
     def known(received: Tensors, local: Tensors, data: Batch) -> TorchDistribution:
-        """Return p(pi_j)."""
+        """Return the prior of the mixture weights, p(pi_j)."""
         if prior is None:
             return dist.Dirichlet(data.size.new_ones(shape))
         return prior("pi", shape, received, local, data)
@@ -137,7 +137,7 @@ def build(
         )
 
     def expect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Set q_i (the E-step), and pi_j to what fits it best (the M-step)."""
+        """Update responsibilities (E-step) and mixture weights (M-step)."""
         with torch.no_grad():
             share = responsibilities(log_weight(local), log_density(local, data))
         share = share * data.mask.unsqueeze(2)
@@ -167,7 +167,7 @@ def build(
         return (torch.where(data.mask, cost, 0) * data.counts).sum(1) / data.size
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
-        """Read the weights, and the components as received or trained."""
+        """Return the mixture weights and the components of a client."""
         return local
 
     return Method(
@@ -213,7 +213,7 @@ def mixed(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
 
 
 def concentration(prior: TorchDistribution, has_mode: bool) -> Tensor:
-    """Return that of a Dirichlet [..., K]; refuse what is none, or has no mode where it needs one.
+    """Return the validated concentration of a Dirichlet prior, [..., K].
 
     >>> concentration(dist.Dirichlet(torch.ones(2)), has_mode=True)
     tensor([1., 1.])

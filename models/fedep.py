@@ -1,4 +1,4 @@
-"""FedEP: expectation propagation, in which each client refines its own factor of the posterior.
+"""FedEP: expectation propagation with one factor of the posterior for each client.
 
 Guo, Greengard, Wang, Gelman, Kim and Xing, "Federated Learning as Variational Inference: A Scalable
 Expectation Propagation Approach", ICLR 2023.
@@ -158,7 +158,7 @@ def build(
 
 @dataclass(frozen=True)
 class Tilted:
-    """A client's rows times the cavity, which it receives: q_j as mean [C, d] and root."""
+    """Tilted distribution of a client: its likelihood times the received cavity."""
 
     core: Laplace
     guide: Program
@@ -166,10 +166,10 @@ class Tilted:
     def by_mode(
         self, epochs: int, batch: int | None, lr: float, momentum: float
     ) -> tuple[Phase, ...]:
-        """Find the mode, and the curvature there."""
+        """Approximate the tilted distribution by its mode and curvature."""
 
         def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Take the normal around the mode."""
+            """Set q_j to the normal distribution around the mode."""
             precision = received["precision"] + local["information"]
             factor = self.core.factor(precision, flattened(role("w", local)))
             return self.known(*self.core.normals.moments(factor))
@@ -180,11 +180,11 @@ class Tilted:
     def by_chain(
         self, burn_in: int, epochs: int, batch: int | None, lr: float
     ) -> tuple[Phase, ...]:
-        """Run a Langevin chain, and take moments of what comes after a burn-in."""
+        """Approximate the tilted distribution by the moments of a Langevin chain after burn-in."""
         steps = langevin("w", lr, self.loss)
 
         def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Count a draw."""
+            """Add a draw to the sums of the moments."""
             u = flattened(role("w", local)) - local["centre"]
             square = u[..., None] * u[:, None] if self.core.normals.full else u.square()
             return {
@@ -194,7 +194,7 @@ class Tilted:
             }
 
         def nothing(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Count none yet, about where the chain is."""
+            """Reset the sums of the moments."""
             u = flattened(role("w", local))
             full = self.core.normals.full
             squares = torch.zeros_like(u[..., None] * u[:, None] if full else u)
@@ -206,7 +206,7 @@ class Tilted:
             }
 
         def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Take the normal with the moments of the draws."""
+            """Set q_j to the normal distribution with the moments of the draws."""
             count = local["drawn"][:, None]
             mean = local["sum"] / count
             if self.core.normals.full:
@@ -220,10 +220,10 @@ class Tilted:
         return *chain, counted, Phase((settle,))
 
     def by_nuts(self, draws: int) -> tuple[Phase, ...]:
-        """Draw from the tilted distribution of one client after the other."""
+        """Draw from the tilted distribution of each client by NUTS."""
 
         def sampled(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Draw, from a stream of the client's own."""
+            """Draw samples with the client's own random stream."""
             with data.clients():
                 zero = torch.zeros_like(data.size, dtype=torch.float64)[:, None]
                 noise = pyro.sample("_seed", dist.Normal(zero, torch.ones_like(zero)))
@@ -252,7 +252,7 @@ class Tilted:
         return (Phase((sampled,)),)
 
     def energy(self, received: Tensors, data: Batch, c: int, at: Tensors) -> Tensor:
-        """Return minus the log density of one client at u [d], but for a number."""
+        """Return the negative log density of one client at u [d], up to a constant."""
         w = {n: v[None, None] for n, v in parted(at["u"], self.core.net.shapes).items()}
         rows = self.core.likelihood(self.core.net(w, data.x), data.x).log_prob(data.y)
         cavity = {n: received[n][c] for n in PARAMETERS}
@@ -262,7 +262,7 @@ class Tilted:
     def loss(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return minus the log density of the tilted distribution per row, [C]."""
+        """Return the negative log density of the tilted distribution per row, [C]."""
         fit = at(self.core.point, elbo(kl=0.0, mean=True))
         away = flattened(role("w", local)) - local["prior/mean"]
         pull = self.core.factor(received["precision"], away)["shift"]
@@ -270,44 +270,44 @@ class Tilted:
         return fit(model, guide, received, local, data) + held
 
     def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Start at the cavity's mean."""
+        """Initialize the client's parameters at the mean of the cavity."""
         mean, _ = self.core.normals.moments(pick(received, "shift precision"))
         prior = {"mean": mean, "precision": received["precision"]}
         return under("w", parted(mean, self.core.net.shapes)) | under("prior", prior)
 
     def root(self, second: Tensor) -> Tensor:
-        """Return the root of a covariance; NaN where it is none."""
+        """Return the Cholesky factor of a covariance; NaN if it is not positive definite."""
         if not self.core.normals.full:
             return second.clamp(min=FLOOR).sqrt()
         found, info = torch.linalg.cholesky_ex(second)
         return torch.where((info == 0)[:, None, None], found, torch.nan)
 
     def known(self, mean: Tensor, root: Tensor) -> Tensors:
-        """Return q_j as PVI's guide reads it."""
+        """Return the parameters of q_j in the form that the guide of PVI reads."""
         moved = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
         return {"mean": mean, "root": root, "moved": moved}
 
 
 def without_factors(method: Method, core: Laplace, damping: float | None) -> Method:
-    """Let a server of factors know q alone, and take each factor for the mean one."""
+    """Return the stateless variant, in which all clients share the mean factor."""
 
     def init(source: torch.Generator, clients: int) -> Tensors:
-        """Start as with factors, and remember how many there would be."""
+        """Initialize the server's q, and store the number of clients."""
         share = torch.tensor(1 / clients, dtype=torch.float64)
         return pick(method.init(source, clients), "shift precision") | {"server/share": share}
 
     def others(server: Tensors) -> Tensors:
-        """Return q / t."""
+        """Return the cavity q / t, the posterior without one factor."""
         prior = core.factor_of_prior
         share = server["server/share"]
         return {n: torch.lerp(server[n], prior[n].to(share), share) for n in PARAMETERS}
 
     def cavity(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send q / t."""
+        """Send the cavity q / t to each client."""
         return send_all(others(server), cohort)
 
     def merged(server: Tensors, pooled: Tensors) -> Tensors:
-        """Move the mean factor, part of the way."""
+        """Update the mean factor with damping."""
         share, known = server["server/share"], others(server)
         rate = float(share.sqrt()) if damping is None else damping
         prior = {n: v.to(share) for n, v in core.factor_of_prior.items()}
@@ -320,12 +320,12 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def read(received: Tensors, local: Tensors) -> Tensors:
-        """Read q."""
+        """Return the parameters of the posterior q."""
         mean, root = core.normals.moments(pick(received, "shift precision"))
         return local | {"mean": mean, "root": root}
 
     def anew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Begin as who joins."""
+        """Reset a client whose factor is no proper distribution."""
         return method.init_client(received, data.cohort, generator(0))
 
     # What is sent is no change of what the server has, but a distribution as well.

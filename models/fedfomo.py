@@ -1,4 +1,4 @@
-"""FedFomo: clients download some others' models and go to those that fit rows they held back.
+"""FedFomo: clients combine other clients' models that perform well on validation rows.
 
 Zhang, Sapra, Fidler, Yeung and Alvarez, "Personalized Federated Learning with First Order Model
 Optimization", ICLR 2021.
@@ -93,7 +93,7 @@ def build(
     train, step = only_step(base)
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start everybody at one draw; nobody has a model for others yet."""
+        """Initialize all clients with the same draw and an empty table of models."""
         server = kept_models.begin(base.init(generator, clients), clients)
         if downloads is None:
             return server
@@ -105,7 +105,7 @@ def build(
         }
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send M models, and which of them are another client's."""
+        """Send each client M models, and flags for those of other clients."""
         held, ids = role(kept_models.MODEL, server), cohort.ids
         among = torch.arange(len(server[kept_models.HEARD]), device=ids.device)
         chosen = among.expand(len(ids), -1)
@@ -118,7 +118,7 @@ def build(
         return sent | {"known": good.to(server[kept_models.HEARD])}
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start at the mean of what is received, which is the common start before round one."""
+        """Initialize local training at the mean of the received models."""
         known, others = received["known"], role("other", received)
         known = torch.where(known.any(1, keepdim=True), known, first_of(known))
         weight = known / known.sum(1, keepdim=True)
@@ -126,7 +126,7 @@ def build(
         return mean | under("base", mean)
 
     def approach(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Move b_j towards the models that are better on the held-back rows, and begin there."""
+        """Move the parameters towards the models with a smaller validation loss."""
         here, others = role("base", local), role("other", received)
         judged = replace(data, mask=data.mask & is_judge(data, held_back, least))
 
@@ -151,20 +151,20 @@ def build(
     def learned(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the mean loss of the rows that are not held back."""
+        """Return the mean loss of the training rows without the validation rows."""
         held = is_judge(data, held_back, least) & (data.size * held_back >= least)[:, None]
         rest = replace(data, mask=data.mask & ~held)
         return step.loss(model, guide, received, local, rest)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send w_j, and the weights of the models received, where the server asks for them."""
+        """Send w_j and, on request, the weights of the received models."""
         message = {n: local[n] for n in role("other", received)}
         return message if downloads is None else message | {"weight": local["weight"]}
 
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Keep every message as its client's model; choose what clients receive next."""
+        """Store the clients' models, and choose those to send in the next round."""
         server = kept_models.keep(server, message, cohort, generator)
         if downloads is None:
             return server
@@ -203,7 +203,7 @@ def build(
 
 
 def is_judge(data: Batch, share: float, least: int) -> Tensor:
-    """Say which rows [C, B] judge: every (1 / share)-th; all where these are fewer than `least`."""
+    """Return which rows [C, B] are validation rows."""
     width = data.mask.shape[1]
     at = torch.arange(width, device=data.ids.device) if data.at is None else data.at
     every = ((at + 1) * share).floor() > (at * share).floor()
@@ -211,23 +211,23 @@ def is_judge(data: Batch, share: float, least: int) -> Tensor:
 
 
 def gain(better: Tensor, here: Tensors, there: Tensors) -> Tensor:
-    """Return by how much a loss falls on the way, per distance, [C]; 0 where it does not."""
+    """Return the decrease of the loss per distance, [C]; 0 if it does not decrease."""
     away = total({n: (there[n] - v).square() for n, v in here.items()}).sqrt()
     return torch.where((better > 0) & (away > 0), better / away, 0)
 
 
 def first_of(weight: Tensor) -> Tensor:
-    """Return weights [C, M] that are all on the first."""
+    """Return weights [C, M] that are 1 for the first model and 0 for the others."""
     return torch.eye(weight.shape[1]).to(weight)[0].expand_as(weight)
 
 
 def mixed(weight: Tensor, values: Tensor) -> Tensor:
-    """Sum values [C, M, *p] by weights [C, M]: [C, *p]."""
+    """Return the weighted sum of values [C, M, *p] over models: [C, *p]."""
     return (weight.reshape(*weight.shape, *(1 for _ in values.shape[2:])) * values).sum(1)
 
 
 def best(score: Tensor, random: Tensor, often: Tensor, open_to: Tensor) -> Tensor:
-    """Choose M columns for every row, one after the other: of largest score, or at random.
+    """Choose M columns for each row, by the largest score or at random.
 
     Args:
         score: [R, J].

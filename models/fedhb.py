@@ -1,4 +1,4 @@
-"""FedHB: a prior over the clients' prior, and its posterior in closed form at the server.
+"""FedHB: a hierarchical Bayesian model whose global posterior the server updates in closed form.
 
 Kim and Hospedales, "FedHB: Hierarchical Bayesian Federated Learning", 2023. Every weight is random:
 
@@ -129,25 +129,25 @@ def build(
         return as_event(prior(received[f"loc/{name}"], width), len(shape))
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start at the network's own draw."""
+        """Return initial parameters drawn by the network's own initialization."""
         start = net.init(generator)
         width = {n: torch.full_like(v, init_scale).log() for n, v in start.items()}
         known = {"counted": torch.tensor(0.0), "server/clients": torch.tensor(float(clients))}
         return under("loc", start) | under("log_scale", width) | known
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Start q_j at what came down."""
+        """Initialize q_j with the received parameters."""
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return q.start(role("loc", received), width)
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Tell moments of q_j."""
+        """Store the moments of q_j for the server."""
         mean, variance = q.moments(received, local, data)
         square = {n: variance[n] + v.square() for n, v in mean.items()}
         return under("mean", mean) | under("square", square)
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Make the posterior of phi in closed form."""
+        """Update the posterior of phi in closed form."""
         clients = server["server/clients"]
         known = update_of(
             {n: v * clients for n, v in role("mean", pooled).items()},
@@ -158,7 +158,7 @@ def build(
         return server | known | {"counted": clients}
 
     def anyone(received: Tensors, local: Tensors) -> Tensors:
-        """Read mean and variance of Student's t, the law of a client never seen."""
+        """Return mean and variance of the Student's t predictive distribution for new clients."""
         level, freedom = count + received["counted"], df + received["counted"]
         wider = ((level + 1) / level * freedom / (freedom - 2).clamp(min=1)).sqrt()
         wider = torch.where(received["counted"] > 0, wider, 1.0)
@@ -190,7 +190,7 @@ def build(
 
 @dataclass(frozen=True)
 class Mixture:
-    """Clients of K kinds; the server holds loc/NAME [K, *p], and how many are of each, mass [K]."""
+    """Mixture variant of FedHB with K global components."""
 
     net: Network
     likelihood: Likelihood
@@ -208,14 +208,14 @@ class Mixture:
         fit = elbo(kl=0.0)
 
         def init(generator: Generator, clients: int) -> Tensors:
-            """Start each centre at a draw of the network's own."""
+            """Initialize each component's center by an independent draw."""
             each = [self.net.init(generator) for _ in range(self.kinds)]
             loc = {n: torch.stack([one[n] for one in each]) for n in self.net.shapes}
             mass = torch.full((self.kinds,), clients / self.kinds)
             return under("loc", loc) | {"mass": mass, "server/clients": torch.tensor(1.0 * clients)}
 
         def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Start at the centre under which the rows are likeliest."""
+            """Initialize the client at the component with the largest likelihood of its rows."""
             at = [q.start(self.centre(received, k)) for k in range(self.kinds)]
             costs = [fit(model, q, received, local | one, data) for one in at]
             best = torch.stack(costs, 1).argmin(1)
@@ -224,23 +224,23 @@ class Mixture:
         def near(
             model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
         ) -> Tensor:
-            """Return the loss per row, [C]."""
+            """Return the negative log posterior per row, [C]."""
             away = -torch.logsumexp(self.nearness(received, local), 1)
             return (fit(model, guide, received, local, data) + away) / data.size
 
         def tell(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Tell of which kind the client is, [C, K]."""
+            """Store the client's component probabilities, [C, K]."""
             return {"kind": self.nearness(received, local).softmax(1)}
 
         def named(server: Tensors, message: Tensors) -> Tensors:
-            """Let w_j stand for every centre; nothing is copied."""
+            """Return the message with w_j as a view for every component, without copies."""
             if "kind" not in message:  # the server's own
                 return pick(message, "loc/* mass")
             each = {n: v[:, None].expand(-1, self.kinds, *v.shape[1:]) for n, v in message.items()}
             return under("loc", role("w", each)) | {"mass": message["kind"]}
 
         def update(server: Tensors, pooled: Tensors) -> Tensors:
-            """Make the step of EM."""
+            """Update the components' centers and masses by an EM step."""
             mass = pooled["mass"] * server["server/clients"]
             loc = centres_of(mass, role("loc", pooled), self.sigma)
             kept = {
@@ -250,7 +250,7 @@ class Mixture:
             return server | under("loc", kept) | {"mass": mass}
 
         def heaviest(received: Tensors, local: Tensors) -> Tensors:
-            """Read the centre of most clients."""
+            """Return the center of the component with the largest mass."""
             return local | q.start(self.centre(received, received["mass"].argmax(1)))
 
         climb = GradientStep("w/*", adam(lr), near)
@@ -269,7 +269,7 @@ class Mixture:
         )
 
     def centre(self, received: Tensors, which: int | Tensor) -> Tensors:
-        """Return one centre, or each client's own, [C, *p]."""
+        """Return the given component's center, or each client's nearest one, [C, *p]."""
         clients = torch.arange(len(received["mass"]), device=received["mass"].device)
         return {n: v[clients, which] for n, v in role("loc", received).items()}
 
@@ -283,17 +283,17 @@ class Mixture:
 
 
 def personal_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
-    """Return the views: the client's own model, which is anyone's where it has not been tuned."""
+    """Return the personal view: the client's parameters, or the global ones before training."""
 
     def own(received: Tensors, local: Tensors) -> Tensors:
-        """Read what the client has made of it, if it has."""
+        """Return the client's trained parameters if it has any."""
         return local if any(n.startswith("w/") for n in local) else anyone(received, local)
 
     return ({"personal": own} if fine_tune else {}) | {"global": anyone}
 
 
 def centres_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
-    """Return r_k, [K, *p], of how many clients are of each kind, [K], and their means [K, *p]."""
+    """Return the component means r_k [K, *p] by a MAP update."""
     share = mass / (sigma**2 + mass)
     return {n: like(share, v) * v for n, v in mean.items()}
 

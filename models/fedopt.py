@@ -1,4 +1,4 @@
-"""FedOpt: the server takes the clients' mean change for a gradient, and Adam's kin steps along it.
+"""FedOpt: adaptive server optimizers (FedAdam, FedYogi, FedAdagrad) on the mean update.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, "Adaptive Federated
 Optimization", ICLR 2021.
@@ -80,7 +80,7 @@ def build(
 
 
 def stepped(method: Method, make: Optim) -> Method:
-    """Let the server of a method step towards what it would merge, instead of going there.
+    """Return a method whose server applies an optimizer to the aggregated update.
 
     Args:
         method: any. What its server sends down moves along the gradient old - merged; what lies
@@ -89,7 +89,7 @@ def stepped(method: Method, make: Optim) -> Method:
     """
 
     def step(server: Tensors, merged: Tensors) -> Tensors:
-        """Go along old - merged."""
+        """Apply an optimizer step with the gradient old - aggregated."""
         public = [n for n in merged if not n.startswith("server/")]
         return merged | descend(make, server, {n: server[n] - merged[n] for n in public})
 
@@ -104,12 +104,12 @@ def adaptive(
     beta2: ShareBelowOne,
     tau: Positive,
 ) -> Optim:
-    """Make the paper's optimiser, see above."""
+    """Return the optimizer of the paper for the server."""
     return lambda params: Adaptive(params, rule, server_lr, beta1, beta2, tau)
 
 
 class Adaptive(Light):
-    """The paper's three rules; `torch.optim`'s Adam corrects for the start, they do not."""
+    """Optimizer with the three update rules of the paper, without bias correction."""
 
     def __init__(
         self,
@@ -120,13 +120,13 @@ class Adaptive(Light):
         beta2: float,
         tau: float,
     ) -> None:
-        """Keep the settings, as `adaptive` has checked them."""
+        """Store the validated settings."""
         settings = {"rule": rule, "lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau}
         super().__init__(params, settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take one step along the gradients."""
+        """Apply one optimization step."""
         for group in self.param_groups:
             beta1, beta2, tau = group["beta1"], group["beta2"], group["tau"]
             for p in group["params"]:

@@ -1,4 +1,4 @@
-"""FedPA: clients send their part of the global posterior's mean, not of a mean of their optima.
+"""FedPA: clients send updates that estimate the mean of the global posterior.
 
 Al-Shedivat, Gillenwater, Xing and Rostamizadeh, "Federated Learning via Posterior Averaging: A New
 Perspective and Practical Algorithms", ICLR 2021.
@@ -73,13 +73,13 @@ def build(
     burn_in, step = only_step(base)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Start the sum of the iterates at zero."""
+        """Initialize the sum of the iterates with zero."""
         return under("sum", {n: torch.zeros_like(local[n]) for n in received}) | {
             "steps": torch.zeros_like(data.size)
         }
 
     def add(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Add the present iterate to the sum."""
+        """Add the current iterate to the sum."""
         return under("sum", {n: local[f"sum/{n}"] + local[n] for n in received}) | {
             "steps": local["steps"] + 1
         }
@@ -95,7 +95,7 @@ def build(
         return Phase((begin,)), epoch, Phase((keep,))
 
     def send(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Send the start less the change by the samples' precision."""
+        """Send the received parameters minus the update scaled by the samples' precision."""
         drawn = torch.stack([local[f"sample/{s}"] for s in range(samples)], 1)
         start, shapes = flattened(received), {n: v.shape[1:] for n, v in received.items()}
         return parted(start - change(start, drawn, rho), shapes)

@@ -1,4 +1,4 @@
-"""FedPop: personal heads are draws from a population, and a Langevin chain at each client samples.
+"""FedPop: random effects of clients, sampled at each client by a Langevin chain.
 
 Kotelevskii, Vono, Moulines and Durmus, "FedPop: A Bayesian Approach for Personalised Federated
 Learning", NeurIPS 2022. The network is a shared base and a personal head z_j:
@@ -113,7 +113,7 @@ def build(
     q = guide(shapes, loc="mu", spread="pi")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start at the network's own draw."""
+        """Return initial parameters drawn by the network's own initialization."""
         start = net.init(generator)
         loc = {n: start[n] for n in shapes}
         base = under("base", {n: start[n] for n in rest})
@@ -122,12 +122,12 @@ def build(
         )
 
     def population(loc: Tensors, variance: Tensors) -> Tensors:
-        """Name the population's tensors."""
+        """Return the population's mean and standard deviation by role."""
         width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
         return under("loc", loc) | under("log_scale", width)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start the chain at m."""
+        """Initialize the client's chain at the population mean m."""
         centre = role("loc", received)
         spread = {n: v.exp() for n, v in role("log_scale", received).items()}
         none = under("sum", {n: torch.zeros_like(v) for n, v in centre.items()})
@@ -143,35 +143,35 @@ def build(
         return as_event(prior(received[f"loc/{name}"], width.maximum(least)), len(shape))
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Let draws of earlier rounds count less."""
+        """Discount the sums of moments from earlier rounds."""
         return {n: memory * v for n, v in pick(local, "sum/* squares/* draws").items()}
 
     def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Count a draw."""
+        """Add a draw to the sums of the moments."""
         z = role("z", local)
         new = under("sum", z) | under("squares", {n: v.square() for n, v in z.items()})
         return {n: local[n] + v for n, v in new.items()} | {"draws": local["draws"] + 1}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Make moments of the draws, and q of them."""
+        """Compute the moments of the draws and the normal approximation q."""
         mean = {n: v / like(local["draws"], v) for n, v in role("sum", local).items()}
         square = {n: v / like(local["draws"], v) for n, v in role("squares", local).items()}
         width = {n: (square[n] - v.square()).clamp(min=FLOOR).sqrt() for n, v in mean.items()}
         return under("mean", mean) | under("square", square) | q.start(mean, width)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send base_j and the moments of z_j."""
+        """Send the base and the moments of z_j."""
         return pick(local, "base/* mean/* square/*")
 
     def by_server_names(server: Tensors, message: Tensors) -> Tensors:
-        """Let means stand for m, and squares for s^2."""
+        """Return the message with means as m and mean squares as s^2."""
         square, log_scale = role("square", message), role("log_scale", message)
         old = under("log_scale", {n: (2 * v).exp() for n, v in log_scale.items()})
         loc = under("loc", role("mean", message)) | under("log_scale", square)
         return pick(message, "base/*") | loc | old
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Make the M-step."""
+        """Update the population parameters by an M-step."""
         loc, square = role("loc", pooled), role("log_scale", pooled)
         variance = {n: square[n] - v.square() for n, v in loc.items()}
         return server | pick(pooled, "base/*") | population(loc, variance)
@@ -179,7 +179,7 @@ def build(
     combine = get_rule(aggregation)
 
     def robust(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Merge squared distances of draws from the new m, for which all messages are needed."""
+        """Aggregate squared distances from the new m by a robust rule."""
         even = torch.ones_like(cohort.size)
         base = combine(role("base", message), cohort.size, role("base", server))
         mean, square = role("mean", message), role("square", message)
@@ -189,7 +189,7 @@ def build(
         return server | under("base", base) | population(loc, combine(apart, even, old))
 
     def common(received: Tensors, local: Tensors) -> Tensors:
-        """Read the population."""
+        """Return the population's parameters as the global view."""
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return local | received | q.start(role("loc", received), width)
 
@@ -227,7 +227,7 @@ def build(
 def langevin(
     name: str, lr: float, loss: Loss, temperature: float = 1.0
 ) -> tuple[GradientStep, ClosedFormUpdate]:
-    """Make the two moves of a Langevin step: z - g_j grad U(z) + (2 g_j temperature)^1/2 xi.
+    """Return the two updates of a Langevin step: z - g_j grad U(z) + (2 g_j temperature)^1/2 xi.
 
     Args:
         name: role of the local tensors that move.
@@ -251,7 +251,7 @@ def langevin(
 
 
 def at(point: Program, loss: Loss) -> Loss:
-    """Take a loss at one point instead of under the method's guide."""
+    """Return a loss evaluated at a point instead of at draws of the guide."""
 
     def taken(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch

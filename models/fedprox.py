@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients stay near the model they received.
+"""FedProx: FedAvg with a proximal term in the clients' objective.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heterogeneous Networks",
 MLSys 2020.

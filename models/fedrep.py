@@ -1,4 +1,4 @@
-"""FedRep: every client fits its head to the shared base, then moves the base.
+"""FedRep: each client trains its local head first and then the shared base.
 
 Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized
 Federated Learning", ICML 2021.

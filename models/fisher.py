@@ -1,4 +1,4 @@
-"""Fisher: merged models, a product of what clients' rows say, each a normal around its optimum.
+"""Fisher merging: product of the clients' Laplace approximations.
 
 Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022, across clients, as
 in one-shot federated learning by Laplace's approximation.
@@ -87,11 +87,11 @@ def build(
     core = Laplace(net, likelihood, prior, guide)
 
     def times_prior(factor: Tensors) -> Tensors:
-        """Multiply factors by the prior."""
+        """Multiply the clients' factors by the prior."""
         return {n: core.factor_of_prior[n].to(v) + v for n, v in factor.items()}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Make the factor of the rows, and what the client would believe alone."""
+        """Compute the factor of the client's rows and its local posterior."""
         factor = core.factor(local["information"], flattened(role("w", local)))
         return factor | core.stated(*core.normals.moments(times_prior(factor)))
 

@@ -1,4 +1,4 @@
-"""FOLA: what the server believes is the clients' next prior, by Laplace's approximation.
+"""FOLA: federated online Laplace approximation; the global posterior is the next prior.
 
 Liu, Jiang, Zheng, Chen, Qi, Huang and Shao, "A Bayesian Federated Learning Framework with Online
 Laplace Approximation", 2021 (IEEE TPAMI 2023).
@@ -93,7 +93,7 @@ def build(
     core = Laplace(net, likelihood, prior, guide)
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start training at the network's own draw, which is no part of the prior."""
+        """Initialize training with the network's own draw; the prior is centered at zero."""
         return core.init(generator, clients) | {"begun": torch.zeros(())}
 
     def known(q: Tensors) -> Tensors:
@@ -103,23 +103,23 @@ def build(
         return {"mean": torch.where(begun, w, first.to(w)), "precision": core.precision(q)}
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Keep the prior in sight."""
+        """Copy the received prior to the client's local tensors."""
         return under("prior", known(received))
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Make q_j."""
+        """Compute the client's posterior q_j."""
         precision = local["prior/precision"] + local["information"]
         factor = core.factor(precision, flattened(role("w", local)))
         return factor | core.stated(*core.normals.moments(factor))
 
     def changes(server: Tensors, message: Tensors) -> Tensors:
-        """Divide by the prior."""
+        """Divide the client's posterior by the prior to get its factor."""
         prior = known({n: v[None] for n, v in server.items()})
         old = core.factor(prior["precision"], prior["mean"])
         return {n: message[n] - v for n, v in old.items() if n in message}
 
     def next_prior(server: Tensors, pooled: Tensors) -> Tensors:
-        """State what was pooled as the guide reads it."""
+        """Convert the aggregated factor to the parameters of the guide."""
         if together:
             prior = known({n: v[None] for n, v in server.items()})
             old = core.factor(prior["precision"], prior["mean"])

@@ -1,4 +1,4 @@
-"""IFCA: several common models, of which every client trains the one that fits it best.
+"""IFCA: clustered federated learning; each client trains the cluster model that fits best.
 
 Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning",
 NeurIPS 2020.
@@ -65,21 +65,21 @@ def build(
     _, step = only_step(base)
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start every cluster at a draw of its own."""
+        """Initialize each cluster's model by an independent draw."""
         starts = [base.init(generator, clients) for _ in range(clusters)]
         return under("cluster", {n: torch.stack([s[n] for s in starts]) for n in starts[0]})
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start in cluster 0, until `choose`."""
+        """Initialize the client's cluster index with 0."""
         return {"cluster": torch.zeros_like(cohort.ids, dtype=torch.int32)}
 
     def model_of(received: Tensors, cluster: Tensor) -> Tensors:
-        """Return w_{z_j}."""
+        """Return the model of the client's cluster, w_{z_j}."""
         client = torch.arange(len(cluster), device=cluster.device)
         return {n: v[client, cluster.long()] for n, v in role("cluster", received).items()}
 
     def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Set z_j to the model of the least loss, and begin there."""
+        """Assign the client to the cluster with the smallest loss, and copy its model."""
         with torch.no_grad():
             losses = [
                 step.loss(base.model, base.guide, {}, model_of(received, each), data)
@@ -89,15 +89,15 @@ def build(
         return {"cluster": nearest.int()} | model_of(received, nearest)
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
-        """Read the cluster's model, or what fine-tuning made of it."""
+        """Return the model of the client's cluster, after fine-tuning if any."""
         return model_of(received, local["cluster"]) | local
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send z_j and w_j."""
+        """Send the cluster index z_j and the trained model w_j."""
         return {n: local[n] for n in ("cluster", *role("cluster", received))}
 
     def of_clusters(server: Tensors, message: Tensors) -> Tensors:
-        """Put w_j in the place of every cluster's model; all but z_j's count nothing."""
+        """Return the message with w_j for every cluster; only cluster z_j has a weight."""
         return {
             f"cluster/{n}": v.unsqueeze(1).expand(-1, clusters, *v.shape[1:])
             for n, v in message.items()
@@ -105,7 +105,7 @@ def build(
         }
 
     def by_choice(message: Tensors, cohort: Cohort) -> Tensor:
-        """Let a client count by size in its cluster."""
+        """Weight a client by its number of rows in its own cluster."""
         return cohort.size[:, None] * one_hot(message["cluster"].long(), clusters).to(cohort.size)
 
     begin = Phase((choose,))

@@ -1,4 +1,4 @@
-"""LG-FedAvg: clients learn representations of their own for a head that they share.
+"""LG-FedAvg: local representations with a shared head.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think Locally, Act Globally:
 Federated Learning with Local and Global Representations", 2020.

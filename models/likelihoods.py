@@ -1,4 +1,4 @@
-"""Likelihoods: what a network's outputs say about a row.
+"""Likelihoods of responses, given the outputs of a network.
 
 Each is a function of outputs [..., C, B, out] and rows x [C, B, *x] that returns a distribution
 with batch shape [..., C, B].
@@ -43,7 +43,7 @@ class Categorical(dist.Categorical):
         Distribution.__init__(self, logits.shape[:-1], validate_args=validate_args)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Categorical:
-        """Return it with another batch shape."""
+        """Return the distribution expanded to another batch shape."""
         new: Categorical = self.__new__(type(self)) if _instance is None else _instance
         super().expand(torch.Size(batch_shape), new)  # type: ignore[no-untyped-call]
         return new
@@ -57,30 +57,30 @@ def normalised(logits: Tensor) -> Tensor:
 
 
 def categorical(outputs: Tensor, x: Tensor) -> TorchDistribution:
-    """Classify: one logit per class."""
+    """Return a categorical likelihood; the outputs are one logit per class."""
     return Categorical(logits=outputs)
 
 
 def bernoulli(outputs: Tensor, x: Tensor) -> TorchDistribution:
-    """Yes or no: one output, the logit."""
+    """Return a Bernoulli likelihood; the output is the logit."""
     answer: TorchDistribution = dist.Bernoulli(logits=outputs.squeeze(-1))
     return answer
 
 
 def poisson(outputs: Tensor, x: Tensor) -> TorchDistribution:
-    """Count: one output, the log rate."""
+    """Return a Poisson likelihood; the output is the log rate."""
     return dist.Poisson(outputs.squeeze(-1).exp())
 
 
 def normal_known_sd(outputs: Tensor, x: Tensor) -> TorchDistribution:
-    """Measure with known error: one output, the mean; x[..., 0] is the standard error."""
+    """Return a normal likelihood with known standard errors x[..., 0]; the output is the mean."""
     return dist.Normal(outputs.squeeze(-1), x[..., 0])
 
 
 @rebuildable
 @checked
 def normal(scale: Deviation = 1.0) -> Likelihood:
-    """Measure with noise of this standard deviation; one output, the mean."""
+    """Return a normal likelihood with a fixed standard deviation; the output is the mean."""
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Normal(outputs.squeeze(-1), scale)
@@ -89,7 +89,7 @@ def normal(scale: Deviation = 1.0) -> Likelihood:
 
 
 class LeastSquares(dist.Normal):
-    """A normal with the gradient of least squares by its mean, as if its noise were one unit.
+    """Normal distribution whose gradient with respect to the mean is that of least squares.
 
     log p and its gradient by the standard deviation s are exact. The gradient by the mean m is
     (y - m) / unit^2, not (y - m) / s^2: gradient steps of a fixed size then stay stable as s
@@ -103,7 +103,7 @@ class LeastSquares(dist.Normal):
         self.unit = unit
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> LeastSquares:
-        """Return it with another batch shape."""
+        """Return the distribution expanded to another batch shape."""
         new: LeastSquares = self.__new__(type(self)) if _instance is None else _instance
         new.unit = self.unit
         super().expand(torch.Size(batch_shape), new)  # type: ignore[no-untyped-call]
@@ -121,7 +121,7 @@ class LeastSquares(dist.Normal):
 def learned_normal(
     centre: Finite = 0.0, scale: Deviation = 1.0, *, least_squares: bool = False
 ) -> Likelihood:
-    """Measure with noise of a learned standard deviation, the same for all rows of a client.
+    """Return a normal likelihood with a learned standard deviation for each client.
 
     The network has two outputs, see `nets.with_noise`: the mean m and the log l of the noise's
     standard deviation, both for the standardised response. y is in its own unit, and so is the
@@ -147,7 +147,7 @@ def learned_normal(
 @rebuildable
 @checked
 def binomial(trials: Count | None = None) -> Likelihood:
-    """Count successes: one output, the logit."""
+    """Return a binomial likelihood; the output is the logit."""
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Binomial(x[..., 0] if trials is None else trials, logits=outputs.squeeze(-1))

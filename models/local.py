@@ -1,4 +1,4 @@
-"""Local: every client trains alone; nothing travels. What personalisation must beat.
+"""Local training without federation: the baseline for personalized methods.
 
     p(w_j)        flat
     p(y | x, w_j) = Categorical(logits=net(x; w_j))
@@ -31,7 +31,7 @@ TUNE_OVER = {"lr": fedavg.RATES, "momentum": (0.0, 0.9)}
 
 @rebuildable
 def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
-    """Build training without federation; every client trains in every round.
+    """Build local training without federation.
 
     Args:
         net: the network; all its parameters are private.

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a common start from which one gradient step makes every client's model.
+"""Per-FedAvg: a global initialization that each client adapts by one gradient step (MAML).
 
 Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
 Model-Agnostic Meta-Learning Approach", NeurIPS 2020; with exact gradients it is federated MAML.

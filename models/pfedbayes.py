@@ -1,4 +1,4 @@
-"""pFedBayes: every client's posterior stays near a prior that is the mean of what clients want.
+"""pFedBayes: personal posteriors with a KL penalty towards a global prior.
 
 Zhang, Li, Li, Guo and Shao, "Personalized Federated Learning via Variational Bayesian Inference",
 ICML 2022. Every weight is random:
@@ -102,7 +102,7 @@ def build(
     q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start v at the network's own draw."""
+        """Initialize the global distribution v with the network's own draw."""
         return q.start(net.init(generator))
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
@@ -125,7 +125,7 @@ def build(
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Let the likelihood see draws of little noise."""
+        """Reduce the noise of the draws that the likelihood reads."""
         mean, variance = q.moments(received, own(received, local), data)
         drawn = local | q.start(mean, {n: noise * v.sqrt() for n, v in variance.items()})
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)

@@ -1,4 +1,4 @@
-"""pFedMB: every layer has several branches, which each client mixes by weights of its own.
+"""pFedMB: multi-branch layers, mixed by personal weights of each client.
 
 Mori, Yoshiyama, Furukawa and Teranishi, "Personalized Federated Learning with Multi-branch
 Architecture", IJCNN 2023. Layer l of client i is W_l^i = sum_b alpha_lb^i W_lb (eq. 1):
@@ -132,11 +132,11 @@ def build(
     q = family({"alpha": shape}, init_scale=init_scale, loc="point", spread="a")
 
     def evenly(like: Tensor) -> Tensors:
-        """Start q at equal weights."""
+        """Initialize the posterior of the branch weights as uniform."""
         return q.start({"alpha": like.new_full((len(like), *shape), 1 / branches)})
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start every branch at a draw of its own."""
+        """Initialize each branch by an independent draw."""
         starts = [net.init(generator) for _ in range(branches)]
         stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}
         refuse_twins(stacked, layer)
@@ -144,7 +144,7 @@ def build(
         return under("branch", stacked) | under("w", rest)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send all branches."""
+        """Send all branches to every client."""
         # Here too, because every state comes by, wherever it is from, before anybody trains on it.
         refuse_twins(role("branch", server), layer)
         return send_all(server, cohort)
@@ -161,15 +161,15 @@ def build(
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
     def stay(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Project alpha, where it is a parameter itself."""
+        """Project alpha onto the simplex if it is optimized directly."""
         return {n: simplex.project(v) for n, v in pick(local, "point/*").items()}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Make the weights that are sent."""
+        """Compute the branch weights to send."""
         return {"alpha": simplex.trimmed(q.moments(received, local, data)[0]["alpha"], drop)}
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send weights and the branches that have any."""
+        """Send the branch weights and the branches with positive weights."""
         message = pick(local, "branch/* w/*")
         if not weighted:
             return message
@@ -180,13 +180,13 @@ def build(
         return message | {"alpha": alpha}
 
     def by_alpha(at: int) -> Weight:
-        """Let clients count for a layer's branches by size and alpha (eq. 5), or size (eq. 6)."""
+        """Weight a layer's branches by size and alpha (eq. 5), or by size (eq. 6)."""
         if not weighted:
             return lambda message, cohort: cohort.size[:, None].expand(-1, branches)
         return lambda message, cohort: cohort.size[:, None] * message["alpha"][:, at]
 
     def unsent(name: str, tensors: Tensors) -> Tensor:
-        """Return the bytes of branches, without those that stay at home."""
+        """Return the message bytes of the branches that are sent."""
         value, total = tensors[name], dense({name: tensors[name]})
         if "alpha" in tensors:
             at_home = (tensors["alpha"][:, layer[name.removeprefix("branch/")]] == 0).sum(1).cpu()
@@ -194,11 +194,11 @@ def build(
         return total
 
     def common(received: Tensors, local: Tensors) -> Tensors:
-        """Mix evenly."""
+        """Return the model that mixes all branches with equal weights."""
         return local | received | evenly(next(iter(received.values())))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Tell the entropy of the weights, and how many branches are sent."""
+        """Return the entropy of the weights and the number of branches sent."""
         alpha = q.moments(received, local, data)[0]["alpha"]
         entropy, kept = torch.special.entr(alpha), simplex.trimmed(alpha, drop) > 0
         sums = {"alpha_entropy": entropy.sum(-1), "branches_kept": kept.sum(-1).to(alpha)}

@@ -1,4 +1,4 @@
-"""pFedMe: clients' models around a common centre that moves to them, a Moreau envelope.
+"""pFedMe: personalized models with Moreau envelopes around a global model.
 
 Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
 

@@ -1,4 +1,4 @@
-"""PredBayes: one model learns what lies between clients' predictions' product and mixture.
+"""PredBayes: distillation of a compromise between product and mixture of predictions.
 
 Hasan, Zhang, Guo, Chen and Poupart, "Calibrated One Round Federated Learning with Bayesian
 Inference in the Predictive Space", AAAI 2024.
@@ -115,13 +115,13 @@ def build(
 
     def keeping(s: int) -> Phase:
         def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Keep where the chain is."""
+            """Store the current state of the chain."""
             return under(f"sample/{s}", {n: local[n] for n in received})
 
         return Phase((keep,))
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send all that were kept, [C, S, *p]."""
+        """Send all stored samples, [C, S, *p]."""
         each = [role(f"sample/{s}", local) for s in range(samples)]
         kept = {n: torch.stack([e[f"w/{n}"] for e in each], 1) for n in net.shapes}
         return under("sample", kept)
@@ -129,7 +129,7 @@ def build(
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Distil what all messages predict together."""
+        """Distill the combined predictions of all clients into one model."""
         models = role("sample", message)
         like = next(iter(models.values()))
         share = torch.tensor(beta).to(like)
@@ -153,7 +153,7 @@ def build(
         return under("w", student) | {"server/beta": share}
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start at the network's own draw."""
+        """Return initial parameters drawn by the network's own initialization."""
         return base.init(generator, clients) | {"server/beta": torch.tensor(beta)}
 
     chain = replace(burn_in, updates=langevin("w", chain_lr, step.loss, temperature), epochs=thin)

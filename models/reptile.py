@@ -1,4 +1,4 @@
-"""Reptile: the server goes part of the way to the clients' mean, which makes a start for all.
+"""Reptile: the server moves a fraction of the way to the clients' mean (meta-learning).
 
 Nichol, Achiam and Schulman, "On First-Order Meta-Learning Algorithms", 2018.
 

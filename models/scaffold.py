@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take the drift out of local training.
+"""SCAFFOLD: control variates that correct client drift in local training.
 
 Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for
 Federated Learning", ICML 2020.
@@ -90,7 +90,7 @@ def build(
     names = list(base.init(torch.Generator(), 1))
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start with all c at zero."""
+        """Initialize the server's control variate c with zero."""
         start = base.init(generator, clients)
         zero = {n: torch.zeros_like(v) for n, v in start.items()}
         each = {n: torch.zeros(clients, *v.shape).to(v) for n, v in start.items() if remember}
@@ -98,16 +98,16 @@ def build(
         return start | under("control", zero) | known
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start with c_j at zero."""
+        """Initialize the client's control variate c_j with zero."""
         zero = {n: torch.zeros_like(v) for n, v in role("control", received).items()}
         return base.init_client(received, cohort, generator) | under("own", zero)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Begin to count steps."""
+        """Reset the counter of local steps."""
         return {"steps": torch.zeros_like(data.size)}
 
     def count(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Count a step."""
+        """Increase the counter of local steps."""
         return {"steps": local["steps"] + 1}
 
     def at_received(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -127,7 +127,7 @@ def build(
     found = at_received if option == "I" else along_the_way
 
     def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Make c_j+ by eq. 4."""
+        """Compute the new control variate c_j+ (eq. 4)."""
         moved = local["steps"] > 0
         new = {
             n: torch.where(like(moved, v), v, local[f"own/{n}"])
@@ -141,7 +141,7 @@ def build(
         return {n: local[n] for n in (*names, *(f"change/{n}" for n in names))}
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Step to the mean model, and let c follow the mean of all c_j (eq. 5)."""
+        """Update the model and the control variate c of the server (eq. 5)."""
         clients = int(server["server/clients"])
         control = {
             n: v + pooled[f"change/{n}"] / clients for n, v in role("control", server).items()
@@ -158,7 +158,7 @@ def build(
     def remembered(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Merge, and write down every c_j."""
+        """Aggregate the messages, and store every c_j."""
         changed = {
             f"{KNOWN}/{n}": v.index_add(0, cohort.ids, message[f"change/{n}"])
             for n, v in role(KNOWN, server).items()
@@ -183,7 +183,7 @@ def build(
 
 
 def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
-    """Take the c_j of some clients out of c: they start with zero."""
+    """Remove the control variates c_j of some clients from the server's c."""
     known = role(KNOWN, server)
     if len(cohort.ids) and not known:
         raise ValueError(

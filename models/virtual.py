@@ -1,4 +1,4 @@
-"""VIRTUAL: a shared network and private ones, all Bayesian, around the server as in a star.
+"""VIRTUAL: Bayesian multi-task learning with a shared and private networks.
 
 Corinzia, Beuret and Buhmann, "Variational Federated Multi-Task Learning", 2019.
 

@@ -1,4 +1,4 @@
-"""FedBE: the server samples global models, and distils their ensemble into the next one.
+"""FedBE: the server samples an ensemble of global models and distills it into the next one.
 
 Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021.
 
@@ -98,7 +98,7 @@ WATCHED = {
 
 
 class Teaching(TypedDict, total=False):
-    """What FedBE hands on to `distilled`, which explains it."""
+    """Settings of the distillation at the server; see `distilled`."""
 
     posterior: ServerPosterior | Fit
     std_scale: float
@@ -119,7 +119,7 @@ class Teaching(TypedDict, total=False):
 
 
 class Settings(Teaching, fedavg.Training, total=False):
-    """The server's settings and the clients'."""
+    """Settings of the server and of local training."""
 
 
 TUNE_OVER = {"lr": fedavg.RATES, "distil_lr": (0.001, 0.003, 0.01)}
@@ -190,7 +190,7 @@ def distilled(
     swa_start: ShareBelowOne = distillation.START,
     augment: distillation.Augment | None = None,
 ) -> Method:
-    """Let the server of a method go on from its merged model by distillation.
+    """Return a method whose server distills an ensemble of models after aggregation.
 
     Args:
         method: its server and its messages hold the whole network under one role.
@@ -252,7 +252,7 @@ def distilled(
     def student(
         start: Tensors, ensemble: Tensors, unlabelled: Tensor, rng: Generator
     ) -> tuple[Tensors, Tensors]:
-        """Return what the ensemble has taught (algorithm 1), and how far it agrees with it."""
+        """Distill the ensemble into one model (algorithm 1), and return it with its agreement."""
         like = next(iter(start.values()))
         x = unlabelled.to(like.device, like.dtype if unlabelled.is_floating_point() else None)
         target = distillation.predictions(net, ensemble, x, likelihood).mean(0)
@@ -282,7 +282,7 @@ def distilled(
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Distil the ensemble, for which all messages are needed, as teachers."""
+        """Aggregate the messages and distill the ensemble of teachers."""
         merged = method.aggregate(server, message, cohort, generator)
         models, start = ({n: v[f"{of}/{n}"] for n in net.shapes} for v in (message, merged))
         ensemble = team(models, cohort.size, generator)
@@ -293,7 +293,7 @@ def distilled(
         return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, known(models, cohort))
 
     def known(models: Tensors, cohort: Cohort) -> Tensors:
-        """Return what the server keeps of its posterior."""
+        """Return the parameters of the server's posterior."""
         if posterior == "gaussian":
             mean, sd = mean_and_sd(models, cohort.size, std_scale)
             return under("mean", mean) | under("sd", sd)
@@ -317,7 +317,7 @@ def distilled(
         return found, {"gamma": every.index_copy(1, ids, gamma)}
 
     def with_teachers(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the last teachers too."""
+        """Send the last teachers with the model."""
         held = under("teacher", role(HELD, server))
         return method.download(server, cohort) | spread_out(held, len(cohort.ids))
 
@@ -335,7 +335,7 @@ def distilled(
 
 
 def members(received: Tensors, local: Tensors) -> list[Tensors]:
-    """Return the ensemble: what is received, with each teacher in turn; before round one alone."""
+    """Return the members of the ensemble; before round one, the received model alone."""
     held = role("teacher", received)
     count = next(iter(held.values())).shape[1] if held else 0
     known = local | received

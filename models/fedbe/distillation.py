@@ -1,4 +1,4 @@
-"""Distillation: one network learns what an ensemble predicts, on rows without labels.
+"""Knowledge distillation of an ensemble's predictions on unlabeled rows.
 
 Chen and Chao, "FedBE", ICLR 2021, section 4; Izmailov, Podoprikhin, Garipov, Vetrov and Wilson,
 "Averaging Weights Leads to Wider Optima and Better Generalization", UAI 2018.
@@ -29,7 +29,7 @@ START = 250 / 1580  # share of the steps after which the paper's SWA begins to c
 
 
 def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
-    """Return the log probability of every answer, of finitely many, for every row: [B, K]."""
+    """Return the log probability of every possible response of each row: [B, K]."""
     fn = likelihood(outputs[None], x[None])
     if not fn.has_enumerate_support:
         raise ValueError(
@@ -41,7 +41,7 @@ def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def fitting(net: Network, unlabelled: Tensor | None, likelihood: Likelihood) -> Tensor:
-    """Return the unlabelled rows after a trial with one of them."""
+    """Validate the unlabeled rows by a prediction for one of them, and return them."""
     if unlabelled is None or not len(unlabelled):
         raise ValueError(
             "unlabelled is missing; expected rows [U, *x] for the server to distil on, such as "
@@ -77,7 +77,7 @@ def predictions(
 def agreement(
     net: Network, weights: Tensors, x: Tensor, target: Tensor, likelihood: Likelihood = categorical
 ) -> Tensor:
-    """Return on which share of the rows a network's likeliest answer is that of a target, []."""
+    """Return the fraction of rows on which the network's mode equals the target's, []."""
     mine = predictions(net, {n: v[None] for n, v in weights.items()}, x, likelihood)[0]
     return (mine.argmax(-1) == target.argmax(-1)).to(mine).mean()
 
@@ -88,7 +88,7 @@ def sharpened(probs: Tensor, temperature: float = 0.5) -> Tensor:
 
 
 def cyclical(step: int, cycle: int, high: float, low: float) -> float:
-    """Return SWA's learning rate at a step counted from 1: down to `low` within every cycle.
+    """Return the cyclical learning rate of stochastic weight averaging at a step.
 
     >>> [round(cyclical(i, 25, 1e-3, 4e-4), 6) for i in (1, 25, 26)]
     [0.000976, 0.0004, 0.000976]
@@ -98,7 +98,7 @@ def cyclical(step: int, cycle: int, high: float, low: float) -> float:
 
 
 def collected(steps: int, cycle: int, start: float = START) -> list[int]:
-    """Return the steps at whose end SWA collects: cycle ends after the first 250 of 1,580 steps.
+    """Return the steps after which stochastic weight averaging collects the weights.
 
     That is the share `start` of them. Without any such end, the last step is taken.
 

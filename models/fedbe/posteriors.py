@@ -70,7 +70,7 @@ def independent(mean: Tensors, sd: Tensors) -> Posterior:
 
 @checked
 def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior:
-    """Mix the clients' models by random shares (eq. 7).
+    """Return a Dirichlet mixture of the clients' models (eq. 7).
 
         gamma ~ Dirichlet(alpha, ..., alpha)    w = sum_i gamma_i n_i w_i / sum_i gamma_i n_i
 
@@ -97,7 +97,7 @@ def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior
 
 
 def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
-    """Draw every site of a program, deterministic ones too: name -> [S, *p].
+    """Draw samples of all sites of a program: name -> [S, *p].
 
     The global random state is left as it was.
     """
@@ -110,7 +110,7 @@ def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
 def sample_each(
     shapes: Mapping[str, Size], posterior: Posterior, draws: int, generator: Generator
 ) -> Tensors:
-    """Draw from any program by running it once for each draw: name -> [S, *p].
+    """Run a program once for each sample, and return all samples: name -> [S, *p].
 
     Its sites count, and what it returns where that is a dict; ValueError if a parameter of these
     shapes is not among them. The global random state is left as it was.
@@ -137,7 +137,7 @@ def sample_each(
 
 
 def log_prob(posterior: Posterior, values: Tensors) -> Tensor:
-    """Score models as `sample` returns them: the log density of the random sites, [S]."""
+    """Return the log density of samples of the random sites, [S]."""
     with pyro.plate("draws", len(next(iter(values.values())))):
         trace = poutine.trace(poutine.condition(posterior, data=values)).get_trace()
     trace.compute_log_prob()  # deterministic sites have 0
@@ -146,7 +146,7 @@ def log_prob(posterior: Posterior, values: Tensors) -> Tensor:
 
 
 def to_arviz(net: Network, values: Tensors, clients: Sequence[str]) -> Any:
-    """Return what `sample` drew as ArviZ takes it, with the names of the parameters' axes.
+    """Return samples as InferenceData of ArviZ, with named dimensions.
 
     Args:
         net: names the axes.

@@ -34,7 +34,7 @@ def from_pyro(
     local: Tensors | None = None,
     name: str = "auto",
 ) -> Guide:
-    """Turn an ordinary Pyro guide, or an automatic one, into one per client.
+    """Convert a Pyro guide or AutoGuide into a guide with separate parameters for each client.
 
     It is run once on the first client to see its parameters. Every client gets a copy of them,
     unconstrained, in its local state; the global parameter store stays as it was.
@@ -70,7 +70,7 @@ def from_pyro(
         return run(role(name, local), received, local, batch)
 
     def start(centre: Tensors) -> Tensors:
-        """Return the first parameters, with sites centred at given values."""
+        """Return initial parameters, with sites centered at given values."""
         homes = {site: _home(site, sites, values) for site in centre}
         lead = Size()
         for site, value in centre.items():
@@ -82,7 +82,7 @@ def from_pyro(
 
 
 def _home(site: str, sites: Mapping[str, Any], values: Tensors) -> str:
-    """Return the parameter that a real site is centred at."""
+    """Return the name of the location parameter of an unconstrained site."""
     for home in (f"locs.{site}_unconstrained", f"{site}_unconstrained"):
         if site in sites and home in values and not bool(log_density(sites[site]).any()):
             return home
@@ -92,7 +92,7 @@ def _home(site: str, sites: Mapping[str, Any], values: Tensors) -> str:
 
 
 def log_density(site: Any) -> Tensor:
-    """Return the log Jacobian that a site of an automatic guide carries; zero for real sites."""
+    """Return the log Jacobian of a site of an AutoGuide; zero for unconstrained sites."""
     return torch.as_tensor(getattr(site["fn"], "log_density", 0.0))
 
 
@@ -143,7 +143,7 @@ def _automatic(
 def site_moments(
     program: Program, received: Tensors, local: Tensors, batch: Batch
 ) -> tuple[Tensors, Tensors]:
-    """Read mean and variance [C, *p] of every site off a guide, where they have a closed form."""
+    """Return mean and variance [C, *p] of every site of a guide, where known in closed form."""
     clients = len(batch)
     with GuideMean():
         trace = poutine.trace(program).get_trace(

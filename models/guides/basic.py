@@ -33,7 +33,7 @@ What a family has no use for it ignores, so that any two can be exchanged.
 
 
 def delta(shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:
-    """Put all mass on one point, loc: maximum likelihood, or MAP under a prior; see `Family`."""
+    """Return a point estimate guide, for maximum likelihood or MAP; see `Family`."""
     return sitewise(
         shapes,
         (loc,),
@@ -49,7 +49,7 @@ def delta(shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: s
 def mean_field(
     shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Let parameters be independent normals, N(loc, softplus(spread)^2); see `Family`."""
+    """Return a guide of independent normals N(loc, softplus(spread)^2); see `Family`."""
     inverse, first = SoftplusTransform().inv, inverse_softplus(init_scale)
     widths = (lambda _, s: softplus(s), lambda _, sd: inverse(sd))
     return normals(shapes, (loc, spread), first, *widths)
@@ -59,7 +59,7 @@ def mean_field(
 def log_mean_field(
     shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Let parameters be independent normals, N(loc, exp(spread)^2); see `Family`."""
+    """Return a guide of independent normals N(loc, exp(spread)^2); see `Family`."""
     widths = (lambda _, s: s.exp(), lambda _, sd: sd.log())
     return normals(shapes, (loc, spread), math.log(init_scale), *widths)
 
@@ -71,7 +71,7 @@ def normals(
     width: Callable[[Tensor, Tensor], Tensor],
     inverse: Callable[[Tensor, Tensor], Tensor],
 ) -> Guide:
-    """Let sites be N(mean, width(mean, s)^2), with s = inverse(mean, sd), or first at the start."""
+    """Return a guide of independent normals with a given function for the width."""
 
     def start(centre: Tensor, sd: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return centre, torch.full_like(centre, first) if sd is None else inverse(centre, sd)
@@ -94,7 +94,7 @@ def sitewise(
     points: str = "",
     random: bool = True,
 ) -> Guide:
-    """Let sites be independent, each with parameters [C, *p] of its own, one of every role.
+    """Return a guide of independent sites, each with its own parameters [C, *p].
 
     site: axes of p, parameters -> distribution; moments: parameters -> mean, variance; start:
     centre, perhaps standard deviation -> parameters.

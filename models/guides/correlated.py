@@ -34,7 +34,7 @@ POINTS = 1_024  # draws that moments of a copula, even ones, and of a flow are t
 def full_covariance(
     shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Let parameters be jointly normal: f(e) = (I + B) e with B lower triangular.
+    """Return a jointly normal guide: f(e) = (I + B) e with B lower triangular.
 
     Its entries are below [C, d (d - 1) / 2], row by row; arguments as of any `Family`.
 
@@ -57,7 +57,7 @@ def full_covariance(
 def copula(
     shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Let parameters be jointly normal but for skew and tails of each, a Gaussian copula.
+    """Return a Gaussian copula guide, with skewness and tails for each parameter.
 
     f(e) = sinh(a (arsinh y + skew)) with y = (I + B) e, each entry divided by its standard
     deviation, and a = exp(tanh tail) of each: more than 1 makes tails longer (Jones and Pewsey,
@@ -69,14 +69,14 @@ def copula(
     d = _few(shapes)
 
     def marginal(own: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Bend each entry of a standard normal, with the log Jacobian."""
+        """Transform each entry of a standard normal; return values and log Jacobian."""
         log_a = own["tail"].tanh()
         inside = log_a.exp() * (y.asinh() + own["skew"])
         grown = inside.cosh().log() + log_a - 0.5 * y.square().log1p()
         return inside.sinh(), grown.sum(-1)
 
     def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Bend noise e, and return the log density that is lacking, too."""
+        """Transform noise e; return the values and the remaining log density."""
         below = _lower(own)
         sd = (1 + below.square().sum(-1)).sqrt()
         found, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
@@ -217,7 +217,7 @@ def _deviating(
                 log_density = torch.zeros_like(log_density)  # it counts once
 
     def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
-        """Return the first parameters, given means and perhaps standard deviations."""
+        """Return initial parameters, given means and optional standard deviations."""
         means = {n: centre[n] for n in shapes}
         width = {
             n: torch.full_like(v, init_scale) if sd is None else sd[n] for n, v in means.items()

@@ -38,7 +38,7 @@ def log_variance(
     loc: str = "mu",
     spread: str = "pi",
 ) -> Guide:
-    """Let weights be independent normals, N(theta, exp(s)), as the authors' code does.
+    """Return a guide of independent normals N(theta, exp(s)), as in the authors' code.
 
     theta has the role loc, s spread; see `guides.Family`. s is cut off at -8.5 and 8.5, and has no
     gradient beyond.
@@ -56,7 +56,7 @@ def log_variance(
 def log_alpha(
     shapes: Shapes, *, init_scale: Positive = 0.4, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Let weights be independent normals, N(theta, exp(s) theta^2), as the paper writes them.
+    """Return a guide of independent normals N(theta, exp(s) theta^2), as in the paper.
 
     s = log alpha is cut off at -8.5 and 8.5; scale is the root of alpha at the start, a share of
     theta; else as `log_variance`. The noise shrinks with the weight, so theta has a gradient of its
@@ -100,7 +100,7 @@ def hierarchical(
 
 
 def bounded(s: Tensor) -> Tensor:
-    """Cut off at -8.5 and 8.5; a start right at a bound still has a gradient, on any torch."""
+    """Clamp to the interval from -8.5 to 8.5, with a gradient at the bounds."""
     inside = (s >= -BOUND) & (s <= BOUND)
     return torch.where(inside, s, s.detach().clamp(-BOUND, BOUND))
 

@@ -14,7 +14,7 @@ from pyrofl.models.guides.basic import Shapes, sitewise
 def softmax(
     shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Put all mass on one point: the softmax of spread over the last axis; see `guides.Family`."""
+    """Return a point guide on the simplex: the softmax of spread over the last axis."""
     return sitewise(
         shapes,
         (spread,),
@@ -29,7 +29,7 @@ def softmax(
 def dirichlet(
     shapes: Shapes, *, init_scale: Positive = 0.2, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Let weights be Dirichlet over the last axis, with concentrations exp(spread).
+    """Return a Dirichlet guide over the last axis, with concentrations exp(spread).
 
     Args:
         shapes: see `guides.Family`, as for the others.

@@ -1,4 +1,4 @@
-"""MetaVD: a hypernetwork at the server learns every client's dropout rates.
+"""MetaVD: a hypernetwork at the server predicts the dropout rates of each client.
 
 Jeon, Hong, Yun and Kim, "Federated Learning via Meta-Variational Dropout", NeurIPS 2023. One layer,
 the one before the output, has random weights w_m of d parameters; all else is shared as in X, which
@@ -218,7 +218,7 @@ def build(
         return q.moments({}, tensors, Batch(none, none, none.bool(), none.sum(1), none.sum(1)))
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start at the network's own draw."""
+        """Return initial parameters drawn by the network's own initialization."""
         return under("loc", net.init(generator)) | source.start(generator, clients)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
@@ -229,11 +229,11 @@ def build(
         )
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send theta_m and s_m."""
+        """Send the trained parameters theta_m and the spreads s_m."""
         return pruning.drop(return_received(received, local), moments, limit)
 
     def update(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Step on theta, psi and e_m; the hypernetwork learns from every message apart."""
+        """Update theta, the hypernetwork psi and the embeddings e_m."""
         if limit is not None:
             message = pruning.fill(message, under("spread", source.read(server, cohort.ids)))
         mean = combine(role("loc", message), cohort.size, role("loc", server))
@@ -254,19 +254,19 @@ def build(
         return after | (saturation(after, cohort) if q.random else {})
 
     def saturation(server: Tensors, cohort: Cohort) -> Tensors:
-        """Tell the share of dropout rates above 0.9, of the clients that reported."""
+        """Return the fraction of dropout rates above 0.9 at the reporting clients."""
         theta = spread_out(pick(server, "loc/*"), len(cohort.ids))
         spread = under("spread", source.read(server, cohort.ids))
         return {SATURATED: pruning.saturated(*moments(theta | spread)).mean()}
 
     def begun(received: Tensors) -> Tensors:
-        """Return what is received, with the spreads of the start."""
+        """Return the received tensors with the initial spreads."""
         like = next(iter(received.values()))
         start = {f"spread/{n}": v.to(like) for n, v in first.items()}
         return received | spread_out(start, len(like))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Tell dropout rates, log alpha, sparsity, and the beta of exact Bayes."""
+        """Return dropout rates, log alpha, sparsity, and the beta of exact Bayes."""
         exact = {"exact_beta": weights / data.size} if q.random else {}
         return pruning.report(local, moments, limit, shapes) | exact
 

@@ -1,4 +1,4 @@
-"""Where a client's spreads come from: a hypernetwork, one for all clients, or a row of its own.
+"""Sources of the clients' spreads: a hypernetwork, a shared vector or separate vectors.
 
 The server holds it all. A client receives its spreads s_m, trains them, and sends them back; the
 server learns from the change.
@@ -52,7 +52,7 @@ def hypernetwork(
     bound: float,  # largest change from the start; beyond it h has no gradient
     optims: tuple[Optim, Optim],  # of psi and of the embeddings
 ) -> Source:
-    """Let a network h_psi map the embedding e_m of each client to its spreads.
+    """Return a hypernetwork h_psi that maps each client's embedding e_m to its spreads.
 
     s_m = clamp(h_psi(e_m), -bound, bound) + first. The server climbs the vector-Jacobian products
     psi <- psi - lr sum_m g_m J_psi^T (s_m^server - s_m^local), and the same for e_m.
@@ -60,7 +60,7 @@ def hypernetwork(
     sizes = [v.numel() for v in first.values()]
 
     def start(generator: Generator, clients: int) -> Tensors:
-        """Draw the weights of h and the embeddings of all clients."""
+        """Draw initial weights of the hypernetwork and embeddings of all clients."""
         length = 1 + clients // 4 if embedding is None else embedding
         psi: Tensors = {}
         for i, (a, b) in enumerate(pairwise([length, *hidden, sum(sizes)])):
@@ -93,7 +93,7 @@ def hypernetwork(
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
-    """Give all clients the same spreads, combined like the rest of the model (naive VD)."""
+    """Return spreads shared by all clients and aggregated with the model (naive VD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
         return under(OWN, {n: torch.zeros_like(v) for n, v in first.items()})
@@ -111,7 +111,7 @@ def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
 
 
 def rows(first: Tensors, most: float | None = None) -> Source:
-    """Keep independent spreads for every client that trains (EnsembleVD), `most` as `shortened`."""
+    """Return independent spreads for each client (EnsembleVD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
         return under(OWN, spread_out(first, clients))
@@ -177,7 +177,7 @@ def embed(
     lr: float = 0.9,
     seed: Seed = 0,
 ) -> RoundState:
-    """Fit embeddings of held-out clients in hindsight, instead of giving them the mean.
+    """Fit embeddings of held-out clients after training.
 
     Everything else stays. In each step a client trains from what it would receive, and its
     embedding moves as in a round: e <- e - lr J_e^T (s_received - s_local).

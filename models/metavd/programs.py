@@ -1,4 +1,4 @@
-"""Models and guides of a network with dropout posteriors: draws of weights, or of activations."""
+"""Models and guides of networks with dropout posteriors over weights or activations."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DropoutModel:
             }
 
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
-            """Draw outputs."""
+            """Draw the responses given sampled layer outputs."""
             _, variance = self.q.moments(received, local, data)
             with data.clients():
                 for n, shape in self.shapes.items():
@@ -97,7 +97,7 @@ class DropoutModel:
                     self._observe(outputs, data)
 
         def guide(received: Tensors, local: Tensors, data: Batch) -> None:
-            """Pay the divergence."""
+            """Add the KL divergence as a factor of the guide."""
             theta = {n: local[f"loc/{n}"] for n in self.shapes}
             if self.prior is None:
                 # The divergence has no slope in theta; so none of it is left to rounding.
@@ -155,7 +155,7 @@ def objective(
     pair = trained.by_activations() if sampling == "activations" else (trained, model.q)
 
     def of_pair(_: Program, __: Program, received: Tensors, local: Tensors, batch: Batch) -> Tensor:
-        """Train with other programs of the same posterior."""
+        """Return a loss that uses the given programs instead of the method's."""
         return loss(*pair, received, local, batch)
 
     return of_pair

@@ -38,7 +38,7 @@ def saturated(mean: Tensors, variance: Tensors) -> Tensor:
 
 
 def fill(message: Tensors, values: Tensors) -> Tensors:
-    """Put values "loc/..." or "spread/..." in the place of those of weights that came as zeros."""
+    """Replace the loc or spread of pruned weights by given values."""
     dropped = {n: message[f"loc/{n.partition('/')[2]}"] == 0 for n in values}
     return message | {n: torch.where(dropped[n], v, message[n]) for n, v in values.items()}
 
@@ -66,7 +66,7 @@ def report(
 def snip(
     server: Tensors, gradient: Tensors, moved: Tensors, names: Iterable[str], sparsity: float
 ) -> Tensors:
-    """Drop a share of the weights, the least sensitive ones, and keep them dropped.
+    """Prune a fraction of the weights by SNIP's sensitivity before training.
 
     Sensitivity is |theta_k g_k|, with g_k the pseudo-gradient of round one (Lee, Ajanthan and Torr,
     "SNIP: Single-shot Network Pruning based on Connection Sensitivity", ICLR 2019; a round in the

@@ -1,4 +1,4 @@
-"""pFedGP: every client has a Gaussian process on features that all clients learn together.
+"""pFedGP: a Gaussian process for each client on features of a shared network.
 
 Achituve, Shamsian, Navon, Chechik and Fetaya, "Personalized Federated Learning With Gaussian
 Processes", NeurIPS 2021. The process takes the place of the network's head, one function f_k for
@@ -132,13 +132,13 @@ def build(
     homes |= {n: f"{n}/{at}" for n, at in zip(SPREADS, (first, last), strict=True)}
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start the base as the network does."""
+        """Initialize the base with the network's own draw."""
         start = zip(SPREADS, (length, init_scale), strict=True)
         begun = {homes[n]: torch.tensor(v, dtype=torch.float64).log() for n, v in start}
         return begun | (points.start(whole.init(generator)) if below else {})
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Know of no row yet."""
+        """Initialize the client with an empty set of inducing rows."""
         sizes = {"z": (features,), "shift": (outputs,), "root": (outputs, outputs)}
         none = {n: cohort.size.new_zeros(len(cohort.ids), rows, *s) for n, s in sizes.items()}
         return start_own(received, cohort, generator) | {kept[n]: v for n, v in none.items()}
@@ -168,7 +168,7 @@ def build(
                 pyro.sample("y", answer(f, local, data.x), obs=data.y)
 
     def recall(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Say of f(x) what the client keeps."""
+        """Define the posterior of f(x) from the client's stored rows."""
         points(received, local, data)
         with data.clients():
             for n, value in zip(SPREADS, spreads(local), strict=True):
@@ -182,7 +182,7 @@ def build(
             pyro.sample("f", at_rows, infer={"is_auxiliary": True})  # no site of the posterior
 
     def learned(local: Tensors, x: Tensor, y: Tensor, count: Tensor) -> Tensors:
-        """Return what rows [C, N] say of f, as it is kept; local has no axis of rows."""
+        """Return the approximate posterior of f at rows [C, N]."""
         local = with_rows(local, len(x))
         z = run(local, x) * (count > 0).unsqueeze(2)
         with torch.no_grad():
@@ -212,7 +212,7 @@ def build(
         return cost
 
     def remember(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Keep what the client's rows say of f under the network as it is now."""
+        """Store the posterior of f at the client's rows under the current network."""
         count = data.mask.sum(1)
         place = spaced(count, rows)
         mine = torch.arange(len(data), device=place.device)[:, None]

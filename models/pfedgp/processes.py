@@ -1,4 +1,4 @@
-"""Gaussian processes of several clients side by side, for any likelihood, by Laplace.
+"""Batched Gaussian processes of several clients with Laplace approximations.
 
 K functions share a kernel, P [C, N, N] between a client's rows. What a row says of f(x_i) is held
 as a normal site: `shift` [C, N, K], precision times mean, and `root` [C, N, K, K], with precision
@@ -51,7 +51,7 @@ class Kernel:
 def sites(
     log_prob: Callable[[Tensor], Tensor], among: Tensor, count: Tensor, outputs: int
 ) -> tuple[Tensor, Tensor]:
-    """Return shift and root of the sites that touch the likelihood where the posterior peaks.
+    """Return shift and root of the Gaussian sites at the posterior mode.
 
     Args:
         log_prob: f [C, N, K] -> log p(y | f), [C, N].
@@ -107,13 +107,13 @@ class Hill:
     count: Tensor  # [C, N]
 
     def at(self, pull: Tensor) -> Point:
-        """Return the point that P^-1 f tells."""
+        """Return the point with the given P^-1 f."""
         f = self.among @ pull
         likely = self.log_prob(f).masked_fill(self.count == 0, 0.0)
         return Point(f, pull, (self.count * likely).sum(1) - 0.5 * (pull * f).sum((1, 2)))
 
     def slack(self, point: Point) -> Tensor:
-        """Return how much of a height [C] is rounding."""
+        """Return the rounding error of a log posterior [C]."""
         return LOOSE * torch.finfo(point.height.dtype).eps * (1 + point.height.abs())
 
 

@@ -49,7 +49,7 @@ __all__ = [
 @rebuildable
 @checked
 def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive = 1.0) -> Prior:
-    """Give every parameter the same prior, whatever the server says."""
+    """Return a prior with fixed parameters, the same for every network parameter."""
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
@@ -63,7 +63,7 @@ def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive
 @rebuildable
 @checked
 def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: str = "w") -> Prior:
-    """Centre the prior at what came down: scale (strength n_j)^-1/2 for a client of n_j rows.
+    """Return a prior centered at the received parameters, with scale (strength n_j)^-1/2.
 
     On the scale of a mean over rows a normal family is FedProx's strength / 2 ||w - w_received||^2.
 
@@ -124,7 +124,7 @@ def mixture(
 
 @rebuildable
 def by_name(priors: Mapping[str, Prior]) -> Prior:
-    """Choose a prior by the parameter's name: that of the first patterns that match it.
+    """Return a prior that depends on the parameter's name, by the first matching pattern.
 
     Args:
         priors: patterns separated by spaces -> prior, such as {"*.bias": flat, "*": fixed()}.

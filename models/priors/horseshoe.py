@@ -1,4 +1,4 @@
-"""The horseshoe: a prior that shrinks small effects to nothing and leaves large ones alone.
+"""Horseshoe prior, which shrinks small effects strongly and large effects hardly.
 
     w = loc + scale lambda z,    lambda ~ HalfCauchy(1),    z ~ Normal(0, 1)
 

@@ -38,7 +38,7 @@ SMALLEST = 1e-6  # scale
 
 
 def learned(family: LocationScale = dist.Normal, loc: float = 0.0) -> Prior:
-    """Give every parameter tensor a scale that the server tells, as `learning` makes it do."""
+    """Return a prior whose scale of each parameter tensor the server learns; see `learning`."""
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
@@ -60,7 +60,7 @@ def learning(
     loc: float = 0.0,
     init_scale: Positive = 1.0,
 ) -> Method:
-    """Let a method learn the scales of its `learned` prior.
+    """Return a method whose server learns the scales of its `learned` prior.
 
         learning(local.build(net, prior=learned(), guide=mean_field), net.shapes)
 
@@ -86,27 +86,27 @@ def learning(
         return {n: v for n, v in tensors.items() if not n.startswith(("prior/", "second/"))}
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start at `scale`."""
+        """Initialize the server's scales."""
         scales = {n: torch.tensor(init_scale, dtype=torch.float64) for n in known}
         return method.init(generator, clients) | under("prior", scales)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the scales too."""
+        """Send the scales with the parameters."""
         scales = spread_out(pick(server, "prior/*"), len(cohort.ids))
         return method.download(rest(server), cohort) | scales
 
     def measure(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Make m_j."""
+        """Compute the client's second moment m_j."""
         mean, spread = site_moments(method.guide, received, local, batch)
         second = {n: (mean[n] - loc).square() + spread[n] for n in known}
         return under("second", {n: v.reshape(len(v), -1).mean(1) for n, v in second.items()})
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send m_j too."""
+        """Send the second moment m_j with the message."""
         return method.upload(rest(received), rest(local)) | pick(local, "second/*")
 
     def scales(second: Tensors) -> Tensors:
-        """Set s by the mean of the clients' second moments."""
+        """Update the scales by the mean of the clients' second moments."""
         return under("prior", {n: (v / variance).sqrt().clamp(SMALLEST) for n, v in second.items()})
 
     own = method.aggregate
@@ -114,7 +114,7 @@ def learning(
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Do so beside an aggregation that needs all messages."""
+        """Aggregate the messages, and update the scales."""
         second = average(role("second", message), torch.ones_like(cohort.size))
         return own(rest(server), rest(message), cohort, generator) | scales(second)
 

@@ -1,4 +1,4 @@
-"""PVI: a posterior of what clients share, a product of one normal factor of each; or any guide.
+"""PVI: partitioned variational inference with one factor of the posterior for each client.
 
 Ashman, Bui, Nguyen, Markou, Weller, Swaroop and Turner, "Partitioned Variational Inference: A
 Framework for Probabilistic Federated Learning", 2022; with latents z_j of each client's own,
@@ -164,7 +164,7 @@ def hierarchical(
     lr: PositiveShare = 1.0,
     wide: Positive = 10.0,
 ) -> Method:
-    """Build PVI for a Pyro program of one's own.
+    """Build PVI for your own hierarchical Pyro program.
 
     Args:
         model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it

@@ -1,4 +1,4 @@
-"""How far the effects that clients share are centred, between eta = (a - mu) / tau and a itself.
+"""Partial centering of shared effects, between eta = (a - mu) / tau and a itself.
 
 An effect a ~ N(mu, tau) is stated as mu + tau * eta with eta ~ N(0, 1), and the normal q is of
 
@@ -47,7 +47,7 @@ class Centring:
         return w * power.exp(), power.sum(-1)
 
     def variables(self, u: Tensor, held: Tensors) -> tuple[Tensor, Tensor]:
-        """Undo `effects`; the log Jacobian is that of `effects`."""
+        """Apply the inverse of `effects`; the log Jacobian is that of `effects`."""
         power = -held["centred"].to(u) * (self._log_scales(u) - held["log_scale"].to(u))
         return u * (-power).exp(), power.sum(-1)
 

@@ -1,4 +1,4 @@
-"""Whether the sites that a user declares as shared fit the program.
+"""Validation of the sites that a user declares as shared.
 
 A site that is missing in `shared` belongs to each client, which is another model that fits as well.
 What is declared is therefore shown before a fit, and what contradicts the program is refused.
@@ -36,12 +36,12 @@ class Declared:
     mine: Layout
 
     def text(self) -> str:
-        """Return which sites all clients share, and which each client has for itself."""
+        """Return text that lists the shared sites and the client's own sites."""
         shared = f"shared by all clients: {_listed(self.ours.sites)}"
         return f"{shared}; own to each client: {_listed(self.mine.sites) or 'none'}"
 
     def check(self) -> None:
-        """Refuse a declaration that contradicts the program; warn where a site seems forgotten.
+        """Validate the declaration of shared sites; warn of sites that seem to be missing.
 
         Raises:
             ValueError: if the prior of a shared site depends on what a client has for itself, or on

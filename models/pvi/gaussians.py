@@ -51,7 +51,7 @@ class Normals:
         return matrix[..., row, column]
 
     def proper(self, precision: Tensor) -> Tensor:
-        """Say which factors can be normalised: bool [...]."""
+        """Return which factors are proper distributions: bool [...]."""
         if not self.full:
             return (precision > 0).all(-1)
         info: Tensor = torch.linalg.cholesky_ex(self.matrix(precision)).info
@@ -91,7 +91,7 @@ class Normals:
         return root[..., : self.size, : self.size] if self.full else root[..., : self.size]
 
     def between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-        """Return mean and root a share [C] of the way on, where mean and precision go straight."""
+        """Return mean and root at a fraction [C] of the way between two normals."""
         before, after = (self.naturals(v["mean"], v["root"])["precision"] for v in (start, end))
         precision = torch.lerp(before, after, share[:, None])
         _, root = self.moments({"shift": torch.zeros_like(end["mean"]), "precision": precision})

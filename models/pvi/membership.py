@@ -1,4 +1,4 @@
-"""Clients that leave PVI's federation, or join it, without starting again.
+"""Removal and addition of clients in a fitted PVI run.
 
 A client's factor t_j is all that the server knows of its rows. Divided out of q it leaves the
 product of the others' factors. These were found beside t_j, so where the model is not normal they
@@ -46,7 +46,7 @@ ANEW = 0.5  # damping that adapts, to begin with: the factors are near where the
 
 @checked
 def leave(run: Run, client: str) -> Run:
-    """Take a client out of a fitted run: its rows, its private state, and its factor of q.
+    """Remove a client from a fitted run, with its rows, state and factor of q.
 
     Args:
         run: of PVI, by `build` or `hierarchical`.
@@ -80,7 +80,7 @@ def leave(run: Run, client: str) -> Run:
 
 @checked
 def join(run: Run, data: Federation) -> Run:
-    """Let further clients join a fitted run: they start with a factor of 1.
+    """Add clients to a fitted run, with constant initial factors.
 
     Args:
         run: of PVI, by `build` or `hierarchical`.
@@ -109,7 +109,7 @@ def join(run: Run, data: Federation) -> Run:
 
 
 def without(run: Run, client: str, rounds: int) -> RoundState:
-    """Return the run's state after some rounds without a client, whose factor is as it was.
+    """Return the state after further rounds without one client, whose factor stays fixed.
 
     So q / t_j is what the others know, and what the client has of its own may be asked for.
     """

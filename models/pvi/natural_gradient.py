@@ -1,4 +1,4 @@
-"""Natural-gradient steps on normal distributions."""
+"""Natural-gradient optimization of normal distributions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def natural(
     only_mean: bool = False,
     scales: Tensor | None = None,
 ) -> Optim:
-    """Make steps along the natural gradient of a normal, given the gradients of mean and root.
+    """Return an optimizer of natural-gradient steps, given gradients of mean and root.
 
     With the loss L, mean m, root R of the covariance R R', and G = (R' dL/dR + dL/dR' R) / 2,
 
@@ -65,7 +65,7 @@ class Natural(Light):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Make one step."""
+        """Apply one natural-gradient step."""
         group = self.param_groups[0]
         mean, root, *power = group["params"]
         # Numbers of a tensor, so that steps are alike and can be recorded.

@@ -1,4 +1,4 @@
-"""The server and the clients of PVI; what they do is said in the package."""
+"""Server and clients of PVI; see the package for the algorithm."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SHORT = 10  # of these, for the sake of what clients are sent
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A program whose shared variables g get one normal factor from each client.
+    """PVI of a program whose shared variables have one normal factor for each client.
 
     The server holds q as shift and precision, see `gaussians`, and the factors as server/shift and
     server/precision [J, ...]; where the damping adapts, also the last one and the last proposal.
@@ -111,7 +111,7 @@ class Partitioned:
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Start at the network's or the prior's mean; every client has an equal factor."""
+        """Initialize q at the mean of the network or the prior, with equal factors."""
         q = self.prior if self.start is None else self.normals.independent(*self.start(generator))
         share = torch.tensor(1 / clients, dtype=torch.float64)
         each = {n: ((q[n] - self.prior[n]) / clients).repeat(clients, 1) for n in PARAMETERS}
@@ -133,7 +133,7 @@ class Partitioned:
         return received | {n: received[n] - own[n] for n in PARAMETERS}
 
     def result(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send q, and say whose factor is in it."""
+        """Send q, and which clients' factors it contains."""
         return send_all(server, cohort) | {"counted": cohort.ids < len(server["server/shift"])}
 
     def densities(
@@ -153,7 +153,7 @@ class Partitioned:
         return every, others, others + share * (log_prior + growth - prior)
 
     def aggregate(self, server: Tensors, message: Tensors, cohort: Cohort, _: Generator) -> Tensors:
-        """Damp the factors of all messages at once; AggregationError if q is improper."""
+        """Update the factors with damping; raise AggregationError if q is improper."""
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}
@@ -205,7 +205,7 @@ class Partitioned:
     # A client
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start q_j at what came down, and the client's own variables at their prior."""
+        """Initialize q_j with the received q, and the client's own variables with their prior."""
         mean, root = self.normals.moments(received)
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.
         root = root * NARROW if self.start is None else root
@@ -227,7 +227,7 @@ class Partitioned:
         return moved | {"about": mean}
 
     def tilted(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """State the client's target: cavity, its share of the prior, its rows."""
+        """Define the client's tilted distribution: cavity, its part of the prior, and its rows."""
         share = received.get("share")
         with pyro.plate("_clients", len(batch), dim=-2):
             free = dist.ImproperUniform(dist.constraints.real, (), (self.ours.size,))
@@ -241,7 +241,7 @@ class Partitioned:
             self.model(received, local, batch)
 
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Draw from q, its density that of the sites."""
+        """Draw from q, and record its density at the sites."""
         with batch.clients():
             parts = zip(NOISE, self._parts(local["mean"]), strict=True)
             e = torch.cat([standard_noise(n, v) for n, v in parts if v.shape[-1]], -1)
@@ -299,7 +299,7 @@ class Partitioned:
         return elbo(self.draws)(self.tilted, guide, received, local, batch)
 
     def drawn(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Draw the noise of a step, and keep where it starts."""
+        """Draw the noise of a step, and store the values before it."""
         mean = local["mean"]
         if self.draws is None:
             noise = torch.zeros_like(mean)[:, None]
@@ -326,7 +326,7 @@ class Partitioned:
         return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in part.items()}
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send q_j(g)."""
+        """Send the client's approximation q_j of the shared variables."""
         mean, _ = self._parts(local["mean"])
         return self.normals.naturals(mean, self.normals.leading(local["root"]))
 
@@ -351,7 +351,7 @@ class Partitioned:
 
     @property
     def best(self) -> tuple[Optimal, ...]:
-        """What its normal is the best of, unless its covariance is not learned."""
+        """Return the criterion that the client's normal optimizes."""
         sizes = {site.name: len(site.mean) for site in self.ours.sites}
         return () if self.draws is None else (Optimal("mean", "root", sizes),)
 

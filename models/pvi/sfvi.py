@@ -1,4 +1,4 @@
-"""SFVI: a posterior of what clients share from any guide; clients send gradients.
+"""SFVI: structured federated variational inference with any guide of the shared variables.
 
 Hassan, Salomone and Mengersen, "Federated Variational Inference Methods for Structured Latent
 Variable Models", 2023. `pvi.hierarchical(..., guide=...)` builds it; unlike PVI it has no factors.
@@ -87,7 +87,7 @@ class SharedGuide:
     lr: float
 
     def __post_init__(self) -> None:
-        """Refuse a family that cannot be bent by what clients share."""
+        """Raise an error for guide families that are not supported."""
         if not self.noises:
             raise ValueError(
                 "the guide draws each shared variable by itself, or none; expected a family that "
@@ -126,7 +126,7 @@ class SharedGuide:
     # The server
 
     def init(self, source: Generator, clients: int) -> Tensors:
-        """Start around the prior's mean, with the family's own start."""
+        """Initialize the guide around the prior mean."""
         mean, sd = self.ours.prior()
         bend = self.bend.start({BASE: torch.zeros_like(mean)})
         base = {"centre": mean, "root": torch.diag(NARROW * sd)}
@@ -135,7 +135,7 @@ class SharedGuide:
         return base | bend | count | {"server/last": torch.zeros(len(mean), 1 + len(mean))}
 
     def descended(self, server: Tensors, pooled: Tensors) -> Tensors:
-        """Take a step along the sum of the gradients that came."""
+        """Apply an optimization step with the sum of the clients' gradients."""
         root, last = server["root"], server["server/last"]
         now = root.mT @ torch.cat([pooled["centre"][:, None], pooled["root"]], 1)
         turns = server["turns"] + ((now * last).sum() < 0)
@@ -167,7 +167,7 @@ class SharedGuide:
     # A client
 
     def init_client(self, received: Tensors, cohort: Cohort, source: Generator) -> Tensors:
-        """Start a client's own variables at their prior."""
+        """Initialize a client's own variables with their prior."""
         centre, unit = received["centre"], received["root"]
         mean, sd = (v.to(centre).expand(len(centre), -1) for v in self.mine.prior())
         none = centre.new_zeros(len(centre), self.mine.size, self.ours.size)
@@ -194,7 +194,7 @@ class SharedGuide:
         return under("own", new) | {"about": about, "unit": unit}
 
     def settle(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Take a step of what is the client's own, given q(g)."""
+        """Update the client's own variables, given q(g)."""
         e, before = balanced(self.drawn(local["about"], batch)), role("own", local)
 
         def energy(own: Tensors) -> Tensor:
@@ -234,7 +234,7 @@ class SharedGuide:
         return elbo(self.draws)(target, guide, received, local, batch)
 
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Draw from q, its density that of the sites."""
+        """Draw from q, and record its density at the sites."""
         u = self.bent(local, batch)
         with batch.clients():
             log_det = torch.linalg.slogdet(local["root"]).logabsdet
@@ -252,13 +252,13 @@ class SharedGuide:
             self.mine.sample(v, -grown.expand(v.shape[:-1]), 1.0)
 
     def bent(self, local: Tensors, batch: Batch) -> Tensor:
-        """Draw the shared variables, u, and state what they are made of."""
+        """Draw the shared variables u, and record their noise."""
         silent = poutine.infer_config(self.bend.program, lambda site: {"is_auxiliary": True})
         found: Any = poutine.trace(silent).get_trace({}, local, batch)
         return local["centre"] + times(local["root"], found.nodes[BASE]["value"])
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send the gradient: how far a step against it went."""
+        """Send the gradient of the shared parameters."""
         return {n: v - local[n] for n, v in pick(received, LEARNED).items()}
 
     def points(self, received: Tensors, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Latent sites as one vector without constraints.
+"""Latent sites flattened into one unconstrained vector.
 
 A site inside `batch.rows()`, or in one plate of the program's own, has as many places. Rows that a
 client does not have, or that the program hides at such a site, keep the normal that stands for the
@@ -24,7 +24,7 @@ from pyrofl.tensors import Tensors
 
 @dataclass(frozen=True)
 class Site:
-    """One latent site, and the normal that stands for its prior."""
+    """Latent site, with a normal approximation of its prior."""
 
     name: str
     shape: Size  # without constraints, of m entries
@@ -66,7 +66,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Layout:
-    """Some sites, one after the other in a vector [..., n]."""
+    """Layout of several sites in one vector [..., n]."""
 
     sites: tuple[Site, ...]
 

@@ -1,4 +1,4 @@
-"""The latent sites of a program as one vector without constraints, and where its prior puts it.
+"""Unconstrained vectors of a program's latent sites, and moments of their prior.
 
 A normal prior is taken as it is, if its parameters are numbers. Any other is replaced by the normal
 with the same median and central 68%, without constraints, of draws from it.
@@ -38,7 +38,7 @@ QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
 def scaling(ours: Layout, mine: Layout) -> Tensor | None:
-    """Say by what a client's own variables are scaled, if any are: 1 or 0, [m, d].
+    """Return which shared variables scale a client's own variables: 1 or 0, [m, d].
 
     Those with a fixed normal prior, by powers of the positive ones that clients share: there the
     program itself multiplies them, so that what the rows say of z_j depends on g so.

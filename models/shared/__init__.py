@@ -1,1 +1,1 @@
-"""What several papers use."""
+"""Building blocks that several methods share."""

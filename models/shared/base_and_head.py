@@ -25,7 +25,7 @@ from pyrofl.tensors import Tensors, matches, spread_out
 
 
 def keep(method: Method, names: str) -> Method:
-    """Let parameters of a method whose server holds no others, "role/NAME", never leave a client.
+    """Return a method in which the matching parameters stay at the clients.
 
     All clients start from the same draw of them, as they would if it came down in round one.
     """
@@ -35,18 +35,18 @@ def keep(method: Method, names: str) -> Method:
         return {n: v for n, v in whole.items() if matches(n.partition("/")[2], names) == stays}
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Start at what travels."""
+        """Initialize the server with the shared parameters only."""
         return start(generator, clients, stays=False)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Start at what stays, by the common draw."""
+        """Initialize the client's local parameters by the common draw."""
         return spread_out(start(generator, len(cohort.ids), stays=True), len(cohort.ids))
 
     return replace(method, init=init, init_client=init_client, views={"personal": as_trained})
 
 
 def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | None = None) -> Phase:
-    """Let a phase of one step on whole roles, "role/*", move the parameters that match alone."""
+    """Return the phase restricted to the matching parameters."""
     (step,) = phase.updates
     assert isinstance(step, GradientStep)
     roles = [pattern.removesuffix("*") for pattern in step.names.split()]

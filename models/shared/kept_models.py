@@ -1,4 +1,4 @@
-"""Servers that keep the last model of every client, so that clients may learn from each other's.
+"""Servers that store the last model of every client.
 
 The server holds "server/model/NAME" [J, *p], and in "server/heard" [J] whether client j has sent
 its own; before that its model is the common start. What is sent to a client never says whose.
@@ -18,12 +18,12 @@ TENSORS: MetadataByPattern = {f"{MODEL}/* {HEARD}": PER_CLIENT}
 
 
 def begin(start: Tensors, clients: int) -> Tensors:
-    """Return a server that has heard nobody, given the start [*p] that all share."""
+    """Return a server state without models, given the common initial parameters [*p]."""
     return under(MODEL, spread_out(start, clients)) | {HEARD: torch.zeros(clients)}
 
 
 def keep(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-    """Keep every message, as the model of its client."""
+    """Store every message as the model of its client."""
     held, at = role(MODEL, server), cohort.ids
     models = {n: v.index_copy(0, at, message[n]) for n, v in held.items()}
     heard = server[HEARD].index_fill(0, at, 1.0)
@@ -31,13 +31,13 @@ def keep(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
 
 
 def is_heard(server: Tensors, ids: Tensor) -> Tensor:
-    """Say of whom the server has a model, bool [...]; ids beyond its rows are of newcomers."""
+    """Return which clients have a stored model, bool [...]; false for new clients."""
     heard = server[HEARD]
     return (ids < len(heard)) & (heard[ids.clamp(max=len(heard) - 1)] > 0)
 
 
 def evenly(server: Tensors) -> Tensor:
-    """Return weights [J] of the mean model of all that were heard, or of the common start."""
+    """Return weights [J] of the mean of all stored models."""
     heard = server[HEARD]
     if not bool(heard.any()):
         return torch.eye(len(heard)).to(heard)[0]

@@ -40,7 +40,7 @@ MOST = 1e12  # largest precision of a diagonal; with more, single precision soon
 
 @dataclass(frozen=True)
 class Laplace:
-    """A network with a normal prior, and a normal q(w) that a server holds as its guide reads it.
+    """Laplace approximation of a network's posterior with a normal prior.
 
     Clients train "w/NAME" from the mean of q; "information" becomes their F_j.
     """
@@ -51,7 +51,7 @@ class Laplace:
     guide: guides.Family
 
     def __post_init__(self) -> None:
-        """Refuse guides of other families, too many parameters, and priors that are not normal."""
+        """Validate the guide's family, the number of parameters and the prior."""
         if self.guide not in (guides.mean_field, guides.full_covariance):
             raise ValueError(f"guide is {self.guide}; expected mean_field or full_covariance")
         if not bool(self.layout.each("exact").all()):
@@ -68,12 +68,12 @@ class Laplace:
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Start at the network's own draw, as wide as the prior."""
+        """Initialize q at the network's own draw, with the prior's standard deviations."""
         sd = self.layout.each("sd")
         return self.stated(self.layout.joined(self.net.init(generator)).to(sd), sd)
 
     def posterior(self, factor: Tensors) -> Tensors:
-        """State a factor as the guide reads it; AggregationError if it is no distribution."""
+        """Convert a factor to parameters of the guide; raise AggregationError if it is improper."""
         if not bool(self.normals.proper(factor["precision"])):
             raise AggregationError("the product of the factors is no distribution")
         return self.stated(*self.normals.moments(factor))
@@ -97,7 +97,7 @@ class Laplace:
     # A client
 
     def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Begin with no information, and keep what a row of relative weight 1 counts."""
+        """Reset the Fisher information, and store the weight of a row."""
         centre = flattened(role("w", local))
         d = self.layout.size
         entries = d * (d + 1) // 2 if self.normals.full else d
@@ -124,7 +124,7 @@ class Laplace:
         """
 
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Add the information of some rows."""
+            """Add the Fisher information of a batch to the client's sum."""
             rows = slopes(self.net, self.likelihood, role("w", local), data)
             return {"information": local["information"] + self.packed(rows, local["each"])}
 
@@ -175,7 +175,7 @@ class Laplace:
         return self.normals.naturals(flattened(role("w", q)), root)["precision"]
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send a factor."""
+        """Send the client's factor as natural parameters."""
         return {n: local[n] for n in PARAMETERS}
 
     # What it is made of
@@ -244,7 +244,7 @@ def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Ite
     clients, width = data.mask.shape
 
     def alone(value: Tensor) -> Tensor:
-        """Let every row be a client of its own, whose slope is then that of one row."""
+        """Treat every row as a separate client, to compute gradients per row."""
         return value.reshape(clients * width, 1, *value.shape[2:])
 
     each = {

@@ -1,4 +1,4 @@
-"""Losses after gradient steps, differentiated through the steps: MAML and its kin."""
+"""Losses after gradient steps, differentiated through the steps, as in MAML."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Descent = Callable[[Program, Program, Tensors, Tensors, Batch], Tensors]
 def descended(
     loss: Loss, names: str, lr: NotNegative, steps: Whole = 1, clip: Positive | None = None
 ) -> Descent:
-    """Make plain gradient steps that can be differentiated.
+    """Return a function that applies differentiable gradient steps.
 
     Args:
         loss: per client, [C].
@@ -62,7 +62,7 @@ def maml(
     order: Order = "exact",
     clip: Positive | None = None,
 ) -> Loss:
-    """Make the loss after one gradient step, each on rows of its own.
+    """Return the MAML loss: the loss on query rows after one step on support rows.
 
     A third of a batch's rows supports the step w' = w - lr grad L(w). "exact" (MAML) is the loss
     at w' of the other rows, whose gradient flows through the step. "hessian_free" (Per-FedAvg) is

@@ -1,4 +1,4 @@
-"""Models of a client's own beside the one that travels: what Ditto, pFedMe and their kin share.
+"""Personal copies of the model besides the global one, as in Ditto and pFedMe.
 
 A client holds parameters twice: those that came down, such as "w/fc1.weight", and its own under
 "own/w/fc1.weight". Programs read the former; `own` puts the latter in their place.
@@ -14,12 +14,12 @@ from pyrofl.tensors import Tensors, role, under
 
 
 def own(received: Tensors, local: Tensors) -> Tensors:
-    """Read the client's own parameters in the place of those that travel."""
+    """Return the client's personal parameters instead of the global ones."""
     return local | role("own", local)
 
 
 def start_own(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-    """Let a client's own parameters start at what it receives when it is first seen."""
+    """Initialize a client's personal parameters with the received ones."""
     return under("own", received)
 
 

@@ -1,4 +1,4 @@
-"""Schedules: learning rates that fall with the rounds, clients with budgets of their own."""
+"""Schedules of learning rates and of local epochs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decayed(lr: float, done: Share | None) -> float:
 @rebuildable
 @checked
 def uneven(most: Count, seed: int = 0) -> Callable[[Tensor], Tensor]:
-    """Give every client epochs of its own, uniform on 1 ... most (section 5.3).
+    """Return random numbers of local epochs for each client, uniform on 1 ... most.
 
     Args:
         most: largest number of epochs.
