@@ -1,8 +1,8 @@
-"""Differential privacy: what is asked for, and what rounds have spent of it.
+"""Differential privacy: settings, and the privacy budget that rounds have spent.
 
-Two federations are neighbours if they differ in one client: all its rows are there in one, and it
-adds zeros in the other. A client is what is protected, not a row. A run is (epsilon, delta)-private
-if for all neighbours and all sets of results P(result in set) <= e^epsilon P'(the same) + delta.
+Two federations are neighbors if they differ in one client, whose contribution is replaced by zeros
+in one of them: privacy protects clients, not rows. A run is (epsilon, delta)-private if for all
+neighbors and all sets of results P(result in set) <= e^epsilon P'(result in set) + delta.
 
 The accountant is Google's dp-accounting, with Renyi orders; it is an extra: pip install
 'pyrofl[privacy]'.
@@ -27,20 +27,20 @@ Chance = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
 @dataclass(frozen=True)
 class Privacy:
-    """Bounds on what a client may change, and the noise that hides it.
+    """Settings of differential privacy: clipping and noise of the clients' contributions.
 
     Attributes:
-        clip: largest norm, over all tensors, of what a client adds to a sum.
+        clip: largest norm, over all tensors, of a client's contribution to a sum.
         noise_multiplier: standard deviation of the noise of a sum, in units of `clip`.
-        delta: chance that the promise of epsilon fails; smaller than 1 over the clients.
-        where: "server" adds noise to the sum over clients: they trust the server, and nobody has to
-            trust who sees its state. With "client" each adds the same noise to its own message, and
-            trusts nobody.
-        max_weight: where a method weighs clients by what they send, as pFedVEM by confidences: the
-            weight that counts as 1; larger ones count as that. Clients that count by their rows,
-            which are secret, count the same.
+        delta: probability that the bound epsilon fails; smaller than 1 over the clients.
+        where: "server" adds noise to the sum over clients: clients trust the server, but not the
+            readers of its state. With "client" each client adds the same noise to its own message,
+            and trusts no one.
+        max_weight: for methods that weight clients by sent values, as pFedVEM by confidences: the
+            weight that counts as 1; larger ones are reduced to it. Weights by numbers of rows,
+            which are secret, are replaced by equal weights.
         seed: None draws the noise from the operating system's entropy. A number makes it
-            repeatable, for lessons and tests: anyone who knows the number can subtract the noise,
+            repeatable, for teaching and tests: anyone with the number can subtract the noise,
             so all outputs then state "not private: seeded".
     """
 
@@ -56,11 +56,11 @@ class Privacy:
 
 
 class Sampling(NamedTuple):
-    """How the clients of a round are drawn, in chances that an accountant knows."""
+    """Sampling of a round's clients, in the probabilities that a privacy accountant needs."""
 
     law: Literal["all", "without replacement", "each by itself"]
-    expected: float  # clients of a round
-    odd: float = 0.0  # chance that a client takes part only as the draw without it was refused
+    expected: float  # expected clients of a round
+    odd: float = 0.0  # probability that a client participates because an empty draw was rejected
 
 
 class PrivacySpent(NamedTuple):
@@ -79,7 +79,7 @@ class PrivacySpent(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name of epsilon in tables and files; it states whether the noise was seeded."""
+        """Return the name of epsilon in tables and files, marked if the noise was seeded."""
         return f"epsilon ({SEEDED})" if self.seeded else "epsilon"
 
     def __str__(self) -> str:
@@ -90,25 +90,25 @@ class PrivacySpent(NamedTuple):
 
 
 def too_large(delta: float, clients: int) -> str:
-    """Return a warning about a delta that lets all rows of a client be published, or ""."""
+    """Return a warning about a delta that permits publishing a client's rows, or ""."""
     if delta * clients < 1:
         return ""
     return (
         f"delta is {delta:g}, with {clients} clients: publishing all rows of one client drawn at "
-        f"random would be as private; expected delta well below 1 / {clients}"
+        f"random would be as private; set delta well below 1 / {clients}"
     )
 
 
 @dataclass(frozen=True)
 class PrivacyAccountant:
-    """Differential privacy of a run.
+    """Differential privacy accounting of a run.
 
     Attributes:
         privacy: Bounds and noise.
         clients: Number of training clients.
-        sampling: How clients of a round are drawn.
-        privatize: Client: (received, message [C, ...], a generator of each client's own) ->
-            message with noise, of the same names and shapes; None if the server adds the noise.
+        sampling: Sampling of a round's clients.
+        privatize: Client: (received, message [C, ...], one generator per client) -> message with
+            noise, of the same names and shapes; None if the server adds the noise.
     """
 
     privacy: Privacy
@@ -117,19 +117,19 @@ class PrivacyAccountant:
     privatize: Callable[[Tensors, Tensors, Sequence[Generator]], Tensors] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse to promise what cannot be counted."""
+        """Raise ValueError if dp-accounting is not installed."""
         if find_spec("dp_accounting") is None:
             raise ValueError(
-                "privacy is asked for, and dp-accounting, which counts epsilon, is not installed; "
-                "expected pip install 'pyrofl[privacy]'"
+                "privacy needs dp-accounting to compute epsilon, which is not installed; run "
+                "pip install 'pyrofl[privacy]'"
             )
 
     def spent(self, rounds: int, times: Sequence[int]) -> PrivacySpent:
-        """Return what so many rounds have spent, given in how many each client took part, [J]."""
+        """Return the privacy spent by rounds, given each client's participations, [J]."""
         if len(times) != self.clients:
             raise ValueError(
-                f"the method was made private for {self.clients} clients, and {len(times)} train; "
-                "expected as many"
+                f"the method was made private for {self.clients} clients, but {len(times)} train; "
+                "call privacy.private again for this number of clients"
             )
         noise, delta, law = self.privacy.noise_multiplier, self.privacy.delta, self.sampling.law
         seeded = self.privacy.seed is not None
@@ -142,7 +142,7 @@ class PrivacyAccountant:
         if law == "each by itself":
             event: tuple[Any, ...] = ("PoissonSampled", share, ("Gaussian", noise))
             bound, relation = f"Poisson sampling, fraction {share:g}", "REPLACE_SPECIAL"
-        else:  # to add zeros is a replacement, and the bound is for one of twice the clip
+        else:  # replacing a contribution by zeros is a replacement; its bound is twice the clip
             many = round(self.sampling.expected)
             event = ("SampledWithoutReplacement", self.clients, many, ("Gaussian", noise / 2))
             bound = f"sampling {many} of {self.clients} without replacement, replace-one"
@@ -157,7 +157,7 @@ class PrivacyAccountant:
 
 
 def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) -> float:
-    """Return epsilon of an event that happened so often."""
+    """Return epsilon of an event that happened `times` times."""
     if not times:
         return 0.0
     from dp_accounting import NeighboringRelation
@@ -168,7 +168,7 @@ def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) ->
 
 
 def _event(words: tuple[Any, ...]) -> Any:
-    """Make ("Gaussian", 1.0) the library's GaussianDpEvent(1.0), and so on inside of it."""
+    """Return the library's event of a nested description, such as ("Gaussian", 1.0)."""
     import dp_accounting
 
     name, *values = words

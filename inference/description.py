@@ -45,10 +45,10 @@ class Description:
 
     parts: dict[str, str] = field(default_factory=dict)
     constants: Tensors = field(default_factory=dict)
-    _known: dict[int, Any] = field(default_factory=dict)  # held, so that no two have the same id
+    _known: dict[int, Any] = field(default_factory=dict)  # references keep ids unique
 
     def add(self, path: str, value: Any) -> None:
-        """Describe a value, and all that it holds; each thing once."""
+        """Add the description of a value and all its parts, each once."""
         if isinstance(value, PLAIN):
             self.parts[path] = repr(value)
             return
@@ -64,21 +64,20 @@ class Description:
 
 
 def describe(method: Method) -> Description:
-    """Describe the parts of a method: "phases.0.updates.0.optim.lr" -> "0.01", and so on.
+    """Return the description of a method: "phases.0.updates.0.optim.lr" -> "0.01", and so on.
 
-    Functions are described by their source and by what they hold: arguments of the function that
-    made them, such as the family and the scale of a prior, defaults, fields of objects, tensors by
-    their values. Networks are described by their layers, attributes, hooks, frozen weights and
-    buffers, not by weights that train. A user's own functions and classes that are reached by
-    global names are described too; libraries are compared by version.
+    Functions are described by their source and the values they refer to: closure variables, such
+    as the family and the scale of a prior, defaults, fields of objects, tensors by their values.
+    Networks are described by their layers, attributes, hooks, frozen weights and buffers, not by
+    trainable weights. A user's own functions and classes behind global names are described too;
+    libraries are compared by version.
 
-    Not seen are: comments, docstrings and layout; private dicts and lists, which may cache results;
-    how far iterators have been read;
-    global names that a function itself assigns; names that are looked up as texts (`getattr`);
-    files and environment variables; and the statements of functions without source, such as those
-    typed at a prompt or made by `exec`, of which the names and constants alone are compared. Source
-    is read when a function is first described, so an edit between import and fit is attributed to
-    the function that was imported.
+    Not included are: comments, docstrings and layout; private dicts and lists, which may be caches;
+    positions of iterators; global names that a function itself assigns; names looked up as strings
+    (`getattr`); files and environment variables; and the statements of functions without source,
+    such as those typed at a prompt or defined by `exec`, of which only names and constants are
+    compared. Source is read when a function is first described, so an edit between import and fit
+    is attributed to the imported function.
     """
     found = Description()
     for one in fields(method):
@@ -98,12 +97,12 @@ def constants_hash(method: Method) -> str:
 
 
 def refuse_other_constants(method: Method, known: str) -> None:
-    """Refuse a method whose frozen weights or buffers are not those of a round."""
+    """Raise ValueError if frozen weights or buffers differ from those of a round."""
     if known and constants_hash(method) != known:
         raise ValueError(
-            "the frozen weights or buffers of the method's networks are not those that the state "
-            "was trained with; load them again, or use pyrofl.load(DIR, method=...), which "
-            "restores them"
+            "the frozen weights or buffers of the method's networks differ from those of the "
+            "trained state; load them again, or use pyrofl.load(DIR, method=...), which restores "
+            "them"
         )
 
 
@@ -121,8 +120,8 @@ OF_METADATA = ("statistics", "train_all_clients")
 def clients_part(method: Method) -> dict[str, str]:
     """Return a hash of each part of a method that clients run: part -> 12 hexadecimal digits.
 
-    Server and clients need the same of these. What a server alone has may differ: its merge, and
-    the rows without labels that it learns from.
+    Server and clients need equal hashes. Parts that only the server uses may differ: its
+    aggregation, and its unlabeled rows.
     """
     parts: dict[str, Any] = {name: getattr(method, name) for name in CLIENTS}
     parts |= {name: getattr(method.metadata, name) for name in OF_METADATA}
@@ -130,20 +129,20 @@ def clients_part(method: Method) -> dict[str, str]:
     hashes = {}
     for name, part in (parts | {"views": reads}).items():
         found = Description()
-        found.add(name, part)  # on its own, as others may describe what it holds before it
+        found.add(name, part)  # separately, as each value is described only once
         hashes[name] = _hash(repr(sorted(found.parts.items())).encode())
     return hashes
 
 
 @dataclass(frozen=True)
 class _Trained:
-    """A layer of a network of `pyrofl.nets`: what trains of it is in the run's state."""
+    """Layer of a network of `pyrofl.nets`, without its trainable weights."""
 
     layer: nn.Module
 
 
 def _kind(value: Any) -> str:
-    """Name a thing without what it holds."""
+    """Return a description of a value without its parts."""
     if isinstance(value, np.ndarray):
         objects = value.dtype.hasobject
         content = repr(value.tolist()).encode() if objects else value.tobytes()
@@ -158,7 +157,7 @@ def _kind(value: Any) -> str:
         parts = (found.indices(), found.values())
         return f"{value.layout} {list(value.shape)} {[_kind(part) for part in parts]}"
     if isinstance(value, Tensor):
-        # A copy, as of one entry that was expanded torch says that it is contiguous, and it is not.
+        # A copy: torch reports an expanded tensor of one entry as contiguous, which it is not.
         flat = value.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
         content = flat.view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {list(value.shape)} {_hash(content)}"
@@ -179,15 +178,15 @@ def _kind(value: Any) -> str:
     if hasattr(value, "__dict__") or is_own(type(value).__module__):
         return kind  # its attributes follow
     if isinstance(value, Mapping | tuple | list | Iterator):
-        return kind  # its parts follow, or it changes by being read
-    try:  # what is made in C has no attributes to look at: range, slice, Fraction, re.Pattern
+        return kind  # its parts follow, or reading would change it
+    try:  # objects of C types have no attributes: range, slice, Fraction, re.Pattern
         return f"{kind} {_hash(pickle.dumps(value, protocol=4))}"
-    except Exception:  # of any type: a class decides what it raises
+    except Exception:  # classes may raise any type
         return kind
 
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Yield what a thing holds, by name."""
+    """Yield the named parts of a value."""
     leaves = Tensor | np.ndarray | Generator | BuiltinFunctionType | ModuleType | Logger | Enum
     if isinstance(value, leaves):
         return ()
@@ -215,7 +214,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     held = [(n, v) for n, v in attributes(value) if not _fills(value, n, v)]
     if is_own(kind.__module__):
         return [*held, ("class", kind)]
-    # Networks first: what else holds their layers does not know what trains of them.
+    # Networks first: other owners of their layers do not mark the trainable weights.
     nets = [(n, _Trained(v)) for n, v in held if isinstance(v, nn.Module)]
     return [*nets, *((n, v) for n, v in held if not isinstance(v, nn.Module))]
 
@@ -232,7 +231,7 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _of_layer(value: nn.Module | _Trained) -> Iterator[tuple[str, Any]]:
-    """Yield weights, buffers, layers, attributes and hooks of a layer, but for what trains."""
+    """Yield weights, buffers, layers, attributes and hooks of a layer, without trained weights."""
     inside = isinstance(value, _Trained)
     layer = value.layer if isinstance(value, _Trained) else value
     for name, weight in layer._parameters.items():
@@ -269,7 +268,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a user's own function finds by global names when it runs."""
+    """Yield the global variables that a user's own function reads."""
     if not is_own(_home(function)):
         return
     read, written, names = names_read(function.__code__)
@@ -304,7 +303,7 @@ def names_read(code: CodeType) -> tuple[list[str], set[str], list[str]]:
 
 @cache
 def is_own(module: str | None) -> bool:
-    """Return whether a module is the user's: no library, whose version tells what it does."""
+    """Return whether a module belongs to the user, not to a library that is compared by version."""
     top = (module or "builtins").partition(".")[0]
     if top in sys.stdlib_module_names or top in LIBRARIES:
         return False
@@ -313,7 +312,7 @@ def is_own(module: str | None) -> bool:
 
 
 def _fills(whole: Any, name: str, value: Any) -> bool:
-    """Say whether a thing would be the same without it, as without what remembers results."""
+    """Return whether an attribute is a cache, which does not change the behaviour of its owner."""
     private = name.startswith("_") and isinstance(value, dict | list | set)
     return private or isinstance(getattr(type(whole), name, None), cached_property)
 
@@ -324,7 +323,7 @@ def _wrapped(value: Any) -> list[tuple[str, Any]]:
 
 
 def closure(function: FunctionType) -> dict[str, Any]:
-    """Return the variables of its enclosing functions that a function reads and that are bound."""
+    """Return the bound variables of enclosing functions that a function reads."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # not bound yet
@@ -333,12 +332,12 @@ def closure(function: FunctionType) -> dict[str, Any]:
 
 
 def _home(function: FunctionType) -> str:
-    """Return the module whose global names a function reads; `wraps` does not change it."""
+    """Return the module of a function's global names; `wraps` does not change it."""
     return str(function.__globals__.get("__name__", "<unnamed>"))
 
 
 def _is_written(function: FunctionType) -> bool:
-    """Return whether a user wrote a function; those that dataclasses make differ by version."""
+    """Return whether a user wrote a function; those of dataclasses differ by version."""
     return is_own(_home(function)) and function.__code__.co_filename != "<string>"
 
 
@@ -351,7 +350,7 @@ def _source(code: CodeType) -> str:
         constants = [c for c in code.co_consts if isinstance(c, PLAIN)]
         return _hash(repr((code.co_names, code.co_varnames, constants)).encode())
     text = dedent("".join(lines))
-    # A line may hold several lambdas: count those before the first place in the body of this one.
+    # A line may have several lambdas: count those before the first position in this one's body.
     several = code.co_name == "<lambda>" and text.count("lambda") > 1
     spots = [(line - first, at) for line, _, at, _ in code.co_positions() if line and at]
     line, at = min(spots) if spots and several else (0, 0)
@@ -373,7 +372,7 @@ def _statements(node: Any) -> Any:
 
 
 def _is_text(node: Any) -> bool:
-    """Return whether a statement is a text alone, such as a docstring."""
+    """Return whether a statement is only a string, such as a docstring."""
     value = getattr(node, "value", None)
     constant = isinstance(node, ast.Expr) and isinstance(value, ast.Constant)
     return constant and isinstance(getattr(value, "value", None), str)

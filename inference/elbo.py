@@ -1,4 +1,4 @@
-"""The evidence lower bound of every client, under the client plate, and through views."""
+"""The evidence lower bound (ELBO) of every client, computed under the client plate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyrofl.tensors import Tensors, default_type
 
 @dataclass(frozen=True)
 class Elbo:
-    """The negative ELBO of every client; see `elbo`. A value, so that it can be looked into."""
+    """Negative ELBO of every client; see `elbo`. A dataclass, so that its settings can be read."""
 
     num_particles: int | None
     kl: float | Callable[[Tensors, Tensors, Batch], Tensor]
@@ -38,7 +38,7 @@ class Elbo:
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return one value per client, [C]."""
+        """Return the loss of each client, [C]."""
         q, p = traces(model, guide, received, local, batch, self.num_particles)
         clients, drawn, kl = len(batch), bool(self.num_particles), self.kl
         weight = kl(received, local, batch)[:, None] if callable(kl) else kl
@@ -47,14 +47,14 @@ class Elbo:
             costs = [-weighed(site, log_prob(name, site)) for name, site in observed(p)]
         scores = []
         bare = all(is_point(site["fn"]) for _, site in latent(q))
-        pulls: list[tuple[Any, Tensor]] = []  # towards the centres of priors
+        pulls: list[tuple[Any, Tensor]] = []  # points with spherical priors
         for name, site in latent(q):
             reparametrised = site["fn"].has_rsample
             if reparametrised and not callable(kl) and kl == 0:
                 continue
             partner = p.nodes.get(name)
             prior = partner["fn"] if bare and partner is not None else None
-            # Without constants half of mu ||w - w_received||^2 is left, which readers can tell.
+            # Without constants the cost is mu / 2 ||w - w_received||^2, which is easy to read.
             if isinstance(prior, Spherical) and not prior.scale.requires_grad:
                 pulls.append((partner, site["value"]))
                 partner = None
@@ -66,7 +66,7 @@ class Elbo:
         value: Tensor = reduce(torch.add, (per_draw(cost, clients, drawn) for cost in added(costs)))
         everything = value.detach().unsqueeze(-1) if scores else value
         for score in scores:  # REINFORCE: a gradient, but no value
-            # A row's draw is to blame for that row alone, and for what its client pays as a whole.
+            # A row's draw affects the costs of that row alone, and those of its client as a whole.
             blame = reduce(torch.add, costs).detach() if score.shape[-1] > 1 else everything
             signal = per_draw(blame * score, clients, drawn)
             value = value + signal - signal.detach()
@@ -75,12 +75,12 @@ class Elbo:
 
 
 Look = Callable[[Tensors, Tensors], Tensors]
-"""(received, local) -> what programs are to read instead of one of the two."""
+"""(received, local) -> tensors that the programs read instead of one of the two."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A loss whose programs read views, as local and as received; None changes nothing."""
+    """Loss for which the programs read views of local and received; None leaves them unchanged."""
 
     loss: Loss
     view: Look
@@ -89,14 +89,14 @@ class Seen:
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return one value per client, [C]."""
+        """Return the loss of each client, [C]."""
         centre = self.centre(received, local) if self.centre else received
         return self.loss(model, guide, centre, self.view(received, local), batch)
 
 
 @dataclass(frozen=True)
 class On:
-    """A loss of given programs, in a method that has others."""
+    """Loss of given programs, in a method with other programs."""
 
     loss: Loss
     model: Program
@@ -105,7 +105,7 @@ class On:
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return one value per client, [C]."""
+        """Return the loss of each client, [C]."""
         return self.loss(self.model, self.guide, received, local, batch)
 
 
@@ -116,21 +116,23 @@ def elbo(
     mean: bool = False,
     analytic: bool = True,
 ) -> Elbo:
-    """Make the negative ELBO of every client: sum of -log p(y | w) over its rows + kl * KL.
+    """Return the negative ELBO of every client: sum of -log p(y | w) over its rows + kl * KL.
 
-    With the delta guide, the KL divergence from a normal prior of one scale that is not learned, as
-    `proximal` is, is half the squared distance from its centre in scales, without constants.
+    With the delta guide and a normal prior with one fixed scale, as that of `proximal`, the KL
+    divergence is half the squared distance from the centre in units of the scale, without
+    constants.
 
     Args:
         num_particles: Monte Carlo draws of the guide; None draws once, without an axis for draws.
         kl: weight of the KL divergence from prior to guide, a number or (received, local, batch)
             -> [C]. 1 is exact Bayes.
-        mean: divide by the client's number of rows: per datum, as papers write their losses,
-            instead of the client's total.
-        analytic: take the KL divergence of a site in closed form where PyTorch knows it.
+        mean: divide by the client's number of rows (loss per row, as in most papers) instead of
+            returning the client's total.
+        analytic: use the closed form of the KL divergence of a site where PyTorch has one.
 
     Returns:
-        A loss; it raises ValueError if guide and model differ in their latent sites.
+        A loss (model, guide, received, local, batch) -> [C]; it raises ValueError if guide and
+        model have different latent sites.
     """
     return Elbo(num_particles, kl, mean, analytic)
 
@@ -163,17 +165,18 @@ def traces(
     if unguided or unmodelled:
         raise ValueError(
             f"the guide lacks {sorted(unguided)} and the model lacks {sorted(unmodelled)}; "
-            "expected the same latent sites in both"
+            "both must have the same latent sites"
         )
     return q, p
 
 
 def with_rows(tensors: Tensors, clients: int) -> Tensors:
-    """Give tensors [C, *p] the axis of the rows, [C, 1, *p], after checking the first."""
+    """Return tensors [C, *p] with the axis of the rows, [C, 1, *p], after validation."""
     for name, value in tensors.items():
         if not value.dim() or len(value) != clients:
             raise ValueError(
-                f"{name} has shape {tuple(value.shape)}; expected {clients} clients in front"
+                f"{name} has shape {tuple(value.shape)}; expected length {clients}, the number of "
+                "clients, in its first axis"
             )
     return {n: v.unsqueeze(1) for n, v in tensors.items()}
 
@@ -186,7 +189,7 @@ def latent(trace: Any) -> Iterator[tuple[str, Any]]:
 
 
 def observed(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the observed sites of a trace, without those that are made of others."""
+    """Yield the observed sites of a trace, without deterministic ones."""
     for name, site in trace.nodes.items():
         seen = site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site)
         if seen and not is_made(site):
@@ -194,7 +197,7 @@ def observed(trace: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_made(site: Any) -> bool:
-    """Say whether a site is made of others: by `pyro.deterministic`, or by `poutine.reparam`."""
+    """Return whether a site is deterministic: by `pyro.deterministic`, or `poutine.reparam`."""
     if site["type"] != "sample" or not site["is_observed"]:
         return False
     fn = site["fn"]
@@ -213,7 +216,7 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
     spread = fn.has_rsample and not is_point(fn)
     if analytic and spread and partner is not None and alike(site, partner):
         with suppress(NotImplementedError):
-            # What is one distribution for all draws is taken without their axis.
+            # A distribution equal for all draws is used without their axis.
             exact = kl_divergence(*(s.get(ONCE, s["fn"]) for s in (site, partner)))
             return exact, weighed(site, exact)
     log_q = fn.log_density if isinstance(fn, dist.Delta) else fn.log_prob(value)
@@ -249,12 +252,12 @@ def log_prob(name: str, site: Any) -> Tensor:
 
 
 def weighed(site: Any, value: Tensor) -> Tensor:
-    """Scale and mask what a site contributes, as Pyro does."""
+    """Return the log density of a site scaled and masked, as Pyro does."""
     return cast("Tensor", scale_and_mask(value, site["scale"], site["mask"]))
 
 
 def alike(site: Any, partner: Any) -> bool:
-    """Say whether both programs scale and mask a site in the same way, as a KL needs."""
+    """Return whether both programs scale and mask a site equally, as an analytic KL requires."""
     pairs = [(site[key], partner[key]) for key in ("scale", "mask")]
     return all(
         a is b or (not (torch.is_tensor(a) or torch.is_tensor(b)) and a == b) for a, b in pairs
@@ -262,19 +265,19 @@ def alike(site: Any, partner: Any) -> bool:
 
 
 def is_point(fn: Any) -> bool:
-    """Return whether a distribution is a Delta, however it is wrapped."""
+    """Return whether a distribution is a Delta, also if it is wrapped."""
     return isinstance(base_of(fn), dist.Delta)
 
 
 def base_of(fn: Any) -> Any:
-    """Return a distribution without what is wrapped around it."""
+    """Return the base distribution without its wrappers."""
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
         fn = fn.base_dist
     return fn
 
 
 def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
-    """Add up what has the same shape."""
+    """Return the costs with those of equal shape summed."""
     found: dict[torch.Size, Tensor] = {}
     for cost in costs:
         found[cost.shape] = found[cost.shape] + cost if cost.shape in found else cost
@@ -282,7 +285,7 @@ def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
 
 
 def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
-    """Sum a site's log density [..., S or 1, C, B or 1] over all but draws and clients.
+    """Return a site's log density [..., S or 1, C, B or 1] summed over rows and inner plates.
 
     Without draws there is no axis for them: [..., C, B or 1]; the result is [S or 1, C] or [1, C].
     """
@@ -296,7 +299,7 @@ def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
 
 
 class _Recorder(Messenger):
-    """Gives latent sites the values that are known, and keeps every site's message."""
+    """Messenger that replays known latent values and records every site's message."""
 
     def __init__(self, known: Any) -> None:
         super().__init__()
@@ -317,12 +320,12 @@ class _Recorder(Messenger):
     def _pyro_post_param(self, msg: Any) -> None:
         sites, name = self.trace.nodes, msg["name"]
         if name in sites and {msg["type"], sites[name]["type"]} != {"param"}:
-            raise RuntimeError(f"several sites are named {name!r}; expected one, or params alone")
+            raise RuntimeError(f"several sites are named {name!r}; rename all but one of them")
         sites[name] = msg
 
 
 def recorded(program: Program, args: tuple[Any, ...], known: Any = None) -> Trace:
-    """Run a program and return its trace; latent sites take the values that a known one has.
+    """Run a program and return its trace; latent sites are replayed from a known trace.
 
     As `poutine.trace(poutine.replay(program, trace=known)).get_trace(*args)`, in less time, and
     without nodes of arguments and result. Errors of the program get a note with its sites so far.

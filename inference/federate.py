@@ -1,4 +1,4 @@
-"""Federated runs: one round after another, in this process or in several."""
+"""Run federated rounds, one after another, in this process or in several."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHOWN = 3  # reasons in one line
 
 
 class LoopOptions(TypedDict, total=False):
-    """Arguments of `federate` besides the method, the data and the number of rounds."""
+    """Arguments of `federate` other than the method, the data and the number of rounds."""
 
     participation: Draw
     training_clients: Draw | None
@@ -76,42 +76,50 @@ def federate(
     Args:
         method: a method, or round number (from 0) -> method, for schedules that depend on it.
         data: the federation, whose device and floating-point type are used throughout.
-        rounds: number of the last round; a run started at round r makes rounds - r of them.
-        seed: with the round and the client's name, fixes all random numbers; `Seeds` for several.
-        participation: draws who reports.
-        training_clients: draws who trains; those drawn to report who did not train stay silent.
-            Default: the reporters, or everyone if `method.metadata.train_all_clients`.
-        chunk_size: clients trained side by side; default by the size of their state.
-        server_state: first state, instead of `method.init`.
-        resume_from: a `RoundState` to go on from, of the same clients with the same training rows.
-        stragglers: clients that do part of their work, or whose messages are lost.
-        on_bad_message: "reject" goes on without the client, "raise" stops the run.
-        max_state_bytes: bytes of all clients' private state that may be in memory; what is larger
-            is mapped from a temporary file. None sets no bound.
-        keep_messages: False folds messages into one as they come, for an `Aggregator`: a
-            chunk's are all that are in memory, and those of a `RoundState` are [0, ...].
-        check: before round one, refuse a method that would give wrong numbers, see `check`.
-        record: run updates of which many are alike by recorded operations, see `recordings`; False
-            runs all of them as written, which takes longer. Use it for programs that read what
-            Python variables do not show, such as a clock or a file.
-        privacy: clip what clients add to the server's sums and put noise on it; see
+        rounds: number of the last round; a run resumed at round r runs rounds - r of them.
+        seed: with the round and the client's name, fixes all random numbers; `Seeds` sets several.
+        participation: function that samples the reporting clients of a round.
+        training_clients: function that samples the training clients; selected reporters that did
+            not train do not report. Default: the reporters, or all clients if
+            `method.metadata.train_all_clients`.
+        chunk_size: clients per vectorized batch; default by the size of their state.
+        server_state: initial server state, instead of `method.init`.
+        resume_from: a `RoundState` of the same clients with the same training rows.
+        stragglers: clients that do part of their work, or that drop out before reporting.
+        on_bad_message: "reject" continues without the client, "raise" stops the run.
+        max_state_bytes: memory for all client states, in bytes; larger states are mapped from a
+            temporary file. None sets no limit.
+        keep_messages: False folds messages into one on arrival, for an `Aggregator`: memory holds
+            the messages of one chunk only, and those of a `RoundState` are [0, ...].
+        check: before round one, raise ValueError for a method that would give wrong numbers, see
+            `check`.
+        record: run repeated updates from recorded operations, see `recordings`; False runs all of
+            them as written, which takes longer. Use it for programs that read anything except
+            Python variables, such as a clock or a file.
+        privacy: clip the clients' contributions to the server's sums and add noise to them; see
             `privacy.private`.
         engine: "local" trains in this process, "ray" in several; see `pyrofl.inference.transport`.
-            They end with the rounds, or once the iterator is closed.
-        workers: of Ray, each with some of the clients; default one for each core, or GPU.
+            These processes end after the last round, or when the iterator is closed.
+        workers: number of Ray workers, each with some of the clients; default one per core or GPU.
+
+    Yields:
+        The `RoundState` after each round.
 
     Raises:
-        ValueError: if `check` refuses, privacy does not suit the method, a draw does not fit the
-            clients, start is of other clients, rows or frozen weights, messages are not to be kept
-            and the method cannot fold them, or the engine cannot start.
-        BadMessage: in a round, if a message is bad and `on_bad_message` is "raise".
+        ValueError: if `check` finds an error, privacy does not fit the method, a draw does not fit
+            the clients, a resumed state has other clients, rows or frozen weights, messages cannot
+            be folded but `keep_messages` is False, or the engine cannot start.
+        BadMessage: in a round, if a message is invalid and `on_bad_message` is "raise".
         ChildProcessError: in a round, if a worker dies.
     """
     refuse_surroundings()
     seed, slow = separate(seed), stragglers or Stragglers()
     at = by_round(with_privacy(method, privacy, data.clients, participation))
     if resume_from is not None and server_state is not None:
-        raise ValueError("resume_from and server_state are both given; expected one of them")
+        raise ValueError(
+            "resume_from and server_state are mutually exclusive; pass resume_from to resume a "
+            "run, server_state to set its initial state"
+        )
     if resume_from is not None:
         resume_from = validate_resume(resume_from, data)
         refuse_other_constants(at(max(resume_from.number - 1, 0)), resume_from.constants)
@@ -155,7 +163,7 @@ def federate(
 
 
 def _listed(reasons: Sequence[str]) -> str:
-    """Return the first reasons in one line, and how many more there are."""
+    """Return the first reasons in one line, and the number of the others."""
     more = len(reasons) - SHOWN
     shown = [*reasons[:SHOWN], f"and {more} more"] if more > 0 else reasons
     return "; ".join(shown)

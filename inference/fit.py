@@ -1,4 +1,4 @@
-"""Fitting: drain the rounds, test every few of them, and keep what came out."""
+"""Fit a method to a federation: run its rounds, evaluate at intervals and return a `Run`."""
 
 from __future__ import annotations
 
@@ -74,41 +74,44 @@ def fit(
     logger: Callable[[Run, RoundRecord], None] | None = None,
     **loop: Unpack[LoopOptions],
 ) -> Run | Chains:
-    """Run all rounds, with a progress bar, and test on the way.
+    """Fit a method to a federation, evaluate it at intervals and return the fitted run.
 
     Args:
         method: a method, or round number (from 0) -> method.
         data: the federation.
-        rounds: number of the last round, or the largest one.
-        seed: fixes all random numbers; `Seeds` for several. None is that of a Run that is gone on
-            from, otherwise 0.
-        seeds: make a run of each of so many seeds, `seed` and the next ones, or of those given,
-            one after the other, and return `Chains`; `callback` sees each.
-        server_state: first state.
-        resume_from: a `RoundState` to go on from, or a Run, whose records are continued; of the
-            same clients with the same training rows. Chains are gone on with each by itself.
-        eval_every: test after every so many rounds; 0 leaves testing to the caller.
-        stop_when: "converged" stops after the first round at which `Run.status` says so, or after
-            which it says that the run is stuck or has diverged, of 3 rounds and more: read which.
-            Each of several seeds stops by itself.
-        draws: of the guide, for predictions; None takes its mean, or as many as a start's Run.
-        metrics: name -> one of your own, scored too; see `evaluate`. None: those of a start's Run.
-        progress: show rounds, loss and the time left: a bar in a terminal or a notebook with
-            ipywidgets, about ten lines elsewhere; all on stderr.
-        callback: called after every round, before its test, such as a `Keeper`: what stops a test
-            loses no round. If the last round of a start's Run lacks its test, that is made first.
-        logger: called after every round and its test with the run and what the round left, such as
-            `loggers.tensorboard(DIR)`.
-        loop: participation, trains, chunk, stragglers, on_bad_message, state_memory, keep_messages,
-            check, record, privacy, engine, workers of `federate`; tests are made in this process.
+        rounds: number of the last round (the maximum, with `stop_when`).
+        seed: fixes all random numbers; `Seeds` sets several seeds. None is the seed of a resumed
+            Run, otherwise 0.
+        seeds: number of seeds (`seed` and the following ones) or a list of seeds. One run is
+            fitted for each, sequentially, and `Chains` are returned; `callback` sees every run.
+        server_state: initial state of the server.
+        resume_from: a `RoundState`, a Run (its records are continued) or Chains (each run is
+            continued separately), of the same clients with the same training rows.
+        eval_every: rounds between evaluations; 0 disables them.
+        stop_when: "converged" stops early once `Run.status` reports a converged, stuck or diverged
+            run (checked from round 3 on). Each of several seeds stops separately.
+        draws: number of posterior draws for predictions; None uses the mean of the guide, or the
+            number of a resumed Run.
+        metrics: name -> custom metric, computed in addition to the built-in ones; see `evaluate`.
+            None: those of a resumed Run.
+        progress: show rounds, loss and remaining time on stderr: as a bar in a terminal or a
+            notebook with ipywidgets, as about ten lines elsewhere.
+        callback: function of the run, called after every round before its evaluation, such as a
+            `Keeper`. If the last round of a resumed Run was not evaluated, this is done first.
+        logger: function of the run and its `RoundRecord`, called after every round and its
+            evaluation, such as `loggers.tensorboard(DIR)`.
+        loop: further arguments of `federate`, such as participation, chunk_size or privacy;
+            evaluations run in this process.
+
+    Returns:
+        A `Run`; `Chains` if `seeds` is given or Chains are resumed.
 
     Raises:
-        ValueError: as `federate`, as are other errors; if a start's seed is another, or seeds are
-            equal.
+        ValueError: as `federate`, as are other errors; if the seed differs from that of a resumed
+            run, or seeds are equal.
 
     Warns:
-        UserWarning: after round one, if nothing that is learned has changed, or a tensor that
-            clients train has not.
+        UserWarning: after round one, if no learned tensor has changed, or a trained tensor has not.
     """
     if seeds is not None or isinstance(resume_from, Chains):
         same: dict[str, Any] = {
@@ -139,10 +142,10 @@ def fit(
 
     judge = ConvergenceMonitor(run.records, trained_by(run.method)) if stop_when else None
 
-    again = 0  # round from which on the end is looked at once more
+    again = 0  # first round in which the end is tested again
 
     def at_end() -> bool:
-        """Return whether this round is the last, with the objective tested."""
+        """Return whether this round is the last; test the objective first."""
         nonlocal again
         number = run.state.number
         run.ending = {}
@@ -153,7 +156,7 @@ def fit(
         return number == rounds or run.status.kind != "not converged"
 
     def test_if_due(last: bool) -> None:
-        """Test after every so many rounds, and after the last."""
+        """Record scores if an evaluation is due after this round."""
         number = run.state.number
         if eval_every and number and (number % eval_every == 0 or last):
             run.record_scores()
@@ -180,7 +183,7 @@ def fit(
             test_if_due(last)
             if logger:
                 logger(run, run.records[-1])
-            idle = () if len(state.reporters.ids) else ("nobody reports; server unchanged",)
+            idle = () if len(state.reporters.ids) else ("no client reported; server unchanged",)
             for told in (*state.rejected, *idle):
                 shown.tell(f"round {state.number}: {told}")
             shown.add(run.method, state)

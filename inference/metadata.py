@@ -24,10 +24,10 @@ from pyrofl.tensors import Tensors, pick, role, sparse
 
 @dataclass(frozen=True)
 class Rule:
-    """What entries of a message must be; a client that breaks a rule is rejected.
+    """Condition on entries of a message; clients that violate it are rejected.
 
     Attributes:
-        text: ends the sentence "found ...; expected".
+        text: end of the message "found ...; expected".
         holds: value [C, *p] -> bool [C, ...], over all or the leading axes.
     """
 
@@ -35,24 +35,24 @@ class Rule:
     holds: Callable[[Tensor], Tensor]
 
     def validate(self, name: str, value: Tensor) -> Tensor:
-        """Return which entries of a tensor [C, *p] hold, bool [C, ...]; see `holds`."""
+        """Return which entries of a tensor [C, *p] satisfy the rule, bool [C, ...]; see `holds`."""
         what = f"rule {self.text!r} of {name!r}"
         with calling(what):
             found = as_numbers(what, self.holds(value), (len(value), -1), torch.bool)
         if found.shape != value.shape[: found.dim()]:
             shape = list(value.shape)
             raise ValueError(
-                f"{what} has shape {list(found.shape)}; expected {shape}, or its start"
+                f"{what} has shape {list(found.shape)}; expected {shape}, or its leading axes"
             )
         return found
 
 
 @dataclass(frozen=True)
 class WireCost:
-    """What a tensor costs on the wire where that is not all its entries.
+    """Message size of a tensor, if it differs from that of all its entries.
 
     Attributes:
-        bytes: (name, all tensors that travel with it [C, ...]) -> bytes [C].
+        bytes: (name, all tensors of the message [C, ...]) -> bytes [C].
     """
 
     bytes: Callable[[str, Tensors], Tensor]
@@ -67,14 +67,14 @@ class WireCost:
 
 @dataclass(frozen=True)
 class Mark:
-    """A fact without any number, such as `SHARED` and `PER_CLIENT`."""
+    """Metadata without parameters, such as `SHARED` and `PER_CLIENT`."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of tensors that state a distribution: how far its sites move is counted in their sds.
+    """Moments of tensors that define a distribution; changes are measured in their sds.
 
     Attributes:
         of: all tensors -> site -> mean and standard deviation, [*p] each.
@@ -94,15 +94,15 @@ class Moments:
 
 @dataclass(frozen=True)
 class Factors:
-    """Of tables with a row for every client: what each says of the shared sites, a factor of all.
+    """Tables with a row for every client: its factor of the posterior of the shared sites.
 
     Attributes:
         others: the `View` in which shared sites follow the product of all other clients' factors.
         densities: (server, cohort, draws of shared sites [S, *p], their log prior [S]) -> log
-            densities [S], the first two normalised: under what all clients say; under what all
-            others say; and the latter with what this client's factor held of the prior.
-        without: (run, client, rounds) -> its last `RoundState`, in which all others have had so
-            many rounds without the client, whose own factor and state are what they were.
+            densities [S], the first two normalized: under the factors of all clients; under those
+            of all others; and the latter with the part of the prior in this client's factor.
+        without: (run, client, rounds) -> its last `RoundState` after further rounds without the
+            client; the client's own factor and state are unchanged.
     """
 
     others: Callable[[Tensors, Tensors], Any]
@@ -112,12 +112,12 @@ class Factors:
 
 @dataclass(frozen=True)
 class Monitor:
-    """Of one number that the server holds, [], named after what it tells: every round notes it.
+    """Number in the server state, [], that every round records.
 
     Attributes:
-        high: where it is above this in the last round, `Run.notes` has `why`; None never does.
-        why: what that means and what to do, the end of a sentence.
-        words: what the number is, for the axis of a figure; "" is its name.
+        high: limit above which `Run.warnings` reports `why` after the last round; None for none.
+        why: meaning and remedy of a high value, the end of a sentence.
+        words: label of the number in figures; "" is its name.
     """
 
     high: Number | None = None
@@ -127,12 +127,12 @@ class Monitor:
 
 @dataclass(frozen=True)
 class Optimal:
-    """Of the normal of sites that clients share: a fit that has converged has its best ELBO.
+    """Normal distribution of shared sites that maximizes the ELBO at convergence.
 
     Attributes:
-        mean: name of its mean in what programs read as local, [C, n] with n >= d.
+        mean: name of its mean in the local tensors of programs, [C, n] with n >= d.
         root: name of a root of its covariance, [C, n, n], or [C, n] of standard deviations.
-        sites: name -> number of entries without constraints, d in all; they come first.
+        sites: name -> number of unconstrained entries, d in total; they come first.
     """
 
     mean: str
@@ -141,7 +141,7 @@ class Optimal:
 
 
 def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:
-    """Say that "LOC/SITE" and "WIDTH/SITE" state a normal: its mean, and what `sd` makes its sd."""
+    """Return Moments of normals with means "LOC/SITE" and sds computed from "WIDTH/SITE"."""
 
     def of(tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         wide = role(width, tensors)
@@ -153,37 +153,37 @@ def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, M
 FINITE = Rule("a finite number", torch.isfinite)
 POSITIVE = Rule("> 0", lambda value: value > 0)
 NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
-SHARE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # but for rounding
+SHARE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # up to rounding
 
 SPARSE = WireCost(lambda name, tensors: sparse({name: tensors[name]}))
-"""Zeros stay at home."""
+"""Message size without zero entries."""
 
 SHARED = Mark("one for all clients")
-"""Of sites: every client has a copy, such as of a population's mean; with the auxiliary sites of
-their guide. Their guide reads nothing of the client's own, so draws agree once the noise does."""
+"""Of sites: every client has a copy of one value, such as of a population's mean; includes the
+auxiliary sites of their guide. Their guide must not read tensors of a single client."""
 
 PER_CLIENT = Mark("a row for every client")
-"""Of what the server holds, [J, *p]: the rows that `init` gives are dealt in the order of names."""
+"""Of server tensors [J, *p]: the rows of `init` belong to the clients in the order of names."""
 
-REPORTED = Mark("told as a statistic of clients")
-"""Of what the server holds of every client, without its "server/"."""
+REPORTED = Mark("reported as a statistic of clients")
+"""Of server tensors with a row per client, reported without the prefix "server/"."""
 
-INCOMPARABLE = Mark("a loss that rises as it should")
-"""Of what a gradient step moves: its loss in this round is not to be compared with that of others,
-as it is the energy of a chain, which wanders away from a peak, or a term of it is warming up."""
+INCOMPARABLE = Mark("a loss that rises by design")
+"""Of the names of a gradient step: its losses in different rounds cannot be compared, as that of a
+Markov chain, which leaves the mode, or one with a warm-up."""
 
-CHANGES = Mark("sent as a change of what the server has")
-"""Of all that clients send, by names of the server's, which adds up what messages differ from what
-it has: noise may be added to that difference, and rules of a message need not hold any more."""
+CHANGES = Mark("sent as a change of the server's value")
+"""Of all sent tensors: the server sums the differences of messages from its own tensors of the same
+names. Noise may be added to these differences, so rules of a message need not hold any more."""
 
 TensorMetadata = Rule | WireCost | Moments | Factors | Monitor | Optimal | Mark
 
 MetadataByPattern = Mapping[str, TensorMetadata | tuple[TensorMetadata, ...]]
-"""Patterns of names, separated by spaces -> what holds for them."""
+"""Patterns of names, separated by spaces -> metadata of the matching tensors."""
 
 
 def keep_server_state(server: Tensors, cohort: Cohort) -> Tensors:
-    """Return the server's state unchanged, where nothing in it depends on a client's state."""
+    """Return the server's state unchanged, if it does not depend on client states."""
     return server
 
 
@@ -194,21 +194,20 @@ def no_statistics(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
 
 @dataclass(frozen=True)
 class Metadata:
-    """Metadata of a method: what holds for its tensors, and how it is run.
+    """Metadata of a method: roles of its tensors, and settings of its rounds.
 
     Attributes:
-        tensors: Patterns of names -> rules that messages must obey, sites that all clients share,
-            tables with a row for every client, costs on the wire.
-        train_all_clients: Whether every client trains in every round; participation then decides
-            who reports.
-        statistics: What the paper reports about clients besides scores: a closed-form update
-            (received, local, batch) -> name: [C], or [C, *p] for `to_arviz` alone, where
-            "NAME/SITE" has the axes of the site.
+        tensors: Patterns of names -> rules of messages, shared sites, tables with a row for every
+            client, message sizes.
+        train_all_clients: Whether every client trains in every round; participation then selects
+            the reporting clients.
+        statistics: Client statistics besides scores: a function (received, local, batch) -> name:
+            [C], or [C, *p] for `to_arviz` only, where "NAME/SITE" has the axes of the site.
         reset_clients: (server, cohort) -> server's state after these clients have lost theirs and
             start again by `init_client`; ValueError if it cannot be computed.
         reads: {"model": ...} and {"guide": ...}: the programs that functions of the method use
-            directly, such as moments of the guide. `dataclasses.replace` of one is refused.
-        sites: Which sites of the model clients share, and which are their own; printed by `fit`.
+            directly, such as moments of the guide. `dataclasses.replace` of one raises ValueError.
+        sites: Description of the shared and the client-specific sites; printed by `fit`.
         privacy: Differential privacy of the server's states, see `privacy.private`.
     """
 
@@ -223,16 +222,21 @@ class Metadata:
     def __post_init__(self) -> None:
         check_fields(self)
         if not isinstance(self.train_all_clients, bool):
-            raise ValueError(f"train_all_clients is {self.train_all_clients!r}; expected a bool")
+            raise ValueError(
+                f"train_all_clients is {self.train_all_clients!r}; expected True or False"
+            )
         if other := self.reads.keys() - {"model", "guide"}:
-            raise ValueError(f"reads has {sorted(other)}; expected 'model' or 'guide'")
+            raise ValueError(f"reads has the keys {sorted(other)}; valid are 'model' and 'guide'")
         for name, known in self.tensors.items():
             if not isinstance(name, str):
-                raise ValueError(f"metadata has the name {name!r}; expected patterns of names")
+                raise ValueError(
+                    f"metadata has the key {name!r}; expected a string of name patterns"
+                )
             for one in known if isinstance(known, tuple) else (known,):
                 if not isinstance(one, get_args(TensorMetadata)):
                     raise ValueError(
-                        f"metadata of {name!r} is {known!r}; expected a Rule or its like"
+                        f"metadata of {name!r} is {known!r}; expected a Rule, WireCost, Moments, "
+                        "Factors, Monitor, Optimal or Mark"
                     )
                 try:
                     check_fields(one)
@@ -246,7 +250,7 @@ class Metadata:
         return as_tensors("what statistics returns", found, len(batch))
 
     def extend(self, tensors: MetadataByPattern | None = None, **changes: Any) -> Metadata:
-        """Return a copy with the metadata of more tensors, and other values of attributes."""
+        """Return a copy with metadata of more tensors, and changed attributes."""
         return replace(self, tensors={**self.tensors, **(tensors or {})}, **changes)
 
 
@@ -254,7 +258,7 @@ Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Monitor, Optimal, Mark)
 
 
 def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
-    """Return the numbers of the server's that are `Monitor`, by their names without "server/"."""
+    """Return the numbers of the server with a `Monitor`, by their names without "server/"."""
     seen = pick(server, " ".join(of_kind(metadata, Monitor)))
     for name, value in seen.items():
         as_numbers(f"{name!r}, which a Monitor watches,", value, (), None)
@@ -262,12 +266,12 @@ def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
 
 
 def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:
-    """Return patterns -> their fact of a kind."""
+    """Return patterns -> their metadata of a kind."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return {names: fact for names, known in each for fact in known if isinstance(fact, kind)}
 
 
 def marked(metadata: MetadataByPattern, mark: Mark) -> str:
-    """Return the patterns that have a mark, as one."""
+    """Return the patterns with a mark, joined by spaces."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return " ".join(names for names, known in each if any(fact == mark for fact in known))

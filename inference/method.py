@@ -1,4 +1,4 @@
-"""What a method is: Pyro programs, a local schedule, a wire and a server update."""
+"""Federated methods: Pyro programs, a local schedule, messages and a server update."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
 
 ClosedFormUpdate = Callable[[Tensors, Tensors, Batch], Tensors]
-"""A closed form: (received, local, batch), tensors [C, *p] -> the names that change."""
+"""Function (received, local, batch), tensors [C, *p] -> new values of the names that change."""
 
 
 @dataclass(frozen=True)
 class GradientStep:
-    """Take gradient steps on the local tensors whose names match.
+    """Gradient steps on the local tensors with matching names.
 
     Attributes:
         names: shell patterns separated by spaces.
-        optim: makes the optimiser; it starts afresh in every round.
-        loss: per client; `elbo(...)` or what wraps it.
+        optim: function that creates the optimizer; its state is reset in every round.
+        loss: loss per client, [C]: `elbo(...)` or a wrapper of it.
         num_steps: steps on each minibatch.
     """
 
@@ -54,12 +54,12 @@ class GradientStep:
 
 @dataclass(frozen=True)
 class Phase:
-    """Go through the client's rows, making the moves on every minibatch in turn.
+    """Local optimization phase: updates that run on every minibatch of a client's rows.
 
     Attributes:
         updates: gradient steps and closed-form updates.
         epochs: passes over the rows: a number, or ids [C] -> numbers [C].
-        batch: rows of a minibatch; None takes all rows at once.
+        batch: rows of a minibatch; None uses all rows at once.
     """
 
     updates: tuple[GradientStep | ClosedFormUpdate, ...]
@@ -71,62 +71,63 @@ class Phase:
         if not self.updates or not all(
             isinstance(u, GradientStep) or callable(u) for u in self.updates
         ):
-            raise ValueError(f"updates are {self.updates}; expected gradient steps or functions")
+            raise ValueError(
+                f"updates are {self.updates}; expected at least one, each a GradientStep or a "
+                "function (received, local, batch) -> tensors"
+            )
 
     def count_epochs(self, ids: Tensor) -> Tensor:
-        """Return the epochs of clients, int64 [C]."""
+        """Return the number of epochs of the given clients, int64 [C]."""
         if not callable(self.epochs):
             return torch.full((len(ids),), self.epochs)
         with calling("epochs"):
             found = as_numbers("what epochs returns", self.epochs(ids), (len(ids),), torch.long)
         if bool((found < 0).any()):
-            raise ValueError(
-                f"epochs are {found.tolist()}; expected one number >= 0 for each client"
-            )
+            raise ValueError(f"epochs are {found.tolist()}; expected integers >= 0")
         return found.cpu().long()
 
 
 def send_all(server: Tensors, cohort: Cohort) -> Tensors:
-    """Send everything but names under "server/", the same to every client."""
+    """Return a download of all tensors except names under "server/", equal for all clients."""
     public = {n: v for n, v in server.items() if not n.startswith("server/")}
     return spread_out(public, len(cohort.ids))
 
 
 def keep_nothing(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-    """Give a new client no private state."""
+    """Return no client state for a new client."""
     return {}
 
 
 def return_received(received: Tensors, local: Tensors) -> Tensors:
-    """Send back the names that came down."""
+    """Return the local values of the received names as the upload."""
     return {n: local[n] for n in received}
 
 
 def as_trained(received: Tensors, local: Tensors) -> Tensors:
-    """Read the client's state as it is."""
+    """Return the client's local tensors unchanged."""
     return local
 
 
 def as_received(received: Tensors, local: Tensors) -> Tensors:
-    """Read what the server sent instead of what the client made of it."""
+    """Return the local tensors, with received values in place of trained ones."""
     return local | received
 
 
 ServerPosterior = Callable[[Tensors, int, Generator], tuple[Tensors, Tensors]]
-"""(server, draws, generator) -> what all clients share, [S, *p], latent sites and more; and what
-each client that trains has of it, [S, J, *p], 0 for clients beyond the last row."""
+"""(server, draws, generator) -> draws of shared tensors [S, *p], latent sites and others; and
+draws of the training clients' tensors [S, J, *p], 0 for clients beyond the last row."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A model that can be tested.
+    """Predictive model of a method, such as the personal or the global model.
 
     Attributes:
-        read: (received, local) -> what the programs are to read as local; a list is an ensemble.
-        download: (server, cohort) -> received for prediction, where clients need more than to
-            train.
-        posterior: of one model for all clients, where the server has one: what draws from it. None
-            is that of the guide.
+        read: (received, local) -> tensors that the programs read as local; a list is an ensemble.
+        download: (server, cohort) -> received tensors for prediction, where these differ from the
+            ones for training.
+        posterior: function that draws from a posterior of the server, for one model of all
+            clients; None draws from the guide.
     """
 
     read: Callable[[Tensors, Tensors], Tensors | list[Tensors]]
@@ -134,7 +135,7 @@ class View:
     posterior: ServerPosterior | None = None
 
     def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
-        """Return what the programs are to read as local."""
+        """Return the tensors that the programs read as local; a list is an ensemble."""
         return self.read(received, local)
 
 
@@ -143,27 +144,27 @@ class Method(Pickled, Summarised):
     """Federated method: programs, a local schedule and a server update.
 
     Attributes:
-        init: Server: (generator, number of training clients) -> first state.
+        init: Server: (generator, number of training clients) -> initial state.
         model: Client: prior given the server's state, times likelihood.
         guide: Client: q(w_j; local).
         phases: Client: local optimization.
-        aggregate: Server: `Aggregator` where the next state depends on weighted means of the
-            messages alone, or else (server, message, cohort, generator) -> next state.
+        aggregate: Server: `Aggregator` where the next state depends only on weighted means of the
+            messages, otherwise (server, message, cohort, generator) -> next state.
         download: Server: (server, cohort) -> received [C, ...], what is sent to clients.
-        init_client: Client: (received, cohort, generator) -> private state of a new client. All
-            clients and `init` get equal generators, so that a common start need not be sent.
+        init_client: Client: (received, cohort, generator) -> client state of a new client. All
+            clients and `init` get equal generators, so that equal initial values need no message.
         upload: Client: (received, local) -> message [C, ...], what is sent to the server.
-        adapt: Client: phases that the paper runs before testing, such as fine-tuning.
-        views: Models that can be tested, "personal", "global", "ensemble": a `View`, or its
-            `read` alone.
+        adapt: Client: phases that the paper runs before evaluation, such as fine-tuning.
+        views: Models that can be evaluated, "personal", "global", "ensemble": a `View`, or only
+            its `read`.
         metadata: Rules and roles of tensors, and settings such as `train_all_clients`.
         name: Name in tables and figures.
 
-    While a client trains, local = private | received (received wins); afterwards its private state
-    is the names that `init_client` made, cut from local. Names under "rows/" that phases make are
-    what they know of its rows: these are gone when it has trained.
+    While a client trains, local = client state | received (received wins); afterwards its client
+    state is the part of local with the names that `init_client` returned. Phases may create names
+    under "rows/" for statistics of a client's rows: these are deleted after its training.
 
-    What is replaced by `dataclasses.replace` takes effect everywhere, or is refused.
+    A field replaced by `dataclasses.replace` takes effect everywhere, or an error is raised.
     """
 
     init: Callable[[Generator, int], Tensors]
@@ -182,36 +183,38 @@ class Method(Pickled, Summarised):
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Validate types; refuse another model or guide where functions read the old one."""
+        """Validate types; reject a replaced model or guide that other functions still read."""
         check_fields(self)
         for i, phase in enumerate((*self.phases, *self.adapt)):
             if not isinstance(phase, Phase):
                 raise ValueError(f"phases[{i}] is a {type(phase).__name__}; expected a Phase")
         named = all(isinstance(name, str) and name for name in self.views)
         if not self.views or not named or not all(map(callable, self.views.values())):
-            raise ValueError(f"views are {dict(self.views)}; expected a function by its name")
+            raise ValueError(
+                f"views are {dict(self.views)}; expected a dict of name -> View or function "
+                "(received, local) -> tensors, such as {'personal': as_trained}"
+            )
         for kind, program in self.metadata.reads.items():
             if getattr(self, kind) is not program:
                 raise ValueError(
-                    f"{kind} was replaced, but functions of the method read the one that it was "
-                    "built with; expected build(...) with a prior, likelihood or guide of your "
-                    f"own, or these functions replaced too, and {kind!r} removed from "
-                    "metadata.reads"
+                    f"{kind} was replaced, but other functions of the method read the original; "
+                    f"pass your prior, likelihood or guide to build(...), or replace these "
+                    f"functions too and remove {kind!r} from metadata.reads"
                 )
 
     @property
     def main_view(self) -> str:
-        """The model that the method is about: the personal one, or else its first."""
+        """Return the name of the main model: "personal" if it exists, otherwise the first."""
         return "personal" if "personal" in self.views else next(iter(self.views))
 
     @property
     def posterior_view(self) -> str:
-        """The model that draws are of: the one whose posterior the server has, or the main one."""
+        """Return the name of the model with a server posterior, or of the main model."""
         own = (n for n, view in self.views.items() if getattr(view, "posterior", None))
         return next(own, self.main_view)
 
     def read_view(self, view: str, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
-        """Return what programs are to read as local, [C, ...]; a list is an ensemble."""
+        """Return the tensors [C, ...] that the programs read as local; a list is an ensemble."""
         known, what = received | local, f"what view {view!r} returns"
         with calling(f"view {view!r}", known):
             found = self.views[view](received, local)
@@ -220,33 +223,33 @@ class Method(Pickled, Summarised):
         for model in each or [{}]:
             if not as_tensors(what, model, clients) and known:
                 raise ValueError(
-                    f"{what} is empty; expected a dict of tensors made of {', '.join(known)}, or a "
-                    "list of such"
+                    f"{what} is empty; expected a dict of tensors computed from "
+                    f"{', '.join(known)}, or a list of such dicts"
                 )
         return found
 
     def deployed(self, view: str) -> Method:
-        """Return the method as it is tested: clients receive what they need to predict."""
+        """Return the method with the download that this view needs for predictions."""
         download = getattr(self.views[view], "download", None)
         return self if download is None else replace(self, download=download)
 
     @property
     def shared(self) -> str:
-        """Patterns of the sites that are one for all clients though each has a copy."""
+        """Return patterns of sites shared by all clients although each holds a copy."""
         return marked(self.metadata.tensors, SHARED)
 
     @property
     def per_client(self) -> str:
-        """Patterns of what the server holds of every client that trains, [J, *p]."""
+        """Return patterns of server tensors with one entry per training client, [J, *p]."""
         return marked(self.metadata.tensors, PER_CLIENT)
 
     @property
     def rules(self) -> dict[str, Rule]:
-        """Patterns of names -> what must hold for a message besides being finite."""
+        """Return patterns of names -> condition on message tensors besides being finite."""
         return of_kind(self.metadata.tensors, Rule)
 
     def message_bytes(self, tensors: Tensors) -> Tensor:
-        """Return the bytes [C] that tensors [C, ...] cost on the wire."""
+        """Return the bytes [C] that tensors [C, ...] need as messages."""
         total = dense(tensors)
         for names, cost in of_kind(self.metadata.tensors, WireCost).items():
             for name, value in pick(tensors, names).items():
@@ -255,16 +258,16 @@ class Method(Pickled, Summarised):
 
     @property
     def title(self) -> str:
-        """What it is called, where it has a name."""
+        """Return the title of the summary, with the name of the method if it has one."""
         return f"Method {self.name}".strip()
 
     @property
     def programs(self) -> str:
-        """The names of its programs."""
+        """Return the names of model and guide in one phrase."""
         return f"{_name(self.model)}, with the guide {_name(self.guide)}"
 
     def summary(self) -> Mapping[str, object]:
-        """Tell what it is."""
+        """Return the lines of the printed summary: name -> text."""
         return {
             "model": self.programs,
             **({"sites": self.metadata.sites} if self.metadata.sites else {}),
@@ -272,10 +275,10 @@ class Method(Pickled, Summarised):
             "server": self.aggregate
             if isinstance(self.aggregate, Aggregator)
             else _name(self.aggregate),
-            "views": ", ".join(self.views) + "; adapted before a test" * bool(self.adapt),
+            "views": ", ".join(self.views) + "; adapted before evaluation" * bool(self.adapt),
             "rounds": "all clients train"
             if self.metadata.train_all_clients
-            else "who reports trains",
+            else "only reporting clients train",
         }
 
 
@@ -288,6 +291,6 @@ def _moved(move: GradientStep | ClosedFormUpdate) -> str:
 
 
 def _told(phase: Phase) -> str:
-    """Say what a phase moves, and how often."""
+    """Return a phase in one phrase: its updates, epochs and batch size."""
     epochs = "epochs by client" if callable(phase.epochs) else f"{phase.epochs}"
     return f"{', '.join(map(_moved, phase.updates))} ({epochs} x {phase.batch or 'all'} rows)"

@@ -1,4 +1,4 @@
-"""Optimisers for stacked clients: those of torch.optim that work element by element."""
+"""Optimizers for stacked clients: those of torch.optim that work element by element."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
 from pyrofl.tensors import like
 
 Optim = Callable[[list[Tensor]], Optimizer]
-"""Makes an optimiser from torch.optim that works element by element, for stacked clients."""
+"""Function that creates an elementwise optimizer of torch.optim for stacked clients."""
 
 
 class Light(Optimizer):
-    """An optimiser that does not load torch's compiler, which takes more than a second, once."""
+    """Optimizer that avoids importing torch's compiler, which takes more than a second."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
 
 
 def lightly(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Take what torch wraps around the step of an optimiser off, but for its use of gradients."""
+    """Return the step of an optimizer without torch's wrapper, except its gradient mode."""
     plain = unwrap(step)
 
     def go(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -36,31 +36,31 @@ def lightly(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LightSgd(Light, torch.optim.SGD):
-    """SGD of torch."""
+    """SGD of torch without the import of its compiler."""
 
     step = lightly(torch.optim.SGD.step)
 
 
 class LightAdam(Light, torch.optim.Adam):
-    """Adam of torch."""
+    """Adam of torch without the import of its compiler."""
 
     step = lightly(torch.optim.Adam.step)
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """Makes plain SGD; see `sgd`. A value, so that what trains may see how it steps."""
+    """Factory of plain SGD optimizers; see `sgd`. A dataclass, so that its settings can be read."""
 
     lr: float
     momentum: float
     options: Mapping[str, Any]
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
-        """Make the optimiser of some tensors."""
+        """Return the optimizer of the given tensors."""
         return LightSgd(params, **self.options, lr=self.lr, momentum=self.momentum)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
-        """Return the state of a tensor before a first step like all others; None if it differs."""
+        """Return the optimizer state of a tensor before the first step; None if it is special."""
         if self.options.get("dampening"):
             return None
         return {"momentum_buffer": torch.zeros_like(param)} if self.momentum else {}
@@ -68,17 +68,17 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adam:
-    """Makes Adam; see `adam`."""
+    """Factory of Adam optimizers; see `adam`."""
 
     lr: float
     options: Mapping[str, Any]
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
-        """Make the optimiser of some tensors."""
+        """Return the optimizer of the given tensors."""
         return LightAdam(params, **self.options, lr=self.lr)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
-        """Return the state of a tensor before a first step; None if that is not known."""
+        """Return the optimizer state of a tensor before the first step; None if unknown."""
         if self.options.get("amsgrad") or not self.options["fused"]:
             return None
         step = torch.zeros((), dtype=torch.float32, device=param.device)
@@ -89,13 +89,16 @@ class Adam:
 def sgd(
     lr: NotNegative, momentum: ShareBelowOne = 0.0, clip: Positive | None = None, **options: Any
 ) -> Optim:
-    """Make plain SGD, as the papers use it.
+    """Return a factory of plain SGD optimizers, as the papers use it.
 
     Args:
         lr: learning rate, on the scale of the loss it is used with (sum or mean).
         momentum: heavy-ball momentum.
         clip: largest norm of a client's whole gradient; a longer one is scaled down.
-        options: further arguments of `torch.optim.SGD`, which is the fused one if they permit.
+        options: further arguments of `torch.optim.SGD`; fused unless they exclude it.
+
+    Returns:
+        A function: list of tensors [C, *p] -> optimizer.
     """
     fused = not (options.get("foreach") or options.get("differentiable"))
     make = Sgd(lr, momentum, {"fused": fused} | options)
@@ -104,58 +107,58 @@ def sgd(
 
 @checked
 def adam(lr: NotNegative, **options: Any) -> Optim:
-    """Make Adam; `options` are further arguments of `torch.optim.Adam`, if they permit fused."""
+    """Return a factory of Adam optimizers; `options` are arguments of `torch.optim.Adam`."""
     other = ("foreach", "differentiable", "capturable")
     return Adam(lr, {"fused": not any(options.get(n) for n in other)} | options)
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """Makes an optimiser that scales gradients down; see `clipped`."""
+    """Factory of optimizers with gradient clipping per client; see `clipped`."""
 
     make: Optim
     norm: float
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
-        """Make the optimiser of some tensors."""
+        """Return the optimizer of the given tensors."""
         optimiser = self.make(params)
         optimiser.register_step_pre_hook(self.clip)
         return optimiser
 
     def clip(self, optimiser: Optimizer, *_: Any) -> None:
-        """Scale the gradients of every client."""
+        """Scale down the gradients of every client to the norm."""
         moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
         squares = torch.stack([p.grad.reshape(len(p), -1).square().sum(1) for p in moving]).sum(0)
         factor = (self.norm / (squares.sqrt() + 1e-6)).clamp(max=1)
         for p in moving:
-            # Not in place: autograd may hand out one tensor as the gradient of several.
+            # Not in place: several parameters may share one gradient tensor.
             p.grad = p.grad * like(factor, p)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
-        """Return the state of a tensor before a first step; None if that is not known."""
+        """Return the optimizer state of a tensor before the first step; None if unknown."""
         return initial(self.make, param)
 
 
 @checked
 def clipped(make: Optim, norm: Positive) -> Optim:
-    """Scale down the gradient of every client whose norm over all its parameters is too long."""
+    """Return an optimizer factory that clips the norm of each client's whole gradient."""
     return Clipped(make, norm)
 
 
 def initial(make: Optim, param: Tensor) -> dict[str, Tensor] | None:
-    """Return the state of a tensor with which a first step is like all others; None if unknown."""
+    """Return the optimizer state of a tensor before the first step; None if unknown."""
     return make.initial(param) if isinstance(make, (Sgd, Adam, Clipped)) else None
 
 
 def numbers(optimiser: Optimizer) -> list[Any]:
-    """Return what an optimiser keeps besides tensors."""
+    """Return the values in an optimizer's state and options other than tensors."""
     known = [v for state in optimiser.state.values() for v in state.values()]
     known += [v for g in optimiser.param_groups for n, v in g.items() if n != "params"]
     return [v for v in known if not torch.is_tensor(v)]
 
 
 def narrow(optimiser: Optimizer, clients: int) -> None:
-    """Let an optimiser go on with the first clients only; the others keep what they have."""
+    """Restrict an optimizer to the first clients; the others keep their values."""
     for group in optimiser.param_groups:
         for p in group["params"]:
             p.data = p.data[:clients]

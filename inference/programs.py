@@ -1,4 +1,4 @@
-"""Pyro programs as values: they can be called, and also looked into."""
+"""Pyro programs as dataclasses, which can be called and inspected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Prior = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution]
 """(name, shape, received, local, batch) -> distribution with event shape `shape`."""
 
 LocationScale = Callable[[Tensor, Tensor], TorchDistribution]
-"""(loc, scale) -> distribution: the shape of a prior whose centre and width the method supplies."""
+"""(loc, scale) -> distribution: family of a prior; the method provides centre and scale."""
 
 Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
 """(received, local, batch), tensors [C, *p] -> mean and variance of every site, [C, *p]."""
@@ -42,15 +42,15 @@ Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
 def flat(
     name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
 ) -> TorchDistribution:
-    """Say nothing about the parameter: with a delta guide, maximum likelihood."""
+    """Return an improper uniform prior: with a delta guide, maximum likelihood."""
     return _improper(len(batch), shape)
 
 
 class Flat(dist.ImproperUniform):
-    """An improper prior, of which `pyro.render_model` can draw a picture all the same."""
+    """Improper uniform prior that `pyro.render_model` can draw."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw, which is impossible; give zeros to who only follows what depends on what."""
+        """Draw, which raises an error, except zeros while dependencies are tracked."""
         if any(isinstance(handler, TrackProvenance) for handler in _PYRO_STACK):
             return torch.zeros(self.batch_shape + self.event_shape)
         return super().__call__(*args, **kwargs)
@@ -65,7 +65,7 @@ def _improper(clients: int, shape: Size) -> TorchDistribution:
 def around(
     family: LocationScale, centre: Tensor, scale: Tensor, group: object = None
 ) -> TorchDistribution:
-    """Center a family at parameters [C, 1, *p] with one scale per client, [C, 1].
+    """Return a family centered at parameters [C, 1, *p] with one scale per client, [C, 1].
 
     Parameters of one `group` have the same scale.
     """
@@ -76,7 +76,7 @@ def around(
 
 @dataclass(frozen=True)
 class Proximal:
-    """A prior around what came down, of variance 1 / (strength n_j); see `priors.proximal`."""
+    """Prior around received parameters with variance 1 / (strength n_j); see `priors.proximal`."""
 
     strength: float
     family: LocationScale
@@ -89,15 +89,15 @@ class Proximal:
         scale = (self.strength * batch.size).rsqrt()[:, None]
         if (centre := received.get(f"{self.loc}/{name}")) is None:
             raise ValueError(
-                f"parameter {name} has no centre for its proximal prior, as it does not come down; "
-                "expected by_name with another prior for what stays at home"
+                f"parameter {name} has no centre for its proximal prior, as it is not received; "
+                "use priors.by_name with another prior for parameters that stay on the client"
             )
         return around(self.family, centre, scale, group=self)
 
 
 @dataclass(frozen=True)
 class ByName:
-    """Priors by patterns of names, of which the first that match count; see `priors.by_name`."""
+    """Priors by patterns of names, of which the first match counts; see `priors.by_name`."""
 
     priors: Mapping[str, Prior]
 
@@ -108,30 +108,33 @@ class ByName:
         return self.of(name)(name, shape, received, local, batch)
 
     def of(self, name: str) -> Prior:
-        """Return the prior that a parameter has."""
+        """Return the prior that matches the name of a parameter."""
         for patterns, chosen in self.priors.items():
             if matches(name, patterns):
                 return chosen
         known = ", ".join(self.priors)
-        raise ValueError(f"parameter {name} has no prior; expected a match of {known}")
+        raise ValueError(
+            f"parameter {name} has no prior: it matches none of the patterns {known}; add a "
+            "pattern such as '*'"
+        )
 
 
 def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
-    """Make one event of the last axes, so that no plate counts a parameter's entries as rows."""
+    """Return a distribution with the last axes as one event, which plates do not count as rows."""
     return cast("TorchDistribution", fn.to_event(axes))
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """The model of a network: p(w | received) times the likelihood of every row.
+    """Model of a network: p(w | received) times the likelihood of every row.
 
     Attributes:
         net: the network.
-        likelihood: of a row, given the network's outputs.
-        prior: on every latent parameter; one set of them per client.
-        points: role of local tensors that are parameters too, but points: "base" for "base/NAME".
-            All other parameters are latent sites.
-        forward: runs instead of the network.
+        likelihood: distribution of a row's response, given the network's outputs.
+        prior: prior of every latent parameter; one set of parameters per client.
+        points: prefix of local tensors that are point parameters: "base" for "base/NAME". All
+            other parameters are latent sites.
+        forward: function used instead of the network.
     """
 
     net: Network
@@ -141,7 +144,7 @@ class Supervised:
     forward: Forward | None = None
 
     def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
-        """Draw the parameters, then the rows."""
+        """Sample the parameters, then the responses of all rows."""
         known = role(self.points, local) if self.points else {}
         run = self.forward or self.net
         with data.clients():
@@ -158,7 +161,7 @@ class Supervised:
         return self.prior.of(name) if isinstance(self.prior, ByName) else self.prior
 
     def homes(self, guide: Program, local: Tensors) -> dict[str, str]:
-        """Return the local tensor that a parameter is equal to, of those that are points."""
+        """Return, for each point parameter, the name of its local tensor."""
         roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
         at = {n: [f"{r}/{n}" for r in roles if f"{r}/{n}" in local] for n in self.net.shapes}
         return {n: found[0] for n, found in at.items() if found}
@@ -166,16 +169,16 @@ class Supervised:
 
 @dataclass(frozen=True)
 class Guide:
-    """A family of posteriors q(w; local); a Pyro guide.
+    """Variational family q(w; local); a Pyro guide.
 
     Attributes:
         program: the Pyro guide.
-        start: values [*p] or [C, *p] that the sites are centred at -> local parameters. The
-            basic and correlated families also take standard deviations, as second argument.
+        start: values [*p] or [C, *p] of the sites' centres -> local parameters. The basic and
+            correlated families accept standard deviations as second argument.
         moments: mean and variance of every site, for closed forms.
         names: patterns of its local parameters.
-        random: whether it has any spread; a guide without needs no Monte Carlo draws.
-        points: role of the local tensors that the sites are equal to, if each is such a point.
+        random: whether it has any spread; a point guide needs no Monte Carlo draws.
+        points: prefix of the local tensors that the sites are equal to, if they are points.
     """
 
     program: Program
@@ -186,5 +189,5 @@ class Guide:
     points: str = ""
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> object:
-        """Draw all sites."""
+        """Sample all latent sites."""
         return self.program(received, local, batch)

@@ -1,4 +1,4 @@
-"""Report which updates of a method run by recorded operations, and why others do not."""
+"""Report of the updates of a method that run by recorded operations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pyrofl.inference.recording.recorder import RECORDINGS, Recorder
 
 
 class RecordedUpdate(NamedTuple):
-    """An update of a method, and how it ran.
+    """Update of a method, and how often it ran by a recording.
 
     Attributes:
         name: patterns of the tensors of a gradient step, or the name of a closed form.
-        recorded: how many times it ran by a recording.
-        as_written: how many times it ran as written.
-        reason: why it is not recorded, or "".
+        recorded: number of runs by a recording.
+        as_written: number of runs as written.
+        reason: reason why it is not recorded, or "".
     """
 
     name: str
@@ -34,18 +34,18 @@ def recordings(
 ) -> tuple[RecordedUpdate, ...]:
     """Train for a few rounds, and report which updates run by recorded operations.
 
-    Pyro programs and autograd take longer in Python than in the kernels of small networks. An
-    update of which many alike ones are to come is therefore recorded, and later ones run by the
-    code of its tensor operations, which gives the same bits. An update is not recorded if Python
-    reads numbers of its tensors (`.item()`, `if x > 0`), if it draws noise other than by
-    `pyro.sample` from normals, writes into tensors that it should only read, or gives other numbers
-    than its recording while both are compared. It then runs as written, up to ten times slower.
+    Pyro programs and autograd spend more time in Python than in the kernels of small networks. A
+    repeated update is therefore recorded, and later runs only execute its tensor operations, with
+    bitwise equal results. An update is not recorded if Python reads numbers of its tensors
+    (`.item()`, `if x > 0`), if it draws noise other than by `pyro.sample` from normals, modifies
+    its inputs, or differs from its recording while both are compared. It then runs as written, up
+    to ten times slower.
 
-    Functions of your own are compared again at the first update of every phase. What they read
-    besides tensors, such as a factor or a learning rate in a Python variable, may change between
-    rounds. If a variable of a closure, a global variable or an attribute changes from update to
-    update, such as a counter of an annealed loss, the updates run as written; keep it in a local
-    tensor to have them recorded. Private collections (`self._cache`) may fill up meanwhile.
+    Custom functions are compared again at the first update of every phase. Python values that they
+    read, such as a factor or a learning rate, may change between rounds. If a variable of a
+    closure, a global variable or an attribute changes from update to update, such as the counter of
+    an annealed loss, the updates run as written; store it in a local tensor to have them recorded.
+    Private collections (`self._cache`) may grow.
 
     A recorded update does not run its Python code again, so a line is printed only in updates that
     run as written. Changes of a clock, a file or an environment variable within a phase are not

@@ -1,4 +1,4 @@
-"""What depends on what in a method's model: its sites, their plates, and what they read."""
+"""Dependencies in a method's model: its sites, their plates, and the tensors they read."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from pyrofl.turns import synchronized
 
 @dataclass(frozen=True)
 class Related:
-    """A site of a model.
+    """Site of a model: its distribution, plates and dependencies.
 
     Attributes:
-        distribution: its name, as "Normal".
+        distribution: its name, such as "Normal".
         reads: names of sites and of tensors that it depends on.
-        plates: names of the plates that it is in, "clients" and "rows"; what all clients share is
-            not in that of the clients, though each has a copy.
-        observed: whether its value is of the rows.
+        plates: names of its plates, "clients" and "rows"; shared sites are not in that of the
+            clients, though each client has a copy.
+        observed: whether its value is data.
     """
 
     distribution: str
@@ -44,15 +44,15 @@ class Related:
 @synchronized
 @checked
 def get_dependencies(method: Method, data: Federation) -> dict[str, Related]:
-    """Find out what depends on what in a method's model, on the rows of one client.
+    """Return the sites of a method's model with their plates and dependencies.
 
     Args:
-        method: any.
-        data: the federation; its first client is looked at, before it has trained.
+        method: the method.
+        data: the federation; its first client is used, before training.
 
     Returns:
-        Site -> what it is and depends on: other sites, "server NAME" of what came down, and
-        "client NAME" of what the client keeps or trains. `figures.plates` draws it.
+        Site -> its properties and dependencies: other sites, "server NAME" for received tensors,
+        and "client NAME" for client state. `figures.plates` draws it.
     """
     cohort = data.cohort(torch.arange(1))
     received, private = client_inputs(method, data, first(method, data, 0), cohort, 0)

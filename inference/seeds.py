@@ -1,6 +1,6 @@
-"""Seeds, and the stream of random numbers of every purpose; no two streams meet.
+"""Seeds, and the random number streams of every purpose; all streams are independent.
 
-Who holds what is drawn from NumPy's streams instead, keyed by (seed, purpose); see `federations`.
+Partitions use NumPy's streams instead, keyed by (seed, purpose); see `federations`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pyrofl.tensors import generator
 
 
 class Stream(IntEnum):
-    """What a random stream is for; its key goes on with what is named here.
+    """Purpose of a random stream; the comments name the further parts of its key.
 
-    A client is named by its name: what it draws depends neither on its place in the federation nor
-    on who else is there.
+    A client is identified by its name: its draws depend neither on its position in the federation
+    nor on the other clients.
     """
 
-    START = 1  # first server state, and the common start of clients
-    WHO = 2  # round: who trains and who reports
-    WORK = 3  # round, client: how much of its work a client does, and whether it is heard
+    START = 1  # initial server state, and the common initial values of clients
+    WHO = 2  # round: training and reporting clients
+    WORK = 3  # round, client: fraction of its work that a client does, and whether it drops out
     ORDER = 4  # round, client: order of a client's rows, as it trains from that round's state
     NOISE = 5  # round, client: Monte Carlo noise of a client that trains
     MERGE = 6  # round: draws of the server
-    TEST = 7  # round, client: draws of the guide; without client: of the sites that clients share
+    TEST = 7  # round, client: draws of the guide; without client: of shared sites
     PRIOR = 8  # the same, of the prior
-    ROWS = 9  # TEST or PRIOR, round, client: responses drawn again; SAMPLER, chain
+    ROWS = 9  # TEST or PRIOR, round, client: replicated responses; SAMPLER, chain
     SAMPLER = 10  # chain: draws of Pyro's samplers and automatic guides
-    PRIVACY = 12  # round, client: what a client adds to its message, see `Method.privatize`
+    PRIVACY = 12  # round, client: noise of a message, see `PrivacyAccountant.privatize`
     CALIBRATION = 11  # seeds of replications; and, by those seeds, ties of ranks
 
 
@@ -40,14 +40,14 @@ SEED_OF = {Stream.START: "init", Stream.WHO: "participation", Stream.WORK: "part
 
 @dataclass(frozen=True)
 class Seeds:
-    """Seeds of a run, of which one may change while what the others fix stays.
+    """Separate seeds of a run for initialization, participation and noise.
 
-    Who holds what has a seed too, that of `federations.split`.
+    Partitions have their own seed, see `federations.split`.
 
     Attributes:
-        init: of the first server state and the common start of clients.
-        participation: of who trains, reports, is heard, and does how much of its work.
-        noise: of all else: order of rows, Monte Carlo noise, draws of the server and of tests.
+        init: seed of the initial server state and the common initial values of clients.
+        participation: seed of client sampling, dropout and stragglers.
+        noise: seed of minibatches, Monte Carlo noise, and draws of the server and of evaluations.
     """
 
     init: int = 0
@@ -70,21 +70,23 @@ def separate(seed: Seed) -> Seeds:
 
 
 def later(seed: Seed, k: int) -> Seed:
-    """Return the seed that is k numbers later; of several, each."""
+    """Return the seed increased by k; of several seeds, each."""
     if not isinstance(seed, Seeds):
         return seed + k
     return Seeds(seed.init + k, seed.participation + k, seed.noise + k)
 
 
 def continued(seed: Seed | None, last: Seed | None) -> Seed:
-    """Return the seed of a run: the last one, where it goes on from another run, or else 0."""
+    """Return the seed of a run: that of the resumed run, or else 0, if none is given."""
     if seed is None or last is None:
         return next(known for known in (seed, last, 0) if known is not None)
     if separate(seed) != separate(last):
-        raise ValueError(f"seed is {seed}; expected {last}, that of the start, or None")
+        raise ValueError(
+            f"seed is {seed}, but the resumed run has seed {last}; pass that seed or None"
+        )
     return seed
 
 
 def stream(seed: Seed, purpose: Stream, *key: int | str) -> Generator:
-    """Return a run's random generator of a purpose; `Stream` names its key: a round, a client."""
+    """Return the random generator of a run for a purpose; `Stream` describes its key."""
     return generator(getattr(separate(seed), SEED_OF.get(purpose, "noise")), purpose, *key)

@@ -16,17 +16,17 @@ from pyrofl.tensors import like
 
 
 def spherical(fn: TorchDistribution, axes: int, group: object = None) -> Spherical:
-    """Make one event of the last axes of a normal whose scale is the same over them."""
+    """Return a normal with equal scales over the last axes, with these axes as one event."""
     found = Spherical(fn, axes)
     found.group = group
     return found
 
 
 class Spherical(dist.Independent):
-    """Independent normals whose events have one scale each, of which one logarithm is enough.
+    """Independent normals with one scale per event, which need one logarithm per event.
 
     Attributes:
-        group: Sites of one group have the same scale; None belongs to none.
+        group: Sites of one group have the same scale; None has no group.
     """
 
     group: object = None
@@ -37,18 +37,18 @@ class Spherical(dist.Independent):
         return -self.distance(value) - self.entries * constant
 
     def distance(self, value: Tensor) -> Tensor:
-        """Return the log density of the centre less that of events: half the squares, in scales."""
+        """Return the log density of the centre minus that of events: half the squares."""
         squares: Tensor = (value - self.base_dist.loc).square().sum(tuple(range(-self._axes, 0)))
         return squares / 2 / self.scale.square()
 
     @property
     def entries(self) -> int:
-        """Numbers in an event."""
+        """Return the number of entries of an event."""
         return int(self.event_shape.numel())
 
     @property
     def scale(self) -> Tensor:
-        """The scale of every event."""
+        """Return the scale of every event."""
         scale: Tensor = self.base_dist.scale[(..., *(0,) * self._axes)]
         return scale
 
@@ -58,7 +58,7 @@ class Spherical(dist.Independent):
 
 
 def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
-    """Return the sum of distances of sites [C, 1, *p] whose priors have the same scale, [C, 1]."""
+    """Return the summed distances of sites [C, 1, *p] with priors of one scale, [C, 1]."""
     centres = [prior.base_dist.loc for prior in priors]
     pairs = zip(values, centres, strict=True)
     if any(v.shape != c.shape or v.dtype != c.dtype or v.shape[1] != 1 for v, c in pairs):
@@ -69,14 +69,14 @@ def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
 
 
 class HalfSquares(torch.autograd.Function):
-    """Half the sum of squares of what several values are apart from their centres.
+    """Half the sum of squared differences of several values from their centres.
 
-    All of it lies in one piece of memory, so that one operation does for all values.
+    All differences are in one tensor, so that one operation computes all norms.
     """
 
     @staticmethod
     def forward(ctx: Any, many: int, *given: Tensor) -> Tensor:
-        """Return [C, 1] of so many values [C, 1, *p] and as many centres."""
+        """Return [C, 1] of values [C, 1, *p] and their centres."""
         values, centres = given[:many], given[many:]
         ctx.save_for_backward(*given)
         ctx.sizes = [v[0].numel() for v in values]
@@ -92,7 +92,7 @@ class HalfSquares(torch.autograd.Function):
         """Return the gradients by values and centres."""
         given = ctx.saved_tensors
         values, centres = given[: len(given) // 2], given[len(given) // 2 :]
-        if torch.is_grad_enabled():  # who differentiates again asks what was given
+        if torch.is_grad_enabled():  # second derivatives need the inputs
             pairs = zip(values, centres, strict=True)
             up = [like(grads[0], v) * (v - c) for v, c in pairs]
         else:

@@ -216,7 +216,7 @@ def test_without_a_good_message_the_server_keeps_its_state_and_says_so(name, cap
     run = fit(method, data(), 2, draws=None)
     toys.assert_same(run.state.server, first(method, data(), 0).server)
     assert [(r.reported, len(r.rejected)) for r in run.records] == [([], 6)] * 2
-    assert "round 2: nobody reports; server unchanged" in capsys.readouterr().err
+    assert "round 2: no client reported; server unchanged" in capsys.readouterr().err
 
 
 def test_a_merge_that_overflows_is_undone(blobs):

@@ -1,4 +1,4 @@
-"""What a server makes of messages: weighted means, merges that bear bad ones, optimiser steps."""
+"""Server updates: weighted means, robust aggregation rules and server optimizer steps."""
 
 from pyrofl.inference.aggregation.aggregator import (
     Aggregator,

@@ -1,10 +1,10 @@
-"""Servers as declarations: the next state from weighted means of what clients send.
+"""Declarative server updates: the next state from weighted means of the clients' messages.
 
     aggregate=Aggregator({"mean/*": weight_by("tau"), "base/*": by_size}, server_step=step)
 
-From one declaration follow the aggregation of messages that are kept, the folding of messages as
-they come, and rules that bear bad ones (`rule`). Only sums over clients are needed for the mean,
-so that sums over machines, and secure ones, need nothing else.
+One declaration is enough to aggregate stored messages, to fold messages on arrival, and to apply
+robust rules (`rule`). The mean needs only sums over clients, so that sums over machines and secure
+sums can replace it.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, join_up, matches
 
 Weight = Callable[[Tensors, Cohort], Tensor]
-"""(message [C, ...], cohort) -> how much each client counts, [C]; or [C, K] for what clients send K
-of, such as branches or clusters, each pooled on its own."""
+"""(message [C, ...], cohort) -> weight of each client, [C]; or [C, K] for tensors of which clients
+send K, such as branches or clusters, each aggregated separately."""
 
 Aggregate = Callable[[Tensors, Tensors, Cohort, Generator], Tensors]
 """(server, message [C, ...], cohort, generator) -> the next state; `Aggregator` is one."""
 
-UNUSED = 1e-12  # one of K that clients give less weight in all stays as it was
+UNUSED = 1e-12  # one of K with a smaller total weight keeps its value
 
 
 def by_size(message: Tensors, cohort: Cohort) -> Tensor:
-    """Let clients count by their training rows."""
+    """Return the number of training rows of each client as its weight, [C]."""
     return cohort.size
 
 
 def uniform(message: Tensors, cohort: Cohort) -> Tensor:
-    """Let all clients count the same."""
+    """Return equal weights for all clients, [C]."""
     return torch.ones_like(cohort.size)
 
 
 def weight_by(name: str) -> Weight:
-    """Let clients count by a tensor [C] that they send, such as a precision."""
+    """Return a weight function that reads a sent tensor [C], such as a precision."""
     return lambda message, cohort: message[name]
 
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Pool the weighted sum instead of the mean."""
+    """Weight function for the weighted sum of messages instead of their weighted mean."""
 
     weight: Weight
 
     def __call__(self, message: Tensors, cohort: Cohort) -> Tensor:
-        """Return the weights."""
+        """Return the clients' weights."""
         return self.weight(message, cohort)
 
 
 class Weighed(NamedTuple):
-    """What clients sent, and what each counts: [C, ...]; C is 1 once they have been folded."""
+    """Client messages and their weights: [C, ...]; C is 1 once they have been folded."""
 
     values: Tensors
     weights: Tensors  # by patterns, [C] or [C, K]
@@ -69,17 +69,17 @@ class Weighed(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Aggregator:
-    """A server that goes on from weighted means over clients.
+    """Server update that computes the next state from weighted means over clients.
 
     Attributes:
-        weights: patterns of names, the first that match count -> the clients' weights. The names
-            of one entry are pooled together, which matters to Krum and clipping.
-        server_step: (server, pooled [*p]) -> the next state; by default the weighted means.
-        rule: "mean", or an aggregation that bears bad messages, see `get_rule`.
-        transform: (server, message [C, ...]) -> what is averaged, named as the server's tensors
-            where it stands for them. The server's own state goes through it too, for rules that
-            need the value before.
-        noised: (pooled [*p], generator) -> the input of `server_step`, for noise on the means.
+        weights: patterns of names (the first match counts) -> the clients' weights. The names of
+            one entry are aggregated together, which matters to Krum and clipping.
+        server_step: (server, aggregated [*p]) -> the next state; by default the weighted means.
+        rule: "mean", or a robust aggregation rule, see `get_rule`.
+        transform: (server, message [C, ...]) -> values to average, with the names of the server's
+            tensors that they replace. The server's state is transformed too, for rules that need
+            the previous value.
+        noised: (aggregated [*p], generator) -> input of `server_step`, to add noise to the means.
     """
 
     weights: Mapping[str, Weight]
@@ -89,12 +89,15 @@ class Aggregator:
     noised: Callable[[Tensors, Generator], Tensors] = lambda pooled, generator: pooled
 
     def __post_init__(self) -> None:
-        """Refuse an unknown `rule`, and weights that are no functions of patterns."""
+        """Validate `rule` and the weight functions."""
         check_fields(self)
         for patterns, weight in self.weights.items():
             if not isinstance(patterns, str) or not callable(weight):
-                told = f"weights hold {patterns!r}: a {type(weight).__name__}"
-                raise ValueError(f"{told}; expected patterns of names, and a function for each")
+                raise ValueError(
+                    f"weights hold {patterns!r}: a {type(weight).__name__}; expected a dict of "
+                    "patterns -> function (message, cohort) -> weights, such as "
+                    '{"*": by_size}'
+                )
         get_rule(self.rule)
 
     def __repr__(self) -> str:
@@ -106,11 +109,11 @@ class Aggregator:
     def __call__(
         self, server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Return the next state; raise AggregationError if weights or messages permit none."""
+        """Return the next state; raise AggregationError if it cannot be computed."""
         return self.close(server, self.weigh(server, message, cohort), generator)
 
     def weigh(self, server: Tensors, message: Tensors, cohort: Cohort) -> Weighed:
-        """Return what is pooled, [C, *p], and the clients' weights."""
+        """Return the values to aggregate, [C, *p], and the clients' weights."""
         values = self.transformed(server, message)
         weights: Tensors = {}
         for names, patterns in self.groups(values):
@@ -120,14 +123,14 @@ class Aggregator:
         return Weighed(values, weights)
 
     def fold(self, *parts: Weighed) -> Weighed:
-        """Return one that stands for several: their mean, with the sum of their weights."""
+        """Return one message in place of several: their mean, with the sum of their weights."""
         values, weights = join_up(p.values for p in parts), join_up(p.weights for p in parts)
         folded = self._pooled(Weighed(values, weights), _mean_of_any, {}, 0.0)
         sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}
         return Weighed({n: v[None] for n, v in folded.items()}, sums)
 
     def close(self, server: Tensors, weighed: Weighed, generator: Generator) -> Tensors:
-        """Return the next state, given what was weighed, or folded."""
+        """Return the next server state, given weighted or folded messages."""
         ahead = self.transformed(server, {n: v[None] for n, v in server.items()})
         old = server | {n: v[0] for n, v in ahead.items()}
         pooled = self._pooled(weighed, get_rule(self.rule), old, UNUSED)
@@ -138,11 +141,11 @@ class Aggregator:
         return self.server_step(server, pooled)
 
     def transformed(self, server: Tensors, message: Tensors) -> Tensors:
-        """Return what is averaged, [C, ...]; see `transform`."""
+        """Return the values to average, [C, ...]; see `transform`."""
         return as_tensors("what transform returns", self.transform(server, message))
 
     def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
-        """Make one value [*p] of clients' values, or keep those before that are given no weight."""
+        """Return one value [*p] per name, or the previous one where all weights are zero."""
         found: Tensors = {}
         for names, patterns in self.groups(weighed.values):
             mine = {n: weighed.values[n] for n in names}
@@ -151,7 +154,7 @@ class Aggregator:
         return found
 
     def groups(self, values: Tensors) -> list[tuple[list[str], str]]:
-        """Return names that are pooled together, and the patterns that they match first."""
+        """Return the names that are aggregated together, with the first pattern they match."""
         found: dict[str, list[str]] = {}
         for name in values:
             first = next((p for p in self.weights if matches(name, p)), None)
@@ -161,14 +164,14 @@ class Aggregator:
 
 
 def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: list[str]) -> None:
-    """Refuse weights that are not one for each client, or one for each of K that it sends."""
+    """Raise ValueError unless weights have shape [C], or [C, K] for tensors [C, K, *p]."""
     first = values[names[0]]
     if not isinstance(weight, Tensor):
         kind = type(weight).__name__
         raise ValueError(f"the weight of {patterns!r} is a {kind}; expected a tensor [clients]")
     if weight.shape in (first.shape[:1], first.shape[:2]) and weight.dim():
         return
-    several = f", or {list(first.shape[:2])} for what clients send several of"
+    several = f", or {list(first.shape[:2])}, one per client and component"
     raise ValueError(
         f"the weight of {patterns!r} has shape {list(weight.shape)}; expected "
         f"{list(first.shape[:1])}, one for each client{several if first.dim() > 1 else ''}"
@@ -178,9 +181,9 @@ def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: l
 def _pool(
     combine: Combine, values: Tensors, weight: Tensor, before: Tensors, least: float
 ) -> Tensors:
-    """Make one value [*p] of [C, *p] by weights [C]; or [K, *p] of [C, K, *p] by [C, K], apart.
+    """Return one value [*p] of [C, *p] by weights [C], or [K, *p] of [C, K, *p] by weights [C, K].
 
-    What was before stays where all weights together are not above `least`.
+    The previous value is kept where the sum of the weights is at most `least`.
     """
     if weight.dim() == 1:
         return as_tensors("what the rule returns", combine(values, weight, before))
@@ -195,16 +198,16 @@ def _pool(
 
 
 def _mean_of_any(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
-    """Take the mean; of clients that all count nothing, what counts nothing in the next."""
+    """Return the weighted mean, or the default values if all weights are zero."""
     return mean(values, weight, none) if weight.any() else none
 
 
 def with_server_step(
     aggregate: Aggregate, change: Callable[[Tensors, Tensors], Tensors]
 ) -> Aggregate:
-    """Let a server go on from what it would merge by (server, merged) -> the next state.
+    """Return an aggregation with a server step after it: (server, aggregated) -> next state.
 
-    A declaration stays one. The change may be the step of an optimiser, such as `descend`.
+    An `Aggregator` stays one. The step may be that of an optimizer, such as `descend`.
     """
     if isinstance(aggregate, Aggregator):
         then = aggregate.server_step
@@ -219,27 +222,27 @@ def with_server_step(
 
 
 def damped(aggregate: Aggregate, keep: float) -> Aggregate:
-    """Go part of the way: the next state is keep * old + (1 - keep) * new."""
+    """Return an aggregation with damping: the next state is keep * old + (1 - keep) * new."""
     return with_server_step(aggregate, lambda old, new: old | blend(old, new, keep))
 
 
 def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server/optim") -> Tensors:
-    """Take one optimiser step on the server along pseudo-gradients.
+    """Return the server's values after one optimizer step along pseudo-gradients.
 
     Args:
-        make: the optimiser, such as `sgd(1.0, momentum=0.9)`; the server counts as one client, so
-            that `clip` is the norm over all tensors of the gradient.
-        server: holds the values [*p], and what the optimiser remembers of earlier rounds.
+        make: function that creates the optimizer, such as `sgd(1.0, momentum=0.9)`; the server
+            counts as one client, so that `clip` is the norm over all tensors of the gradient.
+        server: server state with the values [*p] and the optimizer state of earlier rounds.
         gradient: [*p] by the names of the values.
-        role: of the optimiser's memory; names under "server/" never travel.
+        role: prefix of the optimizer state; names under "server/" are never sent.
 
     Returns:
-        New values and memory, to be put into the server's state.
+        New values and optimizer state, for the server's state.
     """
     params = {n: server[n].detach()[None].clone().requires_grad_() for n in gradient}
     optimiser = make(list(params.values()))
     for group in optimiser.param_groups:
-        # A fused one needs equal strides everywhere, and memory of all tensors or of none.
+        # A fused optimizer needs equal strides, and state of all tensors or of none.
         group["fused"] = None
     for n, p in params.items():
         p.grad = gradient[n].detach()[None].clone()

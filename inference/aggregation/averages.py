@@ -1,4 +1,4 @@
-"""Averages over clients: weighted means, and what a few bad messages cannot move far.
+"""Aggregation rules: weighted means, and robust rules that limit the effect of bad messages.
 
 clip     Sun, Kairouz, Suresh and McMahan, "Can You Really Backdoor Federated Learning?", 2019
 median, trimmed   Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning:
@@ -23,11 +23,11 @@ Combine = Callable[[Tensors, Tensor, Tensors], Tensors]
 
 
 class AggregationError(ValueError):
-    """Raised where good messages cannot be aggregated; the server keeps its state."""
+    """Error for valid messages that cannot be aggregated; the server keeps its state."""
 
 
 def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
-    """Average over clients: sum_c weight_c value_c / sum_c weight_c.
+    """Return the weighted mean over clients: sum_c weight_c value_c / sum_c weight_c.
 
     Args:
         value: [C, *p].
@@ -44,7 +44,7 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def average(message: Tensors, weight: Tensor) -> Tensors:
-    """Average every tensor [C, *p] of a message with the same weights [C]; see `weighted_mean`."""
+    """Return the weighted mean of every tensor [C, *p] of a message; see `weighted_mean`."""
     for value in message.values():
         if weight.shape != value.shape[:1]:
             raise ValueError(
@@ -54,29 +54,32 @@ def average(message: Tensors, weight: Tensor) -> Tensors:
     total = weight.sum()
     if not bool((weight >= 0).all()) or not 0 < float(total) < float("inf"):
         raise AggregationError(
-            f"weights are {weight.tolist()}; expected finite, so their sum, not all zero, none < 0"
+            f"weights are {weight.tolist()}; expected finite numbers >= 0 with a positive sum"
         )
     shares = weight / total
     return {n: torch.tensordot(shares.to(v), v, 1) for n, v in message.items()}
 
 
 def blend(old: Tensors, new: Tensors, keep: float) -> Tensors:
-    """Move only part of the way: keep * old + (1 - keep) * new, for the names of `new`."""
+    """Return the interpolation keep * old + (1 - keep) * new, for the names of `new`."""
     return {n: keep * old[n] + (1 - keep) * v for n, v in new.items()} if keep else new
 
 
 def get_rule(rule: str | Combine) -> Combine:
-    """Read how messages become one.
+    """Return the aggregation rule of a name, such as "median" or "trimmed:0.1".
 
     Args:
-        rule: "mean" weighs clients by size; "median" takes the middle of every coordinate and
-            "trimmed:0.1" the mean without its 10% largest and 10% smallest values; "krum:2" takes
-            the one message that is nearest to its neighbours, whichever 2 are bad, and
-            "krum:2:5" the mean of 5 such; "clip:1.0" shortens the change of every client to a
-            norm of at most 1. Or a function.
+        rule: "mean" weights clients by size; "median" is the coordinatewise median and
+            "trimmed:0.1" the mean without the 10% largest and 10% smallest values; "krum:2" is the
+            message closest to its neighbors, robust to 2 bad messages, and "krum:2:5" the mean of
+            5 such; "clip:1.0" clips the change of every client to a norm of at most 1. Or a
+            function (message, weights, server) -> aggregated tensors.
+
+    Returns:
+        The rule as a function.
 
     Raises:
-        ValueError: if it is none of these, or a number is out of its range.
+        ValueError: if the name is unknown, or a number is out of its range.
     """
     if callable(rule):
         return rule
@@ -103,35 +106,35 @@ def get_rule(rule: str | Combine) -> Combine:
 
 
 def counted(rule: Combine) -> Combine:
-    """Leave out messages of weight 0, which a rule would count like the others."""
+    """Return a rule that ignores messages of weight 0."""
 
     def some(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
         at = weight.nonzero().flatten()
         if not len(at):
-            raise AggregationError(f"weights are {weight.tolist()}; expected one above 0")
+            raise AggregationError(f"weights are {weight.tolist()}; expected at least one above 0")
         return rule(cut(message, at), weight[at], server) if message else {}
 
     return some
 
 
 def mean(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
-    """Take the weighted mean, which a single client can move anywhere."""
+    """Return the weighted mean, which a single client can change without bound."""
     return average(message, weight)
 
 
 def median(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
-    """Take the median of every coordinate, clients counting the same whatever size they claim."""
+    """Return the coordinatewise median, with equal weights of all clients."""
     return {n: middle(v, torch.ones_like(weight), (len(v) - 1) // 2) for n, v in message.items()}
 
 
 def trimmed(message: Tensors, weight: Tensor, share: float) -> Tensors:
-    """Take the weighted mean of every coordinate without this share of clients at either end."""
+    """Return the weighted coordinatewise mean without this fraction of clients at either end."""
     each = math.floor(share * len(weight) + 1e-9)  # 0.29 of 100 is 28.999...
     return {n: middle(v, weight, each) for n, v in message.items()}
 
 
 def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
-    """Average values [C, *p] by weights [C], without the `each` largest and smallest at a place."""
+    """Return the mean of values [C, *p] without the `each` largest and smallest per coordinate."""
     if not each:
         return weighted_mean(value, weight)
     order = value.sort(0)
@@ -141,7 +144,7 @@ def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
 
 
 def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
-    """Take the weighted mean of the `best` messages that lie closest to others; `bad` may not.
+    """Return the weighted mean of the `best` messages closest to others, if at most `bad` are bad.
 
     A message's score is the sum of its squared distances, over all its tensors [C, *p], to the
     C - bad - 2 nearest others.
@@ -149,8 +152,8 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
     clients, least = len(weight), max(2 * bad + 3, best)
     if clients < least:
         raise AggregationError(
-            f"krum of {clients} messages, {bad} of them bad and {best} taken; expected at least "
-            f"{least} messages in every round"
+            f"krum received {clients} messages, to choose {best} with up to {bad} bad; expected at "
+            f"least {least} messages in every round"
         )
     flat = torch.cat([v.reshape(clients, -1) for v in message.values()], 1)
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -160,10 +163,10 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
 
 
 def clipped(message: Tensors, weight: Tensor, server: Tensors, norm: float) -> Tensors:
-    """Take the weighted mean after shortening changes, over all tensors, from the server's."""
+    """Return the weighted mean after clipping the norm of each client's change."""
     change = {n: v - server[n] for n, v in message.items()}
     factor = norm / total({n: v.square() for n, v in change.items()}).sqrt()
     near = {n: server[n] + like(factor, v) * v for n, v in change.items()}
-    # Those within the norm stay as they are, to the last bit.
+    # Messages within the norm stay bitwise unchanged.
     kept = {n: torch.where(like(factor < 1, v), near[n], v) for n, v in message.items()}
     return average(kept, weight)

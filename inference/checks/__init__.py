@@ -1,4 +1,4 @@
-"""Checks of what was learned: are posteriors calibrated, do models fit, do clients know?"""
+"""Posterior checks: calibration, model fit, cross-validation and predictions for new clients."""
 
 from pyrofl.inference.checks.by_class import classification_report
 from pyrofl.inference.checks.leave_one_client_out import loco

@@ -1,4 +1,4 @@
-"""How well each class is told from the others: what accuracy hides where classes are unequal."""
+"""Classification scores by class, which accuracy hides where classes are unequal."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def classification_report(run: Run, **asked: Unpack[EvaluationFields]) -> DataFr
     """Score the rows of all clients together, by class, with scikit-learn.
 
     Args:
-        run: of a classifier.
+        run: fitted run of a classifier.
         asked: fields of `evaluate`; seed and draws are the run's by default.
 
     Returns:
-        A line for each class, and "all": `rows`; `recall`, of "all" the balanced accuracy, a mean
-        over classes that have rows; `precision`; `auroc` and `average_precision` of the class's
-        probability against all other rows; of "all" these are means over classes. NaN stands for
-        what is not defined, as of a class that no row has or is predicted for.
+        A data frame with a row for each class, and "all": `rows`; `recall` (for "all" the balanced
+        accuracy, the mean over classes with rows); `precision`; `auroc` and `average_precision` of
+        the class's probability against all other rows; for "all", means over classes. NaN marks
+        undefined scores, as of a class without rows or predictions.
 
     Raises:
-        ValueError: as `evaluate`; or if the method predicts numbers.
+        ValueError: as `evaluate`; or if the method is not a classifier.
     """
     how: EvaluationFields = {"seed": run.seed, "draws": run.draws, **asked}
     found = list(predict(run.method, run.data, run.state, **how))
     if found[0].prediction.mean.dim() < 3:
-        raise ValueError("the method predicts numbers; expected probabilities of classes")
+        raise ValueError("the method predicts numbers; classification_report needs a classifier")
     probs = torch.cat([one.prediction.mean[one.mask] for one in found]).double().cpu().numpy()
     y = torch.cat([one.y[one.mask] for one in found]).long().cpu().numpy()
     return scores_by_class(probs, y, run.data.classes or ("0", "1"))
 
 
 def scores_by_class(probs: NDArray[Any], y: NDArray[Any], classes: Sequence[str]) -> DataFrame:
-    """Return the table of `by_class` of probabilities [N, K] and the true classes [N]."""
+    """Return the scores by class of probabilities [N, K] and the true classes [N]."""
     from pandas import DataFrame
     from sklearn.metrics import average_precision_score, roc_auc_score
 

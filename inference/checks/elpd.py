@@ -1,4 +1,4 @@
-"""ArviZ's container of leave-one-out, filled with numbers of our own; for 0.23 and 1.x."""
+"""ArviZ's ELPDData for leave-one-out estimates computed by pyrofl; for ArviZ 0.23 and 1.x."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def elpd_data(by_place: xarray.DataArray, spent: float, k: xarray.DataArray, count: int) -> Any:
-    """Return an ELPDData."""
+    """Return an ELPDData of pointwise estimates, with Pareto k and the effective parameters."""
     arviz = import_arviz()
     if hasattr(arviz, "loo_approximate_posterior"):
-        # Its classes differ from release to release, so `loo` is to make one.
+        # Its classes differ from release to release, so `loo` creates one.
         even = by_place.reset_coords(drop=True).expand_dims(chain=1, draw=count)
         groups = {"log_likelihood": even.rename("together").to_dataset()}
         weights = {"log_weights": 0 * even - np.log(count), "pareto_k": k}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of k, and of a single place
+            warnings.simplefilter("ignore", UserWarning)  # of k, and of a single entry
             made = arviz.loo(gathered(groups), pointwise=True, reff=1.0, **weights)
         made.p, made.elpd_i = spent, by_place
         return made

@@ -1,7 +1,7 @@
-"""Leave-one-client-out: how well is a whole client predicted from all others?
+"""Leave-one-client-out: predictive density of a whole client, given all other clients.
 
-Where the server keeps a factor t_j of every client, q / t_j is what the others know of the sites g
-that clients share. With the latents z_j of the client's own,
+Where the server keeps a factor t_j of every client, q / t_j is the posterior of the shared sites g
+given the other clients. With the client's own latent variables z_j,
 
     p(y_j | y_others) = E p(y_j | g)  over  g ~ q / t_j,     p(y_j | g) = E p(y_j | g, z_j)
 
@@ -9,11 +9,11 @@ Half of the draws of g are from q / t_j and half from q, z_j from its guide give
 
     w = (q / t_j)(g) / m(g)  p(z_j | g) p(y_j | g, z_j) / q(z_j | g),    m = (q / t_j + q) / 2
 
-They are small where q is right, as q is then their best proposal, and bounded in g where it is not.
-As m integrates q / t_j to 1, (q / t_j) / m - 1 is a control variate, with which no other mixture of
-the two is better; where everything is normal nothing is left to vary. Owen and Zhou, "Safe and
-Effective Importance Sampling", JASA 2000. Where p0 of PVI is not the prior, q / t_j is weighted
-with the share of what is missing, which t_j held.
+Their variance is small where q is exact, as q is then the best proposal, and they are bounded in g
+otherwise. As the mean of (q / t_j) / m under m is 1, (q / t_j) / m - 1 is a control variate, with
+which no other mixture of the two is better; the variance is zero if all densities are normal. Owen
+and Zhou, "Safe and Effective Importance Sampling", JASA 2000. Where p0 of PVI is not the prior,
+q / t_j is weighted by the ratio of prior and p0 that t_j contained.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pyrofl.tensors import matches
 
 
 class Estimate(NamedTuple):
-    """What is found of one client: log densities, and what their draws are worth."""
+    """Estimate for one client: log densities, their Monte Carlo error and Pareto k."""
 
     elpd: float  # given the others
     error: float  # its Monte Carlo standard error
@@ -57,36 +57,39 @@ def loco(
 ) -> Any:
     """Estimate how well each client is predicted from all others: ArviZ's ELPDData, by client.
 
-    For `arviz.compare` or `compare_loo`, of models of the same clients. The entries by client have
-    Monte Carlo standard errors as a coordinate, "mcse", and each has its Pareto k.
+    The result is for `arviz.compare` or `compare_loo`, with models of the same clients. The entries
+    by client have Monte Carlo standard errors as a coordinate, "mcse", and each has its Pareto k.
 
-    The factors of the others were found beside the client's. Where the model is not normal they
-    are a little off without it, and some rounds without it mend that, for the price of so many
-    rounds for every client. Of twelve hospitals that differ by 3 nats (BUGS's "Surgical"), the
-    estimates are off those of fits without the hospital by 0.055 nats at most, by 0.017 after 4
-    rounds and by 0.003 after 8; the order of hospitals is the same each time. Of 8 of the 85
-    counties of radon, the one that tells most of what all share is off by 0.21 nats (of -138), by
-    0.05 after 8 rounds; the others by 0.01 at most.
+    The factors of the other clients were fitted together with the client's. Where the model is not
+    normal they are slightly wrong without it; some rounds without the client correct this, at the
+    cost of these rounds for every client. For twelve hospitals that differ by 3 nats (BUGS's
+    "Surgical"), the estimates differ from those of fits without the hospital by at most 0.055
+    nats, by 0.017 after 4 rounds and by 0.003 after 8; the order of hospitals is always the same.
+    For 8 of the 85 counties of radon, the error of the most informative county is 0.21 nats (of
+    -138), and 0.05 after 8 rounds; that of the others is at most 0.01.
 
     Args:
         found: a run of `pvi.build` or `pvi.hierarchical`, or several as chains.
-        draws: of each run.
-        rounds: of the others alone, before their posterior is asked; 0 divides the factor out.
-        allow_diverged: look at runs that diverged too.
+        draws: number of draws of each run.
+        rounds: rounds of the other clients before the estimate; 0 only divides the factor out.
+        allow_diverged: accept diverged runs.
+
+    Returns:
+        ArviZ's ELPDData, with an entry for each client.
 
     Raises:
-        ValueError: if a run is of another method or diverged, runs differ in clients or rows, what
-            the others know is no distribution, or a density is not finite.
+        ValueError: if a run is of another method or diverged, runs differ in clients or rows, the
+            posterior given the others is not a distribution, or a density is not finite.
 
     Warns:
-        UserWarning: of clients whose Pareto k is bad.
+        UserWarning: if Pareto k of a client is too high.
     """
     import xarray
 
     runs = [found] if isinstance(found, Run) else list(found)
     refuse_no_runs(runs)
     if not runs:
-        raise ValueError("there is no run; expected at least one")
+        raise ValueError("the list of runs is empty; pass at least one run")
     refuse_diverged(runs, allow_diverged)
     data = runs[0].data
     names = list(data.names[: data.clients])
@@ -107,19 +110,19 @@ def loco(
     if len(bad):
         warnings.warn(
             f"Pareto k is above {made.good_k:.2f} in {len(bad)} of {len(names)} clients: "
-            f"{', '.join(bad)}; do not trust their estimates",
+            f"{', '.join(bad)}: their estimates are unreliable; increase draws or rounds",
             stacklevel=3,
         )
     return made
 
 
 def _factors(run: Run) -> Factors:
-    """Return the fact that the server keeps factors, or refuse the run."""
+    """Return the metadata of the server's factors; raise ValueError if it keeps none."""
     found = of_kind(run.method.metadata.tensors, Factors)
     if not found:
         raise ValueError(
-            "the server of this run holds no factors of clients; expected a run of pvi.build or "
-            "pvi.hierarchical, or `loo`, which leaves rows out"
+            "the server of this run keeps no factors of clients; pass a run of pvi.build or "
+            "pvi.hierarchical, or use `loo`, which leaves out rows"
         )
     return next(iter(found.values()))
 
@@ -145,14 +148,14 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
         excess.append((others - middle).exp() - 1)
         known.append(_log_likelihood(said, method.shared))
     (top, w), (below, v) = (_scaled(torch.stack(value)) for value in (log_w, log_v))
-    # The same noise gave a draw of q and one of q / t_j, so that they vary as one.
+    # Draws of q and of q / t_j use the same noise, so that each pair is averaged first.
     (w_mean, w_rest), (v_mean, v_rest) = (_mean(x, torch.stack(excess).mean(0)) for x in (w, v))
     rest = w_rest / w_mean - v_rest / v_mean
     elpd = float(top - below + (w_mean / v_mean).log())
     if not np.isfinite(elpd):
         raise ValueError(
-            f"the log density of {client!r} given all others is {elpd}; expected a finite number, "
-            "such as after more rounds"
+            f"the log density of {client!r} given all others is {elpd}, not a finite number; "
+            "fit more rounds"
         )
     return Estimate(
         elpd=elpd,
@@ -163,13 +166,13 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
 
 
 def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest of log weights [2, S], and weights beside it, the mean of each pair."""
+    """Return the largest of log weights [2, S], and weights relative to it averaged over pairs."""
     top = log_weights.max()
     return top, (log_weights - top).exp().mean(0)
 
 
 def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of values [S] where that of the control is 0, and what is left to vary."""
+    """Return the mean of values [S] adjusted by a control variate of mean 0, and the residuals."""
     centred = control - control.mean()
     spread = centred.square().sum()
     slope = (value * centred).sum() / spread if spread > 0 else spread

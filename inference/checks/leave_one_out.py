@@ -1,23 +1,23 @@
-"""Leave-one-out cross-validation of variational posteriors, and comparison of models by it.
+"""Leave-one-out cross-validation of variational posteriors, and model comparison with it.
 
 Draws from a guide q are not draws from the posterior p. Both steps, from q to p and from p to the
 posterior without row i, are importance weights:
 
     r_i = p(theta, y) / q(theta) / p(y_i | theta),    log sum_s r_i p(y_i | theta_s) / sum_s r_i
 
-Their tail is smoothed by a generalised Pareto distribution, whose shape k shows how far they can be
-trusted: up to 0.7 all is well. Draws that `to_arviz` has corrected, as it does by default for sites
-that clients share, are from p already, and only the second step is left. Elsewhere a guide narrower
-than the posterior leaves the estimate too good, the more so the larger k; a wider one does no harm.
+Their tail is smoothed by a generalized Pareto distribution with shape k; estimates are reliable for
+k up to 0.7. Draws that `to_arviz` has corrected (by default, those of sites that clients share) are
+draws of p already, and only need the second step. Otherwise a guide narrower than the posterior
+makes the estimate too good, the more so the larger k; a wider guide is harmless.
 Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto Smoothed Importance Sampling", JMLR 2024;
 Magnusson, Andersen, Jonasson and Vehtari, "Bayesian Leave-One-Out Cross-Validation for Large Data",
 ICML 2019.
 
-A row is left out with all that is observed of it: several responses, and the `pyro.factor` of rows,
-add up. Rows that the model's own mask hides were predicted by nobody: they are no part of the sum.
+A row is left out with all its observed sites: log densities of several responses, and of the
+`pyro.factor` of rows, are summed. Rows hidden by a mask in the model are excluded from the sum.
 
-Clients that share no site are independent given the server, so theta is a client's own; otherwise
-it is what all clients hold. What the server holds counts as known.
+Clients without shared sites are independent given the server, so theta is a client's own; otherwise
+theta has the sites of all clients. The server's point values count as known.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray
 
-SAME = 1e-5  # how far equal log likelihoods are apart, beside their size
+SAME = 1e-5  # largest relative difference of log likelihoods that count as equal
 
 
 def loo(
@@ -49,20 +49,23 @@ def loo(
 ) -> Any:
     """Estimate how well each row is predicted from all others: ArviZ's ELPDData, pointwise.
 
-    Pareto k of every row are in its `pareto_k`, and counted where it is printed.
+    Pareto k of every row are in its `pareto_k`; its printed form counts them.
 
     Args:
-        found: a run, several as chains, or what `to_arviz` made of them with "log_likelihood".
-        draws: of each run.
-        var_name: one observed site; default all of a row together.
+        found: a run, several as chains, or the result of `to_arviz` with "log_likelihood".
+        draws: number of draws of each run.
+        var_name: name of one observed site; default the sum of all sites of a row.
         what: further arguments of `to_arviz`, such as corrected.
+
+    Returns:
+        ArviZ's ELPDData, with an entry for each row.
 
     Raises:
         ValueError: if there are no log densities of the draws, the guide is a point, or a run
             diverged; see `to_arviz`.
 
     Warns:
-        UserWarning: of rows that are hidden, and of those whose Pareto k is bad.
+        UserWarning: if rows are hidden by a mask, or Pareto k of a row is too high.
     """
     data: Any = found
     runs = [found] if isinstance(found, Run) else found
@@ -88,7 +91,7 @@ def loo(
         guided = "" if corrected else "the guide is far from their posterior, or "
         warnings.warn(
             f"Pareto k is above {elpd.good_k:.2f} in {bad} of {elpd.pareto_k.size} rows: {guided}"
-            "they are influential; do not trust their estimates",
+            "they are influential; their estimates are unreliable",
             stacklevel=2,
         )
     return elpd
@@ -97,20 +100,23 @@ def loo(
 def compare_loo(
     models: Mapping[str, Any], draws: int = 1000, *, method: str = "stacking", **what: Any
 ) -> pd.DataFrame:
-    """Compare models by leave-one-out: ArviZ's table, the best first, with their largest Pareto k.
+    """Compare models by leave-one-out: ArviZ's table, sorted, with their largest Pareto k.
 
     Args:
-        models: name -> what `loo` takes, all of the same rows, or what `loco` returned, all of the
-            same clients.
-        draws: of each run.
-        method: of weighing the models, as in `arviz.compare`.
+        models: name -> argument of `loo` (all with the same rows), or result of `loco` (all with
+            the same clients).
+        draws: number of draws of each run.
+        method: weighting of the models, as in `arviz.compare`.
         what: further arguments of `loo`.
 
+    Returns:
+        The table of `arviz.compare`, best model first, with the column "largest_k".
+
     Raises:
-        ValueError: if models are about different rows or clients, or as `loo`.
+        ValueError: if models have different rows or clients, or as `loo`.
     """
     if not isinstance(models, Mapping):
-        raise ValueError(f"models is a {type(models).__name__}; expected a dict, name -> a run")
+        raise ValueError(f"models is a {type(models).__name__}; expected a dict of name -> run")
     found = {n: m if hasattr(m, "pareto_k") else loo(m, draws, **what) for n, m in models.items()}
     ks = {n: one.pareto_k for n, one in found.items()}
     whose = {n: k.coords.get("row_client", k[k.dims[0]]) for n, k in ks.items()}
@@ -118,8 +124,8 @@ def compare_loo(
     for other in others:
         if not whose[first].equals(whose[other]):
             raise ValueError(
-                f"{first!r} and {other!r} are about different rows; expected the same clients with "
-                "the same number of rows"
+                f"{first!r} and {other!r} have different rows; expected the same clients with the "
+                "same number of rows"
             )
     compared = import_arviz().compare
     exact = {"round_to": "none"} if "round_to" in signature(compared).parameters else {}
@@ -132,45 +138,47 @@ def compare_loo(
 
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
-    """Return the log density of every row, of one site or of all, without rows that are hidden."""
+    """Return the log density of every visible row, of one site or summed over all sites."""
     known = dict(data["log_likelihood"].data_vars) if "log_likelihood" in data else {}
     if not known or var_name not in (None, *known):
         raise ValueError(
-            f"var_name is {var_name!r}, log_likelihood has {list(known)}; expected one of them"
+            f"var_name is {var_name!r}; expected one of the sites in log_likelihood: {list(known)}"
         )
     parts = list(known.values()) if var_name is None else [known[var_name]]
     if len({part.dims for part in parts}) > 1:
-        told = ", ".join(f"{part.name} {part.dims}" for part in parts)
-        raise ValueError(f"log_likelihood has {told}; expected the same axes, or a var_name")
+        sites = ", ".join(f"{part.name} {part.dims}" for part in parts)
+        raise ValueError(
+            f"log_likelihood has sites with different axes: {sites}; pass var_name to choose one"
+        )
     seen = [part.notnull().any(("chain", "draw")) for part in parts]
     found: xarray.DataArray = sum(part.fillna(0.0) for part in parts)
     some = reduce(or_, seen)
     if hidden := int((~some).sum()):
         warnings.warn(
-            f"{hidden} of {some.size} rows are hidden by a mask of the model's own: nothing is "
-            "known of their response, and they are left out",
+            f"{hidden} of {some.size} rows are hidden by a mask in the model and have no observed "
+            "response; they are excluded",
             stacklevel=3,
         )
         found = found.isel({some.dims[0]: some.values})
     # Equal draws differ by rounding where a model was run on more of them at once.
     if bool((found.max("draw") - found.min("draw") <= SAME * (1 + abs(found).max("draw"))).all()):
         raise ValueError(
-            "draws are all the same, as of a point, which is no posterior to leave a row out of; "
-            "expected a guide with some spread, such as guide='mean_field'"
+            "all draws are equal because the guide is a point estimate; leave-one-out needs a "
+            "guide with some spread, such as guide='mean_field'"
         )
     return found.rename(var_name or (parts[0].name if len(parts) == 1 else "together"))
 
 
 def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
-    """Return log p and log q of what each row depends on: chain, draw, and row or client."""
+    """Return log p and log q of each row's latent sites: chain, draw, and row or client."""
     stats = data.get("sample_stats", {})
     if "log_p" not in stats or "log_q" not in stats:
         raise ValueError(
-            "sample_stats lack log_p and log_q; make log_likelihood with `to_arviz`, of all "
-            "clients (draws of a server's posterior, as FedBE's, have none: see `arviz.loo`)"
+            "sample_stats lack log_p and log_q; create log_likelihood with `to_arviz` for all "
+            "clients (draws of a server's posterior, as FedBE's, have none: use `arviz.loo`)"
         )
     log_p, log_q = stats["log_p"], stats["log_q"]
-    # Chains have servers of their own, whose evidence shall not weigh them: each counts the same.
+    # Each chain has its own server, and its evidence must not weight it: all count the same.
     log_p = log_p - _log_sum_exp(log_p - log_q, "draw")
     if "row" in log_lik.dims and "client" in log_p.dims:
         whose = {"client": log_lik["row_client"]}
@@ -179,7 +187,7 @@ def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
 
 
 def _smoothed(log_lik: xarray.DataArray, ratio: xarray.DataArray) -> Any:
-    """Do what ArviZ 1 does in `loo_approximate_posterior`, for ArviZ 0.23."""
+    """Return the ELPDData that ArviZ 1 computes in `loo_approximate_posterior`, for 0.23."""
     from arviz import psislw
 
     samples = ("chain", "draw")

@@ -1,4 +1,4 @@
-"""Posteriors of new clients: a held-out client joins with 0, 1, 2 or more of its rows."""
+"""Posteriors of new clients: a held-out client is initialized with 0, 1, 2 or more of its rows."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def new_client_posterior(
     draws: int = 1000,
     **asked: Unpack[ModelAsked],
 ) -> dict[int, Tensors]:
-    """Draw from the posterior of a held-out client that joins with more and more rows.
+    """Draw from the posterior of a held-out client, given more and more of its rows.
 
-    The server stays as it is. With n rows the client receives, joins and adapts on the first n of
-    its training rows. With none it does the same and finds its prior given the server, as far as
-    its steps reach.
+    The server state stays unchanged. With n rows the client receives the download, initializes its
+    state and adapts to the first n of its training rows. Without rows the same steps approach its
+    prior given the server.
 
     Args:
         method: as trained.
@@ -38,14 +38,14 @@ def new_client_posterior(
         state: a round.
         client: name of a held-out client.
         sizes: numbers of rows.
-        draws: S.
-        asked: as in `pyrofl.posterior`; adaptation is "train" unless given.
+        draws: number S of draws.
+        asked: further arguments of `pyrofl.posterior`; adaptation is "train" unless given.
 
     Returns:
         n -> site -> draws [S, *p].
 
     Raises:
-        ValueError: if the client is not held out, or has fewer rows than asked for.
+        ValueError: if the client is not held out, or has fewer rows than requested.
     """
     found = {}
     for n in sizes:
@@ -62,11 +62,15 @@ def joining(
     """Return method and federation in which a held-out client has its first rows, and its id."""
     held_out = data.names[data.clients :]
     if client not in held_out:
-        raise ValueError(f"client is {client!r}; expected a held-out one of {list(held_out)}")
+        raise ValueError(
+            f"client is {client!r}; expected the name of a held-out client: {list(held_out)}"
+        )
     i = data.names.index(client)
     if not 0 <= size <= len(data.train[i]):
-        raise ValueError(f"size is {size}; expected 0 to {len(data.train[i])}, {client}'s rows")
+        raise ValueError(
+            f"size is {size}; expected 0 to {len(data.train[i])}, the number of {client}'s rows"
+        )
     rows = [r[: max(size, 1)] if j == i else r for j, r in enumerate(data.train)]
-    if not size:  # no client of a federation is without rows: nobody sees the one it has
+    if not size:  # a client needs at least one row: it is masked
         method = seeing(method, lambda batch: replace(batch, mask=torch.zeros_like(batch.mask)))
     return method, replace(data, train=tuple(rows)), i

@@ -1,4 +1,4 @@
-"""Posterior predictive checks of every client: would the model make up such data?
+"""Posterior predictive checks of every client: whether the model reproduces its data.
 
 Gelman, Meng and Stern, "Posterior Predictive Assessment of Model Fitness via Realized
 Discrepancies", Statistica Sinica 1996. With draws y_rep of a client's rows from the posterior
@@ -6,8 +6,8 @@ predictive distribution and a statistic T,
 
     p = P(T(y_rep) > T(y)) + P(T(y_rep) = T(y)) / 2
 
-As the rows have shaped the posterior already, such p values gather around 1/2 if the model is
-right; near 0 and near 1 it is wrong.
+As the posterior was fitted to the same rows, these p values concentrate around 1/2 if the model is
+right; values near 0 or 1 show misfit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""Rows [..., N] -> what they are summarised by, [...]."""
+"""Rows [..., N] -> their summary statistic, [...]."""
 
 STATISTICS: dict[str, Statistic] = {
     "mean": lambda y: y.mean(-1),
@@ -43,22 +43,22 @@ def predictive_checks(
     draws: int = 1000,
     **what: Any,
 ) -> pandas.DataFrame:
-    """Compare every client's rows with rows that its posterior makes up.
+    """Compare statistics of every client's rows with posterior predictive replications.
 
     Args:
-        found: a `Run`, or what `to_arviz` made of runs, with the groups posterior_predictive and
-            observed_data; all chains are taken together.
+        found: a `Run`, or the result of `to_arviz` with the groups posterior_predictive and
+            observed_data; all chains are used together.
         statistics: names of `STATISTICS`, or name -> function of rows [..., N] to [...].
-        draws: of a Run.
+        draws: number of draws of a Run.
         what: further arguments of `to_arviz`, for a Run.
 
     Returns:
         A row for each observed site, client and statistic, with columns variable, client,
-        statistic; observed; mean, low and high, the ends of the central 95% of what the model
-        makes up; and p, the share of draws above the observed one, ties counting half.
+        statistic; observed; mean, low and high, mean and ends of the central 95% of the simulated
+        statistics; and p, the fraction of them above the observed one, ties counting half.
 
     Raises:
-        ValueError: if a statistic is unknown or has another shape, a group is missing, or no
+        ValueError: if a statistic is unknown or has a wrong shape, a group is missing, or no
             observed site has one number per row.
     """
     import pandas
@@ -68,8 +68,8 @@ def predictive_checks(
     asked: dict[str, Any] = {n: known.get(n) for n in names}
     if not asked or not all(map(callable, asked.values())):
         raise ValueError(
-            f"statistics are {', '.join(asked) or 'none'}; expected functions by name, or some of "
-            f"{', '.join(STATISTICS)}"
+            f"statistics are {', '.join(asked) or 'none'}; expected names from "
+            f"{', '.join(STATISTICS)}, or a dict of name -> function"
         )
     rows = []
     for variable, client, seen, made in _clients(found, draws, what):
@@ -77,8 +77,8 @@ def predictive_checks(
             value, drawn = np.asarray(statistic(seen)), np.asarray(statistic(made))
             if value.shape or drawn.shape != made.shape[:1]:
                 raise ValueError(
-                    f"statistic {name!r} makes {value.shape} of rows {seen.shape} and "
-                    f"{drawn.shape} of {made.shape}; expected to reduce the last axis"
+                    f"statistic {name!r} returns shape {value.shape} for rows {seen.shape} and "
+                    f"{drawn.shape} for {made.shape}; it must reduce the last axis"
                 )
             low, high = np.quantile(drawn, [0.025, 0.975])
             p = (drawn > value).mean() + (drawn == value).mean() / 2
@@ -87,16 +87,16 @@ def predictive_checks(
 
 
 def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
-    """Return the place of every row in its predictive distribution, its integral transform.
+    """Return the probability integral transform of every row: the predictive CDF at its value.
 
-    Uniform on 0 to 1 if forecasts are calibrated (Gneiting, Balabdaoui and Raftery 2007): the
-    central 95% hold as many rows as they say. Of rows that the model was fitted to it gathers
-    slightly around 1/2; ties count half, so that counts of few values are lumpy.
+    It is uniform on 0 to 1 if forecasts are calibrated (Gneiting, Balabdaoui and Raftery 2007):
+    central 95% intervals contain 95% of the rows. For rows that the model was fitted to, it
+    concentrates slightly around 1/2; ties count half, so that it is lumpy for counts.
 
     Args:
-        found: as in `predictive_checks`, as are draws and what.
-        draws: of a Run.
-        what: further arguments of `to_arviz`.
+        found: a `Run`, or the result of `to_arviz`, as in `predictive_checks`.
+        draws: number of draws of a Run.
+        what: further arguments of `to_arviz`, for a Run.
 
     Returns:
         A row for each row of the data, with columns variable, client and pit.
@@ -116,20 +116,20 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
 def _clients(
     found: Any, draws: int, what: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
-    """Yield site, client, its rows [N] and draws of them [S, N]."""
+    """Yield site, client, its rows [N] and posterior predictive draws of them [S, N]."""
     if isinstance(found, Run):
         found = found.to_arviz(draws, groups=GROUPS, **what)
     refuse_no_groups(found)
     for group in GROUPS:
         if group not in found:
-            raise ValueError(f"group {group} is missing; expected to_arviz(..., groups='all')")
+            raise ValueError(f"group {group} is missing; call to_arviz(..., groups='all')")
     predictive, observed = (found[group] for group in GROUPS)
     shared = [n for n in map(str, observed.data_vars) if n in predictive.data_vars]
     names = [n for n in shared if observed[n].dims == ("row",)]
     if not names or "row_client" not in predictive.coords:
         raise ValueError(
-            f"observed are {', '.join(shared) or 'no sites'}; expected one with a number for every "
-            "row, and the coordinate row_client, as to_arviz makes them"
+            f"observed sites are {', '.join(shared) or 'missing'}; expected at least one with a "
+            "number for every row, and the coordinate row_client, as to_arviz returns them"
         )
     owner = np.asarray(predictive["row_client"])
     for name in names:

@@ -1,4 +1,4 @@
-"""Many copies of a federation side by side: other responses, and a server for each."""
+"""Replicated federations in one: copies with simulated responses, and a server for each copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyrofl.tensors import Tensors, cut, join_up, under
 
 
 def compact(data: Federation) -> Federation:
-    """Return the clients that train with their training rows, one behind the other, and no more."""
+    """Return a federation of the training clients with only their training rows."""
     rows = torch.cat(data.train[: data.clients])
     parts = torch.arange(len(rows)).split(data.sizes[: data.clients].tolist())
     rows = rows.to(data.x.device)
@@ -30,7 +30,7 @@ def compact(data: Federation) -> Federation:
 
 
 def with_responses(data: Federation, y: Tensor) -> Federation:
-    """Put copies of a `compact` federation, that answer y [R, N, ...], side by side."""
+    """Return copies of a `compact` federation with the responses y [R, N, ...]."""
     copies, rows = range(len(y)), len(data.y)
     x, answers = torch.cat([data.x] * len(y)), y.flatten(0, 1).to(data.y.dtype)
     train = tuple(part + r * rows for r in copies for part in data.train)
@@ -42,22 +42,22 @@ def with_responses(data: Federation, y: Tensor) -> Federation:
 
 
 def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = None) -> Method:
-    """Return the method for copies of a federation of J `clients`, none of which reaches another.
+    """Return the method for copies of a federation of J clients, each with its own server.
 
-    Client j of copy r is number r J + j; the server's state of copy r is under "server/r/".
-    `refused` receives the copies whose server keeps its state, and the reasons.
+    Client j of copy r has the id r J + j; the server state of copy r is under "server/r/".
+    `refused` collects copies with a rejected aggregation, and the reason.
     """
     refused = {} if refused is None else refused
 
     def parts(cohort: Cohort) -> Iterator[tuple[int, Tensor, Cohort]]:
-        """Yield every copy, the places of its clients, and who they are in it."""
+        """Yield every copy, the positions of its clients, and its cohort."""
         copy = cohort.ids // clients
         for r in copy.unique().tolist():
             at = (copy == r).nonzero().flatten()
             yield r, at, Cohort(cohort.ids[at] % clients, cohort.size[at])
 
     def joined(cohort: Cohort, make: Callable[[int, Tensor, Cohort], Tensors]) -> Tensors:
-        """Call with every part, and put what it makes in the order of all clients."""
+        """Return the results of a function for every copy, in the order of all clients."""
         found = [(at, make(r, at, mine)) for r, at, mine in parts(cohort)]
         order = torch.cat([at for at, _ in found]).argsort()
         return cut(join_up(part for _, part in found), order)
@@ -110,13 +110,13 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
 
 
 def first_of(server: Tensors, copies: int, clients: int) -> RoundState:
-    """Return the round before the first, in which every copy's server holds the same."""
+    """Return the state before the first round, in which every copy's server is equal."""
     seen = torch.zeros(copies * clients, dtype=torch.bool)
     return RoundState(0, _whole(dict.fromkeys(range(copies), server)), {}, seen)
 
 
 def rounds_of(state: RoundState, clients: int) -> list[RoundState]:
-    """Return what each copy knows, as a round of its J clients."""
+    """Return the state of each copy, as a round of its J clients."""
     each, found = _parted(state.server), []
     for r in range(len(state.seen) // clients):
         mine = slice(r * clients, (r + 1) * clients)
@@ -127,7 +127,7 @@ def rounds_of(state: RoundState, clients: int) -> list[RoundState]:
 
 
 def _parted(server: Tensors) -> dict[int, Tensors]:
-    """Return the server of every copy."""
+    """Return the server state of every copy."""
     found: dict[int, Tensors] = defaultdict(dict)
     for name, value in server.items():
         _, copy, own = name.split("/", 2)
@@ -136,15 +136,15 @@ def _parted(server: Tensors) -> dict[int, Tensors]:
 
 
 def _whole(servers: Mapping[int, Tensors]) -> Tensors:
-    """Undo `_parted`: "server/r/" before a name, so that only `aggregate` judges its shape."""
+    """Return one server state of those of all copies, named "server/r/NAME"."""
     return {n: v for r, server in servers.items() for n, v in under(f"server/{r}", server).items()}
 
 
 def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
-    """Return the method with programs, losses and closed forms that see changed batches."""
+    """Return the method with programs, losses and updates that receive changed batches."""
 
     def changed(function: Any) -> Any:
-        """Change the last argument, the batch."""
+        """Return a function whose last argument, the batch, is changed."""
         return lambda *args: function(*args[:-1], change(args[-1]))
 
     def moved(phase: Phase) -> Phase:
@@ -158,6 +158,6 @@ def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
 
     what: dict[str, Any] = {n: changed(getattr(method, n)) for n in ("model", "guide")}
     what |= {n: tuple(map(moved, getattr(method, n))) for n in ("phases", "adapt")}
-    # Functions that read a program of the method see the changed batches themselves.
+    # Functions that read a program of the method receive the changed batches themselves.
     reads = {n: what[n] for n in method.metadata.reads}
     return replace(method, metadata=method.metadata.extend(reads=reads), **what)

@@ -1,4 +1,4 @@
-"""Simulation-based calibration: is the truth anywhere among the draws, as often as it should be?
+"""Simulation-based calibration: ranks of simulated true values among posterior draws.
 
 Talts, Betancourt, Simpson, Vehtari and Gelman, "Validating Bayesian Inference Algorithms with
 Simulation-Based Calibration", 2018.
@@ -6,7 +6,8 @@ Simulation-Based Calibration", 2018.
     theta ~ p(theta),  y ~ p(y | theta),  theta_1 ... theta_L ~ q(theta; y)
     rank = number of theta_l below theta,  uniform on 0 ... L if q is the posterior
 
-Ranks say how far to trust a method: p values of their being uniform, and what intervals cover.
+Ranks show how reliable a method is: p values of the test that they are uniform, and the coverage of
+intervals.
 """
 
 from __future__ import annotations
@@ -41,22 +42,22 @@ if TYPE_CHECKING:
 
 AtLeastTwo = Annotated[int, Range(2)]
 
-BYTES = 500_000_000  # rows of the replications that are fitted side by side
+BYTES = 500_000_000  # memory for rows of replications that are fitted together
 LEVELS = (0.5, 0.8, 0.95)
 EXPECTED = 10  # replications in a bin
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of the truth among the draws.
+    """Ranks of the true values among the posterior draws.
 
     Attributes:
-        ranks: of every site, 0 to L, dims replication, client (not for shared sites) and the
+        ranks: rank of every site, 0 to L, dims replication, client (not for shared sites) and the
             site's own; NaN where the fit failed.
-        draws: L.
-        bins: of the test for uniform ranks.
-        failed: "replication: what was not finite, or diverged". These replications count nowhere
-            else, so a method is as good as its ranks only if this is empty.
+        draws: number L of posterior draws.
+        bins: number of bins of the test for uniform ranks.
+        failed: "replication: reason" of fits that diverged or are not finite. The ranks exclude
+            these replications, so they describe the method only if this is empty.
     """
 
     ranks: xarray.Dataset
@@ -66,11 +67,11 @@ class Ranks:
 
     @property
     def places(self) -> xarray.Dataset:
-        """Ranks between 0 and 1: (rank + 1/2) / (L + 1), uniform as they are."""
+        """Return ranks between 0 and 1: (rank + 1/2) / (L + 1), uniform if the ranks are."""
         return (self.ranks + 0.5) / (self.draws + 1)
 
     def of_client(self, client: str) -> dict[str, Any]:
-        """Return the places [R] of what a client has or shares, by coordinate."""
+        """Return the scaled ranks [R] of a client's own and shared sites, by coordinate."""
         at = {"client": client} if "client" in self.ranks.dims else {}
         return {
             place: values.isel(index).to_numpy()
@@ -79,11 +80,11 @@ class Ranks:
         }
 
     def coverage(self, levels: Sequence[float] = LEVELS) -> xarray.Dataset:
-        """Return how often central intervals held the truth, with a new dim, level.
+        """Return how often central intervals contained the true value, with a new dim, level.
 
-        An interval ends at draws, so that no error comes from interpolation; levels are rounded to
-        those that such intervals have, (L + 1 - 2 k) / (L + 1). By chance alone, a share of
-        replications R is off by (level (1 - level) / R)^1/2.
+        Intervals end at draws, which avoids interpolation; levels are rounded to those of such
+        intervals, (L + 1 - 2 k) / (L + 1). With R replications, the standard error of a coverage
+        is (level (1 - level) / R)^1/2.
 
         Raises:
             ValueError: if a level is not between 0 and 1.
@@ -99,11 +100,10 @@ class Ranks:
         return xarray.concat(inside, xarray.Variable("level", exact))
 
     def p_values(self) -> xarray.Dataset:
-        """Return the p value of uniform ranks by the chi-square test, one for each coordinate.
+        """Return the p value of the chi-square test for uniform ranks, one for each coordinate.
 
-        Ranks of one coordinate are independent. Those of two clients in one replication are not, as
-        long as something is shared, nor are those of two coordinates of a client: they are never
-        thrown together here.
+        Ranks of one coordinate are independent. Ranks of two clients in one replication (if they
+        share a site) or of two coordinates of a client are not: they are never pooled.
         """
         import xarray
         from scipy.stats import chi2
@@ -115,10 +115,10 @@ class Ranks:
         return found
 
     def table(self) -> pandas.DataFrame:
-        """Return a row for each coordinate, named as in `arviz.summary`.
+        """Return p values and interval coverage of each coordinate, named as in `arviz.summary`.
 
         Columns: variable; p, see `p_values`; p_holm, adjusted for the number of rows, which holds
-        whatever depends on what (Holm, 1979); and the coverage of 50%, 80% and 95% intervals.
+        under any dependence (Holm, 1979); and the coverage of 50%, 80% and 95% intervals.
         """
         import pandas
 
@@ -137,7 +137,7 @@ class Ranks:
 
     @property
     def p_value(self) -> float:
-        """Smallest p value after Holm's adjustment: that all ranks are uniform."""
+        """Return the smallest p value of uniform ranks, after Holm's adjustment."""
         return float(self.table()["p_holm"].min())
 
 
@@ -156,32 +156,36 @@ def sbc(
     allow_diverged: bool = False,
     **what: Any,
 ) -> Ranks:
-    """Check a method on federations that its own prior and likelihood make up.
+    """Check a method's calibration on federations simulated from its own prior and likelihood.
 
-    The federation gives clients, their rows x and nothing else; all its responses are simulated, so
-    a method that was built for it suits every replication. All sites of the posterior are ranked,
-    deterministic ones too. Replications are fitted side by side: as fast as one federation with
-    that many more clients.
+    The federation provides only clients and their rows x; all responses are simulated, so a method
+    built for it fits every replication. All sites of the posterior are ranked, including
+    deterministic ones. Replications are fitted together, in the time of one federation with that
+    many more clients.
 
     Args:
         method: a method, or round number (from 0) -> method.
-        data: the template; held-out clients and test rows play no part.
-        rounds: of every fit.
-        replications: R.
-        draws: L, from the posterior of every replication.
+        data: template federation; held-out clients and test rows are ignored.
+        rounds: rounds of every fit.
+        replications: number R of replications.
+        draws: number L of draws from the posterior of every replication.
         seed: fixes all random numbers.
-        server: what the server holds when the truth is drawn and before every fit; default what
-            `method.init` says. Only a prior that reads the server depends on it. As a point in a
-            server's state is no draw from a prior, calibration is then asked for given that state,
-            and a method that moves the point fits it to the data twice: expect it to fail.
-        bins: of ranks, a divisor of draws + 1; default as many as leave 10 replications in each,
-            and 20 at most.
-        chunk_size: clients trained side by side.
-        allow_diverged: rank fits whose loss rose too; see `pyrofl.inference.monitoring.status`.
+        server: server state for the simulation and before every fit; default that of
+            `method.init`. Only a prior that reads the server depends on it. A point in a server's
+            state is not drawn from a prior: calibration is then conditional on it, and a method
+            that fits the point to the data will fail the check.
+        bins: bins of the ranks, a divisor of draws + 1; default at most 20, with at least 10
+            replications in each.
+        chunk_size: clients per vectorized batch.
+        allow_diverged: also rank fits that diverged; see `pyrofl.inference.monitoring.status`.
         what: further arguments of `pyrofl.posterior`: model and adaptation.
 
+    Returns:
+        The ranks of all sites; see `Ranks`.
+
     Raises:
-        ValueError: if the prior is improper, or the model has not just one response.
+        ValueError: if the prior is improper, the model has several responses or none, or all fits
+            failed.
 
     Warns:
         UserWarning: if fits were not finite or diverged; `Ranks.failed` names them.
@@ -216,13 +220,13 @@ def sbc(
         found.append({n: rank(mine[n], value, source) for n, value in known.items()})
     if len(failed) == replications:
         raise ValueError(
-            f"no fit is finite and none converges, the first for {failed[0]}; expected some, such "
-            "as with smaller learning rates, or allow_diverged=True where all are finite"
+            f"all fits failed, the first because of {failed[0]}; lower the learning rates, or "
+            "pass allow_diverged=True if all fits are finite"
         )
     if failed:
         which = f"replications {', '.join(map(str, failed))}"
         lost = f"{len(failed)} of {replications} fits are not finite or diverged"
-        warnings.warn(f"{lost}, and have no ranks: {which}", stacklevel=2)
+        warnings.warn(f"{lost} and have no ranks: {which}; lower the learning rates", stacklevel=2)
     ranks = {
         n: (("replication", *v.axes[1:]), torch.stack([one[n].cpu() for one in found]).numpy())
         for n, v in truth.items()
@@ -235,7 +239,7 @@ def sbc(
 def simulated(
     method: Method, data: Federation, state: RoundState, count: int, seed: Seed = 0
 ) -> tuple[dict[str, Variable], Tensor]:
-    """Draw R truths, [R, C, *p] or [R, *p], and responses [R, N, ...] client by client."""
+    """Draw R true values, [R, C, *p] or [R, *p], and responses [R, N, ...] client by client."""
     axes = ClientAxes(data, torch.arange(data.clients), method.shared, {})
     made = of_prior(axes, method, state, EvaluationSpec(draws=count, seed=seed))
     sites = {n: v for n, v in made["prior"].items() if "row" not in v.axes}
@@ -243,7 +247,9 @@ def simulated(
     if len(responses) == 1:
         return sites, responses.popitem()[1].value
     names = sorted(responses)
-    raise ValueError(f"responses inside batch.rows() are {names}; expected just one, as y")
+    raise ValueError(
+        f"responses inside batch.rows() are {names}; sbc needs exactly one, such as 'y'"
+    )
 
 
 def _fits(
@@ -255,7 +261,7 @@ def _fits(
     allow_diverged: bool,
     **how: Any,
 ) -> Iterator[tuple[RoundState, str]]:
-    """Yield the last round of each replication, and which of its clients were not finite."""
+    """Yield the last round of each replication, and the reason of failure or ""."""
     clients, refused = data.clients, dict[int, str]()
     step = max(1, BYTES // max(data.x.nbytes, 1))
 
@@ -281,26 +287,26 @@ def _fits(
 
 
 def _not_finite(tensors: Tensors) -> str:
-    """Name the tensors that hold NaN or infinity."""
+    """Return the names of tensors that contain NaN or infinity, as a phrase."""
     bad = [n for n, v in tensors.items() if not bool(v.isfinite().all())]
     return f"{', '.join(bad)} not finite" if bad else ""
 
 
 def rank(draws: Tensor, truth: Tensor, source: Generator) -> Tensor:
-    """Return how many draws [S, ...] are below the truth [...]; `source` breaks ties at random."""
+    """Return the number of draws [S, ...] below the true value [...]; ties are broken at random."""
     ties = (draws == truth).sum(0)
     chance = torch.rand(ties.shape, generator=source, dtype=torch.float64).to(draws.device)
     return (draws < truth).sum(0) + (chance * (ties + 1)).floor()
 
 
 def _bins(replications: int, draws: int, bins: int | None) -> int:
-    """Return the number of bins, checked; None asks for the usual one."""
+    """Return the validated number of bins; None chooses the default."""
     most = min(20, max(2, replications // EXPECTED))
     fitting = [b for b in range(2, most + 1) if (draws + 1) % b == 0]
     found = bins or max(fitting, default=0)
     if found and not (draws + 1) % found:
         return found
     raise ValueError(
-        f"draws is {draws}, bins {bins}; expected draws + 1 to be a multiple of the number of "
-        f"bins, such as 199 draws and 20 bins; by default at most {most} bins"
+        f"draws is {draws} and bins is {bins}; draws + 1 must be a multiple of the number of bins "
+        f"(by default at most {most}), such as 199 draws and 20 bins"
     )

@@ -1,1 +1,1 @@
-"""Testing and predicting."""
+"""Evaluation of fitted methods and predictions of new rows."""

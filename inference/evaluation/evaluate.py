@@ -1,6 +1,7 @@
-"""Testing: which model, adaptation how, of which clients, on which rows. All of it is recorded.
+"""Evaluation of a model on clients' rows: scores, calibration and uncertainty.
 
-And how unsure classifiers are of single rows, and why: the noise of labels, or too few rows.
+`uncertainty` estimates how uncertain classifiers are of single rows, and whether because of noisy
+labels (aleatoric) or too few rows (epistemic).
 Depeweg, Hernandez-Lobato, Doshi-Velez and Udluft, "Decomposition of Uncertainty in Bayesian Deep
 Learning", ICML 2018. With probabilities p_s of every draw s of the guide, or member of an ensemble,
 
@@ -36,14 +37,14 @@ Metric = Callable[[Prediction, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Scores(EvaluationSpec):
-    """How a model did, and what exactly was asked: all fields of `EvaluationSpec`, too.
+    """Scores of a model by client, with the settings of the evaluation as fields.
 
     Attributes:
-        ids, rows: [C], the clients that have such rows, and how many; others are left out.
-        values: metric -> [C], means over a client's rows; one that is NaN for a client, as the
-            rmse of a family without a mean is, is left out.
-        predicted: of every row, client by client, [sum of rows, ...]; None where it stays with the
-            clients, and in `smallest`.
+        ids, rows: [C], the clients with such rows, and their numbers of rows.
+        values: metric -> [C], means over a client's rows; without metrics that are NaN for a
+            client, as the rmse of a distribution without a mean.
+        predicted: predictions of all rows, client by client, [sum of rows, ...]; None if they stay
+            at the clients, and in `smallest`.
     """
 
     model: str
@@ -53,14 +54,14 @@ class Scores(EvaluationSpec):
     predicted: Prediction | None = None
 
     def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
-        """Average a metric over clients; weighting "client" counts each once, "row" by rows."""
+        """Return the average of a metric over clients; "client" counts each once, "row" by rows."""
         return float(scoring.pool(self.values[metric], self.rows, weighting))
 
     @checked
     def smallest(self, share: PositiveShare, sizes: Tensor) -> Scores:
-        """Return the scores of the share of clients, at least one, with the fewest training rows.
+        """Return the scores of the fraction of clients with the fewest training rows.
 
-        `sizes` are the training rows of all clients of the federation, by id.
+        At least one client is kept. `sizes` are the numbers of training rows of all clients, by id.
         """
         order = sizes[self.ids].argsort(stable=True)
         keep = order[: max(1, round(share * len(order)))].sort().values
@@ -80,19 +81,23 @@ def evaluate(
     metrics: Mapping[str, Metric] | None = None,
     **asked: Unpack[EvaluationFields],
 ) -> Scores:
-    """Test a model of every client on its rows.
+    """Evaluate a model of every client on its rows.
 
     Args:
         method: as trained.
         data: the federation.
-        state: the round to test; it is not changed.
-        metrics: name -> one of your own, beside those of `pyrofl.metrics`.
-        asked: fields of `EvaluationSpec`: model, adaptation, population, part, draws, seed, chunk.
+        state: the round to evaluate; it is not changed.
+        metrics: name -> custom metric, in addition to those of `pyrofl.metrics`.
+        asked: fields of `EvaluationSpec`: model, adaptation, population, part, draws, seed,
+            chunk_size.
+
+    Returns:
+        The scores by client.
 
     Raises:
-        ValueError: if a field is out of range or the method has no such view, no client has such
-            rows, a metric gives no number per client or has a name that is taken, or a model
-            predicts what is no number; the client, the model and the row are named.
+        ValueError: if a field is out of range, the method has no such model, no client has such
+            rows, a custom metric does not return a number per client or has the name of a built-in
+            one, or a prediction is not finite; the message names client, model and row.
     """
     how = EvaluationSpec.of(asked)
     how = replace(how, model=how.view(method))
@@ -115,7 +120,7 @@ def evaluate(
 
 
 def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metric]) -> Tensors:
-    """Score the predictions of some clients, and check those metrics: name -> [C]."""
+    """Return the validated scores of some clients' predictions: name -> [C]."""
     if found.mean.dim() == 3:
         values = scoring.classification(found.mean, y.long(), mask)
     else:
@@ -123,7 +128,7 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
     for name, metric in metrics.items():
         if name in values or not callable(metric):
             raise ValueError(
-                f"metrics[{name!r}] is {metric!r}; expected a function, and a name besides "
+                f"metrics[{name!r}] is {metric!r}; expected a function, with a name other than "
                 f"{', '.join(values)}"
             )
         with torch.no_grad(), calling(f"metric {name!r}"):
@@ -132,8 +137,8 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
         if not tensor or own.shape != mask.shape[:1]:
             kind = f"{own.dtype} of shape {list(own.shape)}" if tensor else type(own).__name__
             raise ValueError(
-                f"metric {name!r} gives {kind}; expected a tensor of shape {list(mask.shape[:1])}, "
-                "a number for each client"
+                f"metric {name!r} returns {kind}; expected a tensor of shape "
+                f"{list(mask.shape[:1])}, a number for each client"
             )
         values[name] = own.to(found.log_density)
     return values
@@ -144,9 +149,9 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
 def calibration(
     method: Method, data: Federation, state: RoundState, **asked: Unpack[EvaluationFields]
 ) -> scoring.Bins:
-    """Gather the predictions of all clients' rows by their confidence, as reliability diagrams do.
+    """Return predictions of all clients' rows binned by confidence, for reliability diagrams.
 
-    Arguments are those of `evaluate`, and so are errors; the method is to be a classifier.
+    Arguments and errors are those of `evaluate`; the method must be a classifier.
     """
     found = _confidence(method, data, state, asked).values()
     sure, right = (torch.cat(some) for some in zip(*found, strict=True))
@@ -162,13 +167,13 @@ def calibration_by_client(
     bins: Count = 15,
     **asked: Unpack[EvaluationFields],
 ) -> dict[str, scoring.Bins]:
-    """Gather the predictions of each client by their confidence; `calibration` pools them.
+    """Return predictions of each client binned by confidence; see `calibration`.
 
-    Arguments and errors are those of `calibration`, besides the number of bins: few rows need few.
+    Arguments and errors are those of `calibration`; use fewer bins for clients with few rows.
 
     Returns:
-        Bins [bins] by the clients' names, in their order; `pyrofl.metrics.calibration_error` makes
-        an expected calibration error of them.
+        Bins [bins] by the clients' names, in their order; `pyrofl.metrics.calibration_error`
+        computes the expected calibration error from them.
     """
     found = _confidence(method, data, state, asked)
     names = (*data.names, pooled_name(data))
@@ -178,11 +183,11 @@ def calibration_by_client(
 def _confidence(
     method: Method, data: Federation, state: RoundState, asked: EvaluationFields
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return the largest probabilities of clients' rows, and whether these are right, by id."""
+    """Return the largest class probabilities of clients' rows and their correctness, by id."""
     found = {}
     for ids, prediction, y, mask in predict(method, data, state, **asked):
         if prediction.mean.dim() < 3:
-            raise ValueError("the method predicts numbers; expected probabilities of classes")
+            raise ValueError("the method predicts numbers; calibration needs a classifier")
         sure, top = prediction.mean.max(-1)
         for i, one, right, rows in zip(ids.tolist(), sure, top == y, mask, strict=True):
             found[i] = one[rows], right[rows].to(sure)
@@ -191,11 +196,11 @@ def _confidence(
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Scores of rows, the larger the less sure.
+    """Uncertainty scores of rows; larger scores mean less certain.
 
     Attributes:
-        ids: [C], of the clients.
-        rows: [C], how many each was asked about.
+        ids: [C], ids of the clients.
+        rows: [C], number of rows of each.
         values: "total", "aleatoric" and "epistemic" entropy in nats, and "doubt", one minus the
             largest probability: [sum of rows], client by client.
     """
@@ -205,18 +210,18 @@ class Uncertainty:
     values: Tensors
 
     def by_client(self, score: str) -> list[Tensor]:
-        """Return a score as [N] of every client."""
+        """Return a score as a list of [N], one per client."""
         return list(self.values[score].split(self.rows.tolist()))
 
     def mean(self, score: str) -> Tensor:
-        """Return means over the rows of every client, [C]."""
+        """Return the mean of a score over the rows of every client, [C]."""
         return torch.stack([v.mean() for v in self.by_client(score)])
 
     def told_apart(self, outside: Uncertainty, score: str) -> Tensor:
-        """Return how well each client tells other rows from these by a score: AUROC [C]."""
+        """Return how well a score separates other rows from these, by client: AUROC [C]."""
         one, other = self.ids.tolist(), outside.ids.tolist()
         if one != other:
-            raise ValueError(f"clients are {one} and {other}; expected the same")
+            raise ValueError(f"clients are {one} and {other}; both must have the same clients")
         pairs = zip(self.by_client(score), outside.by_client(score), strict=True)
         return torch.stack([scoring.auroc(mine, others) for mine, others in pairs])
 
@@ -229,26 +234,29 @@ def uncertainty(
     x: Tensor | None = None,
     **asked: Unpack[EvaluationFields],
 ) -> Uncertainty:
-    """Say how unsure a model of every client is.
+    """Estimate the predictive uncertainty of every client's model, split into its sources.
 
     Args:
         method: as trained, a classifier.
         data: the federation.
         state: the round.
-        x: [N, *x], rows that every client is asked about; default each one's own test rows.
-        asked: fields of `EvaluationSpec` but part. Draws are 100 by default; with None, the guide's
-            mean, nothing is epistemic. An ensemble's members are taken like draws.
+        x: [N, *x], rows for every client; default each client's own test rows.
+        asked: fields of `EvaluationSpec` except part. Draws are 100 by default; with None, the
+            guide's mean, the epistemic part is zero. Members of an ensemble count as draws.
+
+    Returns:
+        The scores of all rows; see `Uncertainty`.
 
     Raises:
-        ValueError: as `evaluate`; or if x is unlike the federation's, or the method predicts
-            numbers.
+        ValueError: as `evaluate`; or if x has another shape than the federation's, or the method
+            is not a classifier.
     """
     how = EvaluationSpec.of({"draws": 100, **asked}, without="part")
     table = ("the data", 0) if x is None else ("x", len(data.x))
     everything = data if x is None else _all_asked(data, x)
 
     def read(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
-        """Return the mean of the probabilities, a log density that is not known, and scores."""
+        """Return mean probabilities, an undefined log density, and uncertainty scores."""
         shape = (how.draws or 1, *batch.mask.shape, -1)
         probs = torch.cat([probabilities(fn).expand(shape) for fn in members])
         mean = probs.mean(0)
@@ -268,7 +276,7 @@ def uncertainty(
 
 
 def _all_asked(data: Federation, x: Tensor) -> Federation:
-    """Return the federation in which every client has the same test rows, of which y is unknown."""
+    """Return the federation in which every client has the test rows x, with unknown y."""
     if not len(x) or x.shape[1:] != data.x.shape[1:]:
         raise ValueError(
             f"x has shape {list(x.shape)}; expected at least one row of {list(data.x.shape[1:])}"

@@ -25,12 +25,12 @@ from pyrofl.tensors import Tensors
 
 CLASSES = (dist.Bernoulli, dist.Categorical)
 ROWS = 512  # rows of a client that are predicted at once
-FEW = 64  # normals whose CRPS takes less time in closed form than by draws
-SAMPLES = 500  # of a response, for its CRPS: off by a twentieth of its standard deviation per row
+FEW = 64  # largest number of normals with CRPS in closed form; for more, draws are faster
+SAMPLES = 500  # draws for the CRPS: its error per row is about a twentieth of the response's sd
 
 
 class Prediction(NamedTuple):
-    """The predictive distribution of rows."""
+    """Predictive distribution of rows."""
 
     mean: Tensor  # [C, B, K] probabilities of K classes, or [C, B] expected responses
     log_density: Tensor  # [C, B], log of the predictive density or mass at y
@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """All rows that some clients were asked about, padded to the longest."""
+    """Predictions for all requested rows of some clients, padded to the longest."""
 
     ids: Tensor  # [C]
     prediction: Prediction
@@ -52,6 +52,9 @@ def predict(
     """Predict the rows of every client, some clients at a time.
 
     Arguments and errors are those of `evaluate`.
+
+    Yields:
+        The predictions of some clients; see `Predicted`.
     """
     found = answers(method, data, state, EvaluationSpec.of(asked), averaged)
     return (Predicted(ids, Prediction(*both), y, mask) for ids, *both, y, mask in found)
@@ -65,10 +68,10 @@ def answers(
     read: Callable[[Iterator[Any], Batch, list[Generator]], tuple[Tensor, ...]],
     table: tuple[str, int] = ("the data", 0),
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the ids of some clients, what `read` makes of responses to their rows, y and mask.
+    """Yield ids of some clients, the results of `read` for their rows, y and mask.
 
-    It may draw by the clients' generators. It gives a mean and a log density, and more [C, B, ...];
-    `table` is where rows count from.
+    `read` (members, batch, generators) returns a mean, a log density and further tensors
+    [C, B, ...]; `table` has the name and the first row of the table, for error messages.
     """
     data, rows, everyone = with_rows(data, asked)
     for ids, received, local, noise in ready(method, data, state, everyone, asked):
@@ -82,7 +85,7 @@ def answers(
                 c, b, value = bad
                 raise ValueError(
                     f"{data.names[int(ids[c])]}: its {asked.view(method)} model predicts {value} "
-                    f"for row {int(some[c][b]) - table[1]} of {table[0]}; expected finite numbers: "
+                    f"for row {int(some[c][b]) - table[1]} of {table[0]}, not a finite number; "
                     "scale the inputs, or lower the learning rate"
                 )
             made.append((*found, batch.y, batch.mask))
@@ -90,7 +93,7 @@ def answers(
 
 
 def asked_about(batch: Batch) -> Batch:
-    """Return rows that nobody has learned from: what a row has for itself is drawn again."""
+    """Return a batch of unseen rows: latent sites of rows are drawn from their prior."""
     return replace(batch, at=torch.full_like(batch.mask, -1, dtype=torch.long))
 
 
@@ -105,12 +108,15 @@ def predict_batch(
     """Predict the rows of a batch, given the tensors that the programs read.
 
     Args:
-        method: gives model and guide.
+        method: method with the model and guide.
         received: [C, ...].
-        local: [C, ...], or a list of them: an ensemble, whose predictions are averaged.
+        local: [C, ...], or a list of them: predictions of an ensemble are averaged.
         batch: the rows.
-        draws: of the guide, averaged likewise; None takes its mean.
+        draws: posterior draws to average over; None uses the mean of the guide.
         noise: one generator per client, for draws; None uses the global one.
+
+    Returns:
+        The predictive distribution of the rows.
     """
     return averaged(responses(method, received, local, batch, draws, noise), batch, noise)
 
@@ -118,19 +124,19 @@ def predict_batch(
 def averaged(
     members: Iterator[Any], batch: Batch, noise: list[Generator] | None = None
 ) -> Prediction:
-    """Average the distributions of the response over members and draws."""
+    """Return the predictive distribution averaged over members and draws."""
     means, log_densities, numbers = [], [], []
     for fn in members:
         numbers += [] if isinstance(fn, CLASSES) else [fn]
         if isinstance(fn, dist.Bernoulli) and not batch.y.is_floating_point():
             raise ValueError(
-                "y is of classes, and the response of the method's model is Bernoulli; expected 0 "
-                "and 1 as numbers, or a categorical likelihood"
+                "y has classes, but the response of the method's model is Bernoulli; pass y as "
+                "numbers 0 and 1, or use a categorical likelihood"
             )
         if isinstance(fn, dist.Unit):
             raise ValueError(
-                "the model states the likelihood of rows by pyro.factor, which predicts nothing; "
-                "expected pyro.sample(..., obs=batch.y) for the response"
+                "the model defines the likelihood of rows by pyro.factor, which cannot predict; "
+                "use pyro.sample(..., obs=batch.y) for the response"
             )
         log_density = fn.log_prob(batch.y)
         mean = probabilities(fn) if isinstance(fn, CLASSES) else fn.mean
@@ -148,11 +154,11 @@ def averaged(
 def crps(fns: list[Any], mean: Tensor, batch: Batch, noise: list[Generator] | None) -> Tensor:
     """Return the CRPS [C, B] of an equal mixture of responses, and of draws of each; or NaN.
 
-    A few normals have a closed form, and others are drawn from; noise is left as it is.
+    It uses the closed form for a few normals, otherwise draws; `noise` is not advanced.
     """
     shape = (-1, *batch.mask.shape)
     unknown = mean.new_full(shape[1:], torch.nan)
-    # Without a mean there is no distance to be expected.
+    # The CRPS of classes and of vectors is not defined here.
     if not fns or any(fn.event_shape or fn.batch_shape[-2:] != shape[1:] for fn in fns):
         return unknown
     if all(isinstance(fn, dist.Normal) for fn in fns):
@@ -189,31 +195,35 @@ def responses(
                 _, trace = traces(method.model, method.guide, received, member, batch, draws)
             except KeyError as error:
                 raise ValueError(
-                    f"the programs read {error}, which is not among {', '.join(member)}; expected "
-                    "the method of this state, with views that have it"
+                    f"the programs read {error}, which is not among {', '.join(member)}; pass the "
+                    "method of this state, with views that return this tensor"
                 ) from error
         sites = dict(observed(trace))
         if "y" not in sites and len(sites) != 1:
             raise ValueError(
-                f"observed sites are {sorted(sites)}; expected 'y', the one to predict, or just one"
+                f"observed sites are {sorted(sites)}; name the site to predict 'y', or keep only "
+                "one"
             )
         yield (sites.get("y") or next(iter(sites.values())))["fn"]
 
 
 def probabilities(fn: Any) -> Tensor:
-    """Return the probabilities [..., K] of a response that is a class; others are refused."""
+    """Return the class probabilities [..., K] of a response; raise ValueError for numbers."""
     if isinstance(fn, dist.Bernoulli):
         return torch.stack([1 - fn.probs, fn.probs], -1)
     if not isinstance(fn, dist.Categorical):
-        raise ValueError(f"the response is a {type(fn).__name__}; expected classes")
+        raise ValueError(
+            f"the response is a {type(fn).__name__}; class probabilities need a Bernoulli or "
+            "Categorical likelihood"
+        )
     probs: Tensor = fn.probs
     return probs
 
 
 def _no_number(mean: Tensor, density: Tensor, mask: Tensor) -> tuple[int, int, float] | None:
-    """Find the first prediction that is no number: client, row, value; scores would hide it."""
+    """Return client, row and value of the first prediction that is not finite, or None."""
     mean = mean.reshape(*mask.shape, -1)
-    # A mean alone may be NaN, as there are families that have none; so may a density be 0.
+    # The mean of a distribution may be undefined (NaN), and a density may be 0.
     good = density.isfinite() | ((density == -torch.inf) & mean.isfinite().all(-1))
     if bool((good | ~mask).all()):
         return None

@@ -1,4 +1,4 @@
-"""What a model says of new rows: probabilities, or numbers with intervals, and how sure it is."""
+"""Predictions of new rows for one client: probabilities, or numbers with intervals."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 NEW = "new client"
 QUANTILES = (0.05, 0.5, 0.95)
-SAMPLES = 4000  # of a response, for its quantiles
+SAMPLES = 4000  # draws of a response, for its quantiles
 
 
 class PredictionAsked(ModelAsked, total=False):
-    """Fields of `EvaluationSpec` that predictions of new rows have."""
+    """Fields of `EvaluationSpec` that apply to predictions of new rows."""
 
     draws: int | None
 
@@ -53,13 +53,13 @@ class Predictions(Summarised):
     """Predictive distributions of N rows.
 
     Attributes:
-        about: which model was asked, and how it came to know its client.
-        classes: their names, or () where the response is a number.
+        about: description of the model, its client and its adaptation.
+        classes: names of the classes, or () if the response is a number.
         mean: probabilities of the classes [N, K], or expected responses [N].
-        values: by name, [N] each. Of classes "entropy" in nats, and of several draws, or of an
-            ensemble, "epistemic", the part of it that more rows would take away (the mutual
-            information of class and draw). Of numbers "sd" and the quantiles "5%", "50%", "95%" of
-            the response, noise included, by 4,000 samples or more: off by 0.03 sd or so.
+        values: name -> [N]. For classes "entropy" in nats, and for several draws or an ensemble
+            "epistemic", its reducible part (the mutual information of class and draw). For numbers
+            "sd" and the quantiles "5%", "50%", "95%" of the response, including noise, from at
+            least 4,000 samples, with an error of about 0.03 sd.
     """
 
     about: str
@@ -69,13 +69,13 @@ class Predictions(Summarised):
 
     @property
     def labels(self) -> list[str]:
-        """The most probable class of every row."""
+        """Return the most probable class of every row."""
         if not self.classes:
-            raise ValueError("the method predicts numbers; expected classes")
+            raise ValueError("the method predicts numbers, which have no labels; use `mean`")
         return [self.classes[k] for k in self.mean.argmax(-1).tolist()]
 
     def columns(self) -> dict[str, list[Any]]:
-        """Return the columns of a table of them."""
+        """Return the predictions as columns of a table."""
         more = {n: v.tolist() for n, v in self.values.items()}
         if not self.classes:
             return {"mean": self.mean.tolist(), **more}
@@ -83,13 +83,13 @@ class Predictions(Summarised):
         return {"class": self.labels, **{f"p({n})": p.tolist() for n, p in each}, **more}
 
     def frame(self) -> DataFrame:
-        """Return them as a data frame, a row each."""
+        """Return the predictions as a data frame with a row each."""
         from pandas import DataFrame
 
         return DataFrame(self.columns())
 
     def summary(self) -> dict[str, str]:
-        """Tell what they are."""
+        """Return the lines of the printed summary."""
         kind = f"{len(self.classes)} classes" if self.classes else "numbers"
         return {
             "model": self.about,
@@ -144,7 +144,7 @@ def predictions(
 
 
 def _rows(data: Federation, x: Any, what: str = "x") -> Tensor:
-    """Return rows as those of training are."""
+    """Return rows in the form of the training rows, validated."""
     source = data.source
     made = source.preparation if source else None
     if made and not made.plain and not isinstance(x, Tensor | np.ndarray):
@@ -160,8 +160,8 @@ def _rows(data: Federation, x: Any, what: str = "x") -> Tensor:
         row, column, off = far
         warn(
             f"{what}: column {column.name} holds {off * column.scale + column.centre:.6g} in row "
-            f"{row}, {abs(off):.3g} standard deviations from its mean in training; what is "
-            "predicted so far from all training rows is a guess",
+            f"{row}, {abs(off):.3g} standard deviations from its mean in training; predictions so "
+            "far from all training rows are unreliable",
             UserWarning,
             stacklevel=4,
         )
@@ -171,15 +171,19 @@ def _rows(data: Federation, x: Any, what: str = "x") -> Tensor:
 def _known(data: Federation, client: str, own: object) -> tuple[Federation, int]:
     if not isinstance(client, str):
         names = listed(data.names, 3)
-        raise ValueError(f"client is {client!r}; expected None, or a client's name, as {names}")
+        raise ValueError(
+            f"client is {client!r}; expected None for a new client, or a name, such as {names}"
+        )
     known(client, data.names, "client")
     if own is not None:
-        raise ValueError(f"own rows are given, and client is {client!r}; expected client=None")
+        raise ValueError(
+            f"own rows are given for the known client {client!r}; pass client=None for a new client"
+        )
     return data, data.names.index(client)
 
 
 def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federation, int]:
-    """Return a federation with one more client, whose rows are the only ones."""
+    """Return a federation with one more client, which has the only rows, and its id."""
     x, y = data.x[:1], data.y[:1]
     if own is not None:
         if not isinstance(own, tuple | list) or len(own) != 2:
@@ -187,7 +191,9 @@ def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federat
         x = _rows(data, own[0], "own x")
         y = responses_of("own y", own[1], data.classes).to(data.y)
         if len(x) != len(y):
-            raise ValueError(f"own x has {len(x)} rows and own y {len(y)}; expected as many")
+            raise ValueError(
+                f"own x and own y must have the same number of rows; got {len(x)} and {len(y)}"
+            )
     name = NEW
     while name in data.names:
         name += ", not seen before"
@@ -206,7 +212,7 @@ def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federat
 
 
 def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> EvaluationSpec:
-    """Return which model is asked, and how it is adapted, where that is left open."""
+    """Return the settings of a prediction, with defaults for model and adaptation."""
     view, adaptation = default_model(method)
     if new and not own:
         view, adaptation = "global" if "global" in method.views else view, "none"
@@ -219,34 +225,33 @@ def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> Eval
     )
     if new and not own and how.adaptation != "none":
         raise ValueError(
-            f"adaptation is {how.adaptation!r}, and the new client has no rows of its own; "
-            "expected own=(x, y)"
+            f"adaptation is {how.adaptation!r}, but the new client has no rows; pass own=(x, y)"
         )
     how.view(method)
     return how
 
 
 def _warn_untrained(method: Method, received: Tensors, cohort: Cohort) -> None:
-    """Warn of tensors of a new client that are as before training; refuse if all are."""
+    """Warn of untrained tensors of a new client; raise ValueError if all are untrained."""
     trained = trained_by(method) or ""
     starts = [
         method.init_client({n: v + k for n, v in received.items()}, cohort, generator(0))
         for k in (0, 1)
     ]
-    # What depends on nothing received is not learned from other clients.
+    # Tensors that depend on nothing received are not learned from other clients.
     same = [n for n, v in starts[0].items() if torch.equal(v, starts[1][n])]
     blank = [n for n in same if matches(n, trained)]
-    if received:  # a program's variational parameters may start at its prior, as they should
+    if received:  # variational parameters of a program may start at its prior
         model, start = method.model, starts[0] | received
         homes = model.homes(method.guide, start) if isinstance(model, Supervised) else {}
         blank = [n for n in blank if n in homes.values()]
     if not blank:
         return
-    cure = "expected labelled rows of the client, own=(x, y) (pyrofl predict --own-rows FILE)"
+    cure = "pass labeled rows of the client, own=(x, y) (pyrofl predict --own-rows FILE)"
     if not received:
         raise ValueError(
-            f"nothing travels in {method.name or 'this method'}, so a new client without rows has "
-            f"an untrained model; {cure}"
+            f"{method.name or 'this method'} sends nothing to clients, so a new client without "
+            f"rows has an untrained model; {cure}"
         )
     names = listed([n.partition("/")[2] or n for n in blank], 4)
     warn(f"{names} of a new client without rows are untrained; {cure}", UserWarning, stacklevel=5)
@@ -259,7 +264,7 @@ def _said(given: PredictionAsked) -> dict[str, Any]:
 def _about(
     data: Federation, state: RoundState, i: int, new: bool, own: bool, how: EvaluationSpec
 ) -> str:
-    """Say which model was asked."""
+    """Return a description of the model, its client and its adaptation."""
     adaptation = {
         "none": "",
         "fine_tune": ", adapted to its training rows",
@@ -267,7 +272,7 @@ def _about(
     }
     met = ""
     if new:
-        met = ", which joins with rows of its own" if own else ", which joins without rows"
+        met = " with its own rows" if own else " without rows"
     elif i >= data.clients:
         met = ", which was held out"
     elif not bool(state.seen[i]) and how.model == "personal":
@@ -279,7 +284,7 @@ def _about(
 def _read(
     members: Iterator[Any], rows: int, draws: int | None, source: Generator
 ) -> tuple[Tensor, Tensors]:
-    """Return the mean [B] or [B, K] over members and draws, and what else they say of rows."""
+    """Return the mean [B] or [B, K] over members and draws, and further statistics of rows."""
     found = list(members)
     if isinstance(found[0], CLASSES):
         shape = (draws or 1, 1, rows, -1)
@@ -305,5 +310,7 @@ def _read(
 def _flat(value: Tensor, rows: int) -> Tensor:
     """Return [K, (S,) 1, B] as [K S, B]."""
     if value.shape[-1] != rows:
-        raise ValueError("a response of several numbers; expected one number, or a class")
+        raise ValueError(
+            "the response is a vector; predictions need a single number or a class per row"
+        )
     return value.reshape(-1, rows)

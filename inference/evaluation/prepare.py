@@ -1,4 +1,4 @@
-"""Clients made ready for a test: what they receive, how they adapt, which model is asked."""
+"""Preparation of clients for an evaluation: download, initialization and adaptation."""
 
 from __future__ import annotations
 
@@ -37,17 +37,20 @@ def ready(
 def single(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
-    """Yield clients as `ready` does; refuse a view that is an ensemble."""
+    """Yield clients as `ready` does; raise ValueError if the view is an ensemble."""
     for some, received, local, noise in ready(method, data, state, ids, asked):
         if isinstance(local, list):
-            raise ValueError(f"{asked.view(method)!r} is an ensemble; expected a single model")
+            raise ValueError(
+                f"{asked.view(method)!r} is an ensemble, which has no posterior draws; choose "
+                "another model"
+            )
         yield some, received, local, noise
 
 
 def prepared(
     method: Method, data: Federation, state: RoundState, cohort: Cohort, **asked: Unpack[ModelAsked]
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
-    """Return what programs are to read as received and local, to ask a model of some clients."""
+    """Return the received and local tensors that the programs of a model read."""
     how = EvaluationSpec.of(asked)
     view, phases, seed = how.view(method), how.phases(method), how.seed
     received, private = client_inputs(method.deployed(view), data, state, cohort, seed)
@@ -61,7 +64,7 @@ def prepared(
 
 
 def pooled_name(data: Federation) -> str:
-    """Return the name of the client that holds all test rows, which no other one has."""
+    """Return an unused name for the client with all test rows."""
     name = "all test rows"
     while name in data.names:
         name += ", pooled"
@@ -69,7 +72,7 @@ def pooled_name(data: Federation) -> str:
 
 
 def population_of(data: Federation, population: str) -> tuple[Federation, list[int]]:
-    """Return the ids of a population; the pooled client is put behind all others."""
+    """Return federation and ids of a population; the pooled client is appended."""
     everyone = len(data.train)
     if population != "pooled":
         ids = range(data.clients) if population == "training" else range(data.clients, everyone)
@@ -83,18 +86,21 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
 def with_rows(
     data: Federation, asked: EvaluationSpec
 ) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
-    """Return the federation, each client's rows, and ids of the clients asked that have some."""
+    """Return the federation, each client's rows, and ids of the requested clients with rows."""
     data, everyone = population_of(data, asked.population)
     rows = data.train if asked.part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)
     if not len(ids):
-        raise ValueError(f"no client of the {asked.population} population has {asked.part} rows")
+        raise ValueError(
+            f"no client of the {asked.population} population has {asked.part} rows; choose another "
+            "part or population"
+        )
     return data, rows, ids
 
 
 @synchronized
 def statistics(method: Method, data: Federation, state: RoundState, seed: Seed = 0) -> Tensors:
-    """Return what a method reports about the clients that train: name -> [J], or [J, *p]."""
+    """Return the client statistics that a method reports: name -> [J], or [J, *p]."""
     held = pick(state.server, marked(method.metadata.tensors, REPORTED))
     told = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
     if method.metadata.statistics is no_statistics:

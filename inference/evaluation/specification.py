@@ -1,4 +1,4 @@
-"""What is asked of a round: said once, checked once, and passed along."""
+"""Validated settings of an evaluation: model, adaptation, clients, rows and draws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Part = Literal["test", "train"]
 
 
 class ModelAsked(TypedDict, total=False):
-    """Fields of `EvaluationSpec` that say which model, as keyword arguments."""
+    """Keyword arguments that select a model: the corresponding fields of `EvaluationSpec`."""
 
     model: str | None
     adaptation: Adapted
@@ -34,18 +34,18 @@ class EvaluationFields(ModelAsked, total=False):
 
 @dataclass(frozen=True)
 class EvaluationSpec:
-    """Which model is asked, adapted how, of which clients, about which rows.
+    """Settings of an evaluation: model, adaptation, clients, rows and draws.
 
     Attributes:
-        model: one of the method's views, "personal", "global" or "ensemble"; None is its main one.
-        adaptation: what is run first on the client's training rows: "none", the method's "adapt",
-            or all its "phases".
-        population: "training" or "held_out" clients (these join and no more), or "pooled": one
-            client with all test rows, unadapted.
+        model: a view of the method, "personal", "global" or "ensemble"; None is its main view.
+        adaptation: training before the evaluation: "none", "fine_tune" (the method's `adapt`
+            phases) or "train" (all its `phases`).
+        population: "training" or "held_out" clients (only initialized, unless adapted), or
+            "pooled": one client with all test rows, unadapted.
         part: "test" or "train" rows.
-        draws: of the guide, whose predicted probabilities are averaged; None is the guide's mean.
-        seed: of the run.
-        chunk_size: clients side by side; None goes by the size of their state.
+        draws: posterior draws to average predictions over; None uses the mean of the guide.
+        seed: seed of the run.
+        chunk_size: clients per vectorized batch; None chooses it by the size of their state.
     """
 
     model: str | None = None
@@ -61,32 +61,37 @@ class EvaluationSpec:
         if self.population == "pooled" and (self.part, self.adaptation) != ("test", "none"):
             raise ValueError(
                 f"population is 'pooled', part {self.part!r}, adaptation {self.adaptation!r}; "
-                "expected part='test' and adaptation='none' for the pooled population"
+                "the pooled population needs part='test' and adaptation='none'"
             )
 
     @classmethod
     def of(cls, given: Mapping[str, Any], without: str = "") -> EvaluationSpec:
-        """Take keyword arguments; a question may go `without` some, which are refused then."""
+        """Return the settings of keyword arguments; arguments in `without` are invalid."""
         names = {f.name: f for f in fields(EvaluationSpec) if f.name not in without.split()}
         for name in given:
             known(name, names, "argument")
         return EvaluationSpec(**given)
 
     def view(self, method: Method) -> str:
-        """Return the name of the view that is asked."""
+        """Return the name of the requested view."""
         view = method.main_view if self.model is None else self.model
         if view not in method.views:
-            raise ValueError(f"no {view!r} model; this method has {', '.join(method.views)}")
+            raise ValueError(
+                f"no {view!r} model in this method; expected one of {', '.join(method.views)}"
+            )
         return view
 
     def phases(self, method: Method) -> tuple[Phase, ...]:
-        """Return what is run first."""
+        """Return the phases of the requested adaptation."""
         if self.adaptation == "fine_tune" and not method.adapt:
-            raise ValueError("adaptation is 'fine_tune'; this method runs nothing before its test")
+            raise ValueError(
+                "adaptation is 'fine_tune', but this method has no adapt phases; use 'none' or "
+                "'train'"
+            )
         return {"none": (), "fine_tune": method.adapt, "train": method.phases}[self.adaptation]
 
 
 def default_model(method: Method) -> tuple[str, Adapted]:
-    """Return the model that a method is about, and adapted how: a personal one if it can be."""
+    """Return the main model of a method and its default adaptation."""
     view = method.main_view
     return view, "fine_tune" if view == "personal" and method.adapt else "none"

@@ -1,4 +1,4 @@
-"""One method on one federation, fitted with several seeds: chains for ArviZ."""
+"""Runs of one method on one federation with several seeds: chains for ArviZ."""
 
 from __future__ import annotations
 
@@ -45,11 +45,10 @@ class FitOptions(LoopOptions, total=False):
 class Chains(Summarised, Sequence[Run]):
     """Runs of several seeds, as `fit(seeds=4)` returns them; a sequence of `Run`.
 
-    R-hat of `arviz.summary(chains.to_arviz())` compares what fits from different noise and, where
-    it is random, from different starts have found. Near 1 it shows that they agree: that each has
-    gone far enough, and found the same. It does not show that the guide's family is wide enough, as
-    all may be wrong in the same way; for that there are `checks.sbc` and
-    `reference.compare_posteriors`.
+    R-hat of `arviz.summary(chains.to_arviz())` compares fits started from different seeds (and,
+    where initialization is random, different starting values). Values near 1 show that the fits
+    have converged to the same posterior. They do not show that the guide's family is wide enough,
+    as all fits may share the same error; use `checks.sbc` and `reference.compare_posteriors`.
 
     Attributes:
         runs: one for each seed.
@@ -70,7 +69,7 @@ class Chains(Summarised, Sequence[Run]):
     def to_arviz(
         self, draws: int = 100, dims: dict[str, tuple[str, ...]] | None = None, **what: Any
     ) -> Any:
-        """Return the posteriors for ArviZ, every run a chain; arguments of `pyrofl.to_arviz`."""
+        """Return the posteriors for ArviZ, one chain per run; arguments of `pyrofl.to_arviz`."""
         return to_arviz(self.runs, draws, dims, **what)
 
     def parameter_changes(self) -> DataFrame:
@@ -82,42 +81,48 @@ class Chains(Summarised, Sequence[Run]):
 
     @property
     def status(self) -> ConvergenceStatus:
-        """The worst one, which names its seed: they have converged if all have."""
+        """Return the worst status of all runs, with its seed."""
         each = [(run.seed, run.status) for run in self.runs]
         seed, found = min(each, key=lambda one: ORDER.index(one[1].kind))
         return replace(found, why=f"seed {seed}: {found.why}")
 
     @property
     def title(self) -> str:
-        """How many there are."""
+        """Return the number of runs and their seeds."""
         return f"{len(self.runs)} runs, seeds {', '.join(str(run.seed) for run in self.runs)}"
 
     def summary(self) -> dict[str, str]:
-        """Tell what became of each."""
+        """Return rounds and status of each run."""
         return {f"seed {run.seed}": f"{run.state.number} rounds, {run.status}" for run in self}
 
 
 def beginnings(
     seeds: int | Sequence[Seed] | None, seed: Seed | None, start: object
 ) -> list[dict[str, Any]]:
-    """Return seed and start of every chain."""
+    """Return the seed and the state to resume of every chain."""
     if isinstance(start, Chains):
         if seeds is not None or seed is not None:
-            raise ValueError("seeds are given, and so is resume_from, which has them; expected one")
+            raise ValueError(
+                "resume_from is Chains, which have their own seeds; leave out seed and seeds"
+            )
         return [{"seed": run.seed, "resume_from": run} for run in start]
     if start is not None:
         raise ValueError(
-            f"resume_from is a {type(start).__name__}, and seeds ask for several; "
-            "expected Chains to go on from, or seeds=None"
+            f"resume_from is a {type(start).__name__}, which has one seed; pass Chains to resume "
+            "several runs, or leave out seeds"
         )
     if isinstance(seeds, Sequence):
         if seed is not None:
-            raise ValueError(f"seed is {seed}, and seeds are {list(seeds)}; expected one of them")
+            raise ValueError(
+                f"seed is {seed} and seeds are {list(seeds)}; pass only one of the two"
+            )
         each = list(seeds)
     elif isinstance(seed, Seeds):
-        raise ValueError(f"seed is {seed}, and seeds {seeds}; expected a list of such seeds")
+        raise ValueError(
+            f"seed is {seed} and seeds is {seeds}; pass seeds as a list of Seeds instead"
+        )
     else:
         each = [(seed or 0) + k for k in range(seeds or 0)]
     if not each or any(separate(a) == separate(b) for a, b in combinations(each, 2)):
-        raise ValueError(f"seeds are {each}; expected some, all different")
+        raise ValueError(f"seeds are {each}; expected at least one seed, all different")
     return [{"seed": one, "resume_from": None} for one in each]

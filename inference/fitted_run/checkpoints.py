@@ -1,4 +1,4 @@
-"""Checkpoints: write runs during training, and resume them with the same bits."""
+"""Checkpoints: write runs during training, and resume them bit for bit."""
 
 from __future__ import annotations
 
@@ -36,17 +36,24 @@ def load(
     *,
     seed: Seed = 0,
 ) -> Run:
-    """Load a run that `save` wrote; as `resume_from` of `fit` it continues with the same bits.
+    """Load a run that `save` wrote; `fit(resume_from=run)` continues it bit for bit.
 
-    The clients' state is mapped from the file until the next round has a copy of it. Frozen weights
+    The clients' state is mapped from the file until the next round has copied it. Frozen weights
     and buffers of the method's networks are set to those of the run.
 
-    Args are those of the run that was saved, the data on the same device; method may be round
-    number -> method; `about` is what `save` was given.
+    Args:
+        path: file that `save` wrote.
+        method: the method of the saved run, or round number -> method.
+        data: the federation of the saved run, on the same device.
+        about: the same settings as passed to `save`.
+        seed: seed of the saved run.
+
+    Returns:
+        The saved run.
 
     Raises:
-        ValueError: if the file is damaged, cut off or incomplete, or anything differs, such as the
-            prior or the guide; it says what.
+        ValueError: if the file is damaged or incomplete, or if method, data or settings differ;
+            the message names the difference.
     """
     return restore_run(
         path, checkpoint_file.read(path, settings_of_run(data, seed, about)), method, data, seed
@@ -60,7 +67,7 @@ def restore_run(
     data: Federation,
     seed: Seed,
 ) -> Run:
-    """Return the run of a checkpoint's content; refuse a method that differs."""
+    """Return the run of a checkpoint's content; raise ValueError if the method differs."""
     try:
         run = _build_run(content, method, data, seed)
         _check_shapes(run)
@@ -68,7 +75,7 @@ def restore_run(
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"checkpoint {path} is incomplete ({told}); expected what `save` writes"
+            f"checkpoint {path} is incomplete ({told}); expected a file written by `save`"
         ) from error
     _refuse_other_method(path, **was, now=describe(run.method))
     _restore_constants(path, was["constants"], method, run)
@@ -78,7 +85,7 @@ def restore_run(
 def _refuse_other_method(
     path: str | Path, method: dict[str, str], constants: Tensors, now: Description
 ) -> None:
-    """Refuse a method that differs from the one of a checkpoint, but for values of constants."""
+    """Raise ValueError if a method differs from the saved one, except in constants."""
     alike = {n for n, v in constants.items() if n in now.constants and _layout(v, now.constants[n])}
     names = (n for n in method | now.parts if n not in alike)
     if differ := [n for n in names if method.get(n) != now.parts.get(n)]:
@@ -106,8 +113,8 @@ def _restore_constants(
     for name, value in following.items():
         if name in held and not torch.equal(value, held[name].to(value.device)):
             raise ValueError(
-                f"checkpoint {path} has other frozen values in {name} than the method of round "
-                f"{run.state.number + 1}; build the network once, outside of round -> method"
+                f"checkpoint {path} and the method of round {run.state.number + 1} have different "
+                f"frozen values in {name}; build the network once, outside of round -> method"
             )
 
 
@@ -117,7 +124,7 @@ def _build_run(
     data: Federation,
     seed: Seed,
 ) -> Run:
-    """Build a run from the content of a file."""
+    """Return a run built from the content of a file."""
     state = content["state"]
     cohort = Cohort(state.pop("ids").clone(), state.pop("size").clone())
     last = RoundState(
@@ -132,10 +139,10 @@ def _build_run(
 
 
 def _check_shapes(run: Run) -> None:
-    """Raise if parts of a state do not fit the data, the method or each other."""
+    """Raise ValueError if parts of a state do not fit the data, the method or each other."""
     state, clients = run.state, run.data.clients
     if not isinstance(state.number, int) or state.number < len(run.records):
-        raise ValueError(f"number is {state.number!r}, of {len(run.records)} records")
+        raise ValueError(f"round number is {state.number!r} with {len(run.records)} records")
     shapes = {f"private {n}": (v, (clients, *v.shape[1:])) for n, v in state.client_states.items()}
     shapes["seen"] = (state.seen, (clients,))
     begin = first(run.method, run.data, run.seed).server
@@ -146,11 +153,11 @@ def _check_shapes(run: Run) -> None:
             raise ValueError(f"{name} has shape {list(found.shape)}, not {list(expected)}")
     for row in run.history:
         if row.keys() != set(METRICS):
-            raise ValueError(f"a line of metrics has {', '.join(row)}")
+            raise ValueError(f"a row of metrics has the columns {', '.join(row)}")
 
 
 def _to_memory(value: Any) -> Any:
-    """Copy tensors, at any depth, out of the mapped file: it would stay on the disk with them."""
+    """Return a copy of a nested value with its tensors in memory instead of the mapped file."""
     if isinstance(value, dict):
         return {n: _to_memory(v) for n, v in value.items()}
     if isinstance(value, list | tuple):
@@ -160,17 +167,17 @@ def _to_memory(value: Any) -> Any:
 
 @dataclass
 class Keeper:
-    """Writes checkpoints of a run; pass it as `after` of `fit`."""
+    """Callback of `fit` that writes checkpoints of a run."""
 
     path: Path
     every: int | None = None  # rounds between two checkpoints; None: only `rescue` writes one
-    rounds: int | None = None  # after which one is written in any case
+    rounds: int | None = None  # last round, which is always written
     about: dict[str, Any] = field(default_factory=dict)  # settings of the run, see `save`
     last: Run | None = None  # after the last whole round
-    written: int | None = None  # the round that the file holds
+    written: int | None = None  # round in the file
 
     def __call__(self, run: Run) -> None:
-        """Store a round, and write it if it is due."""
+        """Store the run after a round, and write it if a checkpoint is due."""
         # A copy: an interrupt in the next round may come between two of its records.
         self.last = run.copy()
         number = run.state.number
@@ -178,7 +185,7 @@ class Keeper:
             self.rescue()
 
     def rescue(self) -> None:
-        """Write the last complete round, unless the file holds it already."""
+        """Write the last complete round, unless the file already holds it."""
         if self.last is not None and self.written != self.last.state.number:
             save(self.last, self.path, self.about)
             self.written = self.last.state.number

@@ -30,22 +30,25 @@ def load(
     method: Method | Callable[[int], Method] | None = None,
     data: Federation | None = None,
 ) -> Run:
-    """Load a run from a folder that `Run.save` or `pyrofl run` wrote; no code in it is run.
+    """Load a run from a folder that `Run.save` or `pyrofl run` wrote, without running code in it.
 
-    It predicts bitwise as the run that was saved. Training rows are not in the folder: without
-    `data` nothing that asks for them can be done, such as adapting, testing or going on.
+    Its predictions equal those of the saved run bit for bit. The folder holds no training rows:
+    without `data` the run cannot be adapted, evaluated or resumed.
 
     Args:
-        folder: holds `checkpoint.safetensors`.
-        method: None makes that of the library again, with its settings. One of your own, or that
-            has parts of your own, is to be given, as it was; round number -> method if it was that.
-            Frozen weights and buffers of its networks are set to those of the run; all else in
-            them, and the constants and helpers that its functions use, must be the same.
+        folder: folder with `checkpoint.safetensors`.
+        method: None rebuilds a method of the library with its saved settings. A custom method, or
+            one with custom parts, must be passed as it was fitted (round number -> method if it
+            was that). Frozen weights and buffers of its networks are set to those of the run;
+            other attributes, and constants and helpers of its functions, must be the same.
         data: the federation that the run was fitted to, in the same order, or None.
 
+    Returns:
+        The saved run.
+
     Raises:
-        ValueError: if the file is damaged, or of other versions of PyTorch, Pyro or pyrofl; if the
-            method or the data differ; or if a method of your own is not given.
+        ValueError: if the file is damaged or was written by other versions of PyTorch, Pyro or
+            pyrofl; if the method or the data differ; or if a custom method is not passed.
     """
     path = Path(folder, CHECKPOINT)
     about, content = checkpoint_file.read_any(path, "cpu" if data is None else None)
@@ -58,7 +61,7 @@ def load(
             set_fingerprint(rows, about["hash of the data"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} is incomplete ({error!r}); expected what `save` writes"
+            f"{path} is incomplete ({error!r}); expected a file written by `Run.save`"
         ) from error
     now = {name: value for name, value in settings_of_run(rows, seed, None).items()}
     now["type of device"] = about["type of device"] if data is None else now["type of device"]
@@ -69,23 +72,23 @@ def load(
 
 
 def _rebuild_method(path: Path, content: dict[str, Any]) -> Method:
-    """Build the method that a run was fitted with."""
-    cure = "expected pyrofl.load(DIR, method=...), built as it was"
+    """Return the method that a run was fitted with, built from its saved specification."""
+    cure = "build the method as it was and pass it: pyrofl.load(DIR, method=...)"
     recipe = content.get("recipe", {})
     if "made" not in recipe:
-        why = recipe.get("lacking", "nothing tells how")
-        raise ValueError(f"the method in {path} cannot be made again: {why}; {cure}")
+        why = recipe.get("lacking", "its specification is missing")
+        raise ValueError(f"the method in {path} cannot be rebuilt: {why}; {cure}")
     try:
         made = recipes.made(recipe["made"])
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"the method in {path} cannot be made again: {error}; {cure}") from error
+        raise ValueError(f"the method in {path} cannot be rebuilt: {error}; {cure}") from error
     if not isinstance(made, Method):
-        raise ValueError(f"{path} makes a {type(made).__name__}; expected a method")
+        raise ValueError(f"{path} specifies a {type(made).__name__}, not a method; {cure}")
     was, now = content["method"], described(made)
     if changed := [name for name in was | now if was.get(name) != now.get(name)]:
         few = ", ".join(changed[:MAX_NAMED])
         raise ValueError(
-            f"the method in {path} has parts that {made.name or 'the library'} does not make: "
+            f"the method in {path} differs from {made.name or 'the method'} of the library in "
             f"{few}; {cure}"
         )
     return made

@@ -1,8 +1,8 @@
-"""What a round gave, for TensorBoard and MLflow; `log` of `fit` takes any such function.
+"""Loggers of rounds and scores for TensorBoard and MLflow, for the argument `logger` of `fit`.
 
     pyrofl.fit(method, data, rounds=20, eval_every=1, logger=loggers.tensorboard("runs/mine"))
 
-A logger of one's own is a function (run, record of the round) -> None; `numbers` are what there is.
+A custom logger is a function (run, record of the round) -> None; `numbers` returns the values.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pyrofl.inference.fitted_run.run import Run
 
 Log = Callable[[Run, RoundRecord], None]
 Logger = Literal["tensorboard", "mlflow"]
-ODD = r"[^\w\-./ ]"  # letters that MLflow does not take in a name
+ODD = r"[^\w\-./ ]"  # characters that MLflow does not accept in a name
 
 
 def numbers(run: Run, record: RoundRecord) -> dict[str, float]:
-    """Return what a round gave: losses, seconds, bytes, clients, and its scores if it was tested.
+    """Return losses, seconds, bytes and clients of a round, and its scores if it was evaluated.
 
-    Scores are called model/METRIC, with population and adaptation where these are not the usual.
+    Scores are named model/METRIC, with population and adaptation where these are not the default.
     """
     told = record.told(run.data.names)
     found = {n: float(v) for n, v in told.items() if isinstance(v, int | float) and n != "round"}
@@ -40,7 +40,7 @@ def numbers(run: Run, record: RoundRecord) -> dict[str, float]:
 
 @checked
 def tensorboard(folder: str | Path) -> Log:
-    """Write the numbers of every round for TensorBoard; needs the package tensorboard."""
+    """Return a logger that writes the numbers of every round for TensorBoard."""
     writer = library("tensorboard").SummaryWriter(str(folder))
 
     def log(run: Run, record: RoundRecord) -> None:
@@ -52,7 +52,7 @@ def tensorboard(folder: str | Path) -> Log:
 
 
 def mlflow(name: str | None = None) -> Log:
-    """Send the numbers of every round to MLflow, to a new run of that name or to the active one."""
+    """Return a logger that sends the numbers of every round to MLflow."""
     client = library("mlflow")
     if name is not None:
         client.end_run()
@@ -65,10 +65,10 @@ def mlflow(name: str | None = None) -> Log:
 
 
 def library(kind: Logger) -> Any:
-    """Return the module that writes."""
+    """Return the imported module of a logger; raise ValueError if it is not installed."""
     try:
         return import_module({"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}[kind])
     except ImportError as error:
         raise ValueError(
-            f"{kind} is not installed ({error}); expected pip install 'pyrofl[{kind}]'"
+            f"{kind} is not installed ({error}); run pip install 'pyrofl[{kind}]'"
         ) from error

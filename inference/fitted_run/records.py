@@ -1,4 +1,4 @@
-"""What every round of a run leaves, besides the state that the next goes on from."""
+"""Records of the rounds of a run: losses, bytes, reporting and rejected clients."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from pyrofl.tensors import Tensors
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What a round leaves."""
+    """Record of one round: losses, bytes, reporting and rejected clients."""
 
     number: int
-    seconds: float  # that it took, without testing
+    seconds: float  # wall-clock time, without evaluation
     bytes_down: int  # bytes sent to all clients
     bytes_up: int  # bytes sent by them
-    rejected: tuple[str, ...]  # the clients whose message or state was bad, and why
+    rejected: tuple[str, ...]  # clients with an invalid message or state, and the reason
     trained: list[int]  # ids
     steps: list[int]  # gradient steps that each of these made
-    reported: list[int]  # ids of those whose message was merged
-    silent: list[int]  # ids of those that were to report and failed to
+    reported: list[int]  # ids of clients with an aggregated message
+    silent: list[int]  # ids of selected clients that did not report
     loss: Tensors  # mean of every step by its names, [J]; NaN where a client did not train
     first_loss: Tensors  # loss of the first of these steps, as `loss`, where rounds are comparable
-    moved: Moved | None  # how far sites went, see `movement`; None: nothing was merged
-    watched: dict[str, float]  # numbers that the server holds, see `Monitor`
+    moved: Moved | None  # changes of sites, see `movement`; None: nothing was aggregated
+    watched: dict[str, float]  # monitored numbers of the server, see `Monitor`
 
     @classmethod
     def of(cls, state: RoundState, old: RoundState, method: Method, seconds: float) -> RoundRecord:
-        """Write a round down, given the one before and the method."""
+        """Return the record of a round, given the state before it and the method."""
         return cls(
             number=state.number,
             seconds=seconds,
@@ -53,7 +53,7 @@ class RoundRecord:
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return a line of `Run.rounds`; names are the clients'."""
+        """Return the record as a row of `Run.rounds`, given the clients' names."""
         return {
             "round": self.number,
             "seconds": self.seconds,
@@ -72,6 +72,6 @@ class RoundRecord:
 
 
 def taken_part(records: Sequence[RoundRecord], rounds: int, clients: int) -> list[int]:
-    """Return in how many rounds each client may have been heard; in all that have no record."""
+    """Return the number of rounds in which each client may have reported, at most all rounds."""
     heard = Counter(i for record in records for i in (*record.reported, *record.silent))
     return [heard[i] + rounds - len(records) for i in range(clients)]

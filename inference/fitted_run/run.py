@@ -1,4 +1,4 @@
-"""A fitted method: what came out of its rounds, and what may be asked of it."""
+"""Fitted runs: scores, predictions, posteriors and records of a federated method."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ class Run(Pickled, Summarised):
         data: the federation.
         state: the last round.
         seed: of the run.
-        draws: of the guide, for predictions while fitting; None takes its mean.
-        custom_metrics: name -> function, scored beside the metrics that there are; see `evaluate`.
-        records: what each round left; `rounds` is a table of them.
-        history: every score so far, averaged over clients, as lines of the table `metrics`.
-        ending: what the test of the objective after the last round found, see `test_ending`.
+        draws: number of posterior draws for predictions; None uses the mean of the guide.
+        custom_metrics: name -> function, computed in addition to the built-in metrics; see
+            `evaluate`.
+        records: the record of each round; `rounds` is a table of them.
+        history: all recorded scores, averaged over clients, as rows of the table `metrics`.
+        ending: result of the test of the objective after the last round, see `test_ending`.
     """
 
     method: Method
@@ -72,13 +73,13 @@ class Run(Pickled, Summarised):
     ending: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write the run into a folder, from which `pyrofl.load` takes it; `own_metrics` are lost.
+        """Write the run into a folder, for `pyrofl.load`; `custom_metrics` are not saved.
 
-        What is written holds no training row of a client, but what clients keep to themselves, and
-        rows of the server's where a method was built with some (FedBE).
+        The files contain no training rows of clients, but they contain client states, and the
+        server's rows where a method was built with some (FedBE).
 
         Args:
-            folder: a new or an empty one.
+            folder: a new or empty folder.
             overwrite: replace a run that was saved there.
 
         Raises:
@@ -89,14 +90,14 @@ class Run(Pickled, Summarised):
             saving.save(self, path / run_folder.CHECKPOINT)
 
     def copy(self, **changes: Any) -> Run:
-        """Return the run with lists of its own, so that it goes on by itself."""
+        """Return a copy of the run with its own lists of records and scores."""
         own = {"records": [*self.records], "history": [*self.history]}
         return replace(self, **{**own, **changes})
 
     def evaluate(
         self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[EvaluationFields]
     ) -> Scores:
-        """Test a model, as `pyrofl.evaluate`; seed, draws and metrics are the run's by default."""
+        """Evaluate a model as `pyrofl.evaluate`; seed, draws and metrics default to the run's."""
         own = self.custom_metrics if metrics is None else metrics
         return evaluate(*self._fitted, metrics=own, **self._asked(asked))
 
@@ -107,25 +108,28 @@ class Run(Pickled, Summarised):
         own: Sequence[Any] | None = None,
         **asked: Unpack[PredictionAsked],
     ) -> Predictions:
-        """Predict new rows for one client.
+        """Predict the responses of new rows of one client.
 
         Args:
             x: [N, *x], an array, a tensor, or a data frame with the columns of training by name.
-            client: its name; None is one that was never seen. That joins, and adapts to its `own`
-                rows, by all phases if the method has no other way; without any, the global model
-                answers, if the method has one.
-            own: (x, y), labelled rows of a client that was never seen.
-            asked: model, adaptation, draws, seed and chunk of `evaluate`. By default the model that
-                the method is about, and a personal one adapted as the method says.
+            client: name of a client; None is a new client. A new client is initialized and adapted
+                to its `own` rows, by all phases if the method defines no adaptation; without rows
+                the global model predicts, if the method has one.
+            own: (x, y), labeled rows of a new client.
+            asked: model, adaptation, draws, seed and chunk_size of `evaluate`. By default the main
+                model, with the method's adaptation if it is personal.
+
+        Returns:
+            The predictions of all rows; see `Predictions`.
 
         Raises:
-            ValueError: if there is no such client or model, or columns or rows do not suit.
+            ValueError: if there is no such client or model, or columns or rows do not fit.
         """
         how: PredictionAsked = {"seed": self.seed, "draws": self.draws, **asked}
         return predictions(*self._fitted, x, client, own, **how)
 
     def calibration(self, **asked: Unpack[EvaluationFields]) -> Bins:
-        """Gather predictions by confidence, as `pyrofl.calibration`."""
+        """Return predictions binned by confidence, as `pyrofl.calibration`."""
         return calibration(*self._fitted, **self._asked(asked))
 
     def posterior(
@@ -136,20 +140,21 @@ class Run(Pickled, Summarised):
         return posterior(*self._fitted, draws, ids=ids, **how)
 
     def statistics(self) -> Tensors:
-        """Return what the paper reports about clients besides scores: name -> [J], or [J, *p]."""
+        """Return the method's client statistics besides scores: name -> [J], or [J, *p]."""
         return statistics(*self._fitted, self.seed)
 
     def to_arviz(
         self, draws: int = 100, dims: Mapping[str, tuple[str, ...]] | None = None, **what: Any
     ) -> Any:
-        """Return the posterior for ArviZ, or all groups; arguments of `pyrofl.to_arviz`."""
+        """Return the posterior, or all groups, for ArviZ; arguments of `pyrofl.to_arviz`."""
         return to_arviz([self], draws, dims, **what)
 
     def evaluate_all(self) -> list[Scores]:
-        """Test all that the method and the data offer.
+        """Evaluate all models on all populations that the method and the data have.
 
-        Every view on training and held-out clients, the personal one also after the method's
-        adaptation, the global one also on all test rows; on training rows if there are no others.
+        Every model is evaluated on training and held-out clients, the personal one also after the
+        method's adaptation, the global one also on all test rows together. Without test rows,
+        training rows are used.
         """
         data, views = self.data, self.method.views
         tested = any(map(len, data.test[: data.clients]))
@@ -166,7 +171,7 @@ class Run(Pickled, Summarised):
         return [self.evaluate(**one) for one in asked]
 
     def record_scores(self) -> list[Scores]:
-        """Test all there is and write it down in `history`, clients weighing the same."""
+        """Evaluate all models and append their scores, averaged over clients, to `history`."""
         found = self.evaluate_all()
         for s in found:
             asked = (self.state.number, s.model, s.adaptation, s.population)
@@ -176,21 +181,21 @@ class Run(Pickled, Summarised):
 
     @property
     def metrics(self) -> DataFrame:
-        """Every score so far, averaged over clients: the table metrics.csv."""
+        """Return all recorded scores, averaged over clients: the table metrics.csv."""
         from pandas import DataFrame
 
         return DataFrame(self.history, columns=list(METRICS))
 
     @property
     def clients(self) -> DataFrame:
-        """Every score and statistic of every client, tested now: the table clients.csv."""
+        """Evaluate now and return scores and statistics of every client: the table clients.csv."""
         from pandas import DataFrame
 
         return DataFrame(self.client_rows(), columns=list(CLIENTS))
 
     @property
     def rounds(self) -> DataFrame:
-        """What every round took, who did what, and the mean loss of every step over clients."""
+        """Return a table of all rounds: seconds, bytes, clients and mean loss of every step."""
         from pandas import DataFrame
 
         return DataFrame([record.told(self.data.names) for record in self.records])
@@ -198,7 +203,7 @@ class Run(Pickled, Summarised):
     def client_rows(
         self, scores: list[Scores] | None = None, statistics: Tensors | None = None
     ) -> Iterator[tuple[str, int, str, str, str, float]]:
-        """Yield the rows of `clients`; scores and statistics of the last round may be known."""
+        """Yield the rows of `clients`; scores and statistics are computed unless given."""
         names, sizes = self.data.names, self.data.sizes.tolist()
         for found in self.evaluate_all() if scores is None else scores:
             for metric, values in found.values.items() if found.population != "pooled" else ():
@@ -207,12 +212,12 @@ class Run(Pickled, Summarised):
         told = self.statistics() if statistics is None else statistics
         about = self.workload() | {name: v.tolist() for name, v in told.items() if v.dim() == 1}
         about |= {spent.label: list(spent.clients)} if (spent := self.privacy) else {}
-        for metric, of in about.items():  # all but scores is told of the main view, unadapted
+        for metric, of in about.items():  # other columns belong to the main view, unadapted
             for i in range(self.data.clients):
                 yield names[i], sizes[i], self.method.main_view, "none", metric, of[i]
 
     def workload(self) -> dict[str, Counter[int]]:
-        """Count rounds in which clients trained, reported or failed to, and gradient steps."""
+        """Count, per client, the rounds trained, reported and missed, and gradient steps."""
         steps: Counter[int] = Counter()
         for record in self.records:
             steps.update(dict(zip(record.trained, record.steps, strict=True)))
@@ -223,18 +228,20 @@ class Run(Pickled, Summarised):
 
     @property
     def status(self) -> ConvergenceStatus:
-        """Whether it has converged, is moving, is stuck or has diverged.
+        """Return whether the run has converged, has not converged, is stuck or has diverged.
 
-        It is judged by its records, and at the end of `fit` also by its objective, see `optimum`.
+        It is computed from the records, and at the end of `fit` also from the objective, see
+        `optimum`.
         """
         return convergence_status(self.records, trained_by(self.method)).tested(**self.ending)
 
     def test_ending(self) -> None:
-        """Test whether a run that moves no more is at the optimum of its objective, if it has one.
+        """Test whether a converged run is at the optimum of its objective, if it has one.
 
-        A method of what clients share, such as PVI, has: see
-        `pyrofl.inference.posteriors.optimum`. Of all others, predictions for some training rows are
-        compared: if they are equal, and were not before the first round, gradients have vanished.
+        Methods with a posterior of shared sites, such as PVI, have one: see
+        `pyrofl.inference.posteriors.optimum`. For other methods, predictions for some training
+        rows are compared: if they are equal, and were not before the first round, gradients have
+        vanished.
         """
         if convergence_status(self.records, trained_by(self.method)).kind != "converged":
             return
@@ -242,7 +249,7 @@ class Run(Pickled, Summarised):
             found = optimum(self.method, self.data, self.state, self.seed)
             alike = not found and self._alike(self.state)
             vanished = alike and not self._alike(first(self.method, self.data, self.seed))
-        except FAILURES:  # a program may suit training alone, and a run is worth more than a test
+        except FAILURES:  # a program may only support training; the run is kept without the test
             return
         if found:
             self.ending = found._asdict()
@@ -250,7 +257,7 @@ class Run(Pickled, Summarised):
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
     def _alike(self, state: RoundState) -> bool:
-        """Say whether rows of each of the first clients are all predicted alike."""
+        """Return whether the predictions of each of the first clients are equal for all rows."""
         data, found = self.data, []
         for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
             x = data.x[rows[:LOOKED_AT]]
@@ -261,13 +268,13 @@ class Run(Pickled, Summarised):
 
     @property
     def monitors(self) -> dict[str, Monitor]:
-        """What the method says of each number that it watches, by the name in the records."""
+        """Return the monitors of the method, by the names of their numbers in the records."""
         found = of_kind(self.method.metadata.tensors, Monitor).items()
         return {names.removeprefix("server/"): fact for names, fact in found}
 
     @property
     def warnings(self) -> list[str]:
-        """What the method has to say of numbers that are too high after the last round."""
+        """Return the warnings of monitors with too high a value after the last round."""
         last = self.records[-1] if self.records else None
         return [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
@@ -276,11 +283,12 @@ class Run(Pickled, Summarised):
         ]
 
     def parameter_changes(self) -> DataFrame:
-        """Return how far each site moved in each round that merged something; see `movement`.
+        """Return the change of each site in each round with an aggregation; see `movement`.
 
-        Columns: round, site; mean and sd, the largest movement of any entry's mean and standard
-        deviation since the round before, in standard deviations; norm, that of a tensor which
-        states no distribution, as a share of its norm. `status` judges the last rounds of it.
+        Columns: round, site; mean and sd, the largest change of any entry's mean and standard
+        deviation since the previous round, in standard deviations; norm, the change of a tensor
+        without a distribution, as a fraction of its norm. `status` is computed from the last
+        rounds.
         """
         return table(self.records)
 
@@ -293,19 +301,19 @@ class Run(Pickled, Summarised):
 
     @property
     def privacy(self) -> PrivacySpent | None:
-        """What the run has spent of privacy, in all its rounds; None if there is none."""
+        """Return the privacy spent in all rounds of the run, or None without privacy."""
         promise, rounds = self.method.metadata.privacy, self.state.number
         took = taken_part(self.records, rounds, self.data.clients)
         return promise.spent(rounds, took) if promise else None
 
     @property
     def title(self) -> str:
-        """How far it went."""
+        """Return the number of rounds, the seed and the seconds of the run."""
         seconds = sum(record.seconds for record in self.records)
         return f"Run of {self.state.number} rounds, seed {self.seed}, {seconds:.1f} s"
 
     def _more_html(self) -> str:
-        """Draw its scores round by round, or else how far sites still move."""
+        """Return a figure of the scores by round, or else of the parameter changes, as HTML."""
         from pyrofl import figures
 
         if {row["round"] for row in self.history} - {0}:
@@ -315,10 +323,10 @@ class Run(Pickled, Summarised):
             drawn = figures.convergence(self)
         else:
             return ""
-        return picture(drawn, "its course, round by round")
+        return picture(drawn, "scores or parameter changes by round")
 
     def summary(self) -> dict[str, str]:
-        """Tell what it is; of the scores, the first two metrics of clients that train."""
+        """Return the lines of the printed summary, with two metrics of the training clients."""
         data, records, last = self.data, self.records, self.history[-1:]
         scores: dict[str, list[str]] = {}
         for r in self.history:
@@ -333,8 +341,8 @@ class Run(Pickled, Summarised):
         return {
             "status": "; ".join([str(self.status), *self.warnings]),
             "views": ", ".join(self.method.views),
-            "clients": f"{data.clients} that train, {data.held_out} held out",
-            "scores": f"round {last[0]['round']}: {shown}" if last else "not tested yet",
+            "clients": f"{data.clients} training, {data.held_out} held out",
+            "scores": f"round {last[0]['round']}: {shown}" if last else "not evaluated yet",
             "bytes": f"{sent}; {len(bad)} rejected{f', the last {bad[-1]}' if bad else ''}",
             **({"privacy": str(self.privacy)} if self.method.metadata.privacy else {}),
         }

@@ -1,4 +1,4 @@
-"""Write runs to files, with the specification that their method is built from."""
+"""Write runs to files, with the specification that rebuilds their method."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = No
     Frozen weights and buffers of its networks are saved too, and `load` restores them.
 
     Args:
-        run: as `fit` returns it, or passes it to `after`.
+        run: as `fit` returns it, or passes it to `callback`.
         path: file, replaced once the new one is on the disk.
-        about: settings of the run, as JSON; `load` refuses the file if one differs. The data, the
+        about: settings of the run, as JSON; `load` raises ValueError if one differs. The data, the
             seeds, the versions of pyrofl, torch and Pyro and the parts of the method, see
             `pyrofl.inference.description.describe`, are always compared.
 
     Raises:
-        OSError: if there is no room for it.
+        OSError: if the file cannot be written, such as on a full disk.
     """
     state = {name: getattr(run.state, name) for name in STATE} | run.state.reporters._asdict()
     state["client_states"] = dict(run.state.client_states.items())
@@ -67,7 +67,7 @@ def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = No
 def _specification(method: Method) -> dict[str, Any]:
     """Return how the library builds a method, or why it cannot."""
     if recipes.spec_of(method) is None:
-        return {"lacking": "it is your own, or a part of it was replaced"}
+        return {"lacking": "it is a custom method, or a part of it was replaced"}
     try:
         return {"made": recipes.told(method)}
     except ValueError as error:

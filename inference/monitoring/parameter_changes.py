@@ -1,13 +1,12 @@
-"""How far a round moved what is learned, by site.
+"""Changes of learned parameters in a round, by site.
 
-That is what clients receive (not names under "server/", the server's own accounts), or what they
-keep where the server holds nothing: there, of those that trained, the largest movement counts.
-Where nothing of the server's changed at all, what clients keep is compared too.
-Where `Moments` says what the mean and the standard deviation of a site are, both are compared with
-those of the round before, in standard deviations: the largest |new - old| / sd of its entries. A
-tensor that states no distribution moves by a share of its norm.
+Compared are the tensors that clients receive (no names under "server/"). If none of them changed,
+the client states are compared too, with the largest change of any training client.
+Where `Moments` defines the mean and the standard deviation of a site, both are compared with those
+of the previous round, in standard deviations: the largest |new - old| / sd of its entries. The
+change of a tensor without a distribution is a fraction of its norm.
 
-A site whose distribution is normal without constraints is looked at there: log tau, not tau.
+Sites are compared on the unconstrained scale where they are normal: log tau, not tau.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from pyrofl.tensors import Tensors, matches, size_in_bytes
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-HUGE = torch.finfo(torch.float64).max  # what is not finite has moved so far
-COMPARED = 64_000_000  # bytes of what clients keep that are compared at once
+HUGE = torch.finfo(torch.float64).max  # change of tensors that are not finite
+COMPARED = 64_000_000  # bytes of client states that are compared at once
 PARTS = ("mean", "sd", "norm")
 
 Moved = dict[str, dict[str, float]]
-"""Site -> movement of its "mean" and "sd", or tensor -> that of its "norm"."""
+"""Site -> change of its "mean" and "sd", or tensor -> change of its "norm"."""
 
 
 def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> Moved | None:
-    """Return how far a round moved each site, see above; None if the server merged nothing."""
+    """Return the change of each site in a round, see above; None if nothing was aggregated."""
     if new.server is old.server:
         return None
     far = _moved(metadata, _received(old.server), _received(new.server))
-    if not any(far.values()):  # all that is learned may stay at home
+    if not any(far.values()):  # all learned tensors may be client states
         size = size_in_bytes(new.get_client_states(new.trained[:1]))
         parts = [
             _moved(
@@ -59,7 +58,7 @@ def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> M
 def _moved(
     metadata: MetadataByPattern, before: Tensors, now: Tensors, rows: bool = False
 ) -> dict[tuple[str, str], float]:
-    """Return the movement of each part of each site; `rows` are of clients, of which the most."""
+    """Return the change of each part of each site; `rows` are clients, with the largest change."""
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
     for names, moments in of_kind(metadata, Moments).items():
@@ -80,10 +79,10 @@ def _moved(
 
 
 def table(records: Sequence[Any]) -> DataFrame:
-    """Lay out what rounds moved: a line for each round that merged something, and site.
+    """Return parameter changes as a table: a row for each site and round with an aggregation.
 
-    Columns: round; site; mean and sd, its movement in standard deviations; norm, that of a tensor
-    without a distribution, as a share of its norm; what a site has not is NaN.
+    Columns: round; site; mean and sd, its change in standard deviations; norm, the change of a
+    tensor without a distribution as a fraction of its norm; NaN where undefined.
     """
     from pandas import DataFrame
 
@@ -96,7 +95,7 @@ def table(records: Sequence[Any]) -> DataFrame:
 
 
 def _relative(old: Tensor, new: Tensor, rows: bool) -> Tensor:
-    """Return the change as a share of the norm, the largest share of any client for `rows`."""
+    """Return the change as a fraction of the norm, the largest of all clients for `rows`."""
     shape = (len(new), -1) if rows else (1, -1)
     was, now = old.reshape(shape), new.reshape(shape)
     norm = torch.linalg.vector_norm

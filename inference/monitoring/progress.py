@@ -1,4 +1,4 @@
-"""What a fit shows while it runs: a bar in a terminal or a notebook, lines where neither is."""
+"""Progress of a fit: a bar in a terminal or a notebook, about ten lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.programs import Guide
 
-LINES = 10  # that a run takes where no bar can be redrawn
+LINES = 10  # lines of a run without a bar
 
 
 class Progress:
-    """The rounds that are over, the loss, and what must be told on the way; all on stderr."""
+    """Progress display on stderr: completed rounds, losses and messages."""
 
     def __init__(self, rounds: int, begun: int, sizes: Tensor, shown: bool) -> None:
-        """Take how many rounds there will be in all and there have been; clients' rows [J]."""
+        """Create the display for `rounds` rounds, `begun` of them complete, and rows [J]."""
         self.rounds, self.sizes, self.shown = rounds, sizes, shown
         self.bar: Any = None
         if shown and (sys.stderr.isatty() or in_notebook()):
@@ -42,14 +42,14 @@ class Progress:
             self.bar.close()
 
     def tell(self, text: str) -> None:
-        """Write a line that stays, above the bar."""
+        """Write a permanent line, above the bar."""
         if self.bar is not None:
             self.bar.write(text, sys.stderr)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def add(self, method: Method, state: RoundState) -> None:
-        """Show a round that is over."""
+        """Show a completed round."""
         loss = losses(method, state, self.sizes) if self.shown else ""
         if self.bar is not None:
             self.bar.set_postfix_str(loss)
@@ -59,15 +59,15 @@ class Progress:
 
 
 def in_notebook() -> bool:
-    """Return whether this process is a notebook's kernel that can draw a bar."""
+    """Return whether this process is a notebook kernel that can draw a bar."""
     ipython = sys.modules.get("IPython")
-    # A kernel has an attribute of this name. That ipykernel is imported does not suffice.
+    # A kernel has an attribute of this name; an imported ipykernel is not sufficient.
     kernel = ipython and getattr(ipython.get_ipython(), "kernel", None)
     return kernel is not None and find_spec("ipywidgets") is not None
 
 
 def _is_told(number: int, rounds: int) -> bool:
-    """Say whether a round has a line: about ten of them do, and the last.
+    """Return whether a round has a line: about ten of them do, and the last.
 
     >>> [r for r in range(1, 26) if _is_told(r, 25)]
     [3, 6, 9, 12, 15, 18, 21, 24, 25]
@@ -76,11 +76,13 @@ def _is_told(number: int, rounds: int) -> bool:
 
 
 def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
-    """Tell the mean loss over clients of each step, by what it moves; sums over rows by row.
+    """Return the mean loss of each step over clients, by its tensors, as text.
+
+    Losses that are sums over rows are divided by the number of rows.
 
     Args:
-        method: whose steps they are.
-        state: after a round.
+        method: method with these steps.
+        state: state after a round.
         sizes: [J], training rows of every client.
     """
     rows, found = sizes[state.trained.cpu()], []
@@ -94,7 +96,7 @@ def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
 
 
 def moved(method: Method, names: str) -> str:
-    """Say in a word what a step moves, given its patterns of names.
+    """Return one word for the tensors of a step, given its patterns of names.
 
     >>> from pyrofl import nets
     >>> from pyrofl.models import pfedvem

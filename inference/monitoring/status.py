@@ -1,40 +1,41 @@
-"""What became of a run: has it converged, is it still moving, is it stuck, or did it diverge?
+"""Convergence status of a run: converged, not converged, stuck or diverged.
 
-A run has converged if over its last 5 merges, and at least 3,
+A run has converged if over its last 5 aggregations, and at least 3,
 
-- no site's mean or standard deviation moved by more than 0.01 standard deviations from one merge to
-  the next, and no tensor without a distribution by more than 0.1% of its norm; see `movement`;
-- and nothing that moved less in every one of them, or more, would go on to five times that: what is
-  held back, as by a small damping, moves little each time and has far to go. What moved more each
-  time counts if in as many merges again, growing as fast, it would move by more than the above.
+- no site's mean or standard deviation changed by more than 0.01 standard deviations from one
+  aggregation to the next, and no tensor without a distribution by more than 0.1% of its norm; see
+  `movement`;
+- and no steadily shrinking change adds up to more than five times these limits if extrapolated, as
+  with strong damping; and no steadily growing change would exceed them within the same number of
+  further aggregations.
 
-Steps of constant length on minibatches hover, and so go on moving. At the end of `fit`, of a method
-that has the best normal of what clients share, such as PVI, the gradient of the ELBO is tested too:
-a run whose rates have fallen is moving if a natural-gradient step would move a site by more than
-0.1 standard deviations and 4 standard errors; see `optimum`.
+Constant learning rates on minibatches keep parameters fluctuating, which is not convergence. At the
+end of `fit`, for methods with an optimal normal of the shared sites, such as PVI, the gradient of
+the ELBO is tested too: a run with decayed learning rates has not converged if a natural-gradient
+step would move a site by more than 0.1 standard deviations and 4 standard errors; see `optimum`.
 
-A run is stuck if nothing that is compared has changed at all since before round one, to the last
-bit, or a tensor that clients train has not: its gradient is zero, or the upload or the aggregation
-leaves it out.
+A run is stuck if no compared tensor, or no entry of a trained tensor, has changed at all since
+before round one: its gradient is zero, or the upload or the aggregation leaves it out.
 
 A run has diverged if
 
-- nobody was merged in its last 3 rounds in which somebody was rejected and more than one client
-  trained, or in any round, and that is not for silence alone; what is not finite is rejected; or
-- the mean of a site moved by more than 1,000 standard deviations in most of its last 5 merges; or
+- no message was aggregated in its last 3 rounds with a rejected client and more than one training
+  client, or in any round, unless all clients dropped out; non-finite messages are rejected; or
+- the mean of a site moved by more than 1,000 standard deviations in most of the last 5
+  aggregations; or
 - the loss of a gradient step has risen, in its last 2 rounds:
 
       level - begin > 2 size + (begin - lowest) + 2 noise
 
-  begin is the loss of the first step that a client ever made, level the mean of its last round,
-  lowest the least of both so far: means over clients, each beside itself, so that it does not
-  matter who takes part. size is |begin|, or that of the method's first step if it is larger, noise
-  the median fall of the level from one round to the next, but for falls from where it should not
-  be. So a loss must have lost all that it gained, and rise by twice its own size and more: one that
-  creeps up is moving. A loss that rises as it should, see `INCOMPARABLE`, does not count; or
+  begin is the loss of a client's first step, level the mean of its last round, lowest the minimum
+  of both so far, each a mean over clients, so that participation does not matter. size is |begin|,
+  or that of the method's first step if it is larger; noise is the median decrease of the level per
+  round, except for decreases from a risen level. So a loss must lose all its gain and rise by more
+  than twice its size: a slowly rising loss has not diverged. Losses that rise by design, see
+  `INCOMPARABLE`, are excluded; or
 
 - the loss has fallen below -100 size, and below -100, and in the second half of all rounds, at
-  least 6, by 90% and more of its fall in the first half. No density makes that: its sign is wrong.
+  least 6, by 90% or more of its fall in the first half. No density behaves so: its sign is wrong.
 """
 
 from __future__ import annotations
@@ -54,32 +55,32 @@ from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.monitoring.parameter_changes import Moved
 from pyrofl.tensors import Tensors, matches
 
-LAST, LEAST, RISEN = 5, 3, 2  # merges that are looked at; rounds in which a loss has risen
+LAST, LEAST, RISEN = 5, 3, 2  # aggregations, maximum and minimum; rounds of a risen loss
 SMALL = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
-LOST = 1000  # standard deviations that a mean jumps
-FAR = 5  # times what is small: what is not to be left to go
-SIZES, NOISE = 2, 2  # of the loss, its own sizes and falls from round to round that are no rise
+LOST = 1000  # change of a diverged mean, in standard deviations
+FAR = 5  # largest remaining change of a converged run, relative to SMALL
+SIZES, NOISE = 2, 2  # tolerated rise of a loss, in its sizes and in its decreases per round
 IDLE = "nothing is trained: all learning rates or epochs are 0"
-DEPTH, STEADY, HALVES = 100, 0.9, 6  # sizes and share of a fall without end, and its least rounds
+DEPTH, STEADY, HALVES = 100, 0.9, 6  # of an unbounded decrease: sizes, fraction, minimum rounds
 
 Kind = Literal["converged", "not converged", "stuck", "diverged"]
 Left = Any
-"""What a round leaves, a `RoundRecord`: that knows this module."""
+"""A `RoundRecord`, which imports this module."""
 
 
 @dataclass(frozen=True)
 class ConvergenceStatus:
-    """What became of a run; printed, it is a sentence.
+    """Convergence status of a run; printed, it is a sentence.
 
     Attributes:
-        kind: converged, moving, stuck or diverged.
+        kind: "converged", "not converged", "stuck" or "diverged".
         why: the rest of the sentence.
-        merged: rounds in which the server merged something.
-        site: that moves most, measured by what counts as small; "" if it is not known.
-        part: what of it: mean, sd or norm.
-        moved: by how much in a round, the mean of the last ones.
-        since: round from which on it has diverged.
-        small: part -> what counts as small.
+        merged: number of rounds with an aggregation.
+        site: site with the largest change relative to its limit; "" if unknown.
+        part: changed part of the site: mean, sd or norm.
+        moved: its change per round, averaged over the last rounds.
+        since: first round of a divergence.
+        small: part -> limit of its change in a converged run.
     """
 
     kind: Kind
@@ -92,28 +93,28 @@ class ConvergenceStatus:
     small: ClassVar[dict[str, float]] = SMALL
 
     def tested(self, off: str = "", note: str = "", blind: str = "") -> ConvergenceStatus:
-        """Return the verdict once the objective is tested; see `Run.test_ending`."""
+        """Return the status after a test of the objective; see `Run.test_ending`."""
         if self.kind != "converged" or not (off or note or blind):
             return self
         if blind:
-            why = f"nothing moves, and {blind}; expected smaller learning rates"
+            why = f"nothing changes, and {blind}; lower the learning rates"
             return replace(self, kind="stuck", why=why)
         if off:
-            why = f"{self.why}, and yet the slope of the ELBO moves {off}"
+            why = f"{self.why}, but the gradient of the ELBO still moves {off}"
             return replace(
-                self, kind="not converged", why=f"{why}; run more rounds, at rates that fall less"
+                self, kind="not converged", why=f"{why}; run more rounds with slower rate decay"
             )
-        return replace(self, why=f"{self.why}; {note}, which corrected draws allow for")
+        return replace(self, why=f"{self.why}; {note}, which corrected draws account for")
 
     def __str__(self) -> str:
         return f"{self.kind}{f' since round {self.since}' if self.since else ''}: {self.why}"
 
 
 class ConvergenceMonitor:
-    """Judges a run by what its rounds left, one after the other."""
+    """Computes the convergence status of a run from the records of its rounds."""
 
     def __init__(self, records: Sequence[Left] = (), trained: str | None = None) -> None:
-        """Begin with rounds that there are; `trained` is what `trained_by` returns."""
+        """Add the given records; `trained` is the result of `trained_by`."""
         self.trained = trained
         self.records: list[Left] = []
         self.losses = Losses()
@@ -121,17 +122,17 @@ class ConvergenceMonitor:
             self.add(record)
 
     def add(self, record: Left) -> None:
-        """Take a round."""
+        """Add the record of a round."""
         self.records.append(record)
         self.losses.add(record.number, record.first_loss, record.loss)
 
     @property
     def over(self) -> bool:
-        """Whether there is no need for further rounds: it has converged, diverged or is stuck."""
+        """Return whether to stop: the run has converged, diverged or is stuck."""
         return len(self.records) >= LEAST and self.status().kind != "not converged"
 
     def status(self) -> ConvergenceStatus:
-        """Judge what there is."""
+        """Return the status after the rounds added so far."""
         moved = [record.moved for record in self.records if record.moved is not None]
         found = (_barred(self.records), _lost(self.records), *self.losses.risen())
         found += tuple(self.losses.fallen())
@@ -139,7 +140,7 @@ class ConvergenceMonitor:
             first = min(both)
             return ConvergenceStatus("diverged", first.why, len(moved), since=first.since)
         if not moved:
-            silent = "nobody was merged in any round, as nobody reported"
+            silent = "no message was aggregated in any round, as no client reported"
             return ConvergenceStatus("not converged", silent if self.records else "no round yet", 0)
         whole = self.records[0].number == 1  # later rounds may begin at the optimum
         if whole and self.trained is not None and (why := _unchanged(moved, self.trained)):
@@ -150,14 +151,14 @@ class ConvergenceMonitor:
 
 
 def convergence_status(records: Sequence[Left], trained: str | None = None) -> ConvergenceStatus:
-    """Judge a run by what its rounds left; arguments of `ConvergenceMonitor`."""
+    """Return the status of a run, given the records of its rounds."""
     return ConvergenceMonitor(records, trained).status()
 
 
 def trained_by(method: Method) -> str | None:
-    """Return the patterns of names that gradient steps move; None if nothing is to be learned.
+    """Return the patterns of names that gradient steps train; None if nothing is trained.
 
-    That is where all learning rates or epochs are 0.
+    Nothing is trained where all learning rates or epochs are 0.
     """
     moves = [move for phase in method.phases if phase.epochs != 0 for move in phase.updates]
     steps = [move for move in moves if isinstance(move, GradientStep)]
@@ -168,13 +169,13 @@ def trained_by(method: Method) -> str | None:
 
 
 def _unchanged(moved: Sequence[Moved], trained: str) -> str:
-    """Say what no round has changed although clients train it, or ""."""
+    """Return a message about trained tensors that no round has changed, or ""."""
     names = {name for one in moved for name in one}
     still = sorted(n for n in names if not any(v for one in moved for v in one.get(n, {}).values()))
-    compared = set.intersection(*(set(one) for one in moved))  # what clients keep is not always
+    compared = set.intersection(*(set(one) for one in moved))  # client states are not always
     idle = [n for n in still if n in compared and matches(n, trained)]
     if len(still) == len(names) > 0:
-        what = "nothing that is learned has changed in any round"
+        what = "no learned tensor has changed in any round"
         return f"{what}; check the upload, the aggregation, the names of updates and the gradients"
     if idle:
         shown = ", ".join(idle[:3]) + f" and {len(idle) - 3} more" * (len(idle) > 3)
@@ -184,13 +185,11 @@ def _unchanged(moved: Sequence[Moved], trained: str) -> str:
 
 
 def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
-    """Judge a run that has not diverged by the movement of all its merges."""
+    """Return the status of a run that has not diverged, given all its parameter changes."""
     merges, last = len(moved), moved[-LAST:]
     series = {(n, p): [_of(one, n, p) for one in last] for n in last[-1] for p in last[-1][n]}
     if not series:
-        return ConvergenceStatus(
-            "not converged", "how far is not known, nothing that is compared", merges
-        )
+        return ConvergenceStatus("not converged", "unknown, as no tensor can be compared", merges)
     mean = {key: sum(each) / len(last) for key, each in series.items()}
     left = {key: _left(each, SMALL[key[1]]) for key, each in series.items()}
     quiet = merges >= LEAST and all(v <= SMALL[p] for (_, p), each in series.items() for v in each)
@@ -200,24 +199,24 @@ def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
     found = (merges, site, part, mean[site, part])
     if quiet and not far:
         least = f"{SMALL['mean']} sd or {SMALL['norm']:.1%}"
-        why = f"in the last {len(last)} merges nothing moved by more than {least}"
+        why = f"in the last {len(last)} aggregations nothing changed by more than {least}"
         return ConvergenceStatus("converged", why, *found)
     what = site if part == "norm" else f"the {part} of {site}"
-    why = f"{what} by {_far(mean[site, part], part)} per round"
+    why = f"{what} still changes by {_far(mean[site, part], part)} per round"
     if far and left[site, part] == inf:
-        why += ", and ever faster"
+        why += ", at a growing rate"
     elif far:
-        why += f", and {_far(left[site, part], part)} to go"
+        why += f", with an estimated {_far(left[site, part], part)} to go"
     return ConvergenceStatus("not converged", why, *found)
 
 
 def _lost(records: Sequence[Left]) -> Divergence | None:
-    """Find a mean that jumps, again and again, to where nothing is."""
+    """Return a divergence if a mean moves by more than LOST sd in most of the last rounds."""
     last = [record for record in records if record.moved is not None][-LAST:]
     for site in last[-1].moved if len(last) == LAST else ():
         far = median(record.moved.get(site, {}).get("mean", 0.0) for record in last)
         if far > LOST:
-            why = f"the mean of {site} moves by {_far(far, 'mean')} per round"
+            why = f"the mean of {site} changes by {_far(far, 'mean')} per round"
             return Divergence(last[0].number, why)
     return None
 
@@ -227,13 +226,13 @@ def _of(moved: Moved, site: str, part: str) -> float:
 
 
 def _left(moved: Sequence[float], small: float) -> float:
-    """Return how far it goes if it goes on so; 0 where it moves now more and now less."""
+    """Return the extrapolated remaining change; 0 where changes neither rise nor fall steadily."""
     first, last = moved[0], moved[-1]
     rises, falls = (all(sign * (b - a) > 0 for a, b in pairwise(moved)) for sign in (1, -1))
     if len(moved) < LEAST or not (rises or falls) or not last:
         return 0.0
     ratio = (last / first) ** (1 / (len(moved) - 1)) if first else inf
-    if rises:  # noise does so, too, now and then
+    if rises:  # this may be noise
         return inf if last * ratio ** len(moved) > small else 0.0
     return last * ratio / (1 - ratio)
 
@@ -244,7 +243,7 @@ def _far(value: float, part: str) -> str:
 
 
 class Divergence(NamedTuple):
-    """Since which round, and why."""
+    """First round of a divergence, and the reason."""
 
     since: int
     why: str
@@ -254,8 +253,8 @@ class Divergence(NamedTuple):
 
 
 def _barred(records: Sequence[Left]) -> Divergence | None:
-    """Find the rounds at the end in which all that came was bad."""
-    bad = [r for r in records if r.rejected or r.moved is not None]  # not those of silence
+    """Return a divergence if all messages of the last rounds were rejected."""
+    bad = [r for r in records if r.rejected or r.moved is not None]  # a client reported
     some = next((i for i, r in enumerate(reversed(bad)) if r.moved is not None), len(bad))
     last = bad[len(bad) - some :]
     whole = bool(last) and some == len(bad)
@@ -263,27 +262,27 @@ def _barred(records: Sequence[Left]) -> Divergence | None:
     if not whole and not (some >= LEAST and several):
         return None
     when = "in any round" if whole else f"in the last {some} rounds"
-    return Divergence(last[0].number, f"nobody was merged {when}; {last[-1].rejected[0]}")
+    return Divergence(last[0].number, f"no message was aggregated {when}; {last[-1].rejected[0]}")
 
 
 class Losses:
-    """What the losses of all rounds say, in each of R copies of a federation of J clients."""
+    """Losses of all rounds, in each of R copies of a federation of J clients."""
 
     def __init__(self, copies: int = 1) -> None:
         self.copies = copies
         self.steps: dict[str, _Step] = {}
 
     def add(self, number: int, begun: Tensors, loss: Tensors) -> None:
-        """Take the losses of a round, first and mean, [R J]: NaN where a client did not train."""
+        """Add the losses of a round, first and mean, [R J]: NaN where a client did not train."""
         for name, first in begun.items():
             step = self.steps.setdefault(name, _Step(self.copies, len(first)))
             step.add(number, *(v.double().reshape(self.copies, -1) for v in (first, loss[name])))
 
     def risen(self) -> list[Divergence | None]:
-        """Return since when which loss has risen, the first of several."""
+        """Return, for each copy, the first divergence of a loss that has risen, or None."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
-            # What later phases begin with may be next to nothing, or large already.
+            # Later phases may begin with a loss near zero, or with a large one.
             size = next(iter(self.steps.values())).begins[-1].abs()
             for c, (rounds, begin, level) in enumerate(step.risen(size)):
                 if rounds >= min(RISEN, len(step.numbers)):
@@ -292,18 +291,18 @@ class Losses:
         return [min(some, default=None) for some in found]
 
     def fallen(self) -> list[Divergence | None]:
-        """Return since when a loss has been falling without end, the first of several."""
+        """Return, for each copy, the first divergence of a loss falling without bound, or None."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             for c, (since, begin, level) in enumerate(step.fallen()):
                 if since is not None:
-                    why = f"the loss of {name} fell from {begin:.4g} to {level:.4g} without end"
+                    why = f"the loss of {name} fell from {begin:.4g} to {level:.4g} without bound"
                     found[c].append(Divergence(since, f"{why}; check its sign"))
         return [min(some, default=None) for some in found]
 
 
 class _Step:
-    """The loss of one gradient step, carried from round to round: see the top of this module."""
+    """Loss of one gradient step over all rounds; see the docstring of this module."""
 
     def __init__(self, copies: int, clients: int) -> None:
         none = torch.full((copies, clients // copies), torch.nan, dtype=torch.float64)
@@ -328,12 +327,12 @@ class _Step:
         self.levels.append(level)
         self.gains.append(begin - low)
         fall = _mean(before - self.latest, known & before.isfinite())
-        # What falls from where it should not be is no noise.
+        # A decrease from a risen level is not noise.
         self.falls.append(torch.where((fall > 0) & ~self.high, fall, torch.nan))
         self.high = level - begin > SIZES * begin.abs() + begin - low
 
     def risen(self, size: Tensor) -> list[tuple[int, float, float]]:
-        """Return for each copy the rounds at the end in which it has risen, begin and level."""
+        """Return for each copy the number of last rounds above the limit, first and last loss."""
         noise = torch.stack(self.falls).nanmedian(0).values.nan_to_num(0.0)
         rise = torch.stack(self.levels) - torch.stack(self.begins)
         size = size.fmax(self.begins[-1].abs())
@@ -343,7 +342,7 @@ class _Step:
         return list(zip(*ends, strict=True))
 
     def fallen(self) -> list[tuple[int | None, float, float]]:
-        """Return for each copy since which round it falls without end, begin and level."""
+        """Return for each copy the round from which it falls without bound, first and last loss."""
         levels, begin = torch.stack(self.levels), self.begins[-1]
         half, deep = len(levels) // 2, -DEPTH * begin.abs().clamp(min=1)
         earlier, later = levels[0] - levels[half], levels[half] - levels[-1]
@@ -359,11 +358,11 @@ class _Step:
 
 
 def _mean(value: Tensor, known: Tensor) -> Tensor:
-    """Average over clients that are known: [R, J] -> [R], NaN if there are none."""
+    """Return the mean over known clients: [R, J] -> [R], NaN if there are none."""
     return torch.where(known, value, 0.0).sum(-1) / known.sum(-1)
 
 
 def comparable(metadata: MetadataByPattern, begun: Tensors) -> Tensors:
-    """Return the losses of steps that are to be compared with those of other rounds."""
+    """Return the losses of steps that are comparable between rounds."""
     marks = marked(metadata, INCOMPARABLE)
     return {n: v for n, v in begun.items() if not all(matches(p, marks) for p in n.split())}

@@ -1,8 +1,8 @@
-"""Runs for ArviZ: all that their programs say, as if it came from a sampler.
+"""Export of runs to ArviZ: posterior, predictive and log-density groups, one chain per run.
 
-Rows of all clients lie one behind the other along one axis, "row", client by client, without any
-padding; the coordinate "row_client" names the client of each. What a client has is along "client",
-what all share is along neither. Every run is a chain.
+The rows of all clients are concatenated along one axis, "row", client by client, without padding;
+the coordinate "row_client" has the client of each row. Variables of single clients have the axis
+"client", shared variables have neither. Every run is a chain.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
 
 
 class Fitted(Protocol):
-    """What a run has to tell; see `Run` and `RoundRecord`, which know this module."""
+    """Attributes of a run that the export reads; see `Run` and `RoundRecord`."""
 
     method: Method
     data: Federation
@@ -47,11 +47,11 @@ class Fitted(Protocol):
 
     @property
     def status(self) -> ConvergenceStatus:
-        """Whether it has converged, is moving or has diverged."""
+        """Return whether the run has converged, has not converged, is stuck or has diverged."""
         ...
 
     def statistics(self) -> Tensors:
-        """Return what the paper reports about clients."""
+        """Return the method's client statistics: name -> [J], or [J, *p]."""
         ...
 
 
@@ -69,65 +69,66 @@ def to_arviz(
     progress: bool = True,
     **asked: Unpack[ModelAsked],
 ) -> Any:
-    """Return what runs of one method on one federation found, for ArviZ; every run is a chain.
+    """Return draws and diagnostics of runs of one method for ArviZ; every run is a chain.
 
     Groups:
 
-    - posterior: latent sites and those of `pyro.deterministic`, dims chain, draw, client and the
-      site's own; without client if all clients share the site, or what is made of such sites
-      alone, or it is one point for all; row instead of client if it lies inside `batch.rows()`
-      (such sites need one of the groups that look at rows). A point has equal draws: the attribute
-      "points" names those there are. Of a method whose server has a posterior, as FedBE, it is
-      that, unless another model is asked for.
-    - log_prior: the log density of each latent site whose prior has one, for `arviz.psense`.
+    - posterior: latent and `pyro.deterministic` sites, dims chain, draw, client and the site's
+      own; without client if the site is shared, depends only on shared sites, or is one point for
+      all; row instead of client inside `batch.rows()` (such sites need one of the groups with
+      rows). A point has equal draws: the attribute "points" names these sites. For a method with a
+      server posterior, as FedBE, it is that posterior, unless another model is requested.
+    - log_prior: the log density of each latent site with a prior density, for `arviz.psense`.
     - log_likelihood, posterior_predictive, observed_data: the observed sites by row, counts and
-      classes as integers. The first has every `pyro.factor` of rows too, and is NaN where a mask of
-      the model's own hides a response; it brings log_p and log_q to sample_stats: log densities of
-      every draw, of what the client has under the model given the server and under the guide; if
-      there are shared sites, of all clients together.
-    - prior, prior_predictive: as many draws from the model given the server.
+      classes as integers. The first also has every `pyro.factor` of rows, and is NaN where a mask
+      in the model hides a response; it adds log_p and log_q to sample_stats: log densities of
+      every draw under the model given the server and under the guide, for each client, or for all
+      clients together if there are shared sites.
+    - prior, prior_predictive: draws from the model given the server.
     - constant_data: x, the clients' sizes and each row's number in the table.
     - sample_stats: the loss by round, client and gradient step, NaN where the client did not train;
       moved_mean, moved_sd and moved_norm by round and site, see `Run.parameter_changes`; and the
-      method's statistics; if all clients that are asked for train.
+      method's statistics; only if all requested clients train.
 
-    The axis "feature", of x and where dims says so, is labelled by the columns of a table that x
-    was read from; "class" by the names of classes, which groups of responses have to look them up:
-    `found["observed_data"]["class"][y]`. Attributes of all of it and of every group say what made
-    it, when, by which method, model, seed and rounds, how long that took, and how it ended.
+    The axis "feature" (of x, and where dims has it) is labeled by the columns of the table of x;
+    groups of responses have the names of classes as the coordinate "class":
+    `found["observed_data"]["class"][y]`. Attributes of the result and of every group record the
+    library, date, method, model, seed, rounds, times and status.
 
     Args:
-        runs: with different seeds.
-        draws: of each run.
+        runs: runs with different seeds.
+        draws: number of draws of each run.
         dims: site -> names of its axes; default "SITE_dim_0" and so on.
-        coords: axis -> labels of its places, such as the names of covariates.
-        groups: some of the above, or "all": those that the method has, as an improper prior has no
+        coords: axis -> labels of its entries, such as the names of covariates.
+        groups: names of the above, or "all": those that the method has, as an improper prior has no
             draws and no density.
-        ids: of clients; default all that train. Held-out ones join and no more, unless `adaptation`
-            says what they do first: ids=torch.arange(data.clients, len(data.train)).
-        corrected: weigh draws of the guide by importance and resample them: they are draws of the
-            exact posterior, given the server where no site is shared. None does so where it can be
-            done and trusted, and takes draws of the guide elsewhere: of points, where clients share
-            no random variable, of networks of more than 50 parameters, of private runs, of clients
-            that are held out, and, with a warning, where Pareto k of the weights is above 0.7 or
-            they are worth less than 400 draws. The attribute "corrected" is "yes", or "no" and the
-            reason. sample_stats has Pareto k, and how many draws the weights are worth, as pareto_k
-            and importance_ess. False takes draws of the guide; True refuses what cannot be
-            corrected. It reads all rows; see `pyrofl.inference.posteriors.corrected`.
-        allow_diverged: look at runs that diverged too; see `Run.status`.
-        progress: show how far the correction is, in a terminal or a notebook.
-        asked: model, adaptation, chunk and seed of `EvaluationSpec`; the seed is the run's by
-            default. Groups that read rows are computed client by client.
+        ids: ids of clients; default the training clients. Held-out clients are initialized, and
+            adapted only if `adaptation` is given: ids=torch.arange(data.clients, len(data.train)).
+        corrected: resample draws of the guide by importance weights, which gives draws of the
+            exact posterior (given the server where no site is shared). None corrects draws where
+            possible, except points, methods without shared random variables, networks of more than
+            50 parameters, private runs, held-out clients, and, with a warning, weights with Pareto
+            k above 0.7 or an effective sample size below 400. The attribute "corrected" is "yes",
+            or "no" and the reason; sample_stats has pareto_k and importance_ess. False returns
+            draws of the guide; True raises ValueError if draws cannot be corrected. It reads all
+            rows; see `pyrofl.inference.posteriors.corrected`.
+        allow_diverged: accept diverged runs; see `Run.status`.
+        progress: show the progress of the correction, in a terminal or a notebook.
+        asked: model, adaptation, chunk_size and seed of `EvaluationSpec`; default the run's seed.
+            Groups with rows process one client at a time.
+
+    Returns:
+        An InferenceData for ArviZ 0.x, an xarray.DataTree for 1.x.
 
     Raises:
-        ValueError: if there is no run, a group is unknown or cannot be made, seeds are equal, a
-            run diverged, runs differ in clients, rows or sites, names in dims and coords do not
-            fit, or corrected is True and draws cannot be corrected: of points, or of more than
-            2,000 variables.
+        ValueError: if there is no run, a group is unknown or undefined, seeds are equal, a run
+            diverged, runs differ in clients, rows or sites, names in dims and coords do not fit,
+            or corrected is True and draws cannot be corrected: points, or more than 2,000
+            variables.
 
     Warns:
-        UserWarning: if corrected draws cannot be trusted: Pareto k above 0.7, or worth less than
-            400 draws; by default they are those of the guide then.
+        UserWarning: if corrected draws are unreliable: Pareto k above 0.7, or an effective sample
+            size below 400; by default, draws of the guide are returned then.
     """
     begun, runs, everything = perf_counter(), list(runs), groups == "all"
     refuse_no_runs(runs)
@@ -135,13 +136,14 @@ def to_arviz(
     chosen = set(GROUPS) if everything else {str(group) for group in some}
     if not runs or isinstance(groups, str) != everything or not chosen <= set(GROUPS):
         raise ValueError(
-            f"{len(runs)} runs and groups {groups!r}; expected at least one run, and 'all' or some "
-            f"of {', '.join(GROUPS)}"
+            f"{len(runs)} runs and groups {groups!r}; expected at least one run, and 'all' or a "
+            f"list of names from {', '.join(GROUPS)}"
         )
     data, seeds = runs[0].data, [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"seeds of the runs are {seeds}; expected all different, so that chains are independent"
+            f"seeds of the runs are {seeds}; fit each run with its own seed, so that chains are "
+            "independent"
         )
     verdicts = refuse_diverged(runs, allow_diverged)
     clients = those(data, ids)
@@ -171,27 +173,27 @@ def to_arviz(
 
 
 def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[ConvergenceStatus]:
-    """Refuse runs that diverged, unless they are allowed, and return the verdict of each."""
+    """Return the status of each run; raise ValueError if one diverged and none may."""
     verdicts = [run.status for run in runs]
     for run, verdict in zip(runs, verdicts, strict=True):
         if verdict.kind == "diverged" and not allow_diverged:
             raise ValueError(
-                f"the run of seed {run.seed} {verdict}; expected one that did not, such as with "
-                "smaller learning rates; allow_diverged=True looks at it all the same"
+                f"the run of seed {run.seed} {verdict}; lower the learning rates, or pass "
+                "allow_diverged=True to accept it"
             )
     return verdicts
 
 
 def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse names of axes that are taken, or given twice to one site."""
+    """Raise ValueError if names of axes are reserved, or used twice for one site."""
     for site, axes in dims.items():
         if isinstance(axes, str) or not isinstance(axes, Sequence):
-            raise ValueError(f"dims of {site!r} are {axes!r}; expected a tuple of names")
+            raise ValueError(f"dims of {site!r} are {axes!r}; expected a tuple of axis names")
         for i, axis in enumerate(axes):
             if axis in RESERVED or axis in dims or axis in axes[:i]:
                 raise ValueError(
-                    f"dims names an axis of {site!r} {axis!r}, which is taken; expected a name "
-                    "that no site and no other axis of it has"
+                    f"dims names an axis of {site!r} {axis!r}, which is already in use; choose a "
+                    "name of no site and no other axis"
                 )
 
 
@@ -201,9 +203,9 @@ def _refuse_unknown_names(
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
 ) -> dict[str, Sequence[Any]]:
-    """Refuse names that belong to nothing, and return the labels of axes."""
+    """Return the labels of axes; raise ValueError for unknown sites and axes."""
     sites = {n: None for variables in made.values() for n in variables}
-    # A parameter that is a point has no draws, and may have named axes all the same.
+    # A point parameter has no draws, but its axes may be named.
     states = (*sites, *state.server, *state.client_states)
     sites |= {own: None for n in states if (own := n.partition("/")[2])}
     axes = {a: None for group in made.values() for v in group.values() for a in v.axes}
@@ -221,9 +223,9 @@ def chained(
     coords: Mapping[str, Sequence[Any]] | None = None,
     attrs: Mapping[str, Fact] | None = None,
 ) -> Any:
-    """Return groups of each chain for ArviZ; ids are of clients, coords label further axes.
+    """Return groups of all chains for ArviZ; `ids` are clients, `coords` label further axes.
 
-    Groups of responses that are classes have the coordinate "class", their names.
+    Groups of class responses have the names of the classes as the coordinate "class".
     """
     arrays: dict[str, dict[str, Tensor]] = {group: {} for group in made[0]}
     axes: dict[str, tuple[str, ...]] = {}
@@ -259,7 +261,7 @@ def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
 
 
 def movements(runs: Sequence[Fitted]) -> tuple[list[str], list[dict[str, Variable]]]:
-    """Return all sites, and for each run how far what of them moved, [rounds, sites]."""
+    """Return all sites, and for each run the parameter changes, [rounds, sites]."""
     records = [record for run in runs for record in run.records]
     numbers = {record.number for record in records}
     keys = {(n, part): None for r in records for n, of in (r.moved or {}).items() for part in of}
@@ -283,14 +285,14 @@ def of_prior(
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,
 ) -> Groups:
-    """Return the groups of draws from the model given the server; `lenient`: none if improper."""
+    """Return groups of draws from the model given the server; `lenient`: none if improper."""
     try:
         known = pointwise(method, axes.data, state, axes.ids, asked, of_prior=True)
     except NotImplementedError as error:
         if lenient:
             return {}
         raise ValueError(
-            f"the prior has no draws: {error}; expected a proper one, or groups without it"
+            f"the prior has no draws: {error}; use a proper prior, or leave out the prior groups"
         ) from error
     made = axes.groups(known, OF_PRIOR.values())
     return {new: made[old] for new, old in OF_PRIOR.items() if new in chosen and old in made}
@@ -325,7 +327,7 @@ def _groups(
     if "constant_data" in chosen:
         found["constant_data"] = axes.constants()
     if "log_prior" in chosen and not found.get("log_prior") and not lenient:
-        raise ValueError("the prior has no density; expected a proper one, or no log_prior")
+        raise ValueError("the prior has no density; use a proper prior, or leave out log_prior")
     if "sample_stats" in chosen and int(axes.ids.max()) < data.clients:
         reported = {n: axes.reported(n, v[axes.ids]) for n, v in run.statistics().items()}
         found["sample_stats"] = reported | found.get("sample_stats", {})
@@ -333,7 +335,7 @@ def _groups(
 
 
 def without_rows(known: Sequence[Pointwise]) -> list[Pointwise]:
-    """Return what programs say of clients without the sites that lie inside `batch.rows()`."""
+    """Return pointwise results of clients without the sites inside `batch.rows()`."""
     return [
         one | {"posterior": {n: v for n, v in one["posterior"].items() if not v.rows}}
         for one in known
@@ -341,20 +343,24 @@ def without_rows(known: Sequence[Pointwise]) -> list[Pointwise]:
 
 
 def refuse_other_data(one: Federation, other: Federation) -> None:
-    """Refuse runs on different federations."""
+    """Raise ValueError if two federations differ in clients or training rows."""
     if one.names != other.names or one.held_out != other.held_out:
-        told = f"{', '.join(other.names)} and {', '.join(one.names)}"
-        raise ValueError(f"runs have clients {told}; expected the same in all chains")
+        clients = f"{', '.join(other.names)} and {', '.join(one.names)}"
+        raise ValueError(f"runs have clients {clients}; all chains need the same clients")
     for name, rows, others in zip(one.names, one.train, other.train, strict=True):
         if not (torch.equal(rows, others) and torch.equal(one.y[rows], other.y[others])):
-            raise ValueError(f"{name} has other training rows in another run; expected the same")
+            raise ValueError(
+                f"{name} has different training rows in two runs; all chains need the same rows"
+            )
 
 
 def _check_sites(one: Groups, other: Groups) -> None:
-    """Refuse runs whose variables differ."""
+    """Raise ValueError if the variables of two runs differ."""
     found, expected = (
         {f"{group}/{n} {list(v.value.shape)}" for group in each for n, v in each[group].items()}
         for each in (one, other)
     )
     if differing := sorted(found ^ expected):
-        raise ValueError(f"runs differ in {', '.join(differing)}; expected the same in all chains")
+        raise ValueError(
+            f"runs differ in {', '.join(differing)}; all chains need the same sites and shapes"
+        )

@@ -1,4 +1,4 @@
-"""What clients have, side by side, with a name for every axis."""
+"""Labeled axes of clients' variables: joins the values of clients and names every axis."""
 
 from __future__ import annotations
 
@@ -31,57 +31,57 @@ Groups = dict[str, dict[str, Variable]]
 
 
 def labels(data: Federation) -> dict[str, tuple[str, ...]]:
-    """Return the labels that the data give to axes: names of covariates and of classes."""
+    """Return the axis labels of the data: names of covariates and of classes."""
     return {"feature": data.source.features if data.source else (), "class": data.classes}
 
 
 @dataclass(frozen=True)
 class ClientAxes:
-    """Some clients of a federation side by side: joins what they have, and names its axes."""
+    """Some clients of a federation; joins their values and names the axes."""
 
     data: Federation
     ids: Tensor  # of the clients
-    shared: str  # patterns of the sites that are one for all clients
+    shared: str  # patterns of the shared sites
     dims: Mapping[str, tuple[str, ...]]  # site -> names of its axes; default "SITE_dim_0" ...
     made: Mapping[str, bool] = field(default_factory=dict)  # deterministic site -> see `read_own`
 
     def own(self, name: str, value: Tensor, lead: int) -> tuple[str, ...]:
-        """Name the axes of a site that are its own, behind the first `lead`."""
+        """Return the names of a site's own axes, after the first `lead` axes."""
         default = tuple(f"{name}_dim_{i}" for i in range(value.dim() - lead))
         given = self.dims.get(name, default)
         if len(given) != len(default):
             raise ValueError(
-                f"dims of {name!r} are {given}; expected {len(default)} names, as its shape is "
+                f"dims of {name!r} are {given}; expected {len(default)} names for its shape "
                 f"{list(value.shape[lead:])}"
             )
         return given
 
     def reported(self, name: str, value: Tensor) -> Variable:
-        """Name the axes of a statistic [C, *p]; those of "WHAT/SITE" are the site's."""
+        """Return a statistic [C, *p] with named axes; "WHAT/SITE" has the site's names."""
         own = self.own(name.partition("/")[2] or name, value, 1)
         return Variable(value, ("client", *own))
 
     def of_clients(self, name: str, value: Tensor) -> Variable:
-        """Name the axes of a site's draws [S, C, *p]."""
+        """Return a site's draws [S, C, *p] with named axes."""
         own = self.own(name, value, 2)
         point = len(value) > 1 and bool((value == value[:1]).all())
-        if point:  # in numbers whose mean is exact, so that their standard deviation is 0
+        if point:  # in float64, so that the mean is exact and the standard deviation is 0
             value = value[:1].double().expand_as(value)
         if matches(name, self.shared) or self._one_for_all(name, value):
             return Variable(agreed(name, value), ("draw", *own))
         return Variable(value, ("draw", "client", *own))
 
     def _one_for_all(self, name: str, value: Tensor) -> bool:
-        """Return whether a site that is not declared as shared is one for all clients."""
+        """Return whether a site not declared as shared is equal for all clients."""
         if len(self.ids) < 2 or len(value) < 2:
             return False
         if name not in self.made:  # a point, or draws of the server's posterior
             return bool((value == value[:, :1]).all())
-        # Made of what clients share, in which only rounding can differ.
+        # Computed from shared sites, so that only rounding can differ.
         return not self.made[name] and agrees(value)
 
     def joined(self, name: str, parts: Sequence[Values]) -> Variable:
-        """Join the values [S, 1, B or 1, *p] of clients along their axis, or that of their rows."""
+        """Return values [S, 1, B or 1, *p] of clients joined along their axis, or their rows."""
         if not any(part.rows or part.value.shape[2] > 1 for part in parts):
             return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
         sizes = self.data.sizes[self.ids].tolist()
@@ -90,10 +90,10 @@ class ClientAxes:
         return Variable(rows, ("draw", "row", *self.own(name, rows, 2)))
 
     def groups(self, known: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
-        """Join what programs say of each client; log densities come with the log likelihood."""
+        """Return the joined groups of all clients; log densities come with log_likelihood."""
         found: Groups = {}
         for group, sites in known[0].items():
-            # A log density is a number, whatever axes its site has.
+            # A log density is a scalar, without the axes of its site.
             axes = replace(self, dims={}) if group in DENSITIES else self
             parts = {n: [one[group][n] for one in known] for n in sites if group in chosen}
             found |= {group: {n: axes.joined(n, v) for n, v in parts.items()}} if parts else {}
@@ -107,7 +107,7 @@ class ClientAxes:
         """Return log_p and log_q of every draw, per client if clients share no site."""
         everyone = torch.isin(torch.arange(self.data.clients), self.ids).all()
         if "density" not in known[0] or (self.shared and not everyone):
-            return {}  # what all share depends on the clients that are not here
+            return {}  # shared sites depend on the other clients too
         found = {}
         for n in ("log_p", "log_q"):
             own = torch.cat([one["density"][n].value.flatten(1) for one in known], 1)
@@ -117,9 +117,9 @@ class ClientAxes:
         return found
 
     def constants(self) -> dict[str, Variable]:
-        """Return x and the place in the federation's table of every row, and clients' sizes.
+        """Return x, the table row of every row, and clients' sizes.
 
-        Where x was made of a table's columns, also what was taken off each and divided by.
+        If x was computed from a table, also the centre and scale of each column.
         """
         rows = torch.cat([self.data.train[i] for i in self.ids.tolist()])
         x = self.data.x[rows.to(self.data.x.device)]

@@ -1,20 +1,20 @@
-"""Draws of the exact posterior: those of the guide, weighted by importance and drawn again.
+"""Draws of the exact posterior: importance resampling of draws from the guide.
 
-What clients share, g, has few variables, and given g clients are independent. So g is weighted by
+The shared sites g have few variables, and clients are independent given g. So g is weighted by
 
     w_s  = p(g_s) prod_j L_js / r(g_s),    L_js = 1/K sum_k p(y_j, z_jsk | g_s) / q_j(z_jsk | g_s)
 
-with K draws z_jsk of client j's own variables, one of which is kept, by its share of L_js. L_js is
-unbiased, so for any K these are importance weights of (g, z) under the exact posterior (Andrieu and
-Roberts, "The pseudo-marginal approach for efficient Monte Carlo computations", Annals of Statistics
-2009), and clients need tell L_js alone. K is such that all L_js together add little noise to w.
+with K draws z_jsk of client j's own variables, one of which is kept with probability proportional
+to its term of L_js. L_js is unbiased, so for any K these are importance weights of (g, z) under the
+exact posterior (Andrieu and Roberts, "The pseudo-marginal approach for efficient Monte Carlo
+computations", Annals of Statistics 2009), and clients only need to report L_js. K is chosen so that
+all L_js together add little noise to w.
 
 r is the guide at first, then a t distribution with the moments found so far (Cappe, Douc, Guillin,
 Marin and Robert, "Adaptive importance sampling in general mixture classes", 2008), as the tails of
 a guide may be too short. z is drawn around its mode given g, with the curvature there, found by
-Newton's method; one in eight twice as far. Weights are smoothed by their Pareto tail, whose shape k
-shows how far they can be trusted: they are good up to 0.7. Where clients share no site, each client
-is weighted by itself.
+Newton's method; one draw in eight with twice the scale. Weights are Pareto smoothed; they are
+reliable for a shape k up to 0.7. Where clients share no site, each client is weighted separately.
 
 By default draws are corrected, except those that `reason_against` names.
 """
@@ -51,27 +51,27 @@ from pyrofl.inference.programs import Supervised
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.turns import synchronized
 
-TRIED = 1000  # values of g that are weighted, or five for four draws that are asked for
-ALONE = 4000  # draws of a client that shares no site
-BAD = 0.7  # Pareto k above which weights are not trusted
-NETWORK = 50  # parameters of a network that are corrected by default
+TRIED = 1000  # minimum number of weighted values of g; at least 5/4 of the requested draws
+ALONE = 4000  # minimum number of weighted draws of a client without shared sites
+BAD = 0.7  # Pareto k above which weights are unreliable
+NETWORK = 50  # largest number of network parameters that are corrected by default
 YES = "yes"
 
 
 def reason_against(method: Method, data: Federation, ids: Tensor, asked: EvaluationSpec) -> str:
-    """Return why draws are not corrected by default although nothing is wrong, or "".
+    """Return why draws are not corrected by default although no error occurred, or "".
 
-    These are draws for which the correction is undefined, promises more than the method does, or is
-    hopeless, as for thousands of weights of a network.
+    For such draws the correction is undefined, would violate privacy, or has no chance to succeed,
+    as for thousands of network weights.
     """
     if getattr(method.views.get(asked.view(method)), "posterior", None):
         return "the server draws from its own posterior, which has no density"
     if method.metadata.privacy is not None:
-        return "the run is private, and corrected draws would reveal more than it promises"
+        return "the run is private, and corrected draws would exceed its privacy budget"
     if not any((*data.x.stride(), *data.y.stride())) and len(data.y) > 1:
-        return "the clients' rows are not here"
+        return "the clients' rows are not available"
     if not method.shared:
-        return "clients share no random variable, and what the server holds is a point"
+        return "clients share no random variable, and the server state is a point"
     if int(ids.max()) >= data.clients:
         return "a client is held out"
     if isinstance(method.model, Supervised):
@@ -92,17 +92,17 @@ def corrected(
     strict: bool = True,
     progress: bool = False,
 ) -> tuple[list[Pointwise] | None, Weights]:
-    """Return what `pointwise` does of clients, in draws of the exact posterior, and weights."""
+    """Return `pointwise` results of clients for draws of the exact posterior, and the weights."""
     if method.shared and int(ids.max()) >= data.clients:
         raise ValueError(
-            f"{data.names[int(ids.max())]!r} is held out; expected corrected=True of clients that "
-            "train, as it is from their rows that the shared sites are known"
+            f"{data.names[int(ids.max())]!r} is held out; corrected=True needs training clients, "
+            "as the weights of shared sites need their rows"
         )
     draws = asked.draws or 1
     everyone = torch.arange(data.clients) if method.shared else ids
     some = single(method, data, state, everyone, replace(asked, chunk_size=1))
     known = {int(i): (received, local, data.batch(i)) for i, received, local, _ in some}
-    clients = {i: known[i] for i in everyone.tolist()}  # in the order that was asked for
+    clients = {i: known[i] for i in everyone.tolist()}  # in the requested order
     key = (asked.seed, Stream.TEST, state.number)
     sources = {i: stream(*key, data.names[i]) for i in clients}
     tried = max(TRIED if method.shared else ALONE, int(1.25 * draws))
@@ -120,14 +120,14 @@ def corrected(
 
 
 class Bar:
-    """Shows how many clients have weighted their draws."""
+    """Progress bar of the clients with weighted draws."""
 
     def __init__(self, shown: bool) -> None:
-        """Take whether to show anything; only a terminal and a notebook have a bar."""
+        """Enable the bar if requested, in a terminal or a notebook only."""
         self.shown = shown and (sys.stderr.isatty() or in_notebook())
 
     def __call__(self, clients: Mapping[int, Client], count: int) -> Iterator[int]:
-        """Yield the clients, which weight so many draws."""
+        """Yield the clients, each of which weights `count` draws."""
         names: Iterable[int] = clients
         if self.shown:
             from tqdm.auto import tqdm
@@ -137,7 +137,7 @@ class Bar:
 
 
 def untrusted(weights: Weights) -> Tensor:
-    """Return which weights are not to be trusted, of all clients together, [1], or of each, [C]."""
+    """Return which weights are unreliable, of all clients together, [1], or of each, [C]."""
     # Where weights are nearly equal there is no tail whose shape would show anything.
     even = weights.ess > EVEN * weights.tried
     return ((weights.k > BAD) & ~even) | (weights.ess < ENOUGH)
@@ -146,18 +146,19 @@ def untrusted(weights: Weights) -> Tensor:
 def statistics_of(
     weights: Weights, axes: ClientAxes, strict: bool, verdict: ConvergenceStatus
 ) -> tuple[dict[str, Variable], str]:
-    """Return Pareto k and what draws are worth, and whether they are corrected; warn if not."""
+    """Return Pareto k and effective sample size, and the correction outcome; warn if bad."""
     together, bad, corrected = bool(axes.shared), untrusted(weights), YES
     if bool(bad.any()):
         ids = axes.ids[bad].tolist() if not together else []
         whose = "" if together else f" of {', '.join(axes.data.names[i] for i in ids)}"
         k, ess = float(weights.k.nan_to_num(torch.inf, torch.inf).max()), float(weights.ess.min())
         why = (
-            f"Pareto k is {'' if together else 'up to '}{k:.2f}, where at most {BAD} is good, and "
-            f"{weights.tried:,} weighted draws are worth {ess:.0f}, where {ENOUGH} are enough"
+            f"Pareto k is {'' if together else 'up to '}{k:.2f} (at most {BAD} is reliable), and "
+            f"the effective sample size of {weights.tried:,} weighted draws is {ess:.0f} "
+            f"({ENOUGH} are sufficient)"
         )
-        state = "corrected draws cannot be trusted" if strict else "draws are not corrected"
-        more = "" if strict else ": they are those of the guide, which may be too narrow or shifted"
+        state = "corrected draws are unreliable" if strict else "draws are not corrected"
+        more = "" if strict else ": draws of the guide are used, which may be too narrow or shifted"
         warnings.warn(f"{state}{whose}{more}; {why}; {advice(verdict)}", stacklevel=6)
         corrected = corrected if strict else f"no: {why}"
     stats = {"pareto_k": weights.k, "importance_ess": weights.ess}
@@ -168,12 +169,12 @@ def statistics_of(
 
 @dataclass
 class Correction:
-    """Whether to correct draws of a run, and whether they have been.
+    """Settings and outcome of the correction of a run's draws.
 
     Attributes:
-        wanted: True or False; None corrects what can be corrected.
-        progress: whether to show how far it is.
-        verdict: on the run.
+        wanted: True or False; None corrects draws where possible.
+        progress: whether to show a progress bar.
+        verdict: status of the run.
         outcome: "yes", or "no" and the reason.
     """
 
@@ -190,7 +191,7 @@ class Correction:
         axes: ClientAxes,
         asked: EvaluationSpec,
     ) -> tuple[list[Pointwise] | None, dict[str, Variable]]:
-        """Return corrected draws, None if they are to be those of the guide, and their quality."""
+        """Return corrected draws and their diagnostics; None to use draws of the guide."""
         if self.wanted is False:
             return None, {}
         strict = bool(self.wanted)
@@ -206,7 +207,7 @@ class Correction:
             self.outcome = f"no: {error.reason}"
             if not error.quiet:
                 warnings.warn(
-                    f"draws are not corrected: {error.reason}; they are those of the guide, which "
+                    f"draws are not corrected: {error.reason}; draws of the guide are used, which "
                     f"may be too narrow or shifted; {advice(self.verdict)}",
                     stacklevel=5,
                 )
@@ -216,13 +217,13 @@ class Correction:
 
 
 def advice(verdict: ConvergenceStatus) -> str:
-    """Return what brings the guide nearer to the posterior, for a run with this verdict."""
+    """Return advice to bring the guide closer to the posterior, for a run of this status."""
     if verdict.kind in ("stuck", "diverged"):
-        return f"the run is {verdict.kind}, see its verdict"
+        return f"the run is {verdict.kind}, see Run.status"
     if verdict.kind == "not converged":
         return "the run has not converged: fit more rounds"
     return (
         "the run has converged, so more rounds will not help: use a richer guide, such as "
-        "pvi.hierarchical(..., guide=guides.flow(3)), write the model in other variables, or check "
-        "it with pyrofl.reference.nuts"
+        "pvi.hierarchical(..., guide=guides.flow(3)), reparametrize the model, or check it with "
+        "pyrofl.reference.nuts"
     )

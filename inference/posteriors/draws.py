@@ -1,7 +1,6 @@
-"""Draws from the posterior of every client, and what programs say about each row in every draw.
+"""Draws from the posterior of every client: latent and deterministic sites.
 
-About rows clients are asked one at a time: so no row is padding, and families that couple clients
-may be drawn from.
+Sites of rows are computed for one client at a time, without padding; `to_arviz` has them.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from pyrofl.turns import synchronized
 
 
 class Values(NamedTuple):
-    """What a site was in every draw."""
+    """Values of a site in every draw."""
 
     value: Tensor  # [S, C, B or 1, *p]
-    rows: bool  # whether every row has its own
+    rows: bool  # whether every row has its own value
 
 
 class JointNoise(ClientNoise):
-    """Draw the sites that clients share from one source, all others from each client's own."""
+    """Messenger that draws shared sites from one generator, other sites from each client's own."""
 
     def __init__(
         self, own: Sequence[Generator], shared: str, common: Callable[[], Generator]
@@ -63,40 +62,42 @@ def posterior(
 ) -> Tensors:
     """Draw from the posterior of every client: site -> [S, C, *p], clients in the order of ids.
 
-    Sites are the latent ones and those of `pyro.deterministic`, all from the same draws. Sites that
-    clients share are equal for all of them. Sites that belong to rows are left out; `to_arviz` has
-    them.
+    Sites are latent and `pyro.deterministic` ones, from the same draws. Shared sites are equal for
+    all clients. Sites of rows are left out; `to_arviz` has them.
 
     Args:
         method: as trained.
         data: the federation.
         state: the round.
-        draws: how many, S.
-        ids: of clients; default all that train.
-        asked: model (no ensemble), adaptation, seed and chunk of `EvaluationSpec`.
+        draws: number S of draws.
+        ids: ids of clients; default the training clients.
+        asked: model (no ensemble), adaptation, seed and chunk_size of `EvaluationSpec`.
+
+    Returns:
+        The draws of each site.
 
     Raises:
-        ValueError: if a field is out of range, the view is an ensemble, or a site that clients
-            share is not the same for all.
+        ValueError: if a field is out of range, the model is an ensemble, or draws of a shared site
+            differ between clients.
     """
     how = asked_of(method, {**asked, "draws": draws})
     return draw(method, data, state, those(data, ids), how)
 
 
 def asked_of(method: Method, given: Mapping[str, Any]) -> EvaluationSpec:
-    """Take what is asked of draws; of a posterior that the server has there is only one."""
+    """Return the validated request for draws; a server posterior cannot be adapted."""
     how = EvaluationSpec.of(given, without="population part")
     how = replace(how, model=method.posterior_view if how.model is None else how.model)
     if how.adaptation != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
         raise ValueError(
-            f"adaptation is {how.adaptation!r}; expected 'none', as the posterior of "
-            f"{how.model!r} is the server's"
+            f"adaptation is {how.adaptation!r}; only 'none' is valid, as the posterior of "
+            f"{how.model!r} belongs to the server"
         )
     return how
 
 
 def those(data: Federation, ids: Tensor | None) -> Tensor:
-    """Return ids of clients, by default of all that train."""
+    """Return validated ids of clients, by default those of all training clients."""
     if ids is None:
         return torch.arange(data.clients)
     most = len(data.train) - 1
@@ -112,7 +113,7 @@ def those(data: Federation, ids: Tensor | None) -> Tensor:
 def draw(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Tensors:
-    """Draw as `posterior` does."""
+    """Draw from the posterior of every client, as `posterior`, given a validated request."""
     draws, found = asked.draws or 1, []
     common = partial(stream, asked.seed, Stream.TEST, state.number)
     server, asked = of_server(method, state, asked)
@@ -123,7 +124,7 @@ def draw(
             with JointNoise(noise, method.shared, common), Given(given):
                 q, _ = traces(method.guide, method.guide, received, local, batch, draws)
             known = poutine.replay(method.guide, trace=q)
-            # What is asked for depends on no row, unless a latent site does.
+            # The requested sites depend on no row, unless a latent site does.
             if not any(of_rows(site) for _, site in latent(q)):
                 batch = replace(batch, x=batch.x[:, :1], y=batch.y[:, :1], mask=batch.mask[:, :1])
             _, p = traces(method.model, known, received, local, batch, draws)
@@ -144,10 +145,10 @@ def draw(
 def read_own(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> dict[str, bool]:
-    """Return for each site of `pyro.deterministic` whether it depends on what a client has alone.
+    """Return, for each deterministic site, whether it depends on a client's own values.
 
-    These are the client's own latent sites, its rows and its private state, as far as a gradient
-    shows; what clients share and constants are not.
+    Own values are the client's latent sites, its rows and its client state; shared sites and
+    constants are not. Dependence is determined by gradients.
     """
     server, asked = of_server(method, state, asked)
     (_, received, local, noise), *_ = single(method, data, state, ids[:1], replace(asked, draws=2))
@@ -170,7 +171,7 @@ def read_own(
 
 
 def _followed(value: Tensor, leaves: list[Tensor]) -> Tensor:
-    """Return a copy of a value that autograd follows, if it can, and add its leaf to the list."""
+    """Return a differentiable copy of a value, if possible, and append its leaf to the list."""
     if not value.is_floating_point():
         return value
     leaves.append(value.detach().clone().requires_grad_())
@@ -178,7 +179,7 @@ def _followed(value: Tensor, leaves: list[Tensor]) -> Tensor:
 
 
 def _reached(value: Tensor, leaves: list[Tensor]) -> bool:
-    """Return whether a value depends on one of some leaves."""
+    """Return whether the gradient of a value reaches one of some leaves."""
     if not value.requires_grad or not leaves:
         return False
     slopes = torch.autograd.grad(value.sum(), leaves, allow_unused=True, retain_graph=True)
@@ -186,22 +187,22 @@ def _reached(value: Tensor, leaves: list[Tensor]) -> bool:
 
 
 def agreed(name: str, value: Tensor) -> Tensor:
-    """Return the draws [S, *p] of a site that all clients share, given [S, C, *p]."""
+    """Return the draws [S, *p] of a shared site, given [S, C, *p]."""
     if not agrees(value):
         raise ValueError(
-            f"site {name!r} is declared as shared, and its draws differ between clients; expected "
-            "a guide and a prior that read nothing of the client's own"
+            f"site {name!r} is declared as shared, but its draws differ between clients; its guide "
+            "and prior must not read tensors or rows of a single client"
         )
     return value[:, 0]
 
 
 def agrees(value: Tensor) -> bool:
-    """Return whether draws [S, C, *p] of all clients are equal, but for rounding."""
+    """Return whether draws [S, C, *p] of all clients are equal up to rounding."""
     return torch.allclose(value, value[:, :1].expand_as(value), rtol=1e-4, atol=1e-5)
 
 
 def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
-    """Return the sites that a person named: the guide's latent, the model's deterministic ones."""
+    """Return the named sites: latent ones of the guide, deterministic ones of the model."""
     sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
     sites |= {n: s for n, s in p.nodes.items() if is_made(s)}
     found = {}
@@ -210,16 +211,16 @@ def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
         if value.dim() < 3 or value.shape[:2] != (draws, clients):  # there is no axis of draws
             if value.dim() < 2 or len(value) != clients:
                 raise ValueError(
-                    f"site {name!r} has shape {tuple(value.shape)}; expected {clients} clients, "
-                    "and an axis for rows, in front"
+                    f"site {name!r} has shape {tuple(value.shape)}; expected [{clients}, rows or "
+                    "1, ...], with the axes of clients and rows first"
                 )
             value = value.expand(draws, *value.shape)
         if any(f.dim == -1 and f.name != "rows" for f in site["cond_indep_stack"]):
-            value = value.unsqueeze(2)  # places of a plate of the program's own are an axis of it
+            value = value.unsqueeze(2)  # the axis of a plate in the program is an axis of the site
         found[name] = Values(value, of_rows(site))
     return found
 
 
 def of_rows(site: Any) -> bool:
-    """Say whether a site lies inside `batch.rows()`."""
+    """Return whether a site lies inside `batch.rows()`."""
     return any(frame.name == "rows" for frame in site["cond_indep_stack"])

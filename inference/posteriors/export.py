@@ -1,4 +1,4 @@
-"""Posteriors for ArviZ: named axes, labelled clients, files that 0.23 and 1.x both open."""
+"""Containers and files for ArviZ: named axes, labeled clients, readable by ArviZ 0.23 and 1.x."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     import xarray
 
 Fact = str | int | float
-"""What netCDF and every ArviZ take as an attribute."""
+"""Type of attributes that netCDF and all versions of ArviZ accept."""
 
 SAMPLES = ("chain", "draw")
-LATEST = 253402300800  # seconds from 1970 to the year 10000, in which no date is
-STOPPED = "SOURCE_DATE_EPOCH"  # which many tools read, so that what they make can be made again
-VARIABLE = 8192  # bytes in a file that tell what a variable is, at most
-TAIL = 0.2  # largest share of draws whose weights are smoothed
-ROUNDING = 1e-6  # spread of log weights that is of rounding alone, as where a guide is exact
+LATEST = 253402300800  # seconds from 1970 to the year 10000, the end of valid dates
+STOPPED = "SOURCE_DATE_EPOCH"  # environment variable that many tools read for reproducible output
+VARIABLE = 8192  # maximum bytes of a variable's metadata in a file
+TAIL = 0.2  # maximum fraction of draws with smoothed weights
+ROUNDING = 1e-6  # spread of log weights due to rounding, as where a guide is exact
 
 
 def inference_data(
@@ -41,19 +41,19 @@ def inference_data(
     attrs: Mapping[str, Fact] | None = None,
     listed: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
-    """Gather arrays for ArviZ: an InferenceData for ArviZ 0.x, an xarray.DataTree for 1.x.
+    """Return arrays for ArviZ: an InferenceData for ArviZ 0.x, an xarray.DataTree for 1.x.
 
-    A slash has a meaning of its own in such data; in names it becomes a dot. All of it and every
-    group say in their attributes what made them and when, as ArviZ's own do.
+    A slash is special in such data; in names it becomes a dot. The attributes of the container and
+    of every group record the library and the date, as those of ArviZ do.
 
     Args:
         groups: "posterior", "log_likelihood", "observed_data"... -> variable -> array.
         dims: variable, or "group/variable" -> names of its axes, ("chain", "draw", "client", ...).
             Data without chains and draws may have the same name as a variable with them.
         coords: axis -> labels, such as "client" -> the clients' names; others count from 0.
-        along: name -> (axis, further labels of its places), such as the client of every row.
-        attrs: what all of it and every group say of themselves besides.
-        listed: group -> axes whose labels it has though no variable lies along them.
+        along: name -> (axis, further labels of its entries), such as the client of every row.
+        attrs: further attributes of the container and of every group.
+        listed: group -> further axes with labels but without variables.
     """
     told, made = _library() | dict(attrs or {}), {}
     for group, variables in groups.items():
@@ -64,7 +64,7 @@ def inference_data(
 
 
 def _library() -> dict[str, Fact]:
-    """Return what ArviZ says of the library that made data, and of the date."""
+    """Return the attributes of ArviZ for the creating library and the date."""
     version = versions()["pyrofl"]
     return {
         "created_at": now().isoformat(),
@@ -77,44 +77,46 @@ def _library() -> dict[str, Fact]:
 
 
 def now() -> datetime:
-    """Return the time, or SOURCE_DATE_EPOCH: then a file that is made again is the same file."""
+    """Return the current time, or SOURCE_DATE_EPOCH for reproducible files."""
     stopped = os.environ.get(STOPPED)
     if stopped and not (stopped.isdecimal() and int(stopped) < LATEST):
-        raise ValueError(f"{STOPPED} is {stopped!r}; expected seconds since 1970, or nothing")
+        raise ValueError(
+            f"{STOPPED} is {stopped!r}; set it to whole seconds since 1970, or unset it"
+        )
     return datetime.fromtimestamp(int(stopped), UTC) if stopped else datetime.now(UTC)
 
 
 def refuse_no_runs(runs: Sequence[object]) -> None:
-    """Refuse what `fit` has not returned."""
+    """Raise ValueError unless all objects are runs that `fit` returned."""
     for run in runs:
         if not hasattr(run, "state") or not hasattr(run, "method"):
-            raise ValueError(f"runs hold a {type(run).__name__}; expected what `fit` returns")
+            raise ValueError(f"runs hold a {type(run).__name__}; expected runs returned by `fit`")
 
 
 def refuse_no_groups(found: object) -> None:
-    """Refuse what `to_arviz` has not made."""
+    """Raise ValueError unless the object is a result of `to_arviz`."""
     if not isinstance(found, Mapping) and not (
         hasattr(found, "groups") and hasattr(found, "attrs")
     ):
         kind = type(found).__name__
-        raise ValueError(f"found is a {kind}; expected a Run, or what `to_arviz` made of runs")
+        raise ValueError(f"found is a {kind}; expected a Run, or the result of `to_arviz`")
 
 
 def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
-    """Return log importance weights [S], normalised, with a Pareto tail, and its shape."""
+    """Return log importance weights [S], normalized, with a Pareto tail, and its shape."""
     log_weights = log_weights.double()
     if float(log_weights.amax() - log_weights.quantile(1 - TAIL)) < ROUNDING:
         return log_weights - log_weights.logsumexp(0), 0.0  # a fit of the tail would divide by 0
     values, arviz = log_weights.numpy(), import_arviz()
     if hasattr(arviz, "psislw"):
         weights, k = arviz.psislw(values.copy())
-    else:  # ArviZ 1, which takes their negative
+    else:  # ArviZ 1 expects negative weights
         weights, k = import_module("arviz_stats.base").array_stats.psislw(-values)
     return torch.as_tensor(weights), float(k)
 
 
 def save(data: Any, path: str | Path) -> None:
-    """Write what `inference_data` made as netCDF-4; the file is whole, or not there: OSError.
+    """Write a result of `inference_data` as netCDF-4; the file is complete or absent (OSError).
 
     `arviz.from_netcdf` of 0.23 and 1.x, and `xarray.open_datatree`, open it.
     """
@@ -124,7 +126,7 @@ def save(data: Any, path: str | Path) -> None:
 
 
 def _find_room(data: Any, path: Path) -> None:
-    """Raise if a disk is full: HDF5 would find out half-way, and may take the process with it."""
+    """Reserve disk space, or raise OSError: HDF5 could fail midway and crash the process."""
     groups = data.groups() if callable(data.groups) else data.children
     parts = [data[group] for group in groups]
     size = sum(part.nbytes + VARIABLE * (1 + len(part.variables)) for part in parts)
@@ -135,7 +137,7 @@ def _find_room(data: Any, path: Path) -> None:
 
 @checked
 def load(path: str | Path) -> Any:
-    """Read such a file, whichever version wrote it, into memory: the file is free afterwards."""
+    """Load such a file into memory, written for any version of ArviZ, and close it."""
     import xarray
 
     with xarray.open_datatree(path, engine="h5netcdf") as tree:
@@ -144,7 +146,7 @@ def load(path: str | Path) -> Any:
 
 
 def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]:
-    """Yield the name of every place of an array, as in `arviz.summary`, and its index."""
+    """Yield the name of every entry of an array, as in `arviz.summary`, and its index."""
     for place in np.ndindex(*array.shape):
         at = dict(zip(array.dims, place, strict=True))
         labels = ", ".join(str(array[d].values[i]) for d, i in at.items())
@@ -152,12 +154,12 @@ def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]
 
 
 def import_arviz() -> Any:
-    """Import ArviZ without the notice of its version 1 that 0.23 gives once a day."""
+    """Return the imported ArviZ, without the notice about version 1 that 0.23 shows daily."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
         try:
             return import_module("arviz")
-        except OSError:  # there is no home to note the day of that notice in
+        except OSError:  # without a home directory, ArviZ cannot store the date of the notice
             with TemporaryDirectory() as folder, _environment(XDG_CACHE_HOME=folder):
                 return import_module("arviz")
 
@@ -176,11 +178,11 @@ def _environment(**words: str) -> Iterator[None]:
 def gathered(
     datasets: Mapping[str, xarray.Dataset], attrs: Mapping[str, Fact] | None = None
 ) -> Any:
-    """Put groups into the container of the installed ArviZ; attrs are of all of it."""
+    """Return groups in the container of the installed ArviZ; attrs are of the container."""
     import xarray
 
     arviz = import_arviz()
-    # By version: 0.23 takes the calls of 1.x without a word and does something else.
+    # By version: 0.23 accepts the calls of 1.x, but handles them differently.
     if int(arviz.__version__.split(".")[0]) < 1:
         return arviz.InferenceData(attrs=dict(attrs or {}), **datasets)
     tree = xarray.DataTree.from_dict(dict(datasets))
@@ -195,7 +197,7 @@ def _dataset(
     coords: Mapping[str, Sequence[Any]],
     along: Mapping[str, tuple[str, Sequence[Any]]],
 ) -> xarray.Dataset:
-    """Build one group; arguments as of `inference_data`."""
+    """Return the dataset of one group; arguments as of `inference_data`."""
     import xarray
 
     arrays = {}
@@ -207,11 +209,13 @@ def _dataset(
         for axis, length in zip(axes, array.shape, strict=True):
             labels = len(coords.get(axis, range(places.get(axis, length))))
             if length != labels:
-                raise ValueError(f"{known}: axis {axis!r} has {length} places; expected {labels}")
+                raise ValueError(f"{known}: axis {axis!r} has length {length}; expected {labels}")
             places[axis] = length
         arrays[_plain(name)] = (tuple(map(_plain, axes)), array)
     if len(arrays) < len(variables):
-        raise ValueError(f"{group}: names differ only in slashes: {', '.join(variables)}")
+        raise ValueError(
+            f"{group}: names differ only in slashes: {', '.join(variables)}; rename one of them"
+        )
     index: dict[str, Any] = {_plain(a): list(coords.get(a, range(n))) for a, n in places.items()}
     index |= {name: (axis, list(v)) for name, (axis, v) in along.items() if axis in places}
     return xarray.Dataset(arrays, index)
@@ -220,7 +224,7 @@ def _dataset(
 def _axes(name: str, array: np.ndarray, axes: tuple[str, ...] | None) -> tuple[str, ...]:
     """Return the names of an array's axes."""
     if axes is None:
-        raise ValueError(f"{name}: its axes have no names; expected {array.ndim} in dims")
+        raise ValueError(f"{name}: its axes have no names; pass {array.ndim} names in dims")
     if axes[:2] == SAMPLES and array.ndim == len(axes) - 2:
         axes = axes[2:]
     if array.ndim != len(axes):

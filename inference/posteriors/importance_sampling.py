@@ -30,56 +30,56 @@ from pyrofl.inference.posteriors.proposals import (
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors, matches, seeded, times
 
-LARGEST = 2000  # variables of a client that are weighted
-TURNS = 4  # times that the t distribution is adapted
-PILOT, EVEN = 60, 0.9  # values of g tried for each entry; share that is good enough
+LARGEST = 2000  # maximum number of variables of a client
+TURNS = 4  # maximum adaptations of the t distribution
+PILOT, EVEN = 60, 0.9  # pilot values of g per entry; fraction of effective draws that suffices
 HEAVY = 0.5  # Pareto k above which weights have no finite variance
-GAIN = 1.25  # of what draws are worth, below which the t distribution is not adapted again
-LEAST, MANY = 8, 64  # draws of z: to begin with, and most
-ENOUGH = 400  # draws that weighted ones are to be worth
+GAIN = 1.25  # relative gain of the effective sample size below which adaptation stops
+LEAST, MANY = 8, 64  # minimum and maximum draws of z
+ENOUGH = 400  # required effective sample size
 ORDER = 1.5  # noise of a mean over K evenly spaced points falls at least as K^-ORDER
-MOST_TRIED = 4000  # values of g, where no more draws are asked for
-WIDE = 20  # times as many as other draws, as they are looked at over and over
+MOST_TRIED = 4000  # maximum values of g, unless more draws are requested
+WIDE = 20  # factor of the chunk size, as the densities are evaluated repeatedly
 NOISE = 0.2  # variance of log w that the draws of z may add
 STEPS, DONE = 5, 0.2  # of Newton's method, in the guide's standard deviations
-MOST = 20  # variables of a client that it is tried with
-FLAT = 0.05  # least curvature, beside the guide's
-WIDER = 2.0  # times farther from the mode is one draw of z in eight
+MOST = 20  # maximum variables of a client for Newton's method
+FLAT = 0.05  # minimum curvature, relative to the guide's
+WIDER = 2.0  # scale of one draw of z in eight
 
 
 class CannotCorrect(ValueError):
-    """Draws cannot be weighted.
+    """Error for draws that cannot be weighted by importance.
 
     Attributes:
-        reason: why, without the remedy.
-        quiet: whether nothing is wrong with that, as with a method that finds a point.
+        reason: the reason, without the remedy.
+        quiet: whether this is no error, as for point estimates.
     """
 
     def __init__(self, reason: str, remedy: str, quiet: bool = False) -> None:
-        super().__init__(f"corrected=True, and {reason}; expected {remedy}")
+        super().__init__(f"corrected=True is not possible: {reason}; {remedy}")
         self.reason, self.quiet = reason, quiet
 
 
 class Weights(NamedTuple):
-    """How far weighted draws can be trusted: all together, [1], or those of each client, [C]."""
+    """Reliability of weighted draws: of all clients together, [1], or of each client, [C]."""
 
     k: Tensor  # Pareto shape
-    ess: Tensor  # as many draws of the posterior they are worth
-    tried: int  # of so many
+    ess: Tensor  # effective sample size
+    tried: int  # number of weighted draws
 
 
 class ClientTerms(NamedTuple):
-    """A client's part of the importance weights of S values of g."""
+    """Contribution of one client to the importance weights of S values of g."""
 
     log_l: Tensor  # log L_js, [S]
     noise: Tensor  # relative variance of L_js, [S]
     prior: Tensor  # log p(g) - log q(g), [S]
-    mode: Tensor  # of the client's own noise given g, [S, n]
+    mode: Tensor  # mode of the client's own noise given g, [S, n]
     sites: dict[str, Values]  # one draw of each latent site, [S, 1, B or 1, *p]
 
 
 class Proposed(Messenger):
-    """Give normal sites their noise, in the order of the sites: shared ones [S, d], all others."""
+    """Messenger that sets the noise of normal sites in order: shared ones [S, d], then others."""
 
     def __init__(self, shared: str, noise: Tensor, own: Tensor) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ def width(fn: Any) -> int:
 
 
 Weighed = tuple[dict[int, dict[str, Values]], list[Tensor], Weights]
-"""What clients drew, [S, 1, B or 1, *p]; log weights [S] of all together, or of each; how good."""
+"""Draws of clients, [S, 1, B or 1, *p]; log weights [S] of all together, or of each; quality."""
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """Weigh `count` draws of clients, each with random numbers of its own, and common ones."""
+    """Importance weights of `count` draws of clients, with private and common random numbers."""
 
     method: Method
     clients: dict[int, Client]
@@ -118,7 +118,7 @@ class Weighing:
     shown: Callable[[Mapping[int, Client], int], Iterable[int]] = lambda clients, _: clients
 
     def apart(self) -> Weighed:
-        """Weigh the draws of each client by themselves."""
+        """Return draws and weights of each client separately."""
         drawn, made = {}, []
         for i in self.shown(self.clients, self.count):
             noise = torch.zeros(1, self.sizes[0]).double()
@@ -130,13 +130,13 @@ class Weighing:
         return drawn, log_w, Weights(k, torch.stack([effective(w) for w in log_w]), self.count)
 
     def together(self) -> Weighed:
-        """Weigh what all clients share."""
+        """Return draws and weights of the shared sites, with the clients' own sites."""
         size, draws = self.sizes[0], dict.fromkeys(self.clients, LEAST)
         normal = dist.Normal(torch.zeros(size, dtype=torch.float64), 1.0).to_event(1)
         proposal, worth, count = normal, 0.0, self.count
         modes: dict[int, Predicted] = {}
         for _ in range(TURNS if size else 0):
-            # To see where to look, and how many draws of z are needed; then in earnest.
+            # Pilot runs locate the posterior and determine the number of draws of z.
             e, terms, log_w, _ = self._tried(proposal, PILOT * (size + 2), draws, modes, sets=2)
             w, before, worth = log_w.exp(), worth, float(effective(log_w))
             draws = {i: self._enough(w @ terms[i].noise, draws[i]) for i in self.clients}
@@ -164,7 +164,7 @@ class Weighing:
         modes: Mapping[int, Predicted],
         sets: int = 1,
     ) -> tuple[Tensor, dict[int, ClientTerms], Tensor, float]:
-        """Return noise of a proposal, the clients' parts, log weights and Pareto shape."""
+        """Return noise of a proposal, the clients' terms, log weights and Pareto shape."""
         with seeded(int(torch.randint(2**62, (), generator=self.common))):
             e = proposal.sample((count,))
         terms = {
@@ -177,13 +177,13 @@ class Weighing:
         if not bool(ratio.isfinite().any()):
             raise CannotCorrect(
                 "no draw of the guide has a density under the model",
-                "a guide near the posterior, such as after more rounds",
+                "fit more rounds to bring the guide closer to the posterior",
             )
         return e, terms, *smoothed(ratio)
 
     @cached_property
     def _guided(self) -> list[tuple[str, Any]]:
-        """The latent sites of a client's guide."""
+        """Return the latent sites of a client's guide."""
         i, client = next(iter(self.clients.items()))
         with self._alone(i):
             q, _ = traces(self.method.guide, self.method.guide, *client, 2)
@@ -191,31 +191,31 @@ class Weighing:
 
     @cached_property
     def _others(self) -> bool:
-        """Whether a client has random variables of its own that are not normal."""
+        """Return whether a client has random variables of its own that are not normal."""
         own = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
         return any(not is_point(fn) and not width(fn) for fn in own)
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        """Numbers of entries of normal sites: those that clients share, and a client's own."""
+        """Return the numbers of entries of normal sites: shared ones, and a client's own."""
         sites = {n: s for n, s in self._guided if not s["infer"].get("is_auxiliary")}
         if all(is_point(s["fn"]) for _, s in self._guided):
             raise CannotCorrect(
                 "the guide is a point",
-                "one with some spread, such as guide='mean_field', whose draws can be weighted",
+                "use a guide with some spread, such as guide='mean_field'",
                 quiet=True,
             )
         if (variables := sum(s["value"][0, 0].numel() for s in sites.values())) > LARGEST:
             raise CannotCorrect(
                 f"a client has {variables:,} variables",
-                f"at most {LARGEST:,}, as draws of more are never close enough to be weighted",
+                f"at most {LARGEST:,} can be weighted; reduce the model or use corrected=False",
             )
         common = {n: s["fn"] for n, s in self._guided if matches(n, self.method.shared)}
         for name, fn in common.items():
             if not is_point(fn) and not width(fn):
                 raise CannotCorrect(
                     f"the guide draws the shared {name!r} from a {type(fn).__name__}",
-                    "a normal distribution, or what is made of one",
+                    "use a normal distribution or a transformed one for it",
                 )
         ours = sum(map(width, common.values()))
         return ours, sum(width(s["fn"]) for _, s in self._guided) - ours
@@ -223,7 +223,7 @@ class Weighing:
     def terms(
         self, i: int, noise: Tensor, draws: int, near: Predicted | None = None, sets: int = 1
     ) -> ClientTerms:
-        """Return a client's part of the weights of values of g, which noise [S, d] gives."""
+        """Return a client's contribution to the weights of values of g with noise [S, d]."""
         draws, sets = (draws, sets) if self.sizes[1] or self._others else (1, 1)
         step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws * sets))
         parts = [self._terms_of_part(i, some, near, draws, sets) for some in noise.split(step)]
@@ -254,7 +254,7 @@ class Weighing:
     def _ratios(
         self, i: int, noise: Tensor, mode: Tensor, root: Tensor, draws: int, sets: int = 1
     ) -> tuple[Tensor, Tensor, dict[str, Values]]:
-        """Return log weights [S, sets * draws] of z, log p(g) - log q(g) [S], and all drawn."""
+        """Return log weights [S, sets * draws] of z, log p(g) - log q(g) [S], and all draws."""
         s, size = len(noise), len(noise) * draws * sets
         own, wider = self._own(mode, root, draws, sets, self.sources[i])
         with torch.no_grad():
@@ -290,7 +290,7 @@ class Weighing:
         return at, root
 
     def _slopes(self, i: int, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return slope [S, n] and negative curvature [S, n, n] of log p at a client's own noise."""
+        """Return gradient [S, n] and negative Hessian [S, n, n] of log p at a client's noise."""
         at = at.detach().requires_grad_()
         with torch.enable_grad():
             found, _ = self._densities(i, noise, at)
@@ -305,7 +305,7 @@ class Weighing:
     def _own(
         self, mode: Tensor, root: Tensor, draws: int, sets: int, source: Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw a client's own noise, [S * sets * draws, n], and log r - log q of it."""
+        """Draw a client's own noise, [S * sets * draws, n], and return it with log r - log q."""
         s, n = mode.shape
         wide = (torch.arange(draws) % 8 == 7).repeat(sets)
         inner = torch.empty(s, sets * draws, n, dtype=torch.float64)
@@ -323,7 +323,7 @@ class Weighing:
         return noise.flatten(0, 1), log_r - log_det[:, None] + noise.square().sum(-1) / 2
 
     def _densities(self, i: int, noise: Tensor, own: Tensor) -> tuple[Tensors, Any]:
-        """Return log densities [S] of a client's draws that come of noise, and their trace."""
+        """Return log densities [S] of a client's draws with given noise, and their trace."""
         method, client = self.method, self.clients[i]
         with self._alone(i), Proposed(method.shared, noise, own):
             q, p = traces(method.model, method.guide, *client, len(noise))
@@ -333,20 +333,20 @@ class Weighing:
 
     @contextmanager
     def _alone(self, i: int) -> Iterator[None]:
-        """Let a client draw what is not given."""
+        """Draw the remaining sites of a client from its own generator, as a context manager."""
         source = self.sources[i]
         others = JointNoise([source], self.method.shared, lambda: source)
         with pyro.validation_enabled(False), others:
             yield
 
     def _enough(self, noise: Tensor, draws: int) -> int:
-        """Return how many draws of z make a client's part of the variance small enough."""
+        """Return the number of draws of z that limits a client's part of the variance."""
         excess = float(noise) * len(self.clients) / NOISE
         many: float = draws * excess ** (1 / ORDER)
         return math.ceil(min(max(many, LEAST), MANY))
 
     def resampled(self, log_w: Tensor, draws: int) -> Tensor:
-        """Draw places by their weights [S], evenly: each as often as it counts, up to one."""
+        """Return indices of draws, resampled systematically by their log weights [S]."""
         edges = log_w.exp().cumsum(0)
         at = (torch.arange(draws) + torch.rand((), generator=self.common)) / draws * edges[-1]
         order = torch.randperm(draws, generator=self.common)

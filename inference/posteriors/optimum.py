@@ -1,4 +1,4 @@
-"""What a run in which nothing moves any more is worth: is its normal at the optimum of the ELBO?
+"""Test at the end of a run whether its normal posterior is at the optimum of the ELBO.
 
 A normal with mean m and covariance R R' is at the optimum of the ELBO if a natural-gradient step
 stays where it is. With the gradients dm and dR of the negative ELBO of all clients together,
@@ -6,15 +6,15 @@ stays where it is. With the gradients dm and dR of the negative ELBO of all clie
     m_i moves by -(R R' dm)_i,    log sd_i by -(R G R')_ii / (2 sd_i^2),    G symmetric part of R'dR
 
 the first in standard deviations (Khan and Rue, "The Bayesian Learning Rule", JMLR 2023, eq. 5, with
-Price's theorem). Every gradient is a mean over pairs of opposite draws, whose standard error counts
-as what may be noise: learning rates and damping that fall change neither.
+Price's theorem). Every gradient is a mean over antithetic pairs of draws; its standard error
+measures the noise. The test does not depend on learning rates or damping.
 
-Draws g of what clients share are also weighted by importance,
+Draws g of the shared sites are also weighted by importance,
 
     w_s = p(g_s) / q(g_s) prod_j 1/K sum_k p(y_j, z_jsk | g_s) / q_j(z_jsk | g_s)
 
-which tells how wide the exact posterior is beside q, unless the Pareto shape k of w is too high.
-For this g is drawn twice as wide, as from where q is too narrow nothing wider can be seen.
+which estimates the width of the exact posterior relative to q, unless the Pareto shape k of w is
+too high. For this g is drawn with twice the scale of q, so that a wider posterior can be detected.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors, generator, matches, times
 from pyrofl.turns import synchronized
 
-PAIRS, DRAWS, OWN = 400, 500, 8  # of opposite draws; of g to weigh, and of z for each of them
-WIDER, FEW = 2.0, 5  # noise of g that is weighed, and how many variables can be weighed so
+PAIRS, DRAWS, OWN = 400, 500, 8  # antithetic pairs; weighted draws of g, and of z for each
+WIDER, FEW = 2.0, 5  # scale of the weighted draws of g, and its maximum number of variables
 NOISE = 0.5  # variance of log w that the draws of z may add
-OFF, ERRORS = 0.1, 4  # from the optimum, in standard deviations, and standard errors of it
-BAD = 0.7  # Pareto k above which weights are not trusted
-LARGEST = 200  # variables that clients share
-CELLS = 1_000_000  # copies of rows that programs are run on at once
+OFF, ERRORS = 0.1, 4  # tolerated step, in standard deviations, and its standard errors
+BAD = 0.7  # Pareto k above which weights are unreliable
+LARGEST = 200  # maximum number of shared variables
+CELLS = 1_000_000  # maximum copies of rows in one run of the programs
 
 
 class Found(NamedTuple):
-    """What is known of a fit at its end, each the end of a sentence or ""."""
+    """Result of the test of the optimum, as ends of sentences or ""."""
 
-    off: str  # how far it is from the optimum
-    note: str  # how wide the posterior is beside it
+    off: str  # step to the optimum
+    note: str  # width of the guide relative to the posterior
 
 
 @synchronized
 def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> Found | None:
-    """Return how far what clients share is from its optimum; None if that is not known.
+    """Return how far the shared posterior is from its optimum; None if this is unknown.
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
@@ -81,12 +81,12 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
 
 
 class Noise(Messenger):
-    """Give normal sites noise in opposite pairs; of shared ones that of all clients."""
+    """Messenger that sets antithetic noise of normal sites; for shared sites it is common noise."""
 
     def __init__(
         self, shared: str, key: int, client: str, again: int = 1, wider: float = 1.0
     ) -> None:
-        """Begin; noise of what is shared is so much wider, and each value repeated so often."""
+        """Set the scale of the noise of shared sites, and the repetitions of each value."""
         super().__init__()
         self.shared, self.again, self.wider = shared, again, wider
         self.log_w: Tensor | float = 0.0  # log density of standard noise over that of the wider
@@ -108,7 +108,7 @@ class Noise(Messenger):
 def _said(
     method: Method, client: Client, local: Tensors, copies: int, noise: Noise
 ) -> tuple[Tensor, Tensor, Any]:
-    """Return log p - log q of what is a client's own and of what is shared, [copies], and q."""
+    """Return log p - log q of a client's own and of shared sites, [copies], and the trace of q."""
     received, _, batch = client
 
     def many(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -129,7 +129,7 @@ def _said(
 
 
 def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
-    """Say which site is farthest from where a natural-gradient step would bring it, or ""."""
+    """Return the site that a natural-gradient step would move most, as a phrase, or ""."""
     total: tuple[Tensor, Tensor] | None = None
     for name, client in clients.items():
         local = {n: v.expand(2 * PAIRS, *v.shape[1:]) for n, v in client[1].items()}
@@ -171,7 +171,7 @@ def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int)
 
 
 def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
-    """Say how wide the exact posterior is beside q, as far as weighted draws can tell, or ""."""
+    """Return by how much the guide is too narrow or wide, by weighted draws, as a phrase, or ""."""
     copies, values = DRAWS * OWN, {}
     log_w = doubt = given = torch.zeros(DRAWS, dtype=torch.float64)
     for i, (name, client) in enumerate(clients.items()):
@@ -212,7 +212,7 @@ def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int
 
 
 def _site(fact: Optimal, at: int) -> str:
-    """Name the site of an entry."""
+    """Return the name of the site of an entry."""
     for name, size in fact.sites.items():
         if at < size:
             return name

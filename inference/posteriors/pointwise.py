@@ -1,7 +1,7 @@
-"""What programs say of each client and row in every draw.
+"""Values and log densities of each client and row in every draw of the posterior or prior.
 
-Clients are asked one at a time: so no row is padding, and families that couple clients may be drawn
-from.
+Clients are processed one at a time, so that no row is padding, and distributions that couple
+clients can be sampled.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from pyrofl.plates import plate
 from pyrofl.tensors import Tensors, matches, seeded
 from pyrofl.turns import synchronized
 
-CELLS = 20_000  # rows times draws that a model is run on at once
+CELLS = 20_000  # maximum rows times draws in one run of a model
 DENSITIES = ("log_p", "log_q", "shared log_p", "shared log_q")
 
 Client = tuple[Tensors, Tensors, Batch]
-"""What programs read of one client: received, local, and a batch of all its rows."""
+"""Inputs of the programs for one client: received, local, and a batch of all its rows."""
 
 Pointwise = dict[str, dict[str, Values]]
-"""What one client's programs say, values [S, 1, B or 1, *p], in groups: "posterior" (latent and
+"""Results of one client's programs, [S, 1, B or 1, *p], in groups: "posterior" (latent and
 deterministic sites), "observed_data" (S = 1), "log_likelihood" (also of a `pyro.factor` of rows;
-NaN where a mask of the model's own hides a response), "posterior_predictive" (draws of the observed
-sites), "log_prior" (of each latent site) and "density" (log densities of each draw: log_p of what
-the client's sites and rows have under the model, log_q of its sites under the guide; "shared log_p"
-and "shared log_q" of shared sites)."""
+NaN where a mask in the model hides a response), "posterior_predictive" (draws of the observed
+sites), "log_prior" (of each latent site) and "density" (log densities of each draw: log_p of the
+client's sites and rows under the model, log_q of its sites under the guide; "shared log_p" and
+"shared log_q" of shared sites)."""
 
 
 @synchronized
@@ -66,9 +66,9 @@ def pointwise(
     *,
     of_prior: bool = False,
 ) -> list[Pointwise]:
-    """Return what programs say of clients, in the order of ids; `of_prior` draws from the prior."""
+    """Return values and log densities of clients in draws of the guide, or of the prior."""
     guide, found = method.guide, {}
-    if of_prior:  # as a guide: the model's latent sites alone
+    if of_prior:  # the model's latent sites serve as a guide
         guide = poutine.block(method.model, hide_fn=lambda msg: bool(msg.get("is_observed")))
     draws, purpose = asked.draws or 1, Stream.PRIOR if of_prior else Stream.TEST
     source = partial(stream, asked.seed, purpose, state.number)
@@ -81,7 +81,7 @@ def pointwise(
         rows = stream(asked.seed, Stream.ROWS, purpose, state.number, name)
         known = partial(_replayed, guide, q)
         said = _said(method.model, method.shared, known, client, draws, rows)
-        if given:  # whose density is not the guide's
+        if given:  # their density is unknown
             del said["density"]
             also = {n: Values(v[:, :, None], False) for n, v in given.items()}
             said["posterior"] = also | said["posterior"]
@@ -92,9 +92,9 @@ def pointwise(
 def pointwise_at(
     model: Program, shared: str, values: Mapping[str, Values], client: Client, source: Generator
 ) -> Pointwise:
-    """Return what a model says of one client, C = 1, in draws [S, 1, B or 1, *p] that are given.
+    """Return values and log densities of one client in given draws [S, 1, B or 1, *p].
 
-    They are as likely under the guide as under the model: draws of the posterior.
+    The draws are of the posterior: log_q equals log_p.
     """
 
     def given(part: slice) -> Program:
@@ -115,7 +115,7 @@ def pointwise_at(
 
 
 def _replayed(guide: Program, trace: Any, part: slice) -> Program:
-    """Return the guide that repeats some of its draws."""
+    """Return the guide that replays some of its draws."""
     some = trace.copy()
     for name, site in latent(trace):
         some.nodes[name] = site | {"value": site["value"][part]}
@@ -131,7 +131,7 @@ def _said(
     draws: int,
     source: Generator,
 ) -> Pointwise:
-    """Join what is said in some draws each, those of `known`; `source` draws responses again."""
+    """Return values and log densities of one client, computed for a part of the draws at a time."""
     step = max(1, CELLS // client[2].mask.shape[1])
     with pyro.validation_enabled(False), torch.no_grad():
         parts = [
@@ -152,7 +152,7 @@ def _said(
 def _in_draws(
     model: Program, shared: str, guide: Program, client: Client, draws: int, source: Generator
 ) -> Pointwise:
-    """Look at the draws of one client that the guide gives."""
+    """Return values and log densities of one client in draws of a guide."""
     q, p = traces(model, guide, *client, draws)
     density = densities(shared, q, p, client[2].size.new_zeros(draws, 1))
     prior = {
@@ -172,7 +172,7 @@ def _in_draws(
             said["observed_data"] = (_counted(site, site["value"][None]), 1, event)
             said["posterior_predictive"] = (_counted(site, drawn), draws, event)
         for group, (value, k, own) in said.items():
-            # A site that no draw changes has no axis for them.
+            # A site that is equal in all draws has no axis for them.
             value = value.expand(k, *value.shape[value.dim() - own - 2 :])
             seen[group][name] = Values(value, of_rows(site))
     weights = {n: Values(v[..., None], False) for n, v in density.items()}
@@ -181,7 +181,7 @@ def _in_draws(
 
 
 def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
-    """Return the log densities of one client's draws, from a zero for each, by their names."""
+    """Return the log densities of one client's draws by name, each as a sum that starts at zero."""
     found = dict.fromkeys(DENSITIES, zero)
     for name, site in latent(q):
         whose = "shared " if matches(name, shared) else ""
@@ -196,7 +196,7 @@ def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
 
 
 def _with_gaps(site: Any) -> Tensor:
-    """Return the log density of every row; NaN of one that the model itself leaves out."""
+    """Return the log density of every row; NaN where a mask in the model hides it."""
     value, mask = _log_prob(site), site["mask"]
     if isinstance(site["fn"], dist.MaskedDistribution):
         mask = site["fn"]._mask if mask is None else mask & site["fn"]._mask
@@ -209,7 +209,7 @@ def _counted(site: Any, value: Tensor) -> Tensor:
 
 
 def _weighed(site: Any) -> Tensor:
-    """Return what a site adds to the log density: weights of rows and poutine.scale count."""
+    """Return the log density of a site, scaled by row weights and poutine.scale."""
     return weighed(site, site["fn"].log_prob(site["value"]))
 
 

@@ -1,4 +1,4 @@
-"""Proposals for the weighted draws: of what clients share, and of what each has for itself."""
+"""Proposal distributions of importance sampling, for shared and for client-specific sites."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 from torch import Generator, Tensor
 
 FREEDOM = 5.0  # degrees of freedom of the t distribution
-REACH = 4.0  # farthest step to a mode, in the guide's standard deviations
+REACH = 4.0  # maximum step to a mode, in the guide's standard deviations
 PER = 4  # rows of a regression for each of its coefficients
 
 
 def effective(log_w: Tensor) -> Tensor:
-    """Return how many draws normalised log weights [S] are worth."""
+    """Return the effective sample size of normalized log weights [S]."""
     return 1 / log_w.exp().square().sum()
 
 
 def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
-    """Return a t distribution whose moments are nearer to those of weighted noise [S, d]."""
+    """Return a t distribution with moments closer to those of weighted noise [S, d]."""
     size, mean = e.shape[1], w @ e
     spread = ((e - mean) * w[:, None]).mT @ (e - mean)
     old_mean, old_root = torch.zeros_like(mean), torch.eye(size, dtype=e.dtype)
     if isinstance(proposal, dist.MultivariateStudentT):
         old_mean, old_root = proposal.loc, proposal.scale_tril
-    # Few draws know little of a covariance.
+    # Shrink: few draws estimate a covariance poorly.
     share = float(effective(w.log()) / (effective(w.log()) + 3 * size))
     root = torch.linalg.cholesky(torch.lerp(old_root @ old_root.mT, spread, share))
     loc = torch.lerp(old_mean, mean, share)
@@ -35,14 +35,14 @@ def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Modes of a client's own noise as a quadratic, or linear, function of the noise of g."""
+    """Regression of the modes of a client's own noise on the noise of g, quadratic or linear."""
 
     slopes: Tensor  # [features, n]
     squares: bool
 
     @classmethod
     def of(cls, noise: Tensor, modes: Tensor) -> Predicted:
-        """Fit known modes [S, n] of noise [S, d] by least squares."""
+        """Return a least-squares fit to known modes [S, n] of noise [S, d]."""
         squares = PER * _features(noise[:1], True).shape[1] <= len(noise)
         x = _features(noise, squares)
         # A ridge of a small part of the rows' weight, as features may be collinear.
@@ -50,7 +50,7 @@ class Predicted:
         return cls(torch.linalg.solve(x.mT @ x + ridge, x.mT @ modes), squares)
 
     def __call__(self, noise: Tensor) -> Tensor:
-        """Return the modes [S, n] of noise [S, d]; far out no farther than REACH."""
+        """Return the predicted modes [S, n] of noise [S, d], of norm at most REACH."""
         found: Tensor = _features(noise, self.squares) @ self.slopes
         length = torch.linalg.vector_norm(found, dim=1, keepdim=True)
         bounded: Tensor = found * (REACH / length.clamp(min=REACH))

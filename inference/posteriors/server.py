@@ -1,4 +1,4 @@
-"""Draws of the posterior that a server has, as what clients draw by their guides."""
+"""Draws from the posterior of a server, in place of draws from the clients' guides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyrofl.turns import synchronized
 
 
 class Given(Messenger):
-    """Put values [S, C, *p] at latent sites of these names."""
+    """Messenger that sets latent sites of these names to values [S, C, *p]."""
 
     def __init__(self, values: Tensors) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class Given(Messenger):
 def of_server(
     method: Method, state: RoundState, asked: EvaluationSpec, of_prior: bool = False
 ) -> tuple[Callable[[Cohort], Tensors], EvaluationSpec]:
-    """Return clients -> draws [S, C, *p] of the posterior that the server has, or {} without one.
+    """Return a function of clients that draws [S, C, *p] from the server's posterior, or {}.
 
-    Sites that it does not have are those of the main view.
+    Other sites are drawn from the main view.
     """
     program = getattr(method.views[asked.view(method)], "posterior", None)
     if program is None:

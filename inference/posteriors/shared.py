@@ -1,4 +1,4 @@
-"""Posterior draws of what all clients share, from the state of a server that has no rows."""
+"""Posterior draws of shared sites, from the server state alone, without any rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ WHY = "no: the rows that importance weights need are at the clients"
 
 
 def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
-    """Draw from the server's posterior of the sites that all clients share: site -> [S, *p].
+    """Draw from the server's posterior of the shared sites: site -> [S, *p].
 
-    A client that holds nothing yet draws them from what it receives, as a new client would.
+    They are drawn as by a new client, from its download alone.
+
+    Args:
+        run: a fitted run; it needs no rows.
+        draws: number S of draws.
     """
     data, method = run.data, run.method
     view = method.posterior_view
@@ -37,8 +41,8 @@ def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
 def shared_to_arviz(run: Fitted, draws: int = 1000) -> Any:
     """Return draws of `shared_posterior` for ArviZ; None if there are none.
 
-    They are those of the guide: importance weights need the rows of the clients. The attribute
-    "corrected" says so.
+    They are draws of the guide, as importance weights need the rows of the clients. The attribute
+    "corrected" states this.
     """
     found = shared_posterior(run, draws)
     if not found:

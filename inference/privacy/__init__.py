@@ -1,4 +1,4 @@
-"""Sums over clients instead of their messages: with noise, or with masks."""
+"""Private sums over clients: with differential privacy noise, or with secure masks."""
 
 from pyrofl.inference.budget import Privacy, PrivacySpent
 from pyrofl.inference.privacy.masks import Masks, unmask

@@ -1,4 +1,4 @@
-"""What federation costs: how far two posteriors are from each other, number by number."""
+"""Comparison of two posteriors, coordinate by coordinate, such as a federated one and NUTS."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def compare_posteriors(
     """Compare two posteriors, variable by variable and coordinate by coordinate.
 
     Args:
-        federated: a run, or what `Run.to_arviz` gives.
-        reference: what `nuts` gives, or another run, such as one that a client never was in, beside
-            one that it left; only what both hold is compared.
-        group: of the data.
-        draws: of a run.
+        federated: a run, or the result of `Run.to_arviz`.
+        reference: result of `nuts`, or another run, such as one without a client, to compare with
+            one that the client left; only common variables are compared.
+        group: group of the data.
+        draws: number of draws of a run.
 
     Returns:
         A row for each coordinate, named as in `arviz.summary`, with columns variable; mean, sd,
@@ -44,13 +44,15 @@ def compare_posteriors(
     common = [n for n in mine if n in other]
     if not common:
         names = " and ".join(", ".join(map(str, one)) for one in (mine, other))
-        raise ValueError(f"variables are {names}; expected at least one in both")
+        raise ValueError(f"variables are {names}; at least one must be in both posteriors")
     rows = {}
     for name in map(str, common):
         x, y = (one[name].stack(sample=("chain", "draw")) for one in (mine, other))
         mine_at, other_at = ({d: v[d].values.tolist() for d in v.dims[:-1]} for v in (x, y))
         if mine_at != other_at:
-            raise ValueError(f"{name}: axes are {x.dims} and {y.dims}; expected the same labels")
+            raise ValueError(
+                f"{name}: axes are {x.dims} and {y.dims}; both need the same axes and labels"
+            )
         for place, at in coordinates(x.isel(sample=0)):
             a, b = (one.isel(at).to_numpy().astype(float) for one in (x, y))
             found, known = _summary(a), _summary(b)
@@ -68,7 +70,7 @@ def compare_posteriors(
 
 
 def _drawn(found: Any, group: str, draws: int) -> Any:
-    """Return the draws of a run, or what is there."""
+    """Return the draws of a run, or the given draws."""
     if isinstance(found, Run):
         return found.to_arviz(draws, groups=(group,))
     refuse_no_groups(found)
@@ -82,6 +84,6 @@ def _summary(draws: np.ndarray) -> dict[str, float]:
 
 
 def _effective(draws: xarray.DataArray) -> float:
-    """Return how many independent draws tell the mean as well, given those of all chains."""
+    """Return the effective sample size of the mean, given the draws of all chains."""
     chains = draws.unstack("sample").transpose("chain", "draw").to_numpy()
     return float(import_arviz().ess(chains, method="mean"))

@@ -1,6 +1,6 @@
-"""Reference inference: the same Pyro program with all clients pooled, and what federation costs.
+"""Reference inference: NUTS and centralized SVI of the same Pyro program on pooled clients.
 
-A user's program is written once, for clients that each hold their own copy of what all share:
+A user's program is written once, for clients that each have their own copy of shared sites:
 
     def model(received, local, batch):
         with batch.clients():
@@ -73,24 +73,24 @@ def nuts(
     Args:
         model: a program (received, local, batch), or a method for its model.
         data: the federation; draws have its floating-point type, and float64 is worth its time.
-        draws: of each chain.
-        warmup: steps of each chain before them.
-        chains: how many.
+        draws: number of draws of each chain.
+        warmup: warm-up steps of each chain.
+        chains: number of chains.
         seed: fixes all random numbers.
-        state: a round of the method, for a model that reads what the server or the client holds.
-        shared: patterns of the sites that all clients share; default the method's, or none.
+        state: a round of the method, for a model that reads tensors of the server or the client.
+        shared: patterns of the shared sites; default the method's, or none.
         dims: site -> names of its axes; default "SITE_dim_0" and so on.
         jit: compile the density: about three times faster, for programs whose Python control
             flow depends on no latent value.
-        options: of `pyro.infer.NUTS`, such as target_accept_prob.
+        options: further arguments of `pyro.infer.NUTS`, such as target_accept_prob.
 
     Returns:
-        What `Run.to_arviz` gives with groups="all"; log_p and log_q in sample_stats are equal, as
-        these are draws of the posterior, and `diverging` is there too.
+        The groups of `Run.to_arviz` with groups="all"; log_p and log_q in sample_stats are equal,
+        as these are draws of the posterior, and sample_stats also has `diverging`.
 
     Raises:
-        ValueError: if the model reads what it is not given, the prior of a shared site differs
-            between clients.
+        ValueError: if the model reads tensors and no state is given, or the prior of a shared site
+            differs between clients.
     """
     joint = joined(model, data, state, seed, shared)
     found, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
@@ -123,23 +123,24 @@ def centralised(
 ) -> Any:
     """Fit the joint posterior of all clients by SVI with an automatic guide, and draw from it.
 
-    Between NUTS and a federated fit it tells the price of the guide from that of federation.
+    Compared with NUTS and a federated fit, it separates the error of the guide from that of
+    federation.
 
     Args:
         model: as in `nuts`, as are data, seed, state, shared and dims.
         data: the federation.
-        draws: from the guide.
+        draws: number of draws from the guide.
         seed: fixes all random numbers.
-        guide: makes an automatic guide of a model.
-        steps: of Adam, whose learning rate falls to zero.
-        lr: its learning rate at first.
+        guide: function that creates an automatic guide of a model.
+        steps: steps of Adam; its learning rate decays to zero.
+        lr: initial learning rate.
         particles: Monte Carlo draws of the ELBO.
         state: a round of the method.
         shared: patterns of shared sites.
         dims: names of axes.
 
     Returns:
-        As `nuts`, with one chain; log_q is the guide's, and sample_stats have the last loss.
+        As `nuts`, with one chain; log_q is the guide's, and sample_stats has the last loss.
 
     Raises:
         ValueError: as `nuts`.
@@ -149,7 +150,7 @@ def centralised(
         q = guide(joint)
         elbo: Any = Trace_ELBO(particles, max_plate_nesting=2, vectorize_particles=True)
         objective = elbo(joint, q)
-        objective()  # makes the guide's parameters
+        objective()  # creates the guide's parameters
         optimiser = torch.optim.Adam(objective.parameters(), lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         for _ in range(steps):
@@ -168,13 +169,13 @@ def centralised(
 
 
 def pooled(data: Federation) -> Federation:
-    """Return a federation of one client that holds all training clients' rows."""
+    """Return a federation of one client with all training clients' rows."""
     train, test = (torch.cat(part[: data.clients]).unique() for part in (data.train, data.test))
     return replace(data, train=(train,), test=(test,), names=("all",), held_out=0)
 
 
 class OnePrior(dist.TorchDistribution):
-    """The prior of a shared site whose parameters have an axis over clients: the first client's."""
+    """Prior of a shared site whose parameters have a client axis: that of the first client."""
 
     arg_constraints = {}  # noqa: RUF012 (as every distribution of Pyro has it)
 
@@ -185,11 +186,11 @@ class OnePrior(dist.TorchDistribution):
 
     @property
     def support(self) -> Any:
-        """The support, which no client changes."""
+        """Return the support, which is equal for all clients."""
         return self.fn.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OnePrior:
-        """Return the same with another last axis."""
+        """Return the prior with another last axis."""
         return OnePrior(self.fn.expand((*self.fn.batch_shape[:-1], batch_shape[-1])))
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
@@ -198,7 +199,7 @@ class OnePrior(dist.TorchDistribution):
         return value.narrow(value.dim() - self.event_dim - 2, 0, 1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density by the first client's prior."""
+        """Return the log density under the first client's prior."""
         density: Tensor = self.fn.log_prob(value)
         return density[..., :1, :]
 
@@ -209,7 +210,7 @@ class OnePrior(dist.TorchDistribution):
 
 
 class OncePlate(pyro.plate):
-    """The plate over clients; what all of them share is sampled as if it stood before the plate."""
+    """Plate over clients in which shared sites are sampled once."""
 
     shared = ""
 
@@ -228,7 +229,7 @@ class OncePlate(pyro.plate):
         if not self._lets_go(msg):
             super()._postprocess_message(msg)
             return
-        # The traces around the program have written down the one value by now.
+        # The enclosing traces have recorded the single value by now.
         lead = msg["value"].dim() - msg["fn"].event_dim
         batch = torch.broadcast_shapes(msg["value"].shape[:lead], (self.size, 1))
         msg["value"] = msg["value"].expand(batch + msg["value"].shape[lead:])
@@ -236,7 +237,7 @@ class OncePlate(pyro.plate):
 
 @dataclass(frozen=True)
 class Everybody(Batch):
-    """All rows of all clients, for programs whose shared sites are to be sampled once."""
+    """Batch of all rows of all clients, in which shared sites are sampled once."""
 
     shared: str = ""
 
@@ -248,25 +249,25 @@ class Everybody(Batch):
 
 
 class Site(NamedTuple):
-    """What is known of a latent site: its shapes, and who has its own."""
+    """Shape of a latent site, and whether clients and rows have their own values."""
 
-    own: bool  # whether every client has
-    rows: bool  # whether every row has
+    own: bool  # whether every client has its own value
+    rows: bool  # whether every row has its own value
     places: int  # along the last axis of its batch shape
     event: torch.Size
 
     def laid(self, flat: Tensor, clients: int) -> Tensor:
-        """Lay out draws as [S, C or 1, places, *p]."""
+        """Return flat draws as [S, C or 1, places, *p]."""
         return flat.reshape(len(flat), clients if self.own else 1, self.places, *self.event)
 
     def of(self, value: Tensor, client: int, rows: int) -> Values:
-        """Return a client's part of what was laid out, without padding."""
+        """Return a client's part of the draws, without padding."""
         mine = value[:, [client if self.own else 0]]
         return Values(mine[:, :, :rows] if self.rows else mine, self.rows)
 
 
 class RowsKept(Messenger):
-    """Let latent sites of rows that are padding, or hidden, have their priors: a proper density."""
+    """Messenger that unmasks latent sites of hidden rows, so that their density is proper."""
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg) and of_rows(msg):
@@ -277,7 +278,7 @@ class RowsKept(Messenger):
 
 @dataclass(frozen=True)
 class Joint:
-    """A method's model, bound to what it reads, [C, ...], and to all rows of a federation."""
+    """Model of a method, bound to its inputs, [C, ...], and to all rows of a federation."""
 
     method: Method
     data: Federation
@@ -298,14 +299,16 @@ class Joint:
             trace = poutine.trace(self).get_trace()
         except KeyError as error:
             missing = str(error.args[0]).splitlines()[0]  # Pyro adds lines about shapes
-            told = f"the model reads {missing} of the server or its clients"
-            raise ValueError(f"{told}; expected state, a round of the method") from error
+            raise ValueError(
+                f"the model reads {missing} of the server or its clients; pass state, a round of "
+                "the method"
+            ) from error
         found = {}
         for name, site in latent(trace):
             if isinstance(site["fn"], OnePrior) and not site["fn"].agrees(site["value"]):
                 raise ValueError(
-                    f"the prior of {name!r} differs between clients, which share it; make it "
-                    "depend on shared sites and constants alone"
+                    f"the prior of {name!r} differs between clients, but the site is shared; it "
+                    "must only depend on shared sites and constants"
                 )
             frames = {frame.name for frame in site["cond_indep_stack"]}
             own, rows, fn = "clients" in frames, "rows" in frames, site["fn"]
@@ -320,7 +323,7 @@ def joined(
     seed: Seed,
     shared: str | None,
 ) -> Joint:
-    """Bind a model to all training clients and run it once: what is not a client's is shared."""
+    """Return a model bound to all training clients; sites without a client axis are shared."""
     method = model if isinstance(model, Method) else _bare(model)
     if state is None:  # the model reads nothing
         method = _bare(method.model, method.shared)
@@ -328,7 +331,7 @@ def joined(
     ids = torch.arange(data.clients)
     received, view = prepared(method, data, state, data.cohort(ids), seed=seed)
     if isinstance(view, list):
-        raise ValueError("the method's main view is an ensemble; expected one model")
+        raise ValueError("the method's main view is an ensemble; pass a method with a single model")
     once = method.shared if shared is None else shared
     batch = Everybody(**vars(data.batch(ids)), shared=once)
     joint = Joint(method, data, state, received, view, batch)
@@ -339,7 +342,7 @@ def joined(
 
 
 def _bare(model: Program, shared: str = "") -> Method:
-    """Return a method that has a model and does nothing."""
+    """Return a method with a model and without training."""
     return Method(
         init=lambda generator, clients: {},
         model=model,
@@ -352,7 +355,7 @@ def _bare(model: Program, shared: str = "") -> Method:
 
 @contextmanager
 def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
-    """Give a sampler of Pyro's random numbers and a floating-point type, and no one else."""
+    """Set random numbers and floating-point type for a sampler of Pyro, as a context manager."""
     source = int(torch.randint(2**62, (), generator=stream(seed, Stream.SAMPLER, *key)))
     unchecked, scope = pyro.validation_enabled(False), pyro.get_param_store().scope()
     with seeded(source), default_type(data.dtype), unchecked, scope:

@@ -1,1 +1,1 @@
-"""Search for settings of a method on rows held back."""
+"""Search for settings of a method on validation rows of the clients."""

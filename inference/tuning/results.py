@@ -1,4 +1,4 @@
-"""The result of a search for settings: all that was tried, the choice and its margin."""
+"""Result of a search for settings: all trials, the chosen setting and its margin."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ COLUMNS = ("setting", "rounds", "seed", "score", "behind", "error", "chosen", "p
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a setting after so many rounds with one seed.
+    """Result of a setting after a number of rounds with one seed.
 
     Attributes:
-        setting: its place among all.
-        rounds: that it has been trained for.
+        setting: index of the setting.
+        rounds: number of rounds of training.
         seed: 0 is the seed of the search; finalists also have 1, 2 and so on.
-        score: mean over clients of the metric on rows held back; NaN if there is none.
-        seconds: of training, from its first round on.
-        problem: why it counts as last; "" if it does not.
+        score: mean over clients of the metric on validation rows; NaN if there is none.
+        seconds: seconds of training, from its first round on.
+        problem: reason of a failure, which ranks the setting last; "" if there is none.
     """
 
     setting: int
@@ -42,11 +42,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Margin:
-    """The difference of a finalist from the chosen setting, in units of the metric.
+    """Difference of a finalist from the chosen setting, in units of the metric.
 
     Attributes:
-        setting: its place among all.
-        behind: mean over the seeds of how much worse its score is.
+        setting: index of the setting.
+        behind: mean over the seeds of the difference of scores; positive if it is worse.
         error: standard error of that mean; NaN with one seed.
         seeds: number of seeds.
     """
@@ -58,19 +58,19 @@ class Margin:
 
     @property
     def clear(self) -> bool:
-        """Whether the difference exceeds twice its standard error."""
+        """Return whether the difference exceeds twice its standard error."""
         return self.behind > 2 * self.error  # False where the error is NaN
 
 
 @dataclass(frozen=True, repr=False)
 class TuningResult(Summarised):
-    """Settings that were tried, and the one that was chosen.
+    """Result of a search: all settings and trials, and the chosen setting.
 
     Attributes:
-        settings: all of them.
-        tries: what came of them, in the order in which they were made.
-        metric: that they were chosen by.
-        chosen: place of the chosen one among all.
+        settings: all settings.
+        tries: their trials, in the order of training.
+        metric: metric of the choice.
+        chosen: index of the chosen setting.
     """
 
     settings: tuple[Setting, ...]
@@ -80,29 +80,29 @@ class TuningResult(Summarised):
 
     @property
     def best(self) -> dict[str, Any]:
-        """The chosen setting, as keyword arguments."""
+        """Return the chosen setting, as keyword arguments."""
         return dict(self.settings[self.chosen])
 
     @property
     def score(self) -> float:
-        """Score of the chosen setting after its last rounds, a mean over the seeds."""
+        """Return the score of the chosen setting after its last rounds, averaged over seeds."""
         return fmean(self._scores(self.chosen).values())
 
     @property
     def seconds(self) -> float:
-        """All seconds of training."""
+        """Return the total seconds of training."""
         last = {(one.setting, one.seed): one.seconds for one in self.tries}
         return sum(last.values())
 
     @property
     def rounds(self) -> int:
-        """All rounds of training."""
+        """Return the total rounds of training."""
         last = {(one.setting, one.seed): one.rounds for one in self.tries}
         return sum(last.values())
 
     @property
     def margins(self) -> tuple[Margin, ...]:
-        """The other finalists that were trained to the end without failing, the best first."""
+        """Return the margins of the other complete finalists, the best first."""
         better = sign(self.metric)
         best, found = self._scores(self.chosen), list[Margin]()
         for place in ranked(self.tries, self.metric):
@@ -114,7 +114,7 @@ class TuningResult(Summarised):
         return tuple(found)
 
     def lines(self) -> list[tuple[str, int, int, float, float | str, float | str, bool, str]]:
-        """Return a line for every try, with `COLUMNS`; only finalists have a margin."""
+        """Return a row for every trial, with `COLUMNS`; only finalists have a margin."""
         known: dict[int, tuple[float, float]] = {
             m.setting: (m.behind, m.error) for m in self.margins
         }
@@ -133,7 +133,7 @@ class TuningResult(Summarised):
         ]
 
     def frame(self) -> DataFrame:
-        """Return a table of every try, with the seconds of training."""
+        """Return a table of every trial, with the seconds of training."""
         from pandas import DataFrame
 
         found = DataFrame(self.lines(), columns=list(COLUMNS))
@@ -141,11 +141,11 @@ class TuningResult(Summarised):
 
     @property
     def title(self) -> str:
-        """How many there were."""
-        return f"{len(self.settings)} settings, chosen by {self.metric} on rows held back"
+        """Return the number of settings and the metric."""
+        return f"{len(self.settings)} settings, chosen by {self.metric} on validation rows"
 
     def summary(self) -> dict[str, object]:
-        """Tell what was chosen, and what it took."""
+        """Return the lines of the printed summary."""
         failed = {one.setting for one in self.tries if one.problem}
         seeds = len(self._scores(self.chosen))
         return {
@@ -158,7 +158,7 @@ class TuningResult(Summarised):
 
     @property
     def margin(self) -> str:
-        """The margin over the runner-up in words; "" without one."""
+        """Return the margin over the runner-up as text; "" without one."""
         if not self.margins:
             return ""
         first = self.margins[0]
@@ -184,7 +184,7 @@ class TuningResult(Summarised):
 
 
 def told(setting: Setting) -> str:
-    """Write a setting in words; one that changes nothing is the defaults."""
+    """Return a setting as text; an empty one is "defaults"."""
     return " ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
 
 
@@ -193,14 +193,14 @@ def _seeds(count: int) -> str:
 
 
 def sign(by: By) -> int:
-    """Return -1 where a larger score is better, and 1 where a smaller one is."""
+    """Return -1 if larger scores are better, and 1 if smaller ones are."""
     return -1 if by == "accuracy" else 1
 
 
 def ranked(tries: Sequence[Trial], by: By) -> list[int]:
-    """Order settings: the most rounds first, then the best mean over seeds.
+    """Return settings by most rounds, then by the best mean over seeds, without failed ones.
 
-    Of equal ones the first comes first. One that fails in any try is left out.
+    Equal settings keep their order. A setting that fails in any trial is left out.
     """
     failed = {one.setting for one in tries if one.problem}
     known: dict[int, list[Trial]] = {}

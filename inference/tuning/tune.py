@@ -1,17 +1,17 @@
-"""Choose settings on rows that are held back inside the clients.
+"""Choice of settings on validation rows of the clients, by successive halving.
 
 Successive halving leaves three finalists: all settings are trained for few rounds with one seed,
 the best third of them for three times as many, and so on. Finalists are trained for all rounds with
-several seeds, each of which draws other rows to hold back. The one with the best mean
-over the seeds is chosen; of equal ones, the first in the order of the settings. Its margin over the
+several seeds, each with other validation rows. The one with the best mean over the seeds is chosen;
+of equal ones, the first in the order of the settings. Its margin over the
 runner-up is the mean of their differences, seed by seed, with its standard error.
 
 Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization",
 AISTATS 2016, with thirds as in Li et al., "Hyperband", JMLR 2018.
 
-No test row is used: the federation in which settings are tried does not hold them. A setting that
-diverges, fails or merges nothing, with any seed, counts as last. A run continues from the rounds
-that its setting has been trained for, so that no round is computed twice.
+No test row is used: the federation of the trials does not contain them. A setting that diverges,
+fails or aggregates no message, with any seed, is ranked last. A run continues from the last round
+of its setting, so that no round is computed twice.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from pyrofl.inference.seeds import Seed, later, separate
 from pyrofl.inference.tuning.results import By, Setting, Trial, TuningResult, ranked, told
 from pyrofl.partitions.validation import held_back
 
-KEEP = 3  # one of so many settings goes on, for so many times as many rounds
+KEEP = 3  # one in KEEP settings continues, for KEEP times the rounds
 FINALISTS = 3  # or fewer where there are fewer settings
-FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of numbers that are none
+FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of diverging runs
 
 
 class AllFailed(ValueError):
-    """Raised by a search, none of whose settings can be trained."""
+    """Error of a search in which all settings fail."""
 
 
 @checked
@@ -66,33 +66,36 @@ def tune(
     progress: bool = True,
     **loop: Unpack[LoopOptions],
 ) -> TuningResult:
-    """Choose settings of a method on rows held back inside the clients, by successive halving.
+    """Choose settings of a method on validation rows of the clients, by successive halving.
 
     Args:
         build: keyword arguments -> a method, or round number -> method.
-        data: the federation; its test rows are not looked at.
+        data: the federation; its test rows are not used.
         param_grid: name -> values to try, all combinations; or a list of settings, each
             name -> value.
-        rounds: of the last comparison. With 4 to 9 settings the first is after a third of them, so
-            that with three seeds 9 settings cost as much as 11 runs, and 6 settings as 10.
-        metric: mean over clients; "accuracy", or "nll" or "rmse", the smaller the better. None is
-            accuracy of classes, nll of numbers. The model is that which the method is about, a
-            personal one adapted as the method says.
-        share: of every client's training rows that is held back.
-        seed: of the rows held back, and of the runs, which have the same random numbers. The
+        rounds: rounds of the finalists. With 4 to 9 settings the first comparison is after a third
+            of them; with three seeds, 9 settings cost as much as 11 runs, and 6 settings as 10.
+        metric: "accuracy", "nll" or "rmse" (the latter two are minimized), averaged over clients.
+            None is accuracy for classes, nll for numbers. Evaluated is the main model, with the
+            method's adaptation if it is personal.
+        share: fraction of every client's training rows used for validation.
+        seed: seed of the validation rows and of the runs, which have the same random numbers. The
             further seeds of the finalists are the next numbers.
-        draws: of the guide, for predictions; None takes its mean.
-        folder: where runs are kept meanwhile, SETTING-SEED.safetensors. A run that is there is
-            continued if it has the same settings, and refused if not. None takes a temporary one.
-        every: also write runs there every so many rounds.
-        seeds: on how many seeds the finalists are compared.
-        about: what else the runs depend on, see `save`.
+        draws: posterior draws for predictions; None uses the mean of the guide.
+        folder: folder for the runs, SETTING-SEED.safetensors. An existing run is continued if it
+            has the same settings, otherwise an error is raised. None uses a temporary folder.
+        every: rounds between checkpoints in the folder; None writes only complete runs.
+        seeds: number of seeds for the finalists.
+        about: further settings of the runs, see `save`.
         progress: show every run's rounds.
-        loop: participation, chunk, stragglers and so on of `federate`.
+        loop: further arguments of `federate`, such as participation or chunk_size.
+
+    Returns:
+        All trials, the chosen setting and its margin.
 
     Raises:
-        ValueError: if there is no setting, two are alike, build refuses one, no client has two
-            training rows, the metric is not among the scores of the method, or all settings fail.
+        ValueError: if there is no setting, two are equal, build raises an error for one, no client
+            has two training rows, the method does not have the metric, or all settings fail.
     """
     settings = combinations(param_grid)
     made = [build(**setting) for setting in settings]
@@ -109,7 +112,7 @@ def tune(
                 held[k] = held_back(data, share, seed=separate(own).noise)
             path, same = place / f"{which + 1}-{k}.safetensors", {"setting": told(settings[which])}
             keeper = Keeper(path, every, about={**same, **(about or {})})
-            if path.exists():  # of a smaller number of rounds, or of a process that was stopped
+            if path.exists():  # from fewer rounds, or an interrupted process
                 keeper.last = load(path, made[which], held[k], keeper.about, seed=own)
                 keeper.written = keeper.last.state.number
             problem = _trained(made[which], held[k], number, keeper, own, how)
@@ -120,18 +123,18 @@ def tune(
 
 
 def refuse_metric(metric: By | None, data: Federation) -> None:
-    """Refuse a metric that the response has not, before any work."""
+    """Raise ValueError if a metric does not fit the response."""
     is_binary = not data.y.dim() > 1 and bool(((data.y == 0) | (data.y == 1)).all())
     if metric == "rmse" and data.classes:
-        raise ValueError("metric is 'rmse', and y holds classes; expected accuracy or nll")
+        raise ValueError("metric is 'rmse', but y has classes; use accuracy or nll")
     if metric == "accuracy" and not data.classes and not is_binary:
-        raise ValueError("metric is 'accuracy', and y holds numbers; expected rmse or nll")
+        raise ValueError("metric is 'accuracy', but y has numbers; use rmse or nll")
 
 
 def combinations(
     param_grid: Mapping[str, Sequence[Any]] | Sequence[Setting],
 ) -> tuple[Setting, ...]:
-    """Return all settings, and refuse none, or two that are alike.
+    """Return all settings of a grid; raise ValueError for an empty grid or duplicates.
 
     >>> [told(setting) for setting in combinations({"lr": (0.1, 0.3), "momentum": (0, 0.9)})]
     ['lr=0.1 momentum=0', 'lr=0.1 momentum=0.9', 'lr=0.3 momentum=0', 'lr=0.3 momentum=0.9']
@@ -146,22 +149,22 @@ def combinations(
     words = [told(setting) for setting in found]
     if not found or len(set(words)) < len(words):
         again = next((f"{w!r} twice" for w in words if words.count(w) > 1), "no setting")
-        raise ValueError(f"param_grid has {again}; expected some settings, no two alike")
+        raise ValueError(f"param_grid has {again}; pass at least one setting, without duplicates")
     return tuple(found)
 
 
 def _named(setting: Any) -> dict[str, Any]:
     if not isinstance(setting, Mapping):
-        raise ValueError(f"param_grid has {setting!r}; expected dicts, name -> value")
+        raise ValueError(f"param_grid has {setting!r}; expected dicts of name -> value")
     return dict(setting)
 
 
 def halved(
     count: int, rounds: int, by: By, attempt: Callable[[int, int, int], Trial], seeds: int = 3
 ) -> list[Trial]:
-    """Trial settings 0 to count - 1 for more and more rounds, each time the best third of the last.
+    """Return the trials of settings 0 to count - 1 by successive halving.
 
-    The three that remain are tried for all rounds with every seed; a single setting with one.
+    The three finalists are trained for all rounds with every seed; a single setting with one.
     """
     left, tries = list(range(count)), list[Trial]()
     *screens, last = rungs(count, rounds)
@@ -175,14 +178,14 @@ def halved(
                 tries.append(attempt(which, last, seed))
     if not ranked(tries, by):
         raise AllFailed(
-            f"all of {count} settings fail, the first: {tries[0].problem}; expected others, such "
-            "as smaller learning rates"
+            f"all {count} settings fail, the first: {tries[0].problem}; try others, such as "
+            "smaller learning rates"
         )
     return tries
 
 
 def rungs(count: int, rounds: int) -> list[int]:
-    """Return after how many rounds settings are compared.
+    """Return the numbers of rounds after which settings are compared.
 
     >>> rungs(9, 45), rungs(10, 45), rungs(3, 20), rungs(9, 1)
     ([15, 45], [5, 15, 45], [20], [1])
@@ -196,7 +199,7 @@ def rungs(count: int, rounds: int) -> list[int]:
 def _trained(
     method: Fitting, held: Federation, rounds: int, keeper: Keeper, seed: Seed, how: Any
 ) -> str:
-    """Train up to so many rounds, test, and leave that at the keeper; return what went wrong."""
+    """Train up to a number of rounds and evaluate; store the run and return the error or ""."""
     if keeper.last and _row(keeper.last, rounds):
         return ""
     try:
@@ -210,7 +213,7 @@ def _trained(
             callback=keeper,
             **how,
         )
-        keeper.last, keeper.written = run, None  # with its test
+        keeper.last, keeper.written = run, None  # with its scores
     except FAILS as error:
         return str(error).partition("\n")[0] or type(error).__name__
     finally:
@@ -219,7 +222,7 @@ def _trained(
 
 
 def _judged(found: Trial, run: Run | None, by: By) -> Trial:
-    """Return a try with its score and its seconds, or with what is wrong with it."""
+    """Return a trial with its score and seconds, or with its problem."""
     if run is None:  # not one round was made
         return found
     records, problem, score = run.records[: found.rounds], found.problem, nan
@@ -229,15 +232,17 @@ def _judged(found: Trial, run: Run | None, by: By) -> Trial:
         scores = _row(run, found.rounds)
         kinds = {"accuracy", "rmse"} & scores.keys()
         if by not in scores and by != "nll" and kinds:
-            raise ValueError(f"metric is {by!r}, and there is none; expected {kinds.pop()} or nll")
+            raise ValueError(
+                f"metric is {by!r}, which this method does not have; use {kinds.pop()} or nll"
+            )
         score = scores.get(by, nan)
-        problem = "" if isfinite(score) else f"{by} is no finite number"
+        problem = "" if isfinite(score) else f"{by} is not a finite number"
     seconds = sum(record.seconds for record in records)
     return replace(found, score=score, seconds=seconds, problem=problem)
 
 
 def _row(run: Run, rounds: int) -> dict[str, float]:
-    """Return the scores of the model that the method is about after so many rounds."""
+    """Return the scores of the method's default model after a number of rounds."""
     asked = (rounds, *default_model(run.method), "training")
     return {
         row["metric"]: row["value"]

@@ -1,4 +1,4 @@
-"""Gradients that do not arrive: tensors that a loss depends on and that no step would move."""
+"""Validation of gradients: tensors that affect a loss but receive no gradient."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from pyrofl.inference.validation.independence import (
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, matches
 
-ROWS = 3  # of a minibatch, as of the largest client that is looked at: a step for each
+ROWS = 3  # of a minibatch and of the largest client in the validation: a step for each
 CURE = "tensors all the way, without detach, no_grad, .item(), NumPy or writing in place"
 
 
 @dataclass
 class WatchedStep:
-    """A gradient step, and which of its tensors have had a gradient.
+    """Gradient step that records which of its tensors had a gradient.
 
     Attributes:
-        step: as the method has it.
-        names: of the tensors that it moves.
-        live: those that had a gradient which is not exactly zero.
-        calls: what the loss was given, where that is kept.
-        moved: names that match in the last call.
+        step: the step of the method.
+        names: names of the tensors that it trains.
+        live: names of those that had a nonzero gradient.
+        keep: whether to store the arguments of the loss.
+        calls: received, local and batch of a call of the loss, if stored.
+        moved: matching names in the last call.
     """
 
     step: GradientStep
@@ -51,11 +52,11 @@ class WatchedStep:
     moved: list[str] = field(default_factory=list)
 
     def watched(self) -> GradientStep:
-        """Return a step that does the same and is watched."""
+        """Return an equal step that records its gradients."""
         return replace(self.step, optim=self.optim, loss=self.loss)
 
     def optim(self, params: list[Tensor]) -> Optimizer:
-        """Make the optimiser, whose steps are looked at."""
+        """Return the optimizer, with a hook that records gradients."""
         optimiser = self.step.optim(params)
         optimiser.register_step_pre_hook(partial(self._note, params))
         return optimiser
@@ -63,7 +64,7 @@ class WatchedStep:
     def loss(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss, and refuse one without a gradient."""
+        """Return the loss; raise ValueError if it has no gradient."""
         if self.keep and (self.calls is None or len(batch) >= len(self.calls[2])):
             own = {n: v.detach().clone() for n, v in local.items()}
             self.calls = dict(received), own, batch
@@ -86,24 +87,24 @@ class WatchedStep:
 
     @property
     def still(self) -> list[str]:
-        """Names of the tensors that never had a gradient."""
+        """Return the names of the tensors that never had a gradient."""
         return [n for n in self.names if n not in self.live]
 
 
 @dataclass(frozen=True)
 class CheckedUpdate:
-    """A closed form whose names are noted, and that may neither draw by itself nor write."""
+    """Closed-form update that records its names and must not draw or write in place."""
 
     move: ClosedFormUpdate
     written: set[str]
 
     @property
     def __name__(self) -> str:
-        """The name of the closed form."""
+        """Return the name of the update."""
         return named(self.move)
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return what changes."""
+        """Return the changed tensors; raise ValueError if the update is invalid."""
         name = self.__name__
         with (
             undrawn(name, batch.size.device),
@@ -116,9 +117,9 @@ class CheckedUpdate:
 
 
 def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
-    """Return a phase of two epochs at most, on small minibatches, whose moves are watched.
+    """Return a phase of at most two epochs, on small minibatches, with recording updates.
 
-    After the first step clients differ, so that a loss which compares them is seen.
+    After the first step clients differ, so that a loss that compares them is detected.
     """
     updates: list[GradientStep | ClosedFormUpdate] = []
     for move in phase.updates:
@@ -133,28 +134,28 @@ def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
 
 
 def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
-    """Refuse tensors on which the loss of their step depends without a gradient; see `CURE`."""
+    """Raise ValueError for tensors that affect the loss of their step without a gradient."""
     if not any(step.still for step in steps):
         return
     for step in steps:
         step.keep = True
     trial.made(trial.ids)
-    moving = [step.step.names for step in steps]  # also of steps whose epochs are 0
+    moving = [step.step.names for step in steps]  # also of steps with 0 epochs
     for step in steps:
         for name in step.still:
             found = arrives(trial.method, step, name, moving)
             if found is False:
                 raise ValueError(
-                    f"no gradient reaches {name!r}, which step {step.step.names!r} moves, though "
+                    f"no gradient reaches {name!r}, which step {step.step.names!r} trains, though "
                     f"its loss depends on it; expected {CURE}"
                 )
 
 
 def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str]) -> bool | None:
-    """Say whether a gradient reaches a tensor where others that move are elsewhere.
+    """Return whether a gradient reaches a tensor at other values of the trained tensors.
 
-    At the start it may be zero, as of the factor of another that is zero. None if the loss reads
-    the tensor and does not depend on it, given the same noise.
+    Its gradient may be zero at the initial values, as that of the factor of a zero tensor. None if
+    the loss reads the tensor but does not depend on it, given the same noise.
     """
     assert step.calls is not None
     received, local, batch = step.calls
@@ -170,7 +171,7 @@ def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str])
         return (value + far * (1 + value.abs()) * off).detach()
 
     scaled = batch.x.is_floating_point()
-    # A layer may be off for these rows, a feature constant, or large rows leave no doubt.
+    # A layer may be inactive for these rows, or a feature constant: try other values and rows too.
     for far, x in (
         (0.01, batch.x),
         (1.0, near(batch.x, 1.0) if scaled else batch.x),
@@ -182,7 +183,7 @@ def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str])
         moved = near(start[name], 0.01).requires_grad_()
         first, moved = loss(start, rows), loss(start | {name: moved}, rows)
         if not bool((first.isfinite() & moved.isfinite()).all()):
-            return True  # where the method does not get to
+            return True  # values that the method does not reach
         (grad,) = torch.autograd.grad(first.sum(), [start[name]], allow_unused=True)
         if grad is not None and bool(grad.any()):
             return True

@@ -1,8 +1,8 @@
-"""Clients alone and together: what a method makes of a client must depend on that client alone.
+"""Validation of independence: results of a client must not depend on other clients or padding.
 
-The same clients run together, and each by itself with the same noise and other padding. Results
-that differ by more than rounding mean that a function of the method mixes clients, reads padding,
-or draws random numbers that no seed of the run fixes.
+The same clients run together, and each alone with the same noise and other padding. Results that
+differ by more than rounding show that a function of the method mixes clients, reads padding, or
+draws random numbers that no seed of the run fixes.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, cut, under, unwritten
 
-COPIED = 2**26  # bytes of a state up to which its numbers are compared before and after
+COPIED = 2**26  # largest state in bytes that is compared before and after
 
 CLIENTS = (
     "depends on the other clients of the batch",
-    "operations behind the axis of the clients, or numbers that the server sends to all",
+    "operations along other axes than that of the clients, or values from the server",
 )
 PADDING = (
     "depends on padding, rows where batch.mask is False",
-    "batch.rows() around sites, and sums over rows that are weighted by batch.counts",
+    "batch.rows() around sites, and sums over rows weighted by batch.counts",
 )
 AGAIN = (
     "gives other numbers each time it runs",
-    "random numbers by pyro.sample in batch.clients(), and nothing that changes between calls",
+    "random numbers by pyro.sample in batch.clients(), and no state that changes between calls",
 )
 TRAINING = "training"
 
 
 class Mixed(ValueError):
-    """Raised where results of a client differ by more than rounding."""
+    """Error for results of a client that depend on other clients, padding or unseeded numbers."""
 
 
 class Drew(ValueError):
-    """Raised where a function draws from a global random generator."""
+    """Error for a function that draws from a global random generator."""
 
 
 def aligned(together: Tensor, alone: Tensor, client: int, clients: int) -> Tensor | None:
-    """Return a client's part of a tensor of several clients, in the shape that it has alone.
+    """Return a client's part of a tensor of several clients, in the shape of its tensor alone.
 
-    The first axis that has a place for each client, and 1 alone, is that of the clients; an axis of
-    rows behind it is cut to those of the client. None if the shapes differ in another way.
+    The first axis with one entry per client, and length 1 alone, is that of the clients; a later
+    axis of rows is cut to those of the client. None if the shapes differ in another way.
     """
     if together.dim() != alone.dim():
         return None
@@ -70,9 +70,9 @@ def aligned(together: Tensor, alone: Tensor, client: int, clients: int) -> Tenso
 
 
 def unlike(one: Tensor | None, other: Tensor, before: Tensor | None = None) -> bool:
-    """Say whether two tensors differ by more than rounding.
+    """Return whether two tensors differ by more than rounding.
 
-    Where `before` is given, rounding is measured by how far values have moved from there.
+    If `before` is given, rounding is measured relative to the change from there.
     """
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return True
@@ -121,7 +121,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 @contextmanager
 def undrawn(function: str, device: torch.device) -> Iterator[None]:
-    """Refuse a function that draws from a global generator, and restore its state."""
+    """Raise `Drew` if a function draws from a global generator, as a context manager."""
     before = _states(device)
     yield
     after = _states(device)
@@ -130,14 +130,14 @@ def undrawn(function: str, device: torch.device) -> Iterator[None]:
         _set(before, device)
         raise Drew(
             f"{function} draws from the global generator of {drawn[0]}, which no seed fixes "
-            "and all clients share; expected random numbers by pyro.sample inside "
-            "batch.clients(), or by the generator that the function is given"
+            "and all clients share; draw by pyro.sample inside batch.clients(), or from the "
+            "generator in the function's arguments"
         )
 
 
 @contextmanager
 def scrambled(device: torch.device) -> Iterator[None]:
-    """Give the global generators other states, and set them back afterwards."""
+    """Set other states of the global generators temporarily, as a context manager."""
     before = _states(device)
     torch.default_generator.manual_seed(2**40 + 1)
     np.random.seed(12_345)  # noqa: NPY002
@@ -150,7 +150,7 @@ def scrambled(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Refuse a function that writes into what it is given, by `.data` or NumPy as well."""
+    """Raise ValueError if a function writes into its arguments, also by `.data` or NumPy."""
     known = [(n, v.detach()) for state in states for n, v in state.items()]
     small = sum(v.numel() * v.element_size() for _, v in known) <= COPIED
     copies = [v.clone() for _, v in known] if small else []
@@ -159,21 +159,21 @@ def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
     for (name, value), copy in zip(known, copies, strict=False):
         if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
             raise ValueError(
-                f"{function} writes into {name!r} in place; expected it to return new tensors, "
-                "such as those of value + change or value.clone()"
+                f"{function} writes into {name!r} in place; return new tensors instead, such as "
+                "value + change or value.clone()"
             )
 
 
 def rows_of(batch: Batch) -> Tensors:
-    """Return the tensors of a batch that nobody may write into."""
+    """Return the tensors of a batch that must not be modified."""
     return {f"batch.{n}": getattr(batch, n) for n in ("x", "y", "mask", "size")}
 
 
 class Filled(Federation):
-    """A federation whose padding holds other rows than the client's first."""
+    """Federation with other rows in its padding."""
 
     def gather(self, cohort: Cohort, rows: Tensor, mask: Tensor, *more: Any, **named: Any) -> Batch:
-        """Return the batch of rows, whose padding is the last row of the first client."""
+        """Return a batch of rows, padded with the last row of the first client."""
         rows = torch.where(mask, rows, self.train[0][-1].to(rows))
         return super().gather(cohort, rows, mask, *more, **named)
 
@@ -184,7 +184,7 @@ def filled(data: Federation) -> Federation:
 
 
 def even(data: Federation) -> Federation:
-    """Return the same clients with as many rows each, so that there is no padding."""
+    """Return the same clients with equal numbers of rows, so that there is no padding."""
     most = min(2, int(data.sizes[: data.clients].min()))
     return replace(data, train=tuple(rows[:most] for rows in data.train))
 
@@ -197,16 +197,16 @@ def narrowed(batch: Batch, rows: int | None) -> Batch:
 
 
 def named(move: object) -> str:
-    """Name a move of a phase."""
+    """Return the name of an update of a phase."""
     if isinstance(move, GradientStep):
         return f"step {move.names!r}"
-    function = getattr(move, "move", move)  # of one that is watched
+    function = getattr(move, "move", move)  # of a recording update
     function = getattr(function, "func", function)  # of a partial
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 class Made(NamedTuple):
-    """What comes of a round for some clients, [C, ...] each."""
+    """Results of a round for some clients, [C, ...] each."""
 
     received: Tensors
     client_states: Tensors
@@ -215,11 +215,11 @@ class Made(NamedTuple):
 
     @property
     def known(self) -> Tensors:
-        """What they know before they train."""
+        """Return received tensors and client states before training."""
         return self.client_states | self.received
 
     def parts(self) -> Iterator[tuple[str, Tensors, Tensors]]:
-        """Yield where tensors come from, these, and what they were before."""
+        """Yield the source of tensors, these tensors, and their values before training."""
         yield "download", self.received, {}
         yield "init_client", self.client_states, {}
         yield TRAINING, self.local, self.known
@@ -231,13 +231,13 @@ Found = tuple[str, str] | None  # where a tensor comes from, and its name
 
 @dataclass(frozen=True)
 class Trial:
-    """A round of some clients, which can be made again with others or without them.
+    """One round of some clients, repeatable with other clients or rows.
 
     Attributes:
-        method: of the round.
-        data: the clients that train, and perhaps one that is held out.
-        state: that the round begins with.
-        phases: what clients do.
+        method: the method.
+        data: the training clients, and perhaps a held-out one.
+        state: state before the round.
+        phases: local phases of the clients.
     """
 
     method: Method
@@ -247,11 +247,11 @@ class Trial:
 
     @property
     def ids(self) -> Tensor:
-        """All clients that are looked at."""
+        """Return the ids of all clients in the validation."""
         return torch.arange(len(self.data.train))
 
     def made(self, ids: Tensor) -> Made:
-        """Return what comes of the round for some clients."""
+        """Return the results of the round for some clients."""
         cohort = self.data.cohort(ids)
         with undrawn("download or join", self.data.device):
             received, private = client_inputs(self.method, self.data, self.state, cohort, 0)
@@ -268,9 +268,9 @@ class Trial:
         return Made(received, private, local, loss | under("first", begun))
 
     def refuse_mixed_clients(self, together: Made, sites: Callable[[], None]) -> None:
-        """Refuse what a client gets, or makes, that depends on other clients or on padding.
+        """Raise `Mixed` if a client's result depends on other clients or on padding.
 
-        `sites` refuses a site of a program which is to blame.
+        `sites` raises first if a site of a program is the cause.
         """
         found = self._apart(together)
         if found is None:
@@ -285,7 +285,7 @@ class Trial:
         raise Mixed(f"{what} gives a client {found[1]!r}, which {why}; expected {cure}")
 
     def message(self, made: Made) -> Tensors:
-        """Return what clients that train send up, and refuse what is not one tensor for each."""
+        """Return the messages of training clients; raise ValueError for wrong shapes."""
         clients = slice(self.data.clients)
         with torch.no_grad(), undrawn("upload", self.data.device):
             sent = uploaded(self.method, cut(made.received, clients), cut(made.local, clients))
@@ -299,12 +299,12 @@ class Trial:
         return sent
 
     def refuse_mixed_results(self, made: Made) -> None:
-        """Refuse uploads, views and statistics that mix clients or read padding."""
+        """Raise `Mixed` if uploads, views or statistics mix clients or read padding."""
         count, batch = self.data.clients, self.data.batch(torch.arange(self.data.clients))
         rows, device = batch.mask.sum(1).tolist(), self.data.device
 
         def differing(most: int | None) -> Found:
-            """Return what differs first, where clients have so many rows at most."""
+            """Return the first result that differs, with at most `most` rows per client."""
             together = self._results(made, slice(count), narrowed(batch, most))
             for c in range(count) if count > 1 else ():
                 one = slice(c, c + 1)
@@ -325,14 +325,14 @@ class Trial:
                 raise Mixed(f"{found[0]} gives a client {found[1]!r}, which {why}; expected {cure}")
 
     def _results(self, made: Made, clients: slice, batch: Batch) -> dict[str, Tensors]:
-        """Return what is made of some clients once they have trained."""
+        """Return upload, main view and statistics of some clients after training."""
         method, view = self.method, self.method.main_view
         cohort, device = self.data.cohort(self.ids[clients]), self.data.device
         received, local = (cut(t, clients) for t in (made.received, made.local))
         with undrawn("upload", device):
             found = {"upload": uploaded(method, received, local)}
         got = downloaded(method.deployed(view), self.state.server, cohort)
-        # As if the server had sent what clients made, as these would otherwise be all the same.
+        # Use the clients' results as the download, which would otherwise be equal for all.
         got |= {n: local[n] for n in got.keys() & local.keys()}
         own = {n: local[n] for n in made.client_states}
         with undrawn(f"view {view!r}", device):
@@ -345,14 +345,14 @@ class Trial:
         return found
 
     def _prefixes(self) -> Iterator[Trial]:
-        """Yield trials of the first moves of the first phases, one more each time."""
+        """Yield trials of the first updates of the first phases, one more each time."""
         for i, phase in enumerate(self.phases):
             for j in range(len(phase.updates)):
                 last = replace(phase, updates=phase.updates[: j + 1])
                 yield replace(self, phases=(*self.phases[:i], last))
 
     def _reason(self) -> tuple[str, str]:
-        """Return why results of clients differ, and the cure."""
+        """Return the reason why results of clients differ, and the remedy."""
         first = self.made(self.ids)
         with scrambled(self.data.device):
             again = self.made(self.ids)
@@ -361,17 +361,17 @@ class Trial:
         return CLIENTS if replace(self, data=even(self.data))._apart() else PADDING
 
     def _apart(self, together: Made | None = None) -> Found:
-        """Return what differs first between a client alone and with others."""
+        """Return the first difference between a client alone and with others."""
         count = len(self.ids)
         together = together or self.made(self.ids)
-        last = self.data.clients - 1  # it has the fewest rows, so that there is padding beside it
+        last = self.data.clients - 1  # it has the fewest rows, so that it is padded
         with scrambled(self.data.device):
             alone = self.made(torch.tensor([last]))
         return _first(together, alone, partial(aligned, client=last, clients=count))
 
 
 def _first(together: Made, alone: Made, mine: Callable[[Tensor, Tensor], Tensor | None]) -> Found:
-    """Return what differs first; `mine` cuts a client's part out of a tensor."""
+    """Return the first difference; `mine` extracts a client's part of a tensor."""
     for (what, some, _), (_, own, before) in zip(together.parts(), alone.parts(), strict=True):
         for name, value in own.items():
             if name not in some or unlike(mine(some[name], value), value, before.get(name)):

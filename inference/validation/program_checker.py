@@ -1,4 +1,4 @@
-"""The programs of a method, run on a few rows: their sites, and what these must not be."""
+"""Validation of Pyro programs on a few rows: their sites, plates, constraints and responses."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from pyrofl.tensors import Tensors, matches
 
 @dataclass
 class Look:
-    """The programs of a method, run on few rows.
+    """Traces of a method's programs on a few rows, with checks of their sites.
 
     Attributes:
-        method: gives them.
-        data: the few rows.
-        received: of the clients that train, [C, ...].
-        local: of these, trained, [C, ...].
+        method: method with the programs.
+        data: federation with a few rows.
+        received: received tensors of the training clients, [C, ...].
+        local: their local tensors after training, [C, ...].
     """
 
     method: Method
@@ -49,7 +49,7 @@ class Look:
 
     @property
     def sites(self) -> list[str]:
-        """Names of all sites."""
+        """Return the names of all sites."""
         return [*self.q.nodes, *self.p.nodes]
 
     def run(self, batch: Batch, received: Tensors, local: Tensors) -> tuple[Any, Any]:
@@ -81,22 +81,22 @@ class Look:
         return found
 
     def refuse_wrong_sites(self) -> None:
-        """Refuse sites that are not under the plates of the batch."""
+        """Raise ValueError for sites that are not under the plates of the batch."""
         for trace in (self.q, self.p):
             for name, site in trace.nodes.items():
                 if site["type"] == "param" and name in pyro.get_param_store():
                     made = ", or LocScaleReparam(0.0)" * name.endswith("_centered")
                     raise ValueError(
-                        f"{name!r} is a pyro.param, which no step moves; expected a tensor of the "
-                        f"client's local state, or a guide made by guides.from_pyro{made}"
+                        f"{name!r} is a pyro.param, which no step trains; use a tensor of the "
+                        f"client's local state, or a guide by guides.from_pyro{made}"
                     )
                 refuse_subsampling(name, site)
             for name, site in latent(trace):
                 frames = {frame.name for frame in site["cond_indep_stack"]}
                 if "clients" not in frames and len(self.batch) > 1:
                     raise ValueError(
-                        f"latent site {name!r} is outside batch.clients(); expected it inside, "
-                        "with metadata={NAME: SHARED} if it is one for all clients"
+                        f"latent site {name!r} is outside batch.clients(); move it inside, with "
+                        "metadata={NAME: SHARED} if all clients share it"
                     )
                 self._refuse_stray_axes(name, site)
         if self.drew:
@@ -104,36 +104,36 @@ class Look:
         for name, site in latent(self.q):
             if self._same_in_all_rows(site):
                 raise ValueError(
-                    f"latent site {name!r} is inside batch.rows(), and its guide is the same for "
-                    "every row; expected it outside, or a guide that reads the row"
+                    f"latent site {name!r} is inside batch.rows(), but its guide is the same for "
+                    "every row; move it outside, or use a guide that reads the row"
                 )
         for name, _ in factors(self.q):
             raise ValueError(
-                f"pyro.factor {name!r} is in the guide, where it counts for nothing; expected it "
-                "in the model"
+                f"pyro.factor {name!r} is in the guide, where it has no effect; move it to the "
+                "model"
             )
         for name, site in factors(self.p):
             frames = {frame.name for frame in site["cond_indep_stack"]}
             if "clients" not in frames and len(self.batch) > 1:
                 raise ValueError(
-                    f"pyro.factor {name!r} is outside batch.clients(); expected it inside: a cost "
-                    "[C, 1] of every client, or in batch.rows() one [C, B] of every row"
+                    f"pyro.factor {name!r} is outside batch.clients(); move it inside, with a cost "
+                    "[C, 1] per client, or [C, B] per row inside batch.rows()"
                 )
         if not any(observed(self.p)) and any(latent(self.p)):
             raise ValueError(
-                "the model observes nothing; expected obs=batch.y at the site of the responses, "
+                "the model observes nothing; pass obs=batch.y at the site of the responses, "
                 "inside batch.rows()"
             )
         self._refuse_repeated()
         for name, site in self.responses():
             if not self._in_rows(site):
                 raise ValueError(
-                    f"observed site {name!r} is not inside batch.rows(); expected `with "
-                    "batch.rows():` around it, which hides padding and scales minibatches"
+                    f"observed site {name!r} is not inside batch.rows(); put `with batch.rows():` "
+                    "around it, which masks padding and scales minibatches"
                 )
 
     def _refuse_repeated(self) -> None:
-        """Refuse a response that counts twice: rows would weigh as twice as many."""
+        """Raise ValueError if two sites observe the same response, so that it counts twice."""
         sites = [(n, s) for n, s in observed(self.p) if self._in_rows(s)]
         for i, (name, site) in enumerate(sites):
             for other, second in sites[:i]:
@@ -142,31 +142,30 @@ class Look:
                 if bool((share * both > 1 + 1e-6).any()) and _repeated(site, second, both):
                     raise ValueError(
                         f"sites {other!r} and {name!r} both observe the same responses, which "
-                        "would count twice; expected one of them, or weights by poutine.scale "
-                        "that add up to 1"
+                        "would count twice; remove one, or weight them by poutine.scale with "
+                        "weights that sum to 1"
                     )
 
     def _refuse_stray_axes(self, name: str, site: Any) -> None:
-        """Refuse an axis that no plate declares: clients would pay for one another."""
+        """Raise ValueError for a batch axis without a plate, which would couple clients."""
         shape = site["fn"].batch_shape
         declared = {frame.dim for frame in site["cond_indep_stack"]}
         stray = [d for d in range(-len(shape), 0) if d not in declared and shape[d] > 1]
         if stray:
             raise ValueError(
-                f"latent site {name!r} has batch shape {tuple(shape)}, whose axis {stray[0]} is of "
-                "no plate; expected [clients, 1], as a local tensor [C] becomes, and axes of your "
-                "own in .to_event()"
+                f"latent site {name!r} has batch shape {tuple(shape)}, but axis {stray[0]} has no "
+                "plate; expected [clients, 1], with further axes declared by .to_event()"
             )
 
     def _in_rows(self, site: Any) -> bool:
-        """Say whether a site hides padding and scales minibatches, whatever else hides rows."""
+        """Return whether a site masks padding and scales minibatches."""
         mask = site["mask"]
         if not torch.is_tensor(mask) or not torch.is_tensor(site["scale"]):
             return False
         return not bool((mask & ~self.batch.mask).any())
 
     def refuse_broken_constraints(self) -> None:
-        """Refuse parameters of a distribution, and responses, that it cannot have."""
+        """Raise ValueError for parameters or responses outside their constraints."""
         for name, site in (*latent(self.q), *latent(self.p), *observed(self.p)):
             for parameter, value, constraint in _parameters(site["fn"]):
                 if not (good := constraint.check(value)).all():
@@ -178,7 +177,7 @@ class Look:
         self.refuse_odd_responses()
 
     def refuse_odd_responses(self) -> None:
-        """Refuse responses outside their distribution's support: of all rows, if it is the same."""
+        """Raise ValueError for responses outside their distribution's support."""
         for name, site in self.responses():
             self._refuse_odd(name, site)
 
@@ -194,12 +193,12 @@ class Look:
         if len(odd):
             raise ValueError(
                 f"a response {name!r} of the data is {odd.flatten()[0].item():g}, outside the "
-                f"support of its distribution, {support}; expected a likelihood that can give it, "
-                "of classes one with an output of the network for each"
+                f"support of its distribution, {support}; choose a likelihood with this response, "
+                "and for classes a network with one output per class"
             )
 
     def _same_in_all_rows(self, site: Any) -> bool:
-        """Say whether every row of the largest client has a draw of its own of one distribution."""
+        """Return whether all rows of the largest client have the same distribution."""
         at = next((f.dim for f in site["cond_indep_stack"] if f.name == "rows"), None)
         if at is None or site["infer"].get("is_auxiliary") or self.batch.mask[0].sum() < 2:
             return False
@@ -208,11 +207,11 @@ class Look:
         return equal(density, density[..., :1].expand_as(density))
 
     def responses(self) -> list[tuple[str, Any]]:
-        """Return the observed sites of the model but `pyro.factor`."""
+        """Return the observed sites of the model except `pyro.factor`."""
         return [(n, s) for n, s in observed(self.p) if not isinstance(s["fn"], dist.Unit)]
 
     def warn_of_still_tensors(self, before: Tensors) -> None:
-        """Warn of tensors that the guide reads and nothing moves."""
+        """Warn of tensors that the guide reads but no update changes."""
         steps = [m for p in (*self.method.phases, *self.method.adapt) for m in p.updates]
         moving = " ".join(m.names for m in steps if isinstance(m, GradientStep))
         still = {
@@ -227,31 +226,31 @@ class Look:
             return
         read = [n for n, v in still.items() if self._differs({n: v})]
         warnings.warn(
-            f"the guide reads {', '.join(read)}, and no step or move changes it; expected a step "
-            "whose names match it, if it is to be trained",
+            f"{', '.join(read)} is read by the guide but never updated; add a gradient step with "
+            "its name to train it",
             stacklevel=4,
         )
 
     def _differs(self, tensors: Tensors) -> bool:
-        """Say whether the guide draws otherwise with other local tensors."""
+        """Return whether the guide draws other values for other local tensors."""
         q, _ = self.run(self.batch, self.received, self.local | tensors)
         pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
         return not all(equal(a, b) for a, b in pairs)
 
 
 def refuse_subsampling(name: str, site: Any) -> None:
-    """Refuse a site in a plate that shows some of its places at a time."""
+    """Raise ValueError for a site in a plate with subsampling."""
     for frame in site.get("cond_indep_stack", ()):
         if frame.full_size is not None and frame.full_size != frame.size:
             raise ValueError(
-                f"site {name!r} is in plate {frame.name!r}, which shows {frame.size} of its "
-                f"{frame.full_size} places at a time; expected batch.rows() around rows, and "
-                "minibatches by batch= of the method"
+                f"site {name!r} is in plate {frame.name!r}, which subsamples {frame.size} of "
+                f"{frame.full_size} entries; use batch.rows() for rows, and batch= of the method "
+                "for minibatches"
             )
 
 
 def factors(trace: Any) -> list[tuple[str, Any]]:
-    """Return sites by `pyro.factor`, costs of a client or a row."""
+    """Return the sites of `pyro.factor`, costs of a client or a row."""
     return [(n, s) for n, s in observed(trace) if isinstance(s["fn"], dist.Unit)]
 
 
@@ -274,12 +273,12 @@ def log_prob_of(site: Any) -> Tensor:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    """Compare what must not change at all, but for rounding."""
+    """Return whether two tensors are equal up to rounding."""
     return not unlike(a, b)
 
 
 def _repeated(site: Any, second: Any, both: Tensor) -> bool:
-    """Say whether two sites have the same values in some rows [C, B], or costs the same density."""
+    """Return whether two sites have equal values, or costs equal densities, in rows [C, B]."""
     pair = site, second
     if any(isinstance(s["fn"], dist.Unit) for s in pair):
         found = [log_prob_of(s).expand(both.shape)[both] for s in pair]
@@ -290,7 +289,7 @@ def _repeated(site: Any, second: Any, both: Tensor) -> bool:
 
 
 class Drawn(Messenger):
-    """Refuses programs that write into the value of a site."""
+    """Messenger that raises ValueError if a program writes into the value of a site."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,10 +301,10 @@ class Drawn(Messenger):
             self.found.append((msg["name"], value, value.clone()))
 
     def refuse_changed(self) -> None:
-        """Refuse values that have changed since they were drawn."""
+        """Raise ValueError for values that changed after they were drawn."""
         for name, value, copy in self.found:
             if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
                 raise ValueError(
-                    f"a program writes into the value of site {name!r} in place; expected a new "
+                    f"a program writes into the value of site {name!r} in place; compute a new "
                     "tensor, such as value.clamp(min=0) or value.clone()"
                 )

@@ -1,4 +1,4 @@
-"""Programs run again, on other rows and for clients alone: what they may not depend on."""
+"""Validation by repeated runs: programs must not depend on other rows, clients or hidden state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Other(NamedTuple):
     """Another batch of the same clients.
 
     Attributes:
-        batch: what programs see.
-        source: [C, W] int64, where each of its rows was in the first batch.
-        kept: [C, W] bool, the rows that are as they were; others are padding now.
+        batch: the batch for the programs.
+        source: [C, W] int64, index of each of its rows in the first batch.
+        kept: [C, W] bool, unchanged rows; others are padding now.
     """
 
     batch: Batch
@@ -48,19 +48,19 @@ class Other(NamedTuple):
 
 @dataclass(frozen=True)
 class Reruns:
-    """Runs of a method's programs that are compared with the first one.
+    """Repeated runs of a method's programs, compared with the first run.
 
     Attributes:
         look: the first run.
-        minibatches: whether a client may train on some of its rows at a time; if not, rows of a
-            client may depend on each other.
+        minibatches: whether a client trains on minibatches; if not, its rows may depend on each
+            other.
     """
 
     look: Look
     minibatches: bool
 
     def refuse_mixed_rows(self) -> None:
-        """Refuse programs in which other rows, or padding, have a say about a row."""
+        """Raise `Mixed` if a row's density depends on other rows or on padding."""
         other, after = self.other, self.after
         costs = {name for name, _ in factors(self.look.p)}
         for name, site in (*observed(self.look.p), *latent(self.look.p)):
@@ -71,26 +71,25 @@ class Reruns:
             if name in costs:
                 raise Mixed(
                     f"pyro.factor {name!r} of a client or row depends on other rows or on padding; "
-                    "expected a cost of rows inside batch.rows(), one for each; or, where every "
-                    "step has all rows (batch=None), a cost of each client that leaves out padding "
-                    "by batch.mask"
+                    "use a cost per row inside batch.rows(), or, if every step has all rows "
+                    "(batch=None), a cost per client that excludes padding by batch.mask"
                 )
             if not self.minibatches:
                 raise Mixed(f"site {name!r} {PADDING[0]}; expected {PADDING[1]}")
             if site["is_observed"]:
                 raise Mixed(
                     f"the likelihood of {name!r} in one row depends on other rows or on padding; "
-                    "expected a model and layers that treat each row by itself: no mean or softmax "
-                    "over rows, no BatchNorm"
+                    "use a model and layers that treat each row separately, without a mean or "
+                    "softmax over rows or BatchNorm"
                 )
             raise Mixed(
-                f"the prior of {name!r} depends on the rows of the batch; expected one that "
-                "reads what the server and the client hold, as batches change"
+                f"the prior of {name!r} depends on the rows of the batch, which change between "
+                "minibatches; use a prior that only reads received and local tensors"
             )
 
     @cached_property
     def values(self) -> Tensors:
-        """Values of the latent sites that are real numbers, to which there may be gradients."""
+        """Return differentiable values of the real-valued latent sites."""
         return {
             n: s["value"].detach().clone().requires_grad_()
             for n, s in latent(self.look.q)
@@ -99,9 +98,9 @@ class Reruns:
 
     @cached_property
     def other(self) -> Other:
-        """The batch in another order, without the last row, and with other padding.
+        """Return the batch in another order, without the last row, and with other padding.
 
-        Where clients see all their rows at once, the order stays, and all rows.
+        Without minibatches, order and rows are unchanged.
         """
         batch, mask = self.look.batch, self.look.batch.mask
         wide = mask.shape[1] + self.minibatches
@@ -120,12 +119,12 @@ class Reruns:
 
     @cached_property
     def after(self) -> Any:
-        """A trace of the model on the other rows, with the draws that there were."""
+        """Return a trace of the model on the other rows, with the draws of the first run."""
         with torch.enable_grad():
             return self._on_others(self.values)
 
     def _alike(self, site: Any, after: Any, other: Other) -> bool:
-        """Say whether a site is the same in the rows that are as they were."""
+        """Return whether a site is equal in the unchanged rows."""
         one, two = log_prob_of(site), log_prob_of(after)
         if of_rows(site):
             weights = [_weight(s, b) for s, b in ((site, self.look.batch), (after, other.batch))]
@@ -155,7 +154,7 @@ class Reruns:
         x, table, known = look.batch.x, look.data.x, SimpleNamespace(nodes=sites)
         taken = x[torch.arange(len(x))[:, None], other.source]
         some = ~other.kept.reshape(*other.kept.shape, *(1 for _ in x.shape[2:]))
-        if x.is_floating_point():  # what nobody has tells most; places in a table it cannot be
+        if x.is_floating_point():  # values outside the data test most; indices must stay valid
             new = torch.where(some, taken.flip(0, 1) + 1, taken)
             with suppress(IndexError, RuntimeError, ValueError):
                 return self._model(replace(other.batch, x=new), known)
@@ -164,13 +163,13 @@ class Reruns:
         return self._model(replace(other.batch, x=new), known)
 
     def _model(self, batch: Batch, known: Any) -> Any:
-        """Return a trace of the model in which latent sites have known values."""
+        """Return a trace of the model with known values of latent sites."""
         states = (with_rows(t, len(batch)) for t in (self.look.received, self.look.local))
         with default_type(batch.size.dtype), KeptPlates():
             return recorded(self.look.method.model, (*states, batch), known)
 
     def _other_responses(self, y: Tensor, at: Tensor) -> Tensor:
-        """Return the responses, at some places one of the table that differs from those there."""
+        """Return the responses, replaced at some rows by a different one of the data."""
         table, there = self.look.data.y, y[at]
         good = table.isfinite() & (table[:, None] != there[None]).all(1)
         rows = good.flatten(1).all(1) if table.dim() > 1 else good
@@ -182,9 +181,9 @@ class Reruns:
     # Clients alone
 
     def refuse_mixed_clients(self) -> None:
-        """Refuse programs in which other clients, or the padding that they bring, have a say.
+        """Raise `Mixed` if a site depends on other clients or on padding.
 
-        Where rows have variables, only the first client is run alone, which has no padding.
+        If rows have latent variables, only the first client is run alone, which has no padding.
         """
         look, count = self.look, len(self.look.batch)
         some = range(1 if self.of_rows else count) if count > 1 else ()
@@ -201,11 +200,11 @@ class Reruns:
 
     @property
     def of_rows(self) -> bool:
-        """Whether rows have variables, of which a guide has as many as the longest client rows."""
+        """Return whether rows have latent variables."""
         return any(of_rows(site) for _, site in latent(self.look.q))
 
     def _changes(self) -> bool:
-        """Say whether the programs give other numbers when they run again."""
+        """Return whether the programs give other numbers when they run again."""
         look = self.look
         with scrambled(look.batch.size.device):
             again = look.run(look.batch, look.received, look.local)
@@ -214,7 +213,7 @@ class Reruns:
     def _apart(
         self, batch: Batch, some: Sequence[int], together: tuple[Any, Any] | None = None
     ) -> str | None:
-        """Return the first site that is another one for some clients alone than with others."""
+        """Return the first site that differs between clients alone and together, or None."""
         look, count = self.look, len(batch)
         together = together or look.run(batch, look.received, look.local)
         for client in some:
@@ -229,7 +228,7 @@ class Reruns:
     # Gradients
 
     def refuse_cut_sites(self) -> None:
-        """Refuse models that read the value of a site without a gradient to it."""
+        """Raise ValueError for models that read a site without a gradient to it."""
         values = self.values
         for name in self._without_gradient(values, self.after) if values else ():
             # Once more, as a gradient may be zero at a point.
@@ -249,7 +248,7 @@ class Reruns:
                 )
 
     def _without_gradient(self, values: Tensors, trace: Any) -> list[str]:
-        """Return sites that have no gradient of the model's densities but their own."""
+        """Return sites without a gradient of the densities of other sites."""
         with torch.enable_grad():
             total = _others(trace).sum()
         if not total.requires_grad:
@@ -260,14 +259,14 @@ class Reruns:
 
 
 def _others(trace: Any, without: str = "") -> Tensor:
-    """Return log densities of a model as functions of latent sites, but not of each its own."""
+    """Return log densities of a model as functions of other sites' values."""
     parts = [log_prob_of(s) for _, s in observed(trace)]
     parts += [s["fn"].log_prob(s["value"].detach()) for n, s in latent(trace) if n != without]
     return torch.cat([part.flatten() for part in parts])
 
 
 def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str | None:
-    """Return the first site that differs; `mine` cuts a client's part out of a tensor."""
+    """Return the first site that differs; `mine` extracts a client's part of a tensor."""
     for traces in zip(together, alone, strict=True):
         for name, site in traces[1].nodes.items():
             if site["type"] != "sample" or site_is_subsample(site):
@@ -282,7 +281,7 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str 
 
 
 def _parts(site: Any) -> Iterator[Tensor]:
-    """Yield what a site is: its value, unless that is of the data, and its density."""
+    """Yield the value of a site, unless it is data, and its density."""
     if is_made(site) or not site["is_observed"]:
         yield site["value"]
     if not is_made(site):
@@ -290,14 +289,14 @@ def _parts(site: Any) -> Iterator[Tensor]:
 
 
 def _weight(site: Any, batch: Batch) -> Tensor:
-    """Return what the density of each row is multiplied by, over what it counts in its batch."""
+    """Return the weight of each row's density, relative to its count in the batch."""
     counts = batch.counts.where(batch.mask, 1.0)
     weight = torch.as_tensor(site["scale"]).to(counts) / counts
     return weight.expand(batch.mask.shape) if weight.dim() <= 2 else torch.ones_like(counts)
 
 
 def _taken(value: Tensor, source: Tensor, axis: int) -> Tensor:
-    """Return the rows of a tensor [..., C, B, *event], whose axis is given, as others have them."""
+    """Return the rows of a tensor [..., C, B, *event] at the given sources."""
     shape = [1] * value.dim()
     shape[axis - 1], shape[axis] = source.shape
     return torch.take_along_dim(value, source.reshape(shape), dim=axis)

@@ -1,10 +1,10 @@
-"""A check of a method and its data before round one: what would give wrong numbers silently.
+"""Validation of a method and its data before round one, against errors that would stay silent.
 
-The method makes a round on a few rows of a few clients. Its programs are traced, and run again in
-another order of the rows: the likelihood of a row may depend on nothing but that row and what is
-known of the client. The same clients run together and alone, with other padding and with other
-states of the global random generators: what comes of a client must stay the same. Where clients
-have few rows, their programs run on all of these, too.
+The method runs a round on a few rows of a few clients. Its programs are traced, and run again with
+another order of the rows: the likelihood of a row may only depend on that row and on the client's
+tensors. The same clients run together and alone, with other padding and with other states of the
+global random generators: the results of a client must stay the same. Where clients have few rows,
+their programs also run on all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pyrofl.returned import as_tensors, calling, explained, is_of_library
 from pyrofl.tensors import Tensors, cut, default_type, matches, pick
 from pyrofl.turns import synchronized
 
-MANY = 200  # rows of a client up to which all of them may be looked at
+MANY = 200  # largest number of rows of a client for a validation on all rows
 
 
 @checked
@@ -56,32 +56,31 @@ def validate_method(
     chunk_size: Count | None = None,
     server_state: Tensors | None = None,
 ) -> None:
-    """Refuse a method that would give wrong numbers on these data, in one line with the remedy.
+    """Validate a method on its data before training; raise ValueError with the remedy in one line.
 
-    `fit` and `federate` call it before round one, unless check=False. The two clients run together
-    and alone, with the same noise, through programs, losses, closed forms, upload, view and
-    statistics: what comes of a client must be equal but for rounding.
+    `fit` and `federate` call it before round one, unless check=False. Two clients run together and
+    alone, with the same noise, through programs, losses, closed forms, upload, view and
+    statistics: the results of a client must be equal up to rounding.
 
     Args:
-        method: any.
-        data: the federation; of the clients two that train and one that is held out are looked at.
-        chunk_size: clients side by side; with 1 a single client is looked at.
-        server_state: first state, instead of `method.init`.
+        method: the method.
+        data: the federation; two training clients and one held-out client are used.
+        chunk_size: clients per vectorized batch; with 1 a single client is used.
+        server_state: initial server state, instead of `method.init`.
 
     Raises:
-        ValueError: if a latent site lies outside `batch.clients()`, or inside `batch.rows()` with a
-            guide that is the same for every row; an observed one lies outside `batch.rows()`; there
+        ValueError: if a latent site is outside `batch.clients()`, or inside `batch.rows()` with a
+            guide that is the same for every row; an observed site is outside `batch.rows()`; there
             is none, or two observe the same; there is a `pyro.param`; a parameter of a
-            distribution, or a response, is outside its constraint; what comes of a client depends
-            on other clients or on padding; rows depend on each other, where clients train on
+            distribution, or a response, is outside its constraint; results of a client depend on
+            other clients or on padding; rows depend on each other, where clients train on
             minibatches; a function draws from a global random generator, or gives other numbers
-            each time; a program writes into what it is given; no gradient reaches a tensor or a
-            site on which the loss depends; a pattern of names matches nothing; the aggregation or
-            a view makes a tensor of a new name; or the method fails on these rows.
+            each time; a program modifies its arguments; no gradient reaches a tensor or a site on
+            which the loss depends; a pattern of names matches nothing; the aggregation or a view
+            returns an unknown name; or the method fails on these rows.
 
     Warns:
-        UserWarning: if the guide reads a tensor that nothing moves, or the loss reads one that is
-            moved and does not depend on it.
+        UserWarning: if the guide reads a tensor that no update changes.
     """
     if not method.phases:
         raise ValueError("phases are (), so no client would train; expected at least one Phase")
@@ -93,7 +92,7 @@ def validate_method(
         try:
             _in_both_precisions(method, filled(few), ids, server_state)
         except ValueError as error:
-            # Programs may be made for just as many rows as clients have.
+            # Programs may only support the clients' actual numbers of rows.
             if minibatches or not _is_of_program(error) or int(data.sizes.max()) > MANY:
                 raise
             whole = _whole(few, data, few.names)
@@ -110,13 +109,13 @@ def validate_method(
 
 
 def _whole(few: Federation, data: Federation, names: tuple[str, ...]) -> Federation:
-    """Return few clients with all their rows, in the order of their names."""
+    """Return a few clients with all their rows, in the order of their names."""
     rows = tuple(data.train[data.names.index(n)] for n in names)
     return replace(few, train=rows, names=names)
 
 
 def _is_of_program(error: BaseException) -> bool:
-    """Say whether an error was raised inside a function of the method, by Pyro or torch."""
+    """Return whether an error was raised inside a function of the method, by Pyro or torch."""
     error = error.__cause__ or error
     frame = error.__traceback__
     while frame and frame.tb_next:
@@ -131,7 +130,7 @@ def _in_both_precisions(
     server: Tensors | None,
     look: Callable[[Method, Federation, Tensor, Tensors | None], None] | None = None,
 ) -> None:
-    """Look at a method; where rounding may be to blame, once more in double precision."""
+    """Validate a method; repeat in double precision if rounding may be the cause."""
     look = look or _look
     try:
         look(method, few, ids, server)
@@ -144,7 +143,7 @@ def _in_both_precisions(
 
 
 def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
-    """Look at a method on a few rows; see `validate_method`."""
+    """Validate a method on a few rows; see `validate_method`."""
     first = _first(method, few, ids, server)
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     written, steps = set[str](), list[WatchedStep]()
@@ -153,7 +152,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
     trial = Trial(method, few, state, short)
     made = _made(trial)
     if not all(v.isfinite().all() for v in made.local.values()):
-        return  # the round says so, and names the clients
+        return  # the round reports it, and names the clients
     training = slice(few.clients)
     received, local = (cut(t, training) for t in (made.received, made.local))
     look = Look(method, few, received, local)
@@ -175,7 +174,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
 
 
 def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
-    """Look at the programs alone, for clients together and apart."""
+    """Validate only the programs, for clients together and alone."""
     first = _first(method, few, ids, server)
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     received, private = client_inputs(method, few, state, few.cohort(torch.arange(few.clients)), 0)
@@ -185,7 +184,7 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
 
 
 def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) -> Tensors:
-    """Return the server's first state; refuse one that lacks what the method begins with."""
+    """Return the server's initial state; raise ValueError if tensors are missing or misshaped."""
     with calling("init"), undrawn("init", few.device):
         made = method.init(stream(0, Stream.START), few.clients)
     server = as_tensors("what init returns", made)
@@ -193,25 +192,25 @@ def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) 
         lacking = [n for n in server if n not in as_tensors("server", given)]
         if lacking:
             raise ValueError(
-                f"server lacks {', '.join(lacking)}; expected a state of this method, with "
+                f"server_state lacks {', '.join(lacking)}; pass a state of this method, with "
                 f"{', '.join(server)}"
             )
         for name in (n for n in server if not matches(n, f"server/* {method.per_client}")):
             if given[name].shape != (shape := server[name].shape):
                 raise ValueError(
-                    f"server holds {name!r} of shape {list(given[name].shape)}; expected "
-                    f"{list(shape)}, as init makes it"
+                    f"server_state has {name!r} of shape {list(given[name].shape)}; expected "
+                    f"{list(shape)}, the shape in the result of init"
                 )
         server = given | {n: v[ids] for n, v in pick(given, method.per_client).items()}
     return to_data(server, few)
 
 
 def _made(trial: Trial) -> Made:
-    """Return what comes of the method's phases, or say that they fail."""
+    """Return the results of the method's phases; raise ValueError if they fail."""
     few = trial.data
 
     def look() -> Look:
-        """Run the programs before the phases."""
+        """Return the checker of the programs before the phases."""
         cohort = few.cohort(torch.arange(few.clients))
         received, private = client_inputs(trial.method, few, trial.state, cohort, 0)
         return Look(trial.method, few, received, private | received)
@@ -220,7 +219,7 @@ def _made(trial: Trial) -> Made:
         with undrawn("a loss", few.device):
             return trial.made(trial.ids)
     except Drew:
-        look().refuse_wrong_sites()  # which names the program, if it is one
+        look().refuse_wrong_sites()  # its message names the program, if that is the cause
         raise
     except Exception as error:
         if isinstance(error, ValueError) and not is_of_library(error):
@@ -234,16 +233,16 @@ def _made(trial: Trial) -> Made:
 
 
 def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Tensor]:
-    """Return the largest client and the smallest, and one that is held out, with few rows each.
+    """Return the largest and the smallest client, and a held-out one, with few rows each.
 
-    With them come the ids of those that train. The smallest has fewer rows than a minibatch, so
-    that there is padding.
+    The ids of the training clients are returned too. The smallest client has fewer rows than a
+    minibatch, so that it is padded.
     """
     batches = [phase.batch for phase in (*method.phases, *method.adapt) if phase.batch]
     rows = (ROWS, 1 if 2 in batches else 2, 1)
     order = data.sizes[: data.clients].argsort(descending=True, stable=True).tolist()
     good = [i for i in order if _finite(data, i)]
-    order = good or order  # a bad client is left out and named in every round
+    order = good or order  # the rounds reject clients with bad rows
     train = order[:1] if alone or len(order) == 1 else [order[0], order[-1]]
     ids = [*train, *([] if alone else range(data.clients, len(data.train)))[:1]]
     few = replace(
@@ -258,13 +257,13 @@ def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Ten
 
 
 def _beginning(data: Federation, client: int) -> Tensor:
-    """Return a client's first training rows, at most ROWS, of those that do not weigh 0."""
+    """Return a client's first training rows with nonzero weight, at most ROWS."""
     rows = data.train[client]
     return (rows if data.weights is None else rows[data.weights[rows] > 0])[:ROWS]
 
 
 def _finite(data: Federation, client: int) -> bool:
-    """Say whether the rows of a client that are looked at are finite."""
+    """Return whether the validated rows of a client are finite."""
     rows = _beginning(data, client)
     return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
 
@@ -277,7 +276,7 @@ def refuse_idle_patterns(
     travels: Tensors,
     sites: list[str],
 ) -> None:
-    """Refuse a pattern of names that matches nothing, naming the nearest."""
+    """Raise ValueError for a pattern of names without a match, with a suggestion."""
     asked: list[tuple[str, str, Iterable[str]]] = [
         (f"step {move.names!r} of {kind}", move.names, local)
         for kind in ("phases", "adapt")
@@ -288,19 +287,19 @@ def refuse_idle_patterns(
     for names, mark in of_kind(method.metadata.tensors, Mark).items():
         of_sites = names in method.shared
         held = local if mark is INCOMPARABLE else server
-        asked.append((f"fact {mark.text!r}", names, sites if of_sites else held))
+        asked.append((f"metadata {mark.text!r}", names, sites if of_sites else held))
     for names in {
         **of_kind(method.metadata.tensors, Rule),
         **of_kind(method.metadata.tensors, WireCost),
     }:
-        asked.append(("fact about messages", names, travels))
+        asked.append(("metadata of messages", names, travels))
     for names in of_kind(method.metadata.tensors, Moments):
-        asked.append(("fact about movement", names, {**server, **local}))
+        asked.append(("metadata Moments", names, {**server, **local}))
     if after is not None:
         asked += [("Monitor", names, after) for names in of_kind(method.metadata.tensors, Monitor)]
     for names, best in of_kind(method.metadata.tensors, Optimal).items():
-        asked.append(("fact about the optimum", f"{names} {best.mean} {best.root}", local))
-        asked.append(("fact about the optimum", " ".join(best.sites), sites))
+        asked.append(("metadata Optimal", f"{names} {best.mean} {best.root}", local))
+        asked.append(("metadata Optimal", " ".join(best.sites), sites))
     for what, patterns, known in asked:
         for pattern in idle(patterns, known):
             raise ValueError(
@@ -309,7 +308,7 @@ def refuse_idle_patterns(
 
 
 def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
-    """Refuse a pattern of the aggregation that matches nothing while a name is pooled by none."""
+    """Raise ValueError for an aggregation pattern without effect."""
     if isinstance(aggregate := method.aggregate, Aggregator):
         sent = {n: v for n, v in aggregate.transformed(server, message).items() if n in server}
         used = [patterns for _, patterns in aggregate.groups(sent)]
@@ -317,20 +316,20 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
             if known := [n for n in sent if matches(n, hidden)]:
                 raise ValueError(
                     f"{hidden!r} in the aggregation has no effect, as an earlier pattern matches "
-                    f"{known[0]!r}; expected it before that pattern"
+                    f"{known[0]!r}; put it before that pattern"
                 )
         left = [n for n in sent if not any(matches(n, p) for p in aggregate.weights)]
         for pattern in idle(" ".join(aggregate.weights), sent) if left else ():
             raise ValueError(
-                f"{pattern!r} in the aggregation matches no name, so {left[0]!r} would stay as "
-                f"it is; {nearest(pattern, left)}"
+                f"{pattern!r} in the aggregation matches no name, so {left[0]!r} would stay "
+                f"unchanged; {nearest(pattern, left)}"
             )
 
 
 def _aggregated(
     method: Method, few: Federation, server: Tensors, message: Tensors
 ) -> Tensors | None:
-    """Return the server's next state by an `Aggregator`; refuse messages that add to it."""
+    """Return the server's next state by an `Aggregator`; raise ValueError for new names."""
     if not isinstance(method.aggregate, Aggregator):
         return None
     cohort = few.cohort(torch.arange(few.clients))
@@ -341,18 +340,18 @@ def _aggregated(
         return None  # three clients may be too few for it
     after = to_data(as_tensors("what aggregate returns", made), few)
     merged(server, after, few.clients)
-    # What begins with server/ is the memory of the server's own optimiser or sampler.
+    # Names under "server/" are the state of the server's optimizer or sampler.
     for name in (n for n in after if n not in server and not n.startswith("server/")):
         raise ValueError(
-            f"the aggregation puts {name!r} into the server's state, which has "
-            f"{', '.join(server) or 'nothing'}; expected messages with the names of that state, or "
-            f"an aggregation that leaves {name!r} out"
+            f"the aggregation adds {name!r} to the server's state, which has "
+            f"{', '.join(server) or 'no tensors'}; name messages as the tensors of that state, or "
+            f"leave {name!r} out of the aggregation"
         )
     return after
 
 
 def refuse_odd_views(method: Method, look: Look) -> None:
-    """Refuse a view that sets what no program has ever seen, or lacks what the programs read."""
+    """Raise ValueError for a view with unknown names, or without names that programs read."""
     received, local = look.received, look.local
     known = received | local
     for view in method.views:
@@ -360,23 +359,23 @@ def refuse_odd_views(method: Method, look: Look) -> None:
         for model in found if isinstance(found, list) else [found]:
             for name in (n for n in model if n not in known):
                 raise ValueError(
-                    f"view {view!r} sets {name!r}, which neither arrives nor is the client's own; "
-                    f"expected one of {', '.join(known)}"
+                    f"view {view!r} returns {name!r}, which is neither received nor a client "
+                    f"state; expected names from {', '.join(known)}"
                 )
             try:
                 look.run(look.batch, received, model)
             except KeyError as error:
                 raise ValueError(
-                    f"view {view!r} lacks {error}, which the programs read; expected a dict with it"
+                    f"view {view!r} lacks {error}, which the programs read; return it too"
                 ) from error
 
 
 def idle(patterns: str, names: Iterable[str]) -> list[str]:
-    """Return those patterns that match none of the names."""
+    """Return the patterns that match none of the names."""
     return [p for p in patterns.split() or [""] if not any(matches(n, p) for n in names)]
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:
-    """Name what a pattern may have been meant to match."""
+    """Return a suggestion for a pattern without a match."""
     near = get_close_matches(pattern, list(names), 1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    return f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"

@@ -868,5 +868,7 @@ def test_a_run_in_which_nobody_was_merged_ends_with_its_own_code(tmp_path, capsy
     words = ["run", "fedavg", *SMALL, "--drop-rate", "1", "--out", str(tmp_path / "run")]
     assert main(words) == 4
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.endswith("not converged: nobody was merged in any round, as nobody reported")
+    assert told.endswith(
+        "not converged: no message was aggregated in any round, as no client reported"
+    )
     assert (tmp_path / "run" / "run.json").exists()

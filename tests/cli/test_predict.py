@@ -119,9 +119,9 @@ def test_what_was_done_is_said(capsys):
     assert main([*again, "--client", "site B", "--unadapted", "--draws", "3"]) == 0
     assert "personal model of site B, 3 draws\n" in capsys.readouterr().out
     assert main([*again, "--new-client"]) == 0
-    assert "global model of new client, which joins without rows\n" in capsys.readouterr().out
+    assert "global model of new client without rows\n" in capsys.readouterr().out
     assert main([*again, "--new-client", "--own-rows", "old.csv"]) == 0
-    told = "personal model of new client, which joins with rows of its own, adapted to its training"
+    told = "personal model of new client with its own rows, adapted to its training"
     assert told in capsys.readouterr().out
 
 

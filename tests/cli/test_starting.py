@@ -77,7 +77,7 @@ def test_a_date_that_is_none_is_refused_before_any_work(monkeypatch, capsys, tmp
     for value in ("abc", "-5", "1" * 30):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", value)
         assert main([*words, "--rounds", "1", "--out", str(tmp_path / "o")]) == 2
-        told = f"pyrofl: error: SOURCE_DATE_EPOCH is {value!r}; expected seconds since 1970, or not"
+        told = f"pyrofl: error: SOURCE_DATE_EPOCH is {value!r}; set it to whole seconds since 1970"
         assert capsys.readouterr().err.startswith(told)
         assert not (tmp_path / "o").exists()
 
@@ -98,7 +98,9 @@ def test_clients_and_rows_that_cannot_be_are_refused():
     method = fedavg.build(nets.build("softmax", (2,), 1), likelihood=likelihoods.normal())
     run = pyrofl.fit(method, data, 1, progress=False)
     for client in (0, True, ["a"], b"a"):
-        with pytest.raises(ValueError, match="expected None, or a client's name, as a"):
+        with pytest.raises(
+            ValueError, match="expected None for a new client, or a name, such as a"
+        ):
             run.predict(x, client)
     for rows in (sparse.csr_matrix(x), sparse.coo_array(x), torch.tensor(x).to_sparse()):
         with pytest.raises(ValueError, match="x is sparse; expected a dense array"):
@@ -117,5 +119,5 @@ def test_text_classes_under_a_bernoulli_model_are_refused_in_a_line():
     method = fedavg.build(nets.build("softmax", (2,), 1), likelihood=likelihoods.bernoulli)
     run = pyrofl.fit(method, numbers, 1, progress=False)
     assert "accuracy" in pyrofl.evaluate(method, numbers, run.state).values
-    with pytest.raises(ValueError, match="response of the method's model is Bernoulli; expected 0"):
+    with pytest.raises(ValueError, match="response of the method's model is Bernoulli; pass y as"):
         pyrofl.evaluate(method, texts, run.state)

@@ -161,7 +161,7 @@ def test_a_run_that_cannot_be_read_is_no_setting_that_fails(tmp_path, capsys):
         (["--over", "lr=0.1", "--set", "lr=1"], "lr is given by --set and by --over; expected one"),
         (["--over", "lr=0.1,0.10"], "--settings is 2, and of fedavg there are 1 to try; expected"),
         (["--settings", "99"], "--settings is 99, and of fedavg there are 12 to try; expected at"),
-        (["--metric", "rmse"], "metric is 'rmse', and y holds classes; expected accuracy or nll"),
+        (["--metric", "rmse"], "metric is 'rmse', but y has classes; use accuracy or nll"),
         (["--hold-back", "1"], "--hold-back: found '1'; expected a number above 0 to below 1"),
     ],
 )
@@ -175,7 +175,7 @@ def test_bad_words_are_refused_in_a_line(tmp_path, capsys, words, told):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--tune", "--metric", "rmse"], "metric is 'rmse', and y holds classes; expected"),
+        (["--tune", "--metric", "rmse"], "metric is 'rmse', but y has classes; use"),
         (["--settings", "2"], "--settings is given, and --tune is not; expected both"),
         (["--metric", "nll"], "--metric is given, and --tune is not; expected both"),
         (

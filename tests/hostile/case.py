@@ -36,6 +36,7 @@ LONGEST = 1000  # characters of a line that anybody reads
 # Without one of these nobody knows what to do.
 CURES = r"expected|did you mean|choose from|choose other|required|unrecognized|ambiguous|use |"
 CURES += r"explicit argument|cannot be (read|made)|cannot take rows|remove it|are wanted|"
+CURES += r"; (add|build|choose|draw|fit|leave out|lower|move|name|pass|remove|run|scale|set) |"
 CURES += r"no local tensor|not enough memory|run with chunk|this method (has|runs)|no client of|"
 CURES += r"too many positional"
 OUT, LIKE = "out", "like"  # folders that a command writes, and its plain twin

@@ -68,17 +68,17 @@ def test_seeds_that_are_not_several_are_refused(blobs: Federation):
     run = pyrofl.fit(fedavg.build(toys.net()), blobs, 0, progress=False)
     for wrong, told in (
         ({"seeds": 0}, "seeds is 0; expected a whole number of at least 1"),
-        ({"seeds": []}, r"seeds are \[\]; expected some, all different"),
-        ({"seeds": [1, pyrofl.Seeds(1, 1, 1)]}, "expected some, all different"),
-        ({"seeds": [1, 2], "seed": 3}, r"seed is 3, and seeds are \[1, 2\]; expected one of"),
-        ({"seeds": 2, "seed": pyrofl.Seeds()}, "expected a list of such seeds"),
+        ({"seeds": []}, r"seeds are \[\]; expected at least one seed, all different"),
+        ({"seeds": [1, pyrofl.Seeds(1, 1, 1)]}, "expected at least one seed, all different"),
+        ({"seeds": [1, 2], "seed": 3}, r"seed is 3 and seeds are \[1, 2\]; pass only one"),
+        ({"seeds": 2, "seed": pyrofl.Seeds()}, "pass seeds as a list of Seeds"),
         (
             {"seeds": 2, "resume_from": run},
-            "resume_from is a Run, and seeds ask for several; expected Chains",
+            "resume_from is a Run, which has one seed; pass Chains",
         ),
         (
             {"seeds": 2, "resume_from": Chains((run,))},
-            "seeds are given, and so is resume_from, which has them",
+            "resume_from is Chains, which have their own seeds",
         ),
     ):
         with pytest.raises(ValueError, match=told):

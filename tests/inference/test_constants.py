@@ -81,7 +81,7 @@ def test_frozen_weights_and_buffers_are_restored(kind, tmp_path):
 def test_a_state_is_not_used_with_other_frozen_weights():
     one = method(0)
     run = fit(one, data(), 1, progress=False)
-    again, told = method(0), "frozen weights or buffers of the method's networks are not those"
+    again, told = method(0), "frozen weights or buffers of the method's networks differ from those"
     assert pyrofl.evaluate(again, data(), run.state).values.keys()
     other = method(1)
     for use in (

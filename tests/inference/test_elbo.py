@@ -393,7 +393,7 @@ def test_sites_must_be_the_same_in_model_and_guide():
 def test_tensor_without_a_client_axis_is_refused(shape):
     model, guide, local, batch = setting("gamma and beta")
     wrong = local | {"q/m": torch.zeros(shape, dtype=torch.float64)}
-    with pytest.raises(ValueError, match=r"q/m has shape .* expected 3 clients in front"):
+    with pytest.raises(ValueError, match=r"q/m has shape .* expected length 3"):
         elbo()(model, guide, {}, wrong, batch)
 
 

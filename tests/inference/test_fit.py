@@ -151,7 +151,7 @@ def test_runs_and_rounds_tell_what_they_are(method: Method):
     assert (len(told), len(repr(run.state).splitlines())) == (6, 5)
     assert told[0].startswith("Run of 2 rounds, seed 4, ")
     assert told[1] == f"  status   {run.status}"
-    assert told[3].endswith("10 that train, 2 held out")
+    assert told[3].endswith("10 training, 2 held out")
     assert "scores   round 2: personal accuracy 0." in told[4]
     assert f"{sum(record.bytes_down for record in run.records):,} down, " in told[5]
     assert "2 rejected, the last client 3: " in told[5]
@@ -160,7 +160,7 @@ def test_runs_and_rounds_tell_what_they_are(method: Method):
     assert html.count("<tr>") == 5
     assert "client 3" in html
     fresh = pyrofl.fit(method, data, 0, progress=False)
-    assert "not tested yet" in repr(fresh)
+    assert "not evaluated yet" in repr(fresh)
     assert "0 rejected" in repr(fresh)
 
 

@@ -235,8 +235,11 @@ def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
         ({"model": with_factor(of_theta, "outside")}, "pyro.factor 'cost' is outside batch.clie"),
         ({"model": with_factor(of_all_rows, "clients")}, "pyro.factor 'cost' of a client or row"),
         ({"model": with_factor(of_all_rows, "rows")}, "pyro.factor 'cost' of a client or row"),
-        ({"guide": guide_with_factor}, "pyro.factor 'cost' is in the guide, where it counts"),
-        ({"model": writes_into_rows}, "a program writes into 'batch.x' in place; expected it to"),
+        (
+            {"guide": guide_with_factor},
+            "pyro.factor 'cost' is in the guide, where it has no effect",
+        ),
+        ({"model": writes_into_rows}, "a program writes into 'batch.x' in place; "),
         ({"model": misshapen}, "fails on the first rows of 'client 0', x float64 "),
         ({"model": counts}, "a response 'y' of the data is "),
         (
@@ -245,18 +248,18 @@ def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
         ),
         ({"model": own_plate}, "observed site 'y' is not inside batch.rows()"),
         ({"model": no_plate}, "observed site 'y' is not inside batch.rows()"),
-        ({"model": of_some_rows}, "site 'y' is in plate 'some', which shows 2 of its 3 places"),
+        ({"model": of_some_rows}, "site 'y' is in plate 'some', which subsamples 2 of 3 entries"),
         (
             {"model": in_rows, "guide": guide_in_rows},
-            "latent site 'theta' is inside batch.rows(), and its guide",
+            "latent site 'theta' is inside batch.rows(), but its guide",
         ),
-        ({"model": with_param}, "'sd' is a pyro.param, which no step moves"),
+        ({"model": with_param}, "'sd' is a pyro.param, which no step trains"),
         ({"model": prior_of_rows}, "prior of 'theta' depends on the rows of the batch"),
         ({"model": mean_of_rows}, "likelihood of 'y' in one row depends on other rows"),
         ({"model": mean_of_responses}, "likelihood of 'y' in one row depends on other rows"),
         (
             {"guide": axis_too_many, "phases": (Phase((GradientStep("q/*", sgd(0.01), elbo()),)),)},
-            "latent site 'theta' has batch shape (2, 2, 1), whose axis -3 is of no plate",
+            "latent site 'theta' has batch shape (2, 2, 1), but axis -3 has no plate",
         ),
         ({"model": negative}, "scale of the distribution of 'theta' is -1; expected GreaterThan"),
         (
@@ -265,13 +268,16 @@ def test_a_cost_of_a_client_may_compare_its_rows_where_every_step_has_all():
         ),
         (
             {"metadata": Metadata({"theta thetta": SHARED})},
-            "'thetta' in the fact .* did you mean theta?",
+            "'thetta' in the metadata .* did you mean theta?",
         ),
         (
             {"metadata": Metadata({"server/tabel": PER_CLIENT})},
-            "'server/tabel' in the fact .* matches no name",
+            "'server/tabel' in the metadata .* matches no name",
         ),
-        ({"metadata": Metadata({"q/mue": POSITIVE})}, "'q/mue' in the fact .* did you mean q/mu?"),
+        (
+            {"metadata": Metadata({"q/mue": POSITIVE})},
+            "'q/mue' in the metadata .* mean q/mu?",
+        ),
     ],
 )
 def test_what_would_be_wrong_in_silence_is_refused(wrong, told):
@@ -308,7 +314,7 @@ def test_rows_outside_their_plate_would_count_by_the_minibatch(plates):
     expected = 20 * 1.6 / 21 if plates == "rows" else 2 * 1.6 / 3
     torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-3, atol=0)
     if plates != "rows":
-        with pytest.raises(ValueError, match=r"not inside batch\.rows\(\); expected"):
+        with pytest.raises(ValueError, match=r"not inside batch\.rows\(\); put"):
             federate(made, data, 1)
 
 
@@ -331,7 +337,7 @@ def test_every_pattern_of_a_step_must_match(names):
 
 def test_a_tensor_that_nothing_moves_is_named():
     step = GradientStep("q/mu", sgd(0.01), elbo(8))
-    with pytest.warns(UserWarning, match="the guide reads q/pi, and no step or move changes it"):
+    with pytest.warns(UserWarning, match="q/pi is read by the guide but never updated"):
         validate_method(method(phases=(Phase((step,), 5, 2),)), numbers())
 
 
@@ -429,7 +435,7 @@ def test_a_merge_that_makes_a_new_name_is_refused():
         return {"centre": local["q/mu"]}  # the server's own would stay as it is
 
     wrong = method(upload=upload, aggregate=Aggregator({"*": by_size}))
-    told = "the aggregation puts 'centre' into the server's state, which has q/mu, q/pi; expected"
+    told = "the aggregation adds 'centre' to the server's state, which has q/mu, q/pi; name"
     with pytest.raises(ValueError, match=told):
         validate_method(wrong, numbers())
     other = replace(wrong, upload=lambda received, local: {"server/seen": local["q/mu"]})
@@ -441,7 +447,9 @@ def test_a_view_that_sets_an_unknown_name_is_refused():
         return {**local, "mu/q": 0 * local["q/mu"]}  # no program reads it
 
     for view in (at_zero, lambda received, local: [local, at_zero(received, local)]):
-        with pytest.raises(ValueError, match="view 'global' sets 'mu/q', which neither arrives"):
+        with pytest.raises(
+            ValueError, match="view 'global' returns 'mu/q', which is neither received"
+        ):
             validate_method(method(views={"global": view}), numbers())
 
 

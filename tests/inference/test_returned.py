@@ -104,16 +104,16 @@ def test_what_functions_may_not_return_is_refused_in_one_line(changes, told, che
     [
         ({"phases": ()}, r"phases are \(\), so no client would train; expected at least one"),
         (about(Monitor(1.0, "high"), "server/a"), "'server/a' in the Monitor matches no name"),
-        (about(Optimal("q/mu", "q/pie", {"theta": 1})), "'q/pie' in the fact .* mean q/pi"),
-        (about(Optimal("q/mu", "q/pi", {"thetta": 1})), "'thetta' in the fact .* mean theta"),
-        (about(Rule("good", torch.isfinite), ""), "'' in the fact about messages matches no name"),
+        (about(Optimal("q/mu", "q/pie", {"theta": 1})), "'q/pie' in the metadata .* mean q/pi"),
+        (about(Optimal("q/mu", "q/pi", {"thetta": 1})), "'thetta' in the metadata .* mean theta"),
+        (about(Rule("good", torch.isfinite), ""), "'' in the metadata of messages matches no name"),
         (
             {"metadata": Metadata(statistics=lambda r, m, b: {"a": torch.ones(9)})},
             r"what statistics returns holds 'a' of shape \[9\]; expected \[2, \.\.\.\]",
         ),
         (
             viewing(lambda r, m: {"q/mu": m["q/mu"]}),
-            "view 'personal' lacks 'q/pi', which the programs read; expected a dict with it",
+            "view 'personal' lacks 'q/pi', which the programs read; return it too",
         ),
         (
             {"aggregate": Aggregator({"*": by_size, "q/*": by_size})},
@@ -141,9 +141,9 @@ def server() -> pyrofl.Server:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Phase(()), r"updates are \(\); expected gradient steps or functions"),
-        (lambda: Phase((None,)), r"updates are \(None,\); expected gradient steps"),
-        (lambda: method(views={3: failing}), "views are {3: .* expected a function by its name"),
+        (lambda: Phase(()), r"updates are \(\); expected at least one, each a GradientStep"),
+        (lambda: Phase((None,)), r"updates are \(None,\); expected at least one"),
+        (lambda: method(views={3: failing}), "views are {3: .* expected a dict of name -> View"),
         (lambda: about(Rule("good", 3)), "metadata of 'q/mu': holds is 3; expected a function"),
         (lambda: about(WireCost(3)), "metadata of 'q/mu': bytes is 3; expected a function"),
         (lambda: about(Moments(3)), "metadata of 'q/mu': of is 3; expected a function"),

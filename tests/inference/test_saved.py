@@ -104,7 +104,7 @@ def test_a_program_of_ones_own_is_given_again(tmp_path):
     done = fit(built(5.0), schools, 2, progress=False)
     done.save(tmp_path / "kept")
     with pytest.raises(
-        ValueError, match=r"made again: it is your own, or a part of it was replaced; exp"
+        ValueError, match=r"rebuilt: it is a custom method, or a part of it was replaced; build"
     ):
         pyrofl.load(tmp_path / "kept")
     with pytest.raises(ValueError, match=r"is of another run; now .*scale is '6.0' and was '5.0'"):
@@ -119,7 +119,7 @@ def test_a_program_of_ones_own_is_given_again(tmp_path):
 def test_what_was_replaced_is_to_be_given(tmp_path):
     own = replace(contract.built("fedavg"), views=dict(contract.built("pfedvem").views))
     fit(own, data(), 1, progress=False, check=False).save(tmp_path)
-    with pytest.raises(ValueError, match=r"made again: it is .* a part of it was replaced; exp"):
+    with pytest.raises(ValueError, match=r"rebuilt: it is .* a part of it was replaced; build"):
         pyrofl.load(tmp_path)
     assert pyrofl.load(tmp_path, method=own).method is own
 
@@ -183,9 +183,12 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
     for changed, told in (
         ({"recipe": {"made": {"call": "os:system", "with": {}}}}, "expected a function of the lib"),
         ({"recipe": {"made": {"call": "pyrofl.models.nothing:build", "with": {}}}}, "expected a f"),
-        ({"recipe": {"made": {"name": "pyrofl.models.likelihoods:poisson"}}}, "makes a function"),
-        ({"recipe": {"made": {"with": 3}}}, "cannot be made again"),
-        ({"recipe": {}}, "cannot be made again|incomplete"),
+        (
+            {"recipe": {"made": {"name": "pyrofl.models.likelihoods:poisson"}}},
+            "specifies a function",
+        ),
+        ({"recipe": {"made": {"with": 3}}}, "cannot be rebuilt"),
+        ({"recipe": {}}, "cannot be rebuilt|incomplete"),
         ({"data": {}}, "is incomplete"),
         ({"data": {**content["data"], "sizes": [1]}}, "is incomplete|differ in length"),
     ):
@@ -313,7 +316,7 @@ def test_a_new_client_is_as_one_that_was_held_out():
         as_held_out = done.copy(data=renamed).predict(x, "new client", adaptation=adaptation)
         found = done.predict(x, None, own=own)
         torch.testing.assert_close(found.mean, as_held_out.mean, rtol=1e-9, atol=1e-12)
-        assert "new client, which joins with rows of its own" in found.about
+        assert "new client with its own rows" in found.about
     assert len(y) == len(found.mean)
 
 
@@ -322,7 +325,7 @@ def test_a_new_client_without_rows_gets_the_global_model():
     done = run("pfedvem")
     found = done.predict(x, None, draws=None)
     assert torch.equal(found.mean, done.predict(x, "ward 4", model="global", draws=None).mean)
-    assert found.about == "global model of new client, which joins without rows"
+    assert found.about == "global model of new client without rows"
     with pytest.warns(UserWarning, match="head.weight, head.bias of a new client .* untrained"):
         found = run("fedrep").predict(x, None)
     assert found.about.startswith("personal model of new client")
@@ -331,7 +334,7 @@ def test_a_new_client_without_rows_gets_the_global_model():
 def test_a_new_client_without_rows_has_no_model_where_nothing_travels():
     """Local training leaves no network for others: the predictions would be of its start."""
     x, own = mine("ward 4")[0], mine("ward 4", "train")
-    told = "nothing travels in local, so a new client without rows has an untrained model"
+    told = "local sends nothing to clients, so a new client without rows has an untrained model"
     with pytest.raises(ValueError, match=told):
         run("local").predict(x, None)
     assert len(run("local").predict(x, None, own=own).mean) == len(x)
@@ -342,14 +345,14 @@ def test_what_does_not_suit_a_client_is_refused():
     done = run("pfedvem")
     for ask, told in (
         (lambda: done.predict(x, "ward"), "unknown client 'ward'"),
-        (lambda: done.predict(x, "ward 1", own=(x, y)), "own rows are given, and client is"),
+        (lambda: done.predict(x, "ward 1", own=(x, y)), "own rows are given for the known client"),
         (lambda: done.predict(x, None, own=x), "own is a Tensor; expected (x, y)"),
-        (lambda: done.predict(x, None, own=(x, y[:2])), "own x has 4 rows and own y 2"),
+        (lambda: done.predict(x, None, own=(x, y[:2])), "the same number of rows; got 4 and 2"),
         (lambda: done.predict(x, None, own=(x[:, :2], y)), "own x has shape [4, 2]"),
         (lambda: done.predict(x, None, own=(x, y + 9)), "own y is"),
         (
             lambda: done.predict(x, None, adaptation="train"),
-            "the new client has no rows of its own",
+            "but the new client has no rows",
         ),
         (lambda: done.predict(x, "ward 1", model="best"), "no 'best' model"),
         (lambda: done.predict(x, "ward 1", draws=0), "draws is 0; expected"),

@@ -1,4 +1,4 @@
-"""Runs in which nothing is learned, and losses that fall without end: what the verdict says."""
+"""Runs in which nothing is learned, and losses that fall without bound: what the verdict says."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def fitted(rounds: int = 3, **changed: object) -> Run:
     return pyrofl.fit(method, lines(), rounds, progress=False, check=False)
 
 
-NOTHING = "nothing that is learned has changed in any round"
+NOTHING = "no learned tensor has changed in any round"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_closed_form_that_the_guide_reads_converges():
 
 
 def test_a_closed_form_under_a_name_that_nobody_reads_is_named_before_round_one():
-    with pytest.warns(UserWarning, match="the guide reads mu/w, and no step or move changes it"):
+    with pytest.warns(UserWarning, match="mu/w is read by the guide but never updated"):
         pyrofl.fit(replace(USUAL, phases=(Phase((solved("mean/w"),)),)), lines(), 3, progress=False)
 
 
@@ -170,7 +170,7 @@ def test_a_loss_with_the_wrong_sign_has_diverged(optim):
     run = fitted(30, phases=(Phase((GradientStep(q.names, optim, wrong),), epochs=8),))
     assert run.records[-1].loss[q.names].mean() < -1e4
     assert run.status.kind == "diverged"
-    assert "without end; check its sign" in str(run.status)
+    assert "without bound; check its sign" in str(run.status)
 
 
 def test_losses_of_pvi_against_different_cavities_are_not_compared():

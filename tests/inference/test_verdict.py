@@ -144,8 +144,11 @@ def test_small_steps_of_three_merges_and_more_have_converged():
     assert convergence_status(still, trained="").kind == "stuck"  # nothing has ever changed
     found = judged(*[0.0] * 4, 0.004)
     assert (found.kind, found.site, found.part) == ("not converged", "w", "norm")
-    assert str(judged(*[0.004] * 5)) == "not converged: w by 0.4 % per round"
-    assert str(judged(*[0.2] * 5, part="sd")) == "not converged: the sd of w by 0.2 sd per round"
+    assert str(judged(*[0.004] * 5)) == "not converged: w still changes by 0.4 % per round"
+    assert (
+        str(judged(*[0.2] * 5, part="sd"))
+        == "not converged: the sd of w still changes by 0.2 sd per round"
+    )
     assert judged(*[0.01] * 5, part="sd").kind == "converged"
     idle = [record(n, moved={"w": {"norm": 0.1}}) for n in (1, 2, 3)]
     idle += [record(n, merged=False) for n in (4, 5, 6, 7, 8)]
@@ -154,18 +157,24 @@ def test_small_steps_of_three_merges_and_more_have_converged():
     )  # rounds without an aggregation are no sign of rest
     both = {"w": {"norm": 0.002}, "m": {"mean": 0.05, "sd": 0.01}}
     two = convergence_status([record(n, moved=both) for n in (1, 2, 3)])
-    assert str(two) == "not converged: the mean of m by 0.05 sd per round"
+    assert str(two) == "not converged: the mean of m still changes by 0.05 sd per round"
 
 
 def test_what_is_held_back_has_not_converged():
     # Each round goes a share of the way: what is left is that of the last one times (1 - r) / r.
     slow = [0.009 * 0.95**k for k in range(5)]
     found = judged(*slow, part="mean")
-    assert str(found) == "not converged: the mean of w by 0.0081 sd per round, and 0.14 sd to go"
+    assert str(found) == (
+        "not converged: the mean of w still changes by 0.0081 sd per round, "
+        "with an estimated 0.14 sd to go"
+    )
     assert judged(*[0.009 * 0.5**k for k in range(5)], part="mean").kind == "converged"
     assert judged(*[0.002 * 0.95**k for k in range(5)], part="mean").kind == "converged"
     growing = judged(*[0.001 * 1.3**k for k in range(5)], part="mean")
-    assert str(growing) == "not converged: the mean of w by 0.0018 sd per round, and ever faster"
+    assert (
+        str(growing)
+        == "not converged: the mean of w still changes by 0.0018 sd per round, at a growing rate"
+    )
     assert judged(*[0.001 * 1.1**k for k in range(5)], part="mean").kind == "converged"  # noise
     assert judged(0.009, 0.008, 0.0085, 0.009, 0.0081, part="mean").kind == "converged"  # hovers
 
@@ -218,14 +227,17 @@ def test_bad_messages_alone_are_a_divergence():
         )
 
     assert str(judged(False)) == (
-        "diverged since round 1: nobody was merged in any round; a: w is nan"
+        "diverged since round 1: no message was aggregated in any round; a: w is nan"
     )
     assert judged(True, False, False, False).since == 2
     assert judged(True, False, False).kind == "not converged"
     assert judged(False, False, False, True).kind == "not converged"
     silent = judged(False, False, rejected=())
     assert (silent.kind, silent.merged) == ("not converged", 0)
-    assert str(silent) == "not converged: nobody was merged in any round, as nobody reported"
+    assert (
+        str(silent)
+        == "not converged: no message was aggregated in any round, as no client reported"
+    )
     assert str(convergence_status([])) == "not converged: no round yet"
 
 
@@ -267,7 +279,7 @@ def test_a_closed_form_converges():
     )
     run = pyrofl.fit(method, data, 25, progress=False)
     assert str(run.status) == (
-        "converged: in the last 5 merges nothing moved by more than 0.01 sd or 0.1%"
+        "converged: in the last 5 aggregations nothing changed by more than 0.01 sd or 0.1%"
     )
 
 
@@ -300,7 +312,7 @@ def lost(data: Federation, seed: int = 0) -> pyrofl.Run:
 
 def test_a_run_that_diverged_has_no_posterior_but_for_a_look(blobs: Federation):
     run = lost(blobs)
-    told = r"the run of seed 0 diverged since round 1: .* smaller learning rates; allow_diverged"
+    told = r"the run of seed 0 diverged since round 1: .* or pass allow_diverged"
     for refused in (
         run.to_arviz,
         partial(pyrofl.checks.loo, run),
@@ -333,7 +345,7 @@ def test_a_mean_that_jumps_again_and_again_has_diverged():
     jumps = [{"w": {"mean": far, "sd": 0.5}} for far in (2.0, 3e3, 5e9, 0.1, 2e3, 7e3)]
     found = convergence_status([record(n, moved=far) for n, far in enumerate(jumps, 1)])
     assert (found.kind, found.since) == ("diverged", 2)
-    assert found.why == "the mean of w moves by 3000 sd per round"
+    assert found.why == "the mean of w changes by 3000 sd per round"
     # A first jump, as from a wide prior, is none of it.
     once = [{"w": {"mean": far, "sd": 0.5}} for far in (5e9, 0.1, 0.1, 0.1, 0.1)]
     assert (

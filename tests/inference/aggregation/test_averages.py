@@ -66,7 +66,7 @@ def test_single_precision_stays_so():
         ([1.0, 2.0, 3.0], r"weight has shape \(3,\); expected one per client of \(2, 3, 2\)"),
         ([[1.0], [2.0]], r"weight has shape \(2, 1\)"),
         ([1.0, -0.5], r"weights are \[1.0, -0.5\]"),
-        ([0.0, 0.0], "not all zero"),
+        ([0.0, 0.0], "with a positive sum"),
         ([1.0, float("inf")], "expected finite"),
         ([1.0, float("nan")], "expected finite"),
     ],

@@ -156,9 +156,9 @@ def test_krum_takes_a_message_as_it_is():
 
 
 def test_krum_needs_a_majority():
-    with pytest.raises(ValueError, match=r"krum of 6 messages, 2 of them bad.* at least 7"):
+    with pytest.raises(ValueError, match=r"krum received 6 messages, .* 2 bad.* at least 7"):
         krum(messages(6), sizes(6), 2)
-    with pytest.raises(ValueError, match="12 taken; expected at least 12"):
+    with pytest.raises(ValueError, match="expected at least 12"):
         krum(messages(9), sizes(), 2, 12)
 
 

@@ -55,5 +55,5 @@ def test_numbers_have_no_classes():
     data = toys.blobs((9, 12))
     data = replace(data, y=data.y.double(), classes=())
     method = fedavg.build(build("linear", (toys.FEATURES,), 1), likelihood=likelihoods.normal())
-    with pytest.raises(ValueError, match="predicts numbers; expected probabilities"):
+    with pytest.raises(ValueError, match="predicts numbers; classification_report needs"):
         checks.classification_report(fit(method, data, 0, progress=False))

@@ -333,15 +333,15 @@ def test_rounds_without_the_client_leave_the_run_as_it_was():
 
 def test_what_cannot_be_left_out_is_said():
     run = pyrofl.fit(fedavg.build(toys.net()), toys.blobs(), 1, progress=False)
-    with pytest.raises(ValueError, match="holds no factors of clients; expected a run of pvi"):
+    with pytest.raises(ValueError, match="keeps no factors of clients; pass a run of pvi"):
         pyrofl.checks.loco(run)
-    with pytest.raises(ValueError, match="runs hold a int; expected what `fit` returns"):
+    with pytest.raises(ValueError, match="runs hold a int; expected runs returned by `fit`"):
         pyrofl.checks.loco([3])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="there is no run; expected at least one"):
+    with pytest.raises(ValueError, match="the list of runs is empty; pass at least one"):
         pyrofl.checks.loco([])
     with pytest.raises(ValueError, match="draws is 10; expected a whole number of at least 100"):
         pyrofl.checks.loco(normal(), 10)
-    with pytest.raises(ValueError, match=r"runs have clients .*; expected the same in all chains"):
+    with pytest.raises(ValueError, match=r"runs have clients .*; all chains need the same clients"):
         pyrofl.checks.loco([normal(), hospitals()])
 
 
@@ -360,7 +360,9 @@ def test_a_density_that_is_not_finite_is_named():
     private = {n: v.clone() for n, v in run.state.client_states.items()}
     private["root"][2] = torch.nan
     lost = run.copy(state=replace(run.state, client_states=private))
-    with pytest.raises(ValueError, match="the log density of 'Cleo' given all others is nan; exp"):
+    with pytest.raises(
+        ValueError, match="the log density of 'Cleo' given all others is nan, not a finite"
+    ):
         pyrofl.checks.loco(lost, 100)
 
 

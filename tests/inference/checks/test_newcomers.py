@@ -155,8 +155,8 @@ def test_no_row_is_seen_by_any_move_either():
 @pytest.mark.parametrize(
     ("client", "sizes", "words"),
     [
-        ("Ada", (1,), r"client is 'Ada'; expected a held-out one of \['Dora'\]"),
-        ("Dora", (1, 21), "size is 21; expected 0 to 20, Dora's rows"),
+        ("Ada", (1,), r"client is 'Ada'; expected the name of a held-out client: \['Dora'\]"),
+        ("Dora", (1, 21), "size is 21; expected 0 to 20, the number of Dora's rows"),
         ("Dora", (-1,), "size is -1"),
     ],
 )

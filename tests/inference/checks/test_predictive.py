@@ -130,11 +130,11 @@ def test_a_statistic_may_be_any_function_of_rows():
 @pytest.mark.parametrize(
     ("statistics", "words"),
     [
-        (("mean", "median"), "statistics are mean, median; expected functions by name"),
+        (("mean", "median"), "statistics are mean, median; expected names from"),
         ((), "statistics are none"),
         ({"own": "mean"}, "statistics are own"),
-        ({"all": lambda y: y}, "'all' makes .* expected to reduce the last axis"),
-        ({"pooled": lambda y: y.mean()}, "'pooled' makes .* expected to reduce the last axis"),
+        ({"all": lambda y: y}, "'all' returns shape .* must reduce the last axis"),
+        ({"pooled": lambda y: y.mean()}, "'pooled' returns shape .* must reduce the last axis"),
     ],
 )
 def test_other_statistics_are_refused(statistics, words):

@@ -271,8 +271,8 @@ def test_too_few_messages_for_krum_leave_the_server_as_it_is(blobs):
     (state,) = federate(method, blobs, 1, participation=only(1, 2, 3))
     toys.assert_same(state.server, begun.server)
     assert state.rejected == (
-        "the server: krum of 3 messages, 2 of them bad and 1 taken; expected at least 7 messages "
-        "in every round",
+        "the server: krum received 3 messages, to choose 1 with up to 2 bad; expected at least 7 "
+        "messages in every round",
     )
 
 

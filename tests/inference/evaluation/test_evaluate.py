@@ -149,7 +149,7 @@ def test_a_model_without_a_response_is_refused_in_one_line():
 
     data = Federation.from_arrays({"a": ([[0.0], [0.0]], [1.0, 2.0])})
     method = pvi.hierarchical(program, data, shared="mu", steps=1)
-    with pytest.raises(ValueError, match=r"by pyro\.factor, which predicts nothing; expected pyro"):
+    with pytest.raises(ValueError, match=r"by pyro\.factor, which cannot predict; use pyro"):
         evaluate(method, data, first(method, data, 0), part="train")
 
 
@@ -237,9 +237,12 @@ def test_draws_average_probabilities_not_logits():
         ({"modle": "global"}, "unknown argument 'modle'; did you mean model?"),
         (
             {"adaptation": "fine_tune"},
-            "adaptation is 'fine_tune'; this method runs nothing before its test",
+            "adaptation is 'fine_tune', but this method has no adapt phases",
         ),
-        ({"population": "pooled", "part": "train"}, "expected part='test' and adaptation='none'"),
+        (
+            {"population": "pooled", "part": "train"},
+            "pooled population needs part='test' and adaptation='none'",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
@@ -341,7 +344,7 @@ def test_a_prediction_that_is_no_number_is_named(blobs, monkeypatch, rows, model
     x, row = blobs.x.clone(), int(blobs.test[3][2])
     x[row] = 1.7e308 * x[row].sign()  # its logits overflow, and nobody else's do
     hopeless = replace(blobs, x=x)
-    told = rf"client 3: its {model} model predicts nan for row {row} of the data; expected finite"
+    told = rf"client 3: its {model} model predicts nan for row {row} of the data, not a finite"
     for ask in (evaluate, calibration, uncertainty):
         with pytest.raises(ValueError, match=told):
             ask(method, hopeless, trained, model=model)

@@ -235,13 +235,13 @@ def test_chains_must_be_alike():
     with pytest.raises(ValueError, match="runs have clients Ada, Bea, Cleo and Ada, Bea, Dora"):
         pyrofl.to_arviz([run(), other])
     data = schools()
-    with pytest.raises(ValueError, match="Ada has other training rows in another run"):
+    with pytest.raises(ValueError, match="Ada has different training rows in two runs"):
         pyrofl.to_arviz([run(), run(1, replace(data, y=data.y + 1))])
     with pytest.raises(
         ValueError, match=r"runs differ in posterior/mu \[5, 3\], posterior/mu \[5\]"
     ):
         pyrofl.to_arviz([run(), run(1, shared="")], 5)
-    with pytest.raises(ValueError, match=r"seeds of the runs are \[0, 0\]; expected all different"):
+    with pytest.raises(ValueError, match=r"seeds of the runs are \[0, 0\]; fit each run"):
         pyrofl.to_arviz([run(), run()])
     with pytest.raises(ValueError, match="0 runs and groups"):
         pyrofl.to_arviz([])
@@ -260,7 +260,7 @@ def test_an_improper_prior_has_no_draws(blobs: Federation):
     fitted = pyrofl.fit(fedavg.build(toys.net()), blobs, 1, progress=False)
     found = fitted.to_arviz(2, groups="all")
     assert {g for g in GROUPS if g not in found} == {"prior", "prior_predictive", "log_prior"}
-    with pytest.raises(ValueError, match="the prior has no density; expected a proper one"):
+    with pytest.raises(ValueError, match="the prior has no density; use a proper prior"):
         fitted.to_arviz(2, groups=["posterior", "log_prior"])
     with pytest.raises(ValueError, match="the prior has no draws: ImproperUniform"):
         fitted.to_arviz(2, groups=["prior"])
@@ -357,7 +357,7 @@ def test_a_deterministic_site_has_axes_for_clients_and_rows():
         model(received, local, batch)
         pyro.deterministic("two", torch.tensor(2.0))
 
-    with pytest.raises(ValueError, match=r"site 'two' has shape \(\); expected 1 clients"):
+    with pytest.raises(ValueError, match=r"site 'two' has shape \(\); expected \[1, rows or 1"):
         run(model=flat).to_arviz(2)
 
 
@@ -442,10 +442,13 @@ def test_axes_have_the_names_and_labels_that_are_given():
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ({"dims": {"mu": ("p", "q")}}, r"dims of 'mu' are \('p', 'q'\); expected 0 names, as its"),
-        ({"dims": {"eta": ("chain",)}}, "axis of 'eta' 'chain', which is taken; expected a name"),
-        ({"dims": {"eta": ("a", "a")}}, "axis of 'eta' 'a', which is taken"),
-        ({"dims": {"eta": ("eta",)}}, "axis of 'eta' 'eta', which is taken"),
+        ({"dims": {"mu": ("p", "q")}}, r"dims of 'mu' are \('p', 'q'\); expected 0 names for its"),
+        (
+            {"dims": {"eta": ("chain",)}},
+            "axis of 'eta' 'chain', which is already in use; choose a name",
+        ),
+        ({"dims": {"eta": ("a", "a")}}, "axis of 'eta' 'a', which is already in use"),
+        ({"dims": {"eta": ("eta",)}}, "axis of 'eta' 'eta', which is already in use"),
         ({"dims": {"etaa": ()}}, "unknown site in dims 'etaa'; did you mean eta"),
         ({"coords": {"term": [1]}}, "unknown axis in coords 'term'"),
         ({"coords": {"client": ["a", "b", "c"]}}, "unknown axis in coords 'client'"),
@@ -534,7 +537,7 @@ def test_labels_that_do_not_fit_an_axis_are_refused(tmp_path):
         pyro.deterministic("gamma", torch.zeros(len(batch), 1, 3))
 
     fitted = run(data=table(tmp_path).to("cpu", torch.float64), model=wide)
-    with pytest.raises(ValueError, match="gamma: axis 'feature' has 3 places; expected 2"):
+    with pytest.raises(ValueError, match="gamma: axis 'feature' has length 3; expected 2"):
         fitted.to_arviz(5, {"gamma": ("feature",)})
 
 
@@ -588,7 +591,9 @@ def test_it_says_of_which_run_it_is_and_what_made_it_when(tmp_path, monkeypatch)
     export.save(fitted.to_arviz(2), path)
     assert path.read_bytes() == once
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "now")
-    with pytest.raises(ValueError, match="SOURCE_DATE_EPOCH is 'now'; expected seconds since 1970"):
+    with pytest.raises(
+        ValueError, match="SOURCE_DATE_EPOCH is 'now'; set it to whole seconds since 1970"
+    ):
         fitted.to_arviz(2)
 
 

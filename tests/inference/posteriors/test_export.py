@@ -142,12 +142,12 @@ def test_groups_may_name_axes_and_places_may_have_further_labels():
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"z": np.zeros(3)}, "posterior/z: its axes have no names; expected 1 in dims"),
+        ({"z": np.zeros(3)}, "posterior/z: its axes have no names; pass 1 names in dims"),
         ({"tau": np.zeros((1, 2, 3, 4))}, r"posterior/tau has shape \(1, 2, 3, 4\); expected axes"),
-        ({"tau": np.zeros((1, 2, 4))}, "posterior/tau: axis 'client' has 4 places; expected 3"),
+        ({"tau": np.zeros((1, 2, 4))}, "posterior/tau: axis 'client' has length 4; expected 3"),
         (
             {"tau": np.zeros((1, 2, 3)), "y": np.zeros((1, 5, 3, 6))},
-            "posterior/y: axis 'draw' has 5 places; expected 2",
+            "posterior/y: axis 'draw' has length 5; expected 2",
         ),
         ({"a/b": np.zeros(3), "a.b": np.zeros(3)}, "names differ only in slashes: a/b, a.b"),
     ],

@@ -123,11 +123,11 @@ def test_the_halves_make_the_rounds_of_the_loop(build):
 def test_a_round_in_which_one_is_missing_is_refused():
     own, keys = masks()
     masked = {n: own[n].mask(reply(n, messages()[n]), keys) for n in NAMES[:3]}
-    with pytest.raises(ValueError, match=r"^d sends no message, and the masks of 4 clients"):
+    with pytest.raises(ValueError, match=r"^d sent no message, and the masks of 4 clients"):
         unmask(masked, NAMES)
     nothing = reply("d", {"sum/w": torch.zeros(0, 2)}) | {"sends": torch.tensor([False])}
     late = own["d"].mask(nothing, keys)
-    with pytest.raises(ValueError, match=r"^d sends no message"):
+    with pytest.raises(ValueError, match=r"^d sent no message"):
         unmask({**masked, "d": late}, NAMES)
 
 
@@ -141,15 +141,17 @@ def test_what_cannot_be_masked_is_refused():
     one = own["a"]
     large = torch.tensor([[1.0, 6e8]], dtype=torch.float64)
     told = (
-        r"^a: sum/w\[1\] is 6e\+08; expected less than 5.36871e\+08 in size, so that the sum of 4"
+        r"^a: sum/w\[1\] is 6e\+08; its size must be less than 5.36871e\+08, so that the sum of 4"
     )
     refused(told, {"sum/w": large}, keys, one)
-    refused(r"^a: sum/w\[0\] is nan; expected", {"sum/w": large * torch.nan}, keys, one)
-    refused("^a: 'tau' is no sum; expected privacy.summed", {"tau": large}, keys, one)
+    refused(r"^a: sum/w\[0\] is nan; its size must be", {"sum/w": large * torch.nan}, keys, one)
+    refused("^a: 'tau' is not a sum; train with privacy.summed", {"tau": large}, keys, one)
     good = {"sum/w": large / 2}
-    refused("^keys are of 2 clients; expected at least 3", good, {n: keys[n] for n in "ab"}, one)
+    refused(
+        "^keys are of 2 clients; at least 3 are required", good, {n: keys[n] for n in "ab"}, one
+    )
     refused("^unknown client 'a'", good, {n: keys[n] for n in "bcd"}, one)
-    refused("^a: the key by its name is another's", good, {**keys, "a": keys["b"]}, one)
+    refused("^a: keys has another public key under its name", good, {**keys, "a": keys["b"]}, one)
     same = one.mask(reply("a", good), keys)["up/sum/w"]
     assert torch.equal(one.mask(reply("a", good), keys)["up/sum/w"], same)
     refused("^a: another message of round 1 has been masked", {"sum/w": large / 3}, keys, one)

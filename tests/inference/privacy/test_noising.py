@@ -282,7 +282,7 @@ def test_a_promise_is_for_one_method_and_so_many_clients():
         private(made, Privacy(clip=1.0, noise_multiplier=1.0), 7)
     run = pyrofl.fit(made, DATA, 1, progress=False)
     with pytest.raises(
-        ValueError, match=r"^the method was made private for 7 clients, and 6 train"
+        ValueError, match=r"^the method was made private for 7 clients, but 6 train"
     ):
         run.privacy  # noqa: B018
 
@@ -341,7 +341,7 @@ def test_a_run_tells_what_it_has_spent():
 
 def test_a_delta_of_one_over_the_clients_or_more_is_warned_of():
     """At delta = 1 / J all rows of one client may be published."""
-    told = "delta is 0.5, with 6 clients: .* expected delta well below 1 / 6"
+    told = "delta is 0.5, with 6 clients: .* set delta well below 1 / 6"
     with pytest.warns(UserWarning, match=told):
         run = pyrofl.fit(PLAIN, DATA, 1, privacy=Privacy(1.0, 1.0, delta=0.5), progress=False)
     assert re.search(told, str(run.privacy))

@@ -329,7 +329,7 @@ def test_nobody_makes_a_step(blobs):
 def test_epochs_must_be_one_number_for_each_client(blobs, epochs):
     method = fedavg.build(toys.net())
     phase = Phase(method.phases[0].updates, lambda _: epochs)
-    with pytest.raises(ValueError, match=r"epochs .* expected (one number >= 0|a tensor)"):
+    with pytest.raises(ValueError, match=r"epochs .* expected (integers >= 0|a tensor)"):
         together(method, blobs, [0, 1], (phase,))
 
 

@@ -432,7 +432,7 @@ def test_rows_are_looked_at_in_draws_of_the_servers_posterior(tiny, posterior):
     alike(run.to_arviz(4)["posterior"], {n: drawn[n] for n in NET.shapes})
     assert not {"log_p", "log_q"} & set(found.get("sample_stats", ()))
     with pytest.raises(
-        ValueError, match="adaptation is 'train'; expected 'none', as the posterior"
+        ValueError, match="adaptation is 'train'; only 'none' is valid, as the posterior"
     ):
         run.to_arviz(4, adaptation="train")
 

@@ -155,7 +155,7 @@ def in_part(received: Tensors, local: Tensors, batch: Batch) -> None:
             nested,
             "is inside plate 'parts' and plate 'rows'; expected it inside batch.clients(), and",
         ),
-        (in_part, "which shows 2 of its 5 places at a time; expected batch.rows() around rows"),
+        (in_part, "which subsamples 2 of 5 entries; use batch.rows() for rows"),
     ],
 )
 def test_sites_that_have_no_place_are_refused(bad, told):
