@@ -111,6 +111,17 @@ def federate(
             be folded but `keep_messages` is False, or the engine cannot start.
         BadMessage: in a round, if a message is invalid and `on_bad_message` is "raise".
         ChildProcessError: in a round, if a worker dies.
+
+    Examples:
+        >>> import pyrofl
+        >>> from pyrofl import datasets, federations, nets
+        >>> from pyrofl.models import pfedvem
+        >>> data = federations.split(datasets.load("digits"), "slices:5", clients=4)
+        >>> method = pfedvem.build(nets.build("softmax", (64,), 10))
+        >>> for state in pyrofl.federate(method, data, rounds=2):
+        ...     print(state.number, state.reporters.ids.tolist())
+        1 [0, 1, 2, 3]
+        2 [0, 1, 2, 3]
     """
     refuse_surroundings()
     seed, slow = separate(seed), stragglers or Stragglers()

@@ -112,6 +112,16 @@ def fit(
 
     Warns:
         UserWarning: after round one, if no learned tensor has changed, or a trained tensor has not.
+
+    Examples:
+        >>> import pyrofl
+        >>> from pyrofl import datasets, federations, nets
+        >>> from pyrofl.models import pfedvem
+        >>> data = federations.split(datasets.load("digits"), "slices:5", clients=4)
+        >>> method = pfedvem.build(nets.build("softmax", (64,), 10))
+        >>> run = pyrofl.fit(method, data, rounds=2, progress=False)
+        >>> len(run.records), run.status.kind
+        (2, 'not converged')
     """
     if seeds is not None or isinstance(resume_from, Chains):
         same: dict[str, Any] = {

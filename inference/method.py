@@ -41,6 +41,11 @@ class GradientStep:
         optim: function that creates the optimizer; its state is reset in every round.
         loss: loss per client, [C]: `elbo(...)` or a wrapper of it.
         num_steps: steps on each minibatch.
+
+    Examples:
+        >>> from pyrofl.inference.elbo import elbo
+        >>> from pyrofl.inference.optim import adam
+        >>> step = GradientStep("q/*", adam(0.01), elbo(num_particles=4))
     """
 
     names: str
@@ -60,6 +65,11 @@ class Phase:
         updates: gradient steps and closed-form updates.
         epochs: passes over the rows: a number, or ids [C] -> numbers [C].
         batch: rows of a minibatch; None uses all rows at once.
+
+    Examples:
+        >>> from pyrofl.inference.elbo import elbo
+        >>> from pyrofl.inference.optim import sgd
+        >>> phase = Phase((GradientStep("q/*", sgd(0.1), elbo()),), epochs=5, batch=32)
     """
 
     updates: tuple[GradientStep | ClosedFormUpdate, ...]
@@ -165,6 +175,37 @@ class Method(Pickled, Summarised):
     under "rows/" for statistics of a client's rows: these are deleted after its training.
 
     A field replaced by `dataclasses.replace` takes effect everywhere, or an error is raised.
+
+    Examples:
+        >>> import pyro, torch
+        >>> import pyro.distributions as dist
+        >>> from pyrofl.data import Federation
+        >>> from pyrofl.inference.aggregation import Aggregator, uniform
+        >>> from pyrofl.inference.elbo import elbo
+        >>> from pyrofl.inference.federate import federate
+        >>> from pyrofl.inference.optim import sgd
+        >>> def model(received, local, batch):
+        ...     with batch.clients():
+        ...         mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+        ...         with batch.rows():
+        ...             pyro.sample("y", dist.Normal(mu, 1.0), obs=batch.y)
+        >>> def guide(received, local, batch):
+        ...     with batch.clients():
+        ...         pyro.sample("mu", dist.Delta(local["m"]))
+        >>> method = Method(
+        ...     name="mean",
+        ...     init=lambda generator, clients: {"m": torch.zeros(())},
+        ...     model=model,
+        ...     guide=guide,
+        ...     init_client=lambda received, cohort, generator: received,
+        ...     phases=(Phase((GradientStep("m", sgd(0.1), elbo()),), epochs=50, batch=None),),
+        ...     upload=lambda received, local: local,
+        ...     aggregate=Aggregator({"*": uniform}),
+        ... )
+        >>> data = Federation.from_arrays({"A": (torch.zeros(2, 1), [1.0, 3.0])})
+        >>> *_, state = federate(method, data, rounds=1)
+        >>> round(float(state.server["m"]), 1)
+        2.0
     """
 
     init: Callable[[Generator, int], Tensors]

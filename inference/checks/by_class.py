@@ -36,6 +36,16 @@ def classification_report(run: Run, **asked: Unpack[EvaluationFields]) -> DataFr
 
     Raises:
         ValueError: as `evaluate`; or if the method is not a classifier.
+
+    Examples:
+        >>> import pyrofl
+        >>> from pyrofl import datasets, federations, nets
+        >>> from pyrofl.models import pfedvem
+        >>> data = federations.split(datasets.load("digits"), "slices:5", clients=4)
+        >>> method = pfedvem.build(nets.build("softmax", (64,), 10))
+        >>> run = pyrofl.fit(method, data, rounds=1, progress=False)
+        >>> classification_report(run).columns.tolist()
+        ['rows', 'recall', 'precision', 'auroc', 'average_precision']
     """
     how: EvaluationFields = {"seed": run.seed, "draws": run.draws, **asked}
     found = list(predict(run.method, run.data, run.state, **how))

@@ -83,6 +83,18 @@ def loco(
 
     Warns:
         UserWarning: if Pareto k of a client is too high.
+
+    Examples:
+        >>> import pyrofl, torch
+        >>> from pyrofl import Federation, nets
+        >>> from pyrofl.models import likelihoods, pvi
+        >>> x = torch.linspace(-1.0, 1.0, 8)[:, None]
+        >>> data = Federation.from_arrays({"A": (x, x[:, 0]), "B": (x, 0.5 - x[:, 0])})
+        >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
+        >>> run = pyrofl.fit(method, data, rounds=5, progress=False)
+        >>> found = loco(run, draws=200)
+        >>> found.n_data_points
+        2
     """
     import xarray
 

@@ -66,6 +66,18 @@ def loo(
 
     Warns:
         UserWarning: if rows are hidden by a mask, or Pareto k of a row is too high.
+
+    Examples:
+        >>> import pyrofl, torch
+        >>> from pyrofl import Federation, nets
+        >>> from pyrofl.models import likelihoods, pvi
+        >>> x = torch.linspace(-1.0, 1.0, 8)[:, None]
+        >>> data = Federation.from_arrays({"A": (x, x[:, 0]), "B": (x, 0.5 - x[:, 0])})
+        >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
+        >>> run = pyrofl.fit(method, data, rounds=5, progress=False)
+        >>> found = loo(run, draws=200)
+        >>> found.n_data_points
+        16
     """
     data: Any = found
     runs = [found] if isinstance(found, Run) else found

@@ -60,6 +60,17 @@ def predictive_checks(
     Raises:
         ValueError: if a statistic is unknown or has a wrong shape, a group is missing, or no
             observed site has one number per row.
+
+    Examples:
+        >>> import pyrofl, torch
+        >>> from pyrofl import Federation, nets
+        >>> from pyrofl.models import likelihoods, pvi
+        >>> x = torch.linspace(-1.0, 1.0, 8)[:, None]
+        >>> data = Federation.from_arrays({"A": (x, x[:, 0]), "B": (x, 0.5 - x[:, 0])})
+        >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
+        >>> run = pyrofl.fit(method, data, rounds=5, progress=False)
+        >>> predictive_checks(run, draws=100).columns.tolist()
+        ['variable', 'client', 'statistic', 'observed', 'mean', 'low', 'high', 'p']
     """
     import pandas
 
@@ -103,6 +114,17 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
 
     Raises:
         ValueError: as `predictive_checks`.
+
+    Examples:
+        >>> import pyrofl, torch
+        >>> from pyrofl import Federation, nets
+        >>> from pyrofl.models import likelihoods, pvi
+        >>> x = torch.linspace(-1.0, 1.0, 8)[:, None]
+        >>> data = Federation.from_arrays({"A": (x, x[:, 0]), "B": (x, 0.5 - x[:, 0])})
+        >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
+        >>> run = pyrofl.fit(method, data, rounds=5, progress=False)
+        >>> pit(run, draws=100).columns.tolist()
+        ['variable', 'client', 'pit']
     """
     import pandas
 

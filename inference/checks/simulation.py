@@ -189,6 +189,17 @@ def sbc(
 
     Warns:
         UserWarning: if fits were not finite or diverged; `Ranks.failed` names them.
+
+    Examples:
+        >>> import pyrofl, torch
+        >>> from pyrofl import Federation, nets
+        >>> from pyrofl.models import likelihoods, pvi
+        >>> x = torch.linspace(-1.0, 1.0, 8)[:, None]
+        >>> data = Federation.from_arrays({"A": (x, x[:, 0]), "B": (x, 0.5 - x[:, 0])})
+        >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
+        >>> found = sbc(method, data, rounds=2, replications=20, draws=19)
+        >>> sorted(found.ranks)
+        ['w']
     """
     import xarray
 

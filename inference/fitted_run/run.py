@@ -97,7 +97,19 @@ class Run(Pickled, Summarised):
     def evaluate(
         self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[EvaluationFields]
     ) -> Scores:
-        """Evaluate a model as `pyrofl.evaluate`; seed, draws and metrics default to the run's."""
+        """Evaluate a model as `pyrofl.evaluate`; seed, draws and metrics default to the run's.
+
+        Examples:
+            >>> import pyrofl
+            >>> from pyrofl import datasets, federations, nets
+            >>> from pyrofl.models import pfedvem
+            >>> data = federations.split(datasets.load("digits"), "slices:5", clients=4)
+            >>> method = pfedvem.build(nets.build("softmax", (64,), 10))
+            >>> run = pyrofl.fit(method, data, rounds=1, progress=False)
+            >>> scores = run.evaluate(model="personal")
+            >>> tuple(scores.values["accuracy"].shape)
+            (4,)
+        """
         own = self.custom_metrics if metrics is None else metrics
         return evaluate(*self._fitted, metrics=own, **self._asked(asked))
 
@@ -146,7 +158,19 @@ class Run(Pickled, Summarised):
     def to_arviz(
         self, draws: int = 100, dims: Mapping[str, tuple[str, ...]] | None = None, **what: Any
     ) -> Any:
-        """Return the posterior, or all groups, for ArviZ; arguments of `pyrofl.to_arviz`."""
+        """Return the posterior, or all groups, for ArviZ; arguments of `pyrofl.to_arviz`.
+
+        Examples:
+            >>> import pyrofl
+            >>> from pyrofl import datasets, federations, nets
+            >>> from pyrofl.models import pfedvem
+            >>> data = federations.split(datasets.load("digits"), "slices:5", clients=4)
+            >>> method = pfedvem.build(nets.build("softmax", (64,), 10))
+            >>> run = pyrofl.fit(method, data, rounds=1, progress=False)
+            >>> found = run.to_arviz(draws=10, corrected=False, allow_diverged=True)
+            >>> dict(found["posterior"]["head.bias"].sizes)
+            {'chain': 1, 'draw': 10, 'client': 4, 'head.bias_dim_0': 10}
+        """
         return to_arviz([self], draws, dims, **what)
 
     def evaluate_all(self) -> list[Scores]:

@@ -199,6 +199,24 @@ def hierarchical(
             shared site depends on a client's own sites or data, or a site is unsuitable: discrete,
             outside `batch.clients()`, or inside `batch.rows()` and shared, or with batch or a
             guide; if the guide is; or if covariance or damping are given with a guide.
+
+    Examples:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> from pyrofl import datasets, federations
+        >>> from pyrofl.inference.fit import fit
+        >>> data = federations.split(datasets.load("eight_schools"), "groups", 8)
+        >>> def schools(received, local, batch):
+        ...     with batch.clients():
+        ...         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        ...         tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        ...         theta = pyro.sample("theta", dist.Normal(mu, tau))
+        ...         with batch.rows():
+        ...             pyro.sample("y", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
+        >>> method = hierarchical(schools, data, shared="mu tau")
+        >>> run = fit(method, data, rounds=3, progress=False)
+        >>> tuple(run.posterior(10)["theta"].shape)
+        (10, 8)
     """
     if guide and (covariance != "full" or damping is not None):
         raise ValueError(

@@ -63,6 +63,15 @@ class Federation(FederationFields, Summarised):
     """A table whose rows are split among clients.
 
     The last `held_out` clients never train: they stand for clients that join later.
+
+    Examples:
+        >>> import torch
+        >>> x, y = torch.zeros(5, 3), torch.arange(5.0)
+        >>> train = torch.arange(3), torch.arange(3, 5)
+        >>> test = torch.arange(0), torch.arange(0)
+        >>> data = Federation(x, y, train, test, names=("Bern", "Basel"))
+        >>> data.clients, data.sizes.tolist()
+        (2, [3, 2])
     """
 
     def __init__(
@@ -151,6 +160,15 @@ class Federation(FederationFields, Summarised):
         Raises:
             ValueError: naming site and column, if something is missing, no finite number, no label,
                 of another length, or not the same in all sites; or if x is uint8.
+
+        Examples:
+            >>> import numpy as np
+            >>> x = np.arange(10.0).reshape(5, 2)
+            >>> data = Federation.from_arrays(
+            ...     {"Bern": (x[:3], [0.1, 0.2, 0.3]), "Basel": (x[3:], [0.4, 0.5])}
+            ... )
+            >>> data.names, data.sizes.tolist()
+            (('Bern', 'Basel'), [3, 2])
         """
         made = cls(**table_of(sites, classes, features, held_out))
         if weights is None:

@@ -39,6 +39,13 @@ class Network(Summarised):
         shapes: of every parameter that trains, by name, in the module's order.
         head: shell patterns of the names that form the head; the rest is the base.
         keep: whether training starts at the module's own values.
+
+    Examples:
+        >>> import torch
+        >>> from pyrofl import nets
+        >>> net = nets.build("mlp:8", (4,), 2)
+        >>> {name: tuple(shape) for name, shape in net.shapes.items()}
+        {'fc1.weight': (8, 4), 'fc1.bias': (8,), 'head.weight': (2, 8), 'head.bias': (2,)}
     """
 
     @checked

@@ -108,6 +108,12 @@ def split(
     Raises:
         ValueError: if a name or number is wrong, the data set lacks the classes or groups that are
             asked for, the partition cannot be made, or the server's rows do not suit.
+
+    Examples:
+        >>> from pyrofl import datasets
+        >>> data = split(datasets.load("digits"), "dirichlet:0.5", clients=10, seed=1)
+        >>> data.clients, len(data.test)
+        (10, 10)
     """
     known(test, TEST_POLICIES, "test policy")
     name, options = read(partition) if isinstance(partition, str) else ("", {})
