@@ -92,7 +92,7 @@ def federate(
         keep_messages: False folds messages into one on arrival, for an `Aggregator`: memory holds
             the messages of one chunk only, and those of a `RoundState` are [0, ...].
         check: before round one, raise ValueError for a method that would give wrong numbers, see
-            `check`.
+            `validate_method`.
         record: run repeated updates from recorded operations, see `recordings`; False runs all of
             them as written, which takes longer. Use it for programs that read anything except
             Python variables, such as a clock or a file.
@@ -106,7 +106,7 @@ def federate(
         The `RoundState` after each round.
 
     Raises:
-        ValueError: if `check` finds an error, privacy does not fit the method, a draw does not fit
+        ValueError: if the validation fails, privacy does not fit the method, a draw does not fit
             the clients, a resumed state has other clients, rows or frozen weights, messages cannot
             be folded but `keep_messages` is False, or the engine cannot start.
         BadMessage: in a round, if a message is invalid and `on_bad_message` is "raise".

@@ -1,6 +1,6 @@
 """One round: the request of the server, local training, replies and the next state.
 
-`server_round.advance` makes a round: it sends a `RoundRequest` to the clients by a `Backend`,
+`server_round.advance` runs a round: it sends a `RoundRequest` to the clients by a `Backend`,
 collects their replies and aggregates the messages. `local_round.LocalRound` is the backend of
-clients that are in this process; `pyrofl.inference.transport` has those of clients elsewhere.
+clients in this process; `pyrofl.inference.transport` has those of remote clients.
 """

@@ -1,4 +1,4 @@
-"""What clients keep between rounds: an immutable mapping of tables."""
+"""Client states between rounds: an immutable mapping of tables with shared memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 class Block:
-    """Tables [R, ...], name -> tensor, and the indices of the rows that no state holds."""
+    """Tables [R, ...], name -> tensor, and the indices of their free rows."""
 
     def __init__(self, tables: Mapping[str, Tensor], free: Iterable[int] = ()) -> None:
         self.tables, self.free = tables, list(free)
@@ -27,7 +27,7 @@ class Block:
 
 
 class Row:
-    """One client's row of a block; it becomes free when the last state that holds it is gone."""
+    """Row of a block for one client; it becomes free when no state refers to it any more."""
 
     __slots__ = ("block", "index")
 
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def tensors(self) -> Tensors:
-        """What the client keeps, [*p]."""
+        """Return the tensors of the client, [*p]."""
         return {n: table[self.index] for n, table in self.block.tables.items()}
 
     def __del__(self) -> None:
@@ -44,12 +44,12 @@ class Row:
 
 
 class RowStore:
-    """Writes clients' tensors into free rows, which successive states share.
+    """Memory for clients' tensors, in rows that successive states share.
 
     Attributes:
         room: number of clients, which is the number of rows of the first block.
-        memory: bytes of all clients' tensors that may be in memory; what is larger is mapped from
-            temporary files. None sets no bound.
+        memory: limit of all clients' tensors in memory, in bytes; larger ones are mapped from
+            temporary files. None sets no limit.
     """
 
     def __init__(self, room: int, memory: int | None = None) -> None:
@@ -57,7 +57,7 @@ class RowStore:
         self.blocks: list[Block] = []
 
     def write(self, values: Tensors) -> list[Row]:
-        """Write tensors [C, ...] into free rows, one for each client."""
+        """Write tensors [C, ...] into free rows, and return one row for each client."""
         layout, rows = layout_of(values), list[Row]()
         count = len(next(iter(values.values())))
         while (left := count - len(rows)) > 0:
@@ -73,22 +73,22 @@ class RowStore:
         return rows
 
     def _grow(self, values: Tensors, needed: int) -> Block:
-        """Add a block: for all clients at first, later for what a round holds besides."""
+        """Add a block: for all clients at first, later for the additional rows of a round."""
         rows = max(needed, self.room // 4 if self.blocks else self.room)
         tables = {n: self.table(rows, v, row_bytes(values)) for n, v in values.items()}
         self.blocks.append(Block(tables, range(rows - 1, -1, -1)))
         return self.blocks[-1]
 
     def table(self, rows: int, like: Tensor, size: int) -> Tensor:
-        """Return memory [rows, ...] for tensors of clients that have `size` bytes each."""
+        """Return memory [rows, ...] for tensors of clients with `size` bytes each."""
         shape = rows, *like.shape[1:]
         if self.memory is not None and self.room * size > self.memory:
             return mapped(shape, like.dtype)
-        return like.new_empty(shape)  # rows that are never written take no memory
+        return like.new_empty(shape)  # unwritten rows use no memory
 
 
 class Tables(Mapping[str, Tensor]):
-    """Tables that are put together when they are read."""
+    """Mapping of tables that are assembled when they are read."""
 
     def __or__(self, other: Mapping[str, Tensor]) -> Tensors:
         return {**self, **other}
@@ -101,33 +101,33 @@ class Tables(Mapping[str, Tensor]):
 
 
 class ClientStates(Tables):
-    """The private state of all clients, name -> table [J, ...]; rows of unseen clients are zero.
+    """States of all clients, name -> table [J, ...]; rows of unseen clients are zero.
 
-    It never changes. A round writes what clients keep into free rows and makes new states, which
-    share the rows of all other clients. A table is put together when it is read.
+    It is immutable. A round writes client states into free rows and creates new states, which share
+    the rows of all other clients. A table is assembled when it is read.
     """
 
     def __init__(
         self, clients: int, store: RowStore, rows: Mapping[int, Row], like: Tensors
     ) -> None:
-        """Take J, where rows are written, id of a client -> its row, and tensors like the tables.
+        """Store the rows of J clients, and tensors with the layout of the tables.
 
         Args:
-            clients: J.
-            store: writes rows.
+            clients: number J of clients.
+            store: memory of the rows.
             rows: id of a client -> its row; clients without one are unseen.
-            like: name -> tensor [0, ...] of the shape and type of the table.
+            like: name -> tensor [0, ...] with the shape and type of the table.
         """
         self.clients, self.store, self._rows, self._like = clients, store, rows, like
 
     @classmethod
     def of(cls, tables: Mapping[str, Tensor], seen: Tensor, memory: int | None) -> ClientStates:
-        """Return tables [J, ...] as states, of which the clients `seen` [J] have rows.
+        """Return tables [J, ...] as states, in which the clients `seen` [J] have rows.
 
         Args:
-            tables: states, or tensors of the caller, which are never written into.
-            seen: clients that keep something.
-            memory: bytes that may be in memory, see `RowStore`.
+            tables: states, or tensors of the caller, which are not modified.
+            seen: clients with a state.
+            memory: limit in bytes, see `RowStore`.
         """
         if isinstance(tables, cls):
             tables.store.memory = memory
@@ -168,7 +168,7 @@ class ClientStates(Tables):
     def write(self, ids: Tensor, values: Tensors) -> dict[int, Row]:
         """Write the next state of some clients, [C, ...], and return their rows.
 
-        The rows belong to no state before `updated` takes them, and become free without it.
+        The rows belong to no state before a call of `updated`, and become free without it.
         """
         if not values or not len(ids):
             return {}
@@ -177,13 +177,13 @@ class ClientStates(Tables):
         return dict(zip(ids.tolist(), self.store.write(values), strict=True))
 
     def updated(self, rows: Mapping[int, Row]) -> ClientStates:
-        """Return states in which some clients have other rows."""
+        """Return states with other rows for some clients."""
         like = self._like | _like(rows.values())
         return ClientStates(self.clients, self.store, {**self._rows, **rows}, like)
 
 
 def none(clients: int, room: int) -> ClientStates:
-    """Return the states of J clients of which none was seen; `room` clients will have rows."""
+    """Return the states of J unseen clients, with room for `room` clients."""
     return ClientStates(clients, RowStore(room), {}, {})
 
 
@@ -198,14 +198,14 @@ def row_bytes(tables: Mapping[str, Tensor]) -> int:
 
 
 def _like(rows: Iterable[Row]) -> Tensors:
-    """Return tensors [0, ...] like the tables of some rows."""
+    """Return empty tensors [0, ...] with the layout of the tables of some rows."""
     blocks = {id(row.block): row.block for row in rows}
     tables = {n: v for block in blocks.values() for n, v in block.tables.items()}
     return {n: v.new_empty(0, *v.shape[1:]) for n, v in tables.items()}
 
 
 def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, Tensor]]:
-    """Group pairs of places and rows by block; yield the places, the block and its rows."""
+    """Yield positions, block and row indices of pairs (position, row), grouped by block."""
     found: dict[int, tuple[Block, list[int], list[int]]] = {}
     for place, row in rows:
         _, places, index = found.setdefault(id(row.block), (row.block, [], []))
@@ -216,7 +216,7 @@ def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, 
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros in a temporary file (see TMPDIR) that is gone once nobody uses them."""
+    """Return zeros in a temporary file (see TMPDIR), deleted when the tensor is freed."""
     handle, path = tempfile.mkstemp(prefix="pyrofl-")
     try:
         count = torch.Size(shape).numel()

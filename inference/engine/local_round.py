@@ -25,16 +25,16 @@ from pyrofl.tensors import Tensors, cut, join_up, under
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """What the server requests from clients in a round.
+    """Request of the server to the clients of a round.
 
     Attributes:
-        method: of the round.
-        state: the round before; the private state in it is where the clients train.
-        ids: of clients that train.
+        method: method of the round.
+        state: the previous round; its client states are only valid where the clients train.
+        ids: ids of training clients.
         reporters: sorted ids of clients that send a message.
-        seed: of the run.
-        chunk_size: clients trained side by side; None goes by the size of their state.
-        memory: bytes of all clients' state that may be in memory; None sets no bound.
+        seed: seed of the run.
+        chunk_size: clients per vectorized batch; None chooses it by the size of their state.
+        memory: limit of all client states in memory, in bytes; None sets no limit.
         record: whether updates may run by recorded operations.
     """
 
@@ -50,14 +50,14 @@ class RoundRequest:
 
 @dataclass
 class Reply:
-    """What clients that trained side by side return.
+    """Reply of clients that trained in one vectorized batch.
 
     Attributes:
-        sender: clients of the messages: reporters with nothing wrong.
+        sender: clients of the messages: reporters with valid messages and states.
         message: their messages, [M, ...].
-        form: of the messages of all that trained.
-        reasons: what is wrong with each that trained, or "".
-        report: of all that trained, [C]: ids, steps, bytes down and up, losses.
+        form: form of the messages of all training clients.
+        reasons: reason for rejecting each training client, or "".
+        report: tensors [C] of all training clients: ids, steps, bytes down and up, losses.
     """
 
     sender: Cohort
@@ -70,7 +70,10 @@ class Reply:
 def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
     """Return the replies of all chunks as one, in the order of the clients' ids [C]."""
     if odd := next(filter(None, (unlike(reply.form, replies[0].form) for reply in replies)), ""):
-        raise ValueError(f"messages of clients that trained apart differ: {odd}")
+        raise ValueError(
+            f"messages of clients in different chunks differ: {odd}; upload must not depend on the "
+            "chunk"
+        )
     report, reasons = join_up(r.report for r in replies), [x for r in replies for x in r.reasons]
     place = (ids[:, None] == report["ids"]).int().argmax(1)
     sent = torch.cat([reply.sender.ids for reply in replies])
@@ -83,36 +86,36 @@ def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
 
 
 class RunningRound(AbstractContextManager["RunningRound", None], Protocol):
-    """A round on its way; if it is left by an error, clients keep what they had before."""
+    """Round in progress; if it fails, clients keep their previous states."""
 
     def replies(self) -> Iterator[Reply]:
-        """Train the clients, and yield their replies, always in the same order."""
+        """Train the clients, and yield their replies in a fixed order."""
         ...
 
     def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """Return what all clients keep, [J, ...]; clients `back` keep what they had before."""
+        """Return the states of all clients, [J, ...]; clients `back` keep their old ones."""
         ...
 
 
 Backend = Callable[[RoundRequest], RunningRound]
-"""Takes a request to the clients: `LocalRound` with their data in one process, or a transport."""
+"""Sends a request to the clients: `LocalRound` with their data in one process, or a transport."""
 
 
 class LocalRound(RunningRound):
-    """A round of clients that have their rows and private state here."""
+    """Round of clients with rows and states in this process."""
 
     def __init__(self, data: Federation, request: RoundRequest) -> None:
         self.data, self.request = data, request
         last = request.state
         self.states = ClientStates.of(last.client_states, last.seen, request.memory)
-        self.written: dict[int, Row] = {}  # what clients keep once the round is closed
+        self.written: dict[int, Row] = {}  # client states, used when the round is closed
 
     def __exit__(self, *_: object) -> None:
-        """End; if the round failed on its way, the rows that it has written become free."""
+        """End the round; if it failed, its written rows become free."""
         self.written = {}
 
     def chunks(self) -> list[Tensor]:
-        """Return ids of the clients that train side by side."""
+        """Return ids of the clients of each vectorized batch."""
         one = self.request
         return list(chunks(one.method, self.data, one.state, one.ids, one.chunk_size, one.seed))
 
@@ -121,12 +124,12 @@ class LocalRound(RunningRound):
         return map(self.train, self.chunks())
 
     def close(self, back: Tensor) -> ClientStates:
-        """Return what all clients keep; clients `back` keep what they had before."""
+        """Return the states of all clients; clients `back` keep their old ones."""
         gone = set(back.tolist())
         return self.states.updated({i: r for i, r in self.written.items() if i not in gone})
 
     def train(self, ids: Tensor) -> Reply:
-        """Train clients [C] side by side, write what they keep, and return their reply."""
+        """Train clients [C] together, write their states, and return their reply."""
         data, (method, state, seed) = self.data, self._about
         cohort = data.cohort(ids)
         received = downloaded(method, state.server, cohort)
@@ -159,7 +162,7 @@ class LocalRound(RunningRound):
     def _privatized(
         self, received: Tensors, message: Tensors, ids: Tensor, sends: Tensor
     ) -> Tensors:
-        """Return the messages [M, ...] of clients that send one, as they leave these."""
+        """Return the messages [M, ...] of sending clients, with noise if required."""
         method, state, seed = self._about
         at = sends.nonzero().flatten()
         own = partial(stream, seed, Stream.PRIVACY, state.number)

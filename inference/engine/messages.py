@@ -1,4 +1,4 @@
-"""Messages at the server: looked at, and held until they are merged, or folded as they come."""
+"""Messages at the server: validation, and storage until aggregation, or folding on arrival."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 class BadMessage(RuntimeError):
-    """A message that cannot be merged, in a run that is to stop then."""
+    """Error for a message that cannot be aggregated, if on_bad_message is "raise"."""
 
 
 def inspect(
@@ -33,7 +33,7 @@ def inspect(
     names: Sequence[str],
     rules: Mapping[str, Rule] | None = None,
 ) -> list[str]:
-    """Return what is first wrong with each client's message or private state [C, *p], or "".
+    """Return the first error in each client's message or client state [C, *p], or "".
 
     >>> cohort = Cohort(torch.tensor([1]), torch.ones(1))
     >>> inspect({"tau": torch.tensor([-0.1])}, {}, cohort, ("a", "b"), {"tau": POSITIVE})
@@ -45,7 +45,7 @@ def inspect(
             odd = f"{name} has shape {list(value.shape)}; expected shape [{len(ids)}, ...]"
             return [f"{names[i]}: {odd}" for i in ids]
     found, duties = [""] * len(ids), list(_duties(message, private, cohort, rules or {}))
-    # A sum is finite only if all is, and one pass; what overflows is looked at again.
+    # A sum is finite only if all entries are; sums that overflow are checked again.
     sums = [value.sum().abs() for _, value, rule in duties if rule is FINITE]
     finite = bool(torch.stack([v.to(sums[0]) for v in sums]).sum().isfinite())
     for name, value, rule in duties:
@@ -61,7 +61,7 @@ def inspect(
 def _duties(
     message: Tensors, private: Tensors, cohort: Cohort, rules: Mapping[str, Rule]
 ) -> Iterator[tuple[str, Tensor, Rule]]:
-    """Yield what must hold for which tensor, a message before what stays at home."""
+    """Yield tensors with the rules they must satisfy, messages before client states."""
     yield "its size", cohort.size, FINITE
     yield "its size", cohort.size, POSITIVE
     for name, value in (*message.items(), *private.items()):
@@ -73,7 +73,7 @@ def _duties(
 
 
 def _named(name: str, value: Tensor, holds: Tensor, rule: Rule) -> str:
-    """Name the first entry of a client's tensor [*p] that breaks a rule."""
+    """Return a description of the first entry of a client's tensor [*p] that violates a rule."""
     at = tuple((~holds).nonzero()[0].tolist())
     shown = f"{value[at].item():.6g}" if holds.shape == value.shape else "not"
     return f"{name}{list(at) if at else ''} is {shown}; expected {rule.text}"
@@ -85,11 +85,11 @@ def form_of(message: Tensors) -> Form:
 
 
 def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Form:
-    """Return the form that messages must have, given those that numbers of clients sent.
+    """Return the form that messages must have, given the sent forms and their numbers of clients.
 
-    It is what they sent, if all of several agree, or what is new in it is as the server has it. Or
-    else it is the last round's, if that has a name in common with what most clients sent, who
-    decide otherwise, the first of equals.
+    It is the sent form, if several clients agree, or if new tensors have the form of the server's.
+    Otherwise it is that of the last round, if it has a name in common with the most frequent form,
+    or else the most frequent form, the first of equals.
     """
     count: Counter[Form] = Counter()
     for form, clients in votes:
@@ -103,7 +103,7 @@ def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Fo
 
 
 def unlike(form: Form, expected: Form) -> str:
-    """Return what is wrong with the form of a message, with the name of the tensor, or ""."""
+    """Return the first difference between the form of a message and the expected one, or ""."""
     known = {name: (shape, dtype) for name, shape, dtype in expected}
     for name in sorted({name for name, *_ in form} ^ known.keys()):
         return f"{name} is {'missing' if name in known else 'there'}; expected {sorted(known)}"
@@ -116,27 +116,27 @@ def unlike(form: Form, expected: Form) -> str:
 
 
 def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]]:
-    """Return the server's next state, and what was wrong with the new one if it is the old one.
+    """Return the server's next state, and the reasons if it is the old one.
 
     Raises:
-        ValueError: if a tensor has a row for each of the clients that were merged, or another shape
-            or type than before.
+        ValueError: if a tensor has a row for each aggregated client, or another shape or type than
+            before.
     """
     for name, value in old.items():
         if name not in new:
-            return old, [f"the server: merged lacks {name}; expected what it held before"]
+            return old, [f"the server: merged lacks {name}; expected all tensors of its state"]
         found = new[name]
         if found.shape == (clients, *value.shape):
             raise ValueError(
-                f"aggregate gives {name!r} a row for each of the {clients} clients that reported; "
-                f"expected shape {list(value.shape)}, as before: average over clients"
+                f"aggregate returns {name!r} with a row for each of the {clients} reporting "
+                f"clients; expected shape {list(value.shape)}, as before: average over clients"
             )
         alike = found.is_floating_point() == value.is_floating_point()
-        # What the server alone has may grow, such as one teacher for each client that reported.
+        # Tensors of the server alone may grow, such as one teacher for each reporting client.
         grown = found.shape != value.shape and not name.startswith("server/")
         if grown or not alike:
             raise ValueError(
-                f"aggregate gives {name!r} as {found.dtype} {list(found.shape)}; expected "
+                f"aggregate returns {name!r} as {found.dtype} {list(found.shape)}; expected "
                 f"{value.dtype} {list(value.shape)}, as before"
             )
     for name, value in new.items():
@@ -148,22 +148,22 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
 
 
 def kinds(rejected: Iterable[str]) -> dict[str, int]:
-    """Count what was wrong by what was expected instead: "a: tau is -1; expected > 0" by "> 0"."""
+    """Return the number of rejections by the rule in the reason, after "; expected "."""
     return dict(Counter(reason.rpartition("; expected ")[2] for reason in rejected))
 
 
 class Inbox:
-    """Holds the messages of a round in tables [reporters, ...], one per form, to aggregate them."""
+    """Messages of a round in tables [reporters, ...], one per form, until aggregation."""
 
     def __init__(self, method: Method, server: Tensors, reporters: Tensor) -> None:
-        """Begin; `reporters` are sorted ids of the clients that may send a message."""
+        """Prepare for messages of the reporters, sorted ids of clients that may send one."""
         self.method, self.server, self.reporters = method, server, reporters
         self.by_form: dict[Form, Tensors] = {}
 
     def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
-        """Take the messages [C, ...] of some clients, all of one form."""
+        """Store the messages [C, ...] of some clients, all of one form."""
         held = self.by_form.setdefault(form, {})
-        if len(cohort.ids) == len(self.reporters):  # all at once: one copy, of these clients alone
+        if len(cohort.ids) == len(self.reporters):  # all at once: one copy
             held |= {n: v.index_select(0, cohort.ids.argsort()) for n, v in sent.items()}
             return
         for name, value in sent.items():
@@ -172,19 +172,19 @@ class Inbox:
             held[name][torch.searchsorted(self.reporters, cohort.ids.cpu())] = value
 
     def left(self, form: Form, cohort: Cohort) -> Tensors:
-        """Return what a `RoundState` holds of the messages of these clients, sorted: [M, ...]."""
+        """Return the messages of these clients for the `RoundState`, sorted: [M, ...]."""
         held = self.by_form.get(form, {})
         if len(cohort.ids) == len(self.reporters):
             return held
         return cut(held, torch.searchsorted(self.reporters, cohort.ids.cpu()))
 
     def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
-        """Return the server's next state; AggregationError says why there is none."""
+        """Return the server's next state; raise AggregationError with a reason if there is none."""
         return self.method.aggregate(self.server, message, cohort, source)
 
 
 class FoldingInbox(Inbox):
-    """Folds messages into one for each form, so that only a chunk's messages are in memory."""
+    """Messages of a round, folded into one per form, so that memory holds one chunk."""
 
     def __init__(self, aggregate: Aggregator, server: Tensors) -> None:
         self.aggregate, self.server = aggregate, server
@@ -201,15 +201,15 @@ class FoldingInbox(Inbox):
             with calling("aggregate"):
                 more = self.aggregate.fold(self.aggregate.weigh(self.server, sent, cohort))
                 self.folded[form] = self.aggregate.fold(before, more) if before else more
-        except ValueError as error:  # which matters if they are those to be merged
+        except ValueError as error:  # raised later if this form is aggregated
             self.folded[form] = error
 
     def left(self, form: Form, cohort: Cohort) -> Tensors:
-        """Return what messages look like, without any."""
+        """Return empty tensors with the form of the messages."""
         return self.message
 
     def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
-        """Return the server's next state; AggregationError says why there is none."""
+        """Return the server's next state; raise AggregationError if there is none."""
         folded = self.folded[form]
         if isinstance(folded, Exception):
             raise folded
@@ -217,12 +217,12 @@ class FoldingInbox(Inbox):
 
 
 def inbox(method: Method, server: Tensors, reporters: Tensor, keep_messages: bool) -> Inbox:
-    """Return what takes the messages of a round; refuse to fold what is needed apart."""
+    """Return an inbox for a round; raise ValueError if messages cannot be folded."""
     if keep_messages:
         return Inbox(method, server, reporters)
     if not isinstance(method.aggregate, Aggregator) or method.aggregate.rule != "mean":
         raise ValueError(
-            "keep_messages is False and this aggregation needs all messages at once; expected "
-            "an aggregation that is an Aggregator of weighted means, or keep_messages=True"
+            "keep_messages is False, but this aggregation needs all messages at once; use an "
+            "Aggregator of weighted means, or keep_messages=True"
         )
     return FoldingInbox(method.aggregate, server)

@@ -1,4 +1,4 @@
-"""Check that a run continues with the clients and the training rows that it began with."""
+"""Check that a resumed run has the clients and the training rows of its first rounds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _known: WeakKeyDictionary[Federation, Tensor] = WeakKeyDictionary()
 
 
 def rows_of(data: Federation) -> Tensor:
-    """Return how many training rows each client has, and a hash of them in order: [J, 2] int64.
+    """Return the number of training rows of each client and their ordered hash: [J, 2] int64.
 
-    Numbers are taken in single precision, so that the data's type does not matter; who wants to
-    deceive the hash can. Made once, so rows must not change.
+    Numbers are hashed in single precision, so that the data's type does not matter; the hash is not
+    cryptographic. It is cached, so rows must not change.
     """
     if data not in _known:
         each = _mixed(_mixed(_hash(data.x)) + _hash(data.y)).cpu()
@@ -39,7 +39,7 @@ def rows_of(data: Federation) -> Tensor:
 
 
 def _hash(table: Tensor) -> Tensor:
-    """Hash the rows of a table: [N, ...] -> [N], the same on any device."""
+    """Return hashes of the rows of a table: [N, ...] -> [N], equal on all devices."""
     real = torch.view_as_real(table) if table.is_complex() else table
     flat = real.detach().reshape(len(table), -1)
     odd = _mixed(torch.arange(1, flat.shape[1] + 1, device=table.device) * STEP)
@@ -51,33 +51,34 @@ def _hash(table: Tensor) -> Tensor:
 
 
 def _mixed(value: Tensor) -> Tensor:
-    """Mix the bits of an integer so that each depends on all others, as SplitMix64 does."""
+    """Return an integer with bits mixed as in SplitMix64, so that each depends on all others."""
     value = (value ^ (value >> 30)) * FIRST
     value = (value ^ (value >> 27)) * SECOND
     return value ^ (value >> 31)
 
 
 def validate_resume(start: RoundState, data: Federation) -> RoundState:
-    """Return a round to continue from, with the names and rows of its clients.
+    """Return a state to resume, with the names and rows of its clients.
 
-    Clients that are held out may be others. A round that does not know its clients, as one that was
-    made by hand, is compared by their number alone; so is one in which nobody has trained.
+    Held-out clients may differ. For a state without names, or before the first round, only the
+    number of clients is compared.
     """
     cure = (
-        "; expected the clients of start, in its order; server=start.server begins again on others"
+        "; resume with the same clients in the same order, or start again on other clients with "
+        "server_state=state.server"
     )
     names, rows = data.names[: data.clients], rows_of(data)
     if (had := len(start.seen)) != data.clients:
         raise ValueError(
-            f"resume_from is a round of {had} clients, and the data have {data.clients}{cure}"
+            f"resume_from is a round of {had} clients, but the data have {data.clients}{cure}"
         )
     if start.number:
         for j, (was, now) in enumerate(zip(start.names, names, strict=False)):
             if was != now:
-                raise ValueError(f"client {j} is {now!r}, and {was!r} in start{cure}")
+                raise ValueError(f"client {j} is {now!r}, but {was!r} in resume_from{cure}")
         known = rows if start.rows is None else start.rows.cpu()
         for j in (known != rows).any(1).nonzero().flatten().tolist()[:1]:
             had, has = int(known[j, 0]), int(rows[j, 0])
-            found = f"{has} training rows, and {had}" if had != has else "other training rows than"
-            raise ValueError(f"{names[j]} has {found} in start{cure}")
+            found = f"{has} training rows, but {had}" if had != has else "other training rows than"
+            raise ValueError(f"{names[j]} has {found} in resume_from{cure}")
     return replace(start, names=names, rows=rows)

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and how well; draws are of places in the federation, not of names."""
+"""Participation in rounds: client sampling by position in the federation, and stragglers."""
 
 from __future__ import annotations
 
@@ -14,52 +14,55 @@ from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.seeds import Seed, Stream, stream
 
 Draw = Callable[[Generator, int], Tensor]
-"""(generator, clients) -> ids of those drawn, int64."""
+"""(generator, clients) -> sampled ids, int64."""
 
-WORDS[Draw] = "a function: participation.fraction(0.4), participation.fixed(10) or one of your own"
+WORDS[Draw] = "a function: participation.fraction(0.4), participation.fixed(10) or your own"
 
 
 def everyone(_: Generator, clients: int) -> Tensor:
-    """Draw all clients."""
+    """Return the ids of all clients."""
     return torch.arange(clients)
 
 
 @dataclass(frozen=True)
 class KnownDraw:
-    """A draw whose chances are known, as an accountant of privacy needs them.
+    """Client sampling with known probabilities, as privacy accounting needs them.
 
     Attributes:
-        draw: makes it.
-        sampling: clients -> the chances.
+        draw: function that samples the ids.
+        sampling: number of clients -> probabilities.
     """
 
     draw: Draw
     sampling: Callable[[int], Sampling]
 
     def __call__(self, generator: Generator, clients: int) -> Tensor:
-        """Draw."""
+        """Return the sampled ids."""
         return self.draw(generator, clients)
 
 
 def sampling_of(draw: Draw, clients: int) -> Sampling:
-    """Return the chances of a draw; ValueError if it is one's own, of which nobody knows them."""
+    """Return the probabilities of a sampling function; raise ValueError if unknown."""
     if draw is everyone:
         return Sampling("all", clients)
     if isinstance(draw, KnownDraw):
         return draw.sampling(clients)
     raise ValueError(
-        f"participation is {getattr(draw, '__name__', type(draw).__name__)}, whose chances are not "
-        "known; expected everyone, fixed, fraction or bernoulli, where there is privacy"
+        f"participation is {getattr(draw, '__name__', type(draw).__name__)}, with unknown sampling "
+        "probabilities; with privacy, use everyone, fixed, fraction or bernoulli"
     )
 
 
 @checked
 def fixed(count: Count) -> Draw:
-    """Draw this many clients, uniformly without replacement; ValueError if there are fewer."""
+    """Return a sampler of this many clients, uniformly without replacement."""
 
     def draw(generator: Generator, clients: int) -> Tensor:
         if count > clients:
-            raise ValueError(f"count of participants is {count}; expected at most {clients}")
+            raise ValueError(
+                f"count of participants is {count}; expected at most {clients}, the number of "
+                "clients"
+            )
         return torch.randperm(clients, generator=generator)[:count]
 
     return KnownDraw(draw, lambda clients: Sampling("without replacement", count))
@@ -67,7 +70,7 @@ def fixed(count: Count) -> Draw:
 
 @checked
 def fraction(share: PositiveShare) -> Draw:
-    """Draw this share of the clients, rounded, at least one, uniformly without replacement."""
+    """Return a sampler of this fraction of clients, at least one, without replacement."""
 
     def many(clients: int) -> int:
         return max(1, round(share * clients))
@@ -80,11 +83,13 @@ def fraction(share: PositiveShare) -> Draw:
 
 @checked
 def bernoulli(probability: PositiveShare, min_clients: Whole = 2) -> Draw:
-    """Draw each client independently; again until there are at least `min_clients` (pFedVEM).
+    """Return a sampler that draws each client independently, at least `min_clients`.
+
+    It draws again while there are too few (pFedVEM).
 
     Raises:
         ValueError: when drawing, if there are fewer than `min_clients` clients, or a thousand draws
-            found too few.
+            returned too few.
     """
 
     def draw(generator: Generator, clients: int) -> Tensor:
@@ -94,7 +99,7 @@ def bernoulli(probability: PositiveShare, min_clients: Whole = 2) -> Draw:
                 return ids
         raise ValueError(
             f"probability of reporting is {probability}; a thousand draws from {clients} clients "
-            f"gave fewer than {min_clients} each; expected a larger one"
+            f"gave fewer than {min_clients} each; increase the probability or lower min_clients"
         )
 
     def sampling(clients: int) -> Sampling:
@@ -112,26 +117,29 @@ def bernoulli(probability: PositiveShare, min_clients: Whole = 2) -> Draw:
 
 
 def validate_ids(ids: Tensor, clients: int) -> Tensor:
-    """Sort ids; refuse an empty draw, repeated ids and clients that do not exist."""
+    """Return sorted ids; raise ValueError for empty draws, repeated or unknown ids."""
     if not torch.is_tensor(ids) or ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
         kind = f"{ids.dtype} {list(ids.shape)}" if torch.is_tensor(ids) else type(ids).__name__
-        raise ValueError(f"what a draw of clients returns is {kind}; expected ids, int64 [C]")
+        raise ValueError(f"a draw of clients returns {kind}; expected ids, int64 [C]")
     ids = ids.long().sort().values
     again = bool((ids[1:] == ids[:-1]).any())
     if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= clients or again:
-        raise ValueError(f"drawn clients are {ids.tolist()}; expected distinct ids below {clients}")
+        raise ValueError(
+            f"drawn clients are {ids.tolist()}; expected at least one id, distinct, from 0 to "
+            f"{clients - 1}"
+        )
     return ids
 
 
 @dataclass(frozen=True)
 class Stragglers:
-    """What goes wrong at clients, drawn in every round, independently of who else takes part.
+    """Failures of clients, drawn independently in every round: dropout and partial work.
 
     Attributes:
-        drop_rate: probability that the message of a reporting client is lost. The client goes back
-            to the private state that it had; the server merges what the others sent.
-        min_work: smallest share of its epochs that a client does; each draws a share uniformly from
-            it to 1, and does at least one epoch of every phase that has any.
+        drop_rate: probability that a client drops out after training. It keeps its previous state;
+            the server aggregates the messages of the others.
+        min_work: smallest fraction of its epochs that a client does; each draws a fraction
+            uniformly from it to 1, and does at least one epoch of every phase that has any.
     """
 
     drop_rate: Share = 0.0
@@ -141,7 +149,7 @@ class Stragglers:
         check_fields(self)
 
     def reported(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
-        """Return those of the clients `ids` whose messages arrive in a round; names are by id."""
+        """Return those of the clients `ids` that do not drop out in a round."""
         return (
             ids[_uniform(ids, names, seed, number)[:, 0] >= self.drop_rate]
             if self.drop_rate
@@ -149,7 +157,7 @@ class Stragglers:
         )
 
     def working(self, method: Method, names: Sequence[str], seed: Seed, number: int) -> Method:
-        """Return the method with fewer epochs, rounded up, for some clients; names are by id."""
+        """Return the method with fewer epochs, rounded up, for some clients."""
         if self.min_work == 1:
             return method
 
@@ -170,7 +178,7 @@ class Stragglers:
 
 
 def _uniform(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
-    """Draw two numbers from 0 to 1 for every client of a round: [C, 2]."""
+    """Return two random numbers from 0 to 1 for every client of a round: [C, 2]."""
     drawn = torch.zeros(len(ids), 2, dtype=torch.float64)
     for own, i in zip(drawn, ids.tolist(), strict=True):
         own.uniform_(generator=stream(seed, Stream.WORK, number, names[i]))

@@ -1,6 +1,6 @@
-"""The server's part of a round: who takes part, the messages that come, and the next state.
+"""The server's part of a round: client sampling, aggregation of messages, and the next state.
 
-Of the data, the server's part needs only who the clients are and how many rows each has.
+Of the data, the server's part only needs the clients' names and numbers of rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, join_up, pick, role, unwritten
 from pyrofl.turns import synchronized
 
-AROUND = {  # what people write for a handler of Pyro
+AROUND = {  # public names of Pyro's handlers
     "ScaleMessenger": "poutine.scale",
     "MaskMessenger": "poutine.mask",
     "plate": "a plate",
@@ -39,7 +39,7 @@ AROUND = {  # what people write for a handler of Pyro
 def first(
     method: Method, data: Federation | Roster, seed: Seed, server: Tensors | None = None
 ) -> RoundState:
-    """Return the state before round one; rows that `init` has of clients are sorted by name."""
+    """Return the state before round one; rows of `init` per client are in the order of names."""
     if server is None:
         with calling("init"):
             made = method.init(stream(seed, Stream.START), data.clients)
@@ -61,7 +61,7 @@ def sample_clients(
     participation: Draw,
     training_clients: Draw | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return who is to report in a round, and who is to train, both sorted."""
+    """Return the reporting and the training clients of a round, both sorted."""
     source = stream(seed, Stream.WHO, number)
     with calling("a draw of clients"):
         reporters = validate_ids(participation(source, clients), clients)
@@ -86,18 +86,18 @@ def advance(
     record: bool = True,
     backend: Backend | None = None,
 ) -> RoundState:
-    """Make one round: clients `ids` train, those of them in `reporters` report, the server merges.
+    """Run one round: clients `ids` train, `reporters` send messages, the server aggregates them.
 
-    A client whose message is not merged goes back to the private state that it had: one that is
-    among the `silent`, whose message, private state or loss is bad, see `inspect` and `agreed`, or
-    whose server cannot merge. Others that do not report keep what they made, as no message of
-    theirs is missed. If nobody reports, or the aggregation is not finite, the server keeps its
-    state. The merge may write into the server's state: what it is given is a copy. The `backend`
-    takes the request to the clients; by default they are in this process, and data has their rows.
+    A client keeps its previous state if its message is not aggregated: if it is `silent`, if its
+    message, client state or loss is invalid, see `inspect` and `agreed`, or if the aggregation
+    fails. Clients that were not selected to report keep their new state. If no client reports, or
+    the aggregation is not finite, the server keeps its state. The aggregation may modify the
+    server's state, as it receives a copy. The `backend` sends the request to the clients; by
+    default they are in this process, and data has their rows.
 
     Raises:
-        ValueError: if a function of the method writes into tensors that are not its own, or gives
-            something else than a dict of tensors of the expected shape.
+        ValueError: if a function of the method modifies its arguments, or does not return a dict
+            of tensors of the expected shapes.
     """
     refuse_surroundings()
     reporters = reporters[torch.isin(reporters, ids)].sort().values
@@ -117,7 +117,7 @@ def advance(
 
 
 class MessageCollector:
-    """Takes the replies of a round as they come, and makes the next state of them."""
+    """Collects the replies of a round, and computes the next state from them."""
 
     def __init__(
         self,
@@ -127,22 +127,22 @@ class MessageCollector:
         reporters: Tensor,
         keep_messages: bool = True,
     ) -> None:
-        """Begin; `reporters` are sorted ids of the clients that may send a message."""
+        """Prepare for messages of the reporters, sorted ids of clients."""
         self.method, self.data, self.state, self.reporters = method, data, state, reporters
         own = {n: v.clone() for n, v in state.server.items()}
         self.inbox = inbox(method, own, reporters, keep_messages)
         self.replies: list[Reply] = []
 
     def take(self, reply: Reply) -> None:
-        """Take the reply of some clients, of which the message goes to the inbox."""
+        """Store the reply of some clients; its message is moved to the inbox."""
         self.inbox.take(reply.form, reply.sender, reply.message)
         reply.message = {}
         self.replies.append(reply)
 
     def close(self, seed: Seed, silent: Tensor) -> tuple[RoundState, Tensor]:
-        """Return the next state, but for what clients keep, and ids of those that may keep it.
+        """Return the next state without client states, and ids of accepted clients.
 
-        These are all that trained but those whose message was missed, was bad or not merged.
+        Accepted are training clients without a missing, invalid or unaggregated message.
         """
         form = self._rejecting()
         reasons = [reason for reply in self.replies for reason in reply.reasons]
@@ -190,7 +190,7 @@ class MessageCollector:
         return after, kept
 
     def _rejecting(self) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
-        """Return the form that messages must have, once clients with another one are rejected."""
+        """Return the form of valid messages, and reject clients with another one."""
         votes = [(reply.form, reply.reasons.count("")) for reply in self.replies]
         form = agreed(votes, form_of(self.state.message), self.state.server)
         for reply in self.replies:
@@ -203,12 +203,12 @@ class MessageCollector:
 
 
 def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method]:
-    """Return what gives the method of a round, by its number from 0."""
+    """Return a function from round number (from 0) to the method of the round."""
     if isinstance(method, Method):
         return lambda _: method
 
     def at(number: int) -> Method:
-        """Return the method of a round, or refuse what is none."""
+        """Return the method of a round; raise ValueError if it is not a Method."""
         with calling(f"method({number})"):
             made = method(number)
         if not isinstance(made, Method):
@@ -222,20 +222,19 @@ def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method
 
 @synchronized  # another thread may be inside a handler of its own
 def refuse_surroundings() -> None:
-    """Refuse to train inside of what changes the numbers of programs, or their gradients."""
+    """Raise ValueError inside Pyro handlers, autocast or inference mode."""
     if _PYRO_STACK:
         kind = type(_PYRO_STACK[-1]).__name__
         raise ValueError(
-            f"fit runs inside {AROUND.get(kind, kind)}, which would change what programs mean; "
-            "expected to fit outside of it, and handlers of Pyro inside the programs"
+            f"fit runs inside {AROUND.get(kind, kind)}, which would change the programs; call fit "
+            "outside of it, and use handlers of Pyro inside the programs"
         )
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise ValueError(
-            "fit runs inside autocast, which would round what programs compute; expected to fit "
-            "outside of it"
+            "fit runs inside autocast, which would round the results of programs; call fit outside "
+            "of it"
         )
     if torch.is_inference_mode_enabled():
         raise ValueError(
-            "torch.inference_mode() is on; expected to fit outside of it, as there are no "
-            "gradients inside"
+            "torch.inference_mode() is on, which disables gradients; call fit outside of it"
         )

@@ -1,4 +1,4 @@
-"""The state between rounds, and what clients hold of it when they meet the server."""
+"""The state between rounds, and the clients' downloads, states and uploads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyrofl.returned import as_tensors, calling
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, size_in_bytes, unwritten
 
-ROWS_BYTES = 200_000_000  # stacked rows of clients trained side by side, padding included
+ROWS_BYTES = 200_000_000  # stacked rows of a vectorized batch of clients, including padding
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of the processor, on Linux
 
 nobody = partial(torch.zeros, 0, dtype=torch.long)
@@ -26,27 +26,27 @@ nobody = partial(torch.zeros, 0, dtype=torch.long)
 
 @dataclass(frozen=True, repr=False)
 class RoundState(Summarised):
-    """The state after a round; passed back to `federate`, the run goes on from it bitwise.
+    """State after a round; `federate` resumes from it bit for bit.
 
     Attributes:
-        number: rounds done.
-        server: what the server knows.
-        client_states: what clients keep, name -> [J, ...]; rows of clients never seen are zero.
-        seen: [J] bool, the clients that keep something: that have trained at least once, and not in
-            vain, see `advance`.
-        reporters: those that reported, sorted; their messages are `message`, [M, ...], or [0, ...]
+        number: number of completed rounds.
+        server: tensors of the server.
+        client_states: name -> states of all clients [J, ...]; rows of unseen clients are zero.
+        seen: [J] bool, clients with a state: those that were trained and accepted at least once,
+            see `advance`.
+        reporters: reporting clients, sorted; their messages are `message`, [M, ...], or [0, ...]
             if they were not kept.
-        trained: ids of those that trained, sorted.
-        rejected: "client: what was wrong" of those whose message or state was bad; also of the
-            server, if the aggregation was not finite and it keeps its state.
+        trained: ids of training clients, sorted.
+        rejected: "client: reason" of clients with an invalid message or state; also of the server,
+            if the aggregation was not finite and it keeps its state.
         loss: mean loss of every gradient step by its names, [trained]; finite unless rejected.
         first_loss: loss of the first step of each client in this round, as `loss`.
-        steps: gradient steps that each client made, in all phases, [trained].
-        silent: ids of those that were to report and failed to, sorted; see `Stragglers`.
-        bytes_down: bytes sent to each client that trained, [trained].
-        bytes_up: bytes sent by each client that reported, [M].
-        names: of the clients that train; () if unknown.
-        rows: [J, 2], how many training rows each has and a hash of them; None if unknown.
+        steps: number of gradient steps of each client, in all phases, [trained].
+        silent: ids of selected reporters that dropped out, sorted; see `Stragglers`.
+        bytes_down: bytes sent to each training client, [trained].
+        bytes_up: bytes sent by each reporting client, [M].
+        names: names of the training clients; () if unknown.
+        rows: [J, 2], number of training rows of each client and their hash; None if unknown.
         constants: hash of the frozen weights and buffers of the method's networks; "" if there are
             none, or if unknown.
     """
@@ -71,42 +71,42 @@ class RoundState(Summarised):
 
     @property
     def title(self) -> str:
-        """The number of rounds done."""
+        """Return the title of the summary, with the number of rounds."""
         return f"State after round {self.number}"
 
     def get_client_states(self, ids: Tensor) -> Tensors:
-        """Return the private state of clients that were seen, [C, ...]."""
+        """Return the states of clients that were seen, [C, ...]."""
         if isinstance(self.client_states, ClientStates):
             return self.client_states.select(ids)
         return {n: v.index_select(0, ids) for n, v in self.client_states.items()}
 
     def of_all(self, values: Tensors) -> Tensors:
-        """Return values [trained] as those of all clients, [J]: NaN of those that did not train."""
+        """Return values [trained] for all clients, [J]: NaN for those that did not train."""
         none = {n: v.new_full(self.seen.shape, torch.nan, device="cpu") for n, v in values.items()}
         return {n: none[n].scatter(0, self.trained, v.cpu()) for n, v in values.items()}
 
     def summary(self) -> dict[str, str]:
-        """Return a line for each part of the state."""
+        """Return the lines of the printed summary: name -> text."""
         trained, reported, silent = (
             len(v) for v in (self.trained, self.reporters.ids, self.silent)
         )
         return {
             "server": _listed(self.server),
             "private": f"{_listed(self.client_states)}; {int(self.seen.sum())} clients were seen",
-            "clients": f"{trained} trained, {reported} reported, {silent} were silent",
-            "rejected": "; ".join(self.rejected) or "nobody",
+            "clients": f"{trained} trained, {reported} reported, {silent} dropped out",
+            "rejected": "; ".join(self.rejected) or "no client",
         }
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Name some tensors."""
+    """Return the first names, and the number of the others."""
     first = list(names)[:4]
     more = len(list(names)) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "") or "nothing"
 
 
 def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
-    """Move tensors to the device and, if they are real numbers, the type of the data."""
+    """Return tensors on the device and, if they are real numbers, in the type of the data."""
     return {
         n: v.detach().to(data.device, data.dtype if v.is_floating_point() else None)
         for n, v in tensors.items()
@@ -114,7 +114,7 @@ def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
 
 
 def downloaded(method: Method, server: Tensors, cohort: Cohort) -> Tensors:
-    """Return what some clients receive."""
+    """Return the download of some clients."""
     with calling("download"), unwritten("download", server):
         return as_tensors("what download returns", method.download(server, cohort), len(cohort.ids))
 
@@ -127,7 +127,7 @@ def current_states(
     cohort: Cohort,
     seed: Seed,
 ) -> Tensors:
-    """Return the private state of some clients, that of newcomers new."""
+    """Return the states of some clients; new clients are initialized."""
     with calling("init_client"):
         made = method.init_client(received, cohort, stream(seed, Stream.START))
     private = to_data(as_tensors("what init_client returns", made, len(cohort.ids)), data)
@@ -139,7 +139,7 @@ def current_states(
         if name in kept and all_known:
             private[name] = kept[name].to(new)
             continue
-        # As that of others lies, so that steps which are recorded for these are those of newcomers.
+        # With the layout of other clients' states, so that recorded steps apply to new clients too.
         private[name] = new.clone(memory_format=torch.contiguous_format)
         if name in kept:
             private[name][known] = kept[name].to(new)
@@ -149,8 +149,8 @@ def current_states(
 def refuse_absent_states(
     method: Method, data: Federation, state: RoundState, ids: Tensor, view: str
 ) -> None:
-    """Refuse the personal models of clients whose states are kept where they train."""
-    ids = ids[ids < len(state.seen)]  # clients that are held out keep nothing
+    """Raise ValueError if a personal model needs states stored at remote clients."""
+    ids = ids[ids < len(state.seen)]  # held-out clients have no state
     seen = ids[state.seen.cpu()[ids]]
     if view == "global" or not len(seen) or len(state.client_states):
         return
@@ -159,36 +159,37 @@ def refuse_absent_states(
         downloaded(method, state.server, cohort), cohort, stream(0, Stream.START)
     ):
         raise ValueError(
-            f"the state of {data.names[int(seen[0])]!r} is not here: it is kept where the client "
-            "trains; expected model='global', or a new client"
+            f"the state of {data.names[int(seen[0])]!r} is stored at the client, not here; use "
+            "model='global', or a new client"
         )
 
 
 def client_inputs(
     method: Method, data: Federation, state: RoundState, cohort: Cohort, seed: Seed
 ) -> tuple[Tensors, Tensors]:
-    """Return what some clients receive now and their private state, that of newcomers new."""
+    """Return downloads and states of some clients; new clients are initialized."""
     received = downloaded(method, state.server, cohort)
     return received, current_states(method, data, state, received, cohort, seed)
 
 
 def uploaded(method: Method, received: Tensors, local: Tensors) -> Tensors:
-    """Return the messages of clients that have trained."""
+    """Return the messages of trained clients."""
     with calling("upload"), unwritten("upload", received, local):
         try:
             return as_tensors("what upload returns", method.upload(received, local))
         except KeyError as error:
             raise ValueError(
-                f"phases leave clients without {error}, which upload reads; expected phases that "
-                "make it, or another upload"
+                f"upload reads {error}, which no phase has computed; compute it in a phase, or "
+                "change upload"
             ) from error
 
 
 @cache
 def chunk_bytes() -> int:
-    """Return the bytes of stacked state that are trained side by side: twice the cache's size.
+    """Return the bytes of stacked state of one vectorized batch: twice the cache's size.
 
-    Smaller chunks pay for more steps in Python, larger ones for memory: measured, flat around it.
+    Smaller chunks need more steps in Python, larger ones are limited by memory; the measured
+    optimum is flat.
     """
     try:
         size = int(CACHE.read_text().strip().removesuffix("K")) * 1024
@@ -205,9 +206,9 @@ def chunks(
     chunk_size: int | None,
     seed: Seed,
 ) -> Iterator[Tensor]:
-    """Split clients into groups that are trained side by side, the largest clients first."""
+    """Yield groups of clients for vectorized training, the largest clients first."""
     if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; expected None or at least 1")
+        raise ValueError(f"chunk_size is {chunk_size}; expected None or an integer >= 1")
     ids = ids[data.sizes[ids].argsort(descending=True, stable=True)]
     if chunk_size is not None:
         yield from ids.split(int(chunk_size))

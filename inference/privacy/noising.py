@@ -1,14 +1,14 @@
-"""Private methods: what clients add to sums is bounded, and noise hides it.
+"""Differentially private methods: clipped contributions of clients, and noise on their sums.
 
-where="server"   clients send what they add to sums, see `sums`; the server clips each, adds them up
+where="server"   clients send contributions to sums, see `sums`; the server clips each, sums them
                  and adds noise once: McMahan, Ramage, Talwar and Zhang, "Learning Differentially
                  Private Recurrent Language Models", ICLR 2018, with their fixed denominator
-where="client"   each client clips and adds noise to what it sends
+where="client"   each client clips its contribution and adds noise to it
 
-A server that is not an `Aggregator` may take messages as changes of what it has, as PVI takes
-factors (Heikkilä, Ashman, Swaroop, Turner and Honkela, "Differentially private partitioned
-variational inference", 2022): its method says so by the fact `CHANGES`, and clients add noise to
-the change.
+A server that is not an `Aggregator` may interpret messages as changes of its own tensors, as PVI
+does with factors (Heikkilä, Ashman, Swaroop, Turner and Honkela, "Differentially private
+partitioned variational inference", 2022): its method declares them by the metadata `CHANGES`, and
+clients add noise to the change.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def with_privacy(
     clients: int,
     participation: Draw,
 ) -> Method | Callable[[int], Method]:
-    """Return `private` methods, if that is asked for: of one, or of each round."""
+    """Return `private` methods, of one or of each round, if privacy is requested."""
     if privacy is None:
         return method
     if large := too_large(privacy.delta, clients):
@@ -64,34 +64,39 @@ def with_privacy(
 def private(
     method: Method, privacy: Privacy, clients: Count, participation: Draw = everyone
 ) -> Method:
-    """Return a method whose server's states are differentially private.
+    """Return a method with differentially private server states.
 
     Args:
-        method: one whose aggregation is an `Aggregator` of weighted means; with where="client"
-            also one whose messages are `CHANGES`.
+        method: a method that aggregates by an `Aggregator` of weighted means; with where="client"
+            also one with messages that are `CHANGES`.
         privacy: bounds and noise.
-        clients: how many train.
-        participation: draws who reports, as of `fit`.
+        clients: number of training clients.
+        participation: function that samples the reporting clients, as in `fit`.
+
+    Returns:
+        The private method.
 
     Raises:
-        ValueError: if the method needs messages apart, by its name, or is private already; if
-            participation is a draw of one's own, or the accountant is not installed.
+        ValueError: if the method needs single messages, or is private already; if participation
+            is a custom function, or the accountant is not installed.
     """
     if method.metadata.privacy is not None:
-        raise ValueError(f"{method.name}: it is private already; expected a method that is not")
+        raise ValueError(
+            f"{method.name}: the method is private already; pass the original method, or no privacy"
+        )
     bounds, at_client = Bounds(privacy), privacy.where == "client"
     sampling = sampling_of(participation, clients)
     promise = PrivacyAccountant(privacy, clients, sampling, bounds.protected if at_client else None)
     changes = marked(method.metadata.tensors, CHANGES)
     if changes and not at_client:
         raise ValueError(
-            f"{method.name}: its server keeps what each client says apart, and noise of a sum "
-            "would be in none of it; expected where='client'"
+            f"{method.name}: its server stores a tensor of each client, which noise on a sum would "
+            "not protect; use Privacy(..., where='client')"
         )
     if changes:
 
         def download(server: Tensors, cohort: Cohort) -> Tensors:
-            """Send what messages are changes of, too."""
+            """Return the download with the values that messages are changes of."""
             return method.download(server, cohort) | shown(server, cohort, changes)
 
         return replace(
@@ -110,20 +115,20 @@ def private(
 
 @dataclass(frozen=True)
 class Bounds:
-    """Clips what clients add to sums, and makes the noise.
+    """Clipping and noise of clients' contributions to sums.
 
-    Weights together have a norm of at most 1, and all else together of at most `clip`. Where there
-    are weights both need noise, and each has 2^1/2 times as much, which is worth the same.
+    The weights have a total norm of at most 1, the other tensors of at most `clip`. If there are
+    weights, both groups get 2^1/2 times the noise, which gives the same privacy.
     """
 
     privacy: Privacy
 
     def clipped_of(self, server: Tensors, message: Tensors) -> Tensors:
-        """Return what clients add, clipped; as `transform` of an `Aggregator`."""
+        """Return clients' clipped contributions; as `transform` of an `Aggregator`."""
         return self.clipped(pick(message, f"{SUM}/* {WEIGHT}/*"))
 
     def clipped(self, added: Tensors) -> Tensors:
-        """Return what clients add [C, ...] within the bounds; zeros of what is not finite."""
+        """Return contributions [C, ...] within the bounds; zeros for non-finite ones."""
         light = _scaled(added, pick(added, f"{WEIGHT}/*"), 1.0)
         weights = pick(light, f"{WEIGHT}/*")
         rest = {n: v for n, v in light.items() if n not in weights}
@@ -151,7 +156,7 @@ class Bounds:
     def protected(
         self, received: Tensors, message: Tensors, sources: Sequence[Generator]
     ) -> Tensors:
-        """Return messages [C, ...] of clients that add the noise; each has a stream of its own."""
+        """Return messages [C, ...] of clients that add the noise, each from its own stream."""
         base = {n: v for n, v in role(AT, received).items() if n in message}
         near = self.clipped({n: v - base[n] if n in base else v for n, v in message.items()})
         each = [self.noisy({n: v[c] for n, v in near.items()}, g) for c, g in enumerate(sources)]
@@ -160,12 +165,12 @@ class Bounds:
 
 
 def _scaled(values: Tensors, measured: Tensors, most: float) -> Tensors:
-    """Shorten values [C, ...] where those that are measured have a norm above `most`."""
+    """Return values [C, ...] scaled down where the measured norm exceeds `most`."""
     if not measured:
         return values
     norm = total({n: v.double().square() for n, v in measured.items()}).sqrt()
     eps = max(torch.finfo(v.dtype).eps for v in measured.values())
-    # A hair shorter, or rounding might lead beyond the bound.
+    # Slightly smaller, as rounding might exceed the bound.
     factor = torch.where(norm > most, most / norm * (1 - 2 * eps), 1.0)
     return {n: _multiplied(v, factor, norm.isfinite()) for n, v in values.items()}
 
@@ -178,11 +183,11 @@ def _multiplied(value: Tensor, factor: Tensor, good: Tensor) -> Tensor:
 def secret_normals(shape: Sequence[int]) -> Tensor:
     """Draw standard normal numbers from the operating system's entropy.
 
-    Each is the normal quantile of a uniform number of 53 random bits, so that no generator has a
-    state from which the noise could be repeated.
+    Each is the normal quantile of a uniform number of 53 random bits, so that no generator state
+    can reproduce the noise.
 
     Args:
-        shape: of the result.
+        shape: shape of the result.
 
     Returns:
         Tensor of the shape, float64, on the CPU; its values are within 8.3 standard deviations.

@@ -1,12 +1,12 @@
-"""Methods whose clients send what they add to the server's sums, instead of their message.
+"""Methods with clients that send contributions to the server's sums instead of their messages.
 
-A server that is an `Aggregator` goes on from weighted means, so it needs no more than two kinds of
-sums:
+A server that is an `Aggregator` computes its next state from weighted means, so it only needs two
+kinds of sums:
 
     weight/K  = sum_c weight_c                      of its K-th entry
-    sum/NAME  = sum_c weight_c (value_c - before)   before: what the server has by that name
+    sum/NAME  = sum_c weight_c (value_c - before)   before: the server's tensor of that name
 
-and for `WeightedSum` the sum of weight_c value_c alone. Noise and masks are added to these.
+and for `WeightedSum` only the sum of weight_c value_c. Noise and masks are added to these.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ IDS, SIZE = "who/ids", "who/size"
 
 @dataclass(frozen=True)
 class Sums:
-    """What clients add to sums, and what a server by weighted means makes of them.
+    """Clients' contributions to sums, and the aggregation of these sums.
 
     Attributes:
-        aggregation: the server.
-        even: clients of a round, where those that count by their rows, or the same, all count 1 and
-            the sum is divided by this; None: they tell what they count.
-        most: weight that is told as 1.
-        least: the smallest sum of weights that is divided by.
+        aggregate: aggregation of the server.
+        even: expected clients of a round: weights by rows and uniform weights are replaced by 1,
+            and the sum is divided by this number; None: clients send their weights.
+        most: weight that is sent as 1.
+        least: smallest sum of weights used as a divisor.
     """
 
     aggregate: Aggregator
@@ -52,7 +52,7 @@ class Sums:
     least: float = UNUSED
 
     def told(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensors:
-        """Return what clients add, [C, ...]; server is what they know of it, [C, ...]."""
+        """Return clients' contributions, [C, ...], given their known server tensors [C, ...]."""
         values, found = self.aggregate.transform(server, message), Tensors()
         before = server | self.aggregate.transform(server, server)
         for names, patterns in self.aggregate.groups(values):
@@ -81,7 +81,7 @@ class Sums:
         return self.aggregate.server_step(server, pooled)
 
     def _alike(self, patterns: str) -> bool:
-        """Say whether all clients count 1."""
+        """Return whether all clients have weight 1."""
         return self.even is not None and _inner(self.aggregate.weights[patterns]) in (
             by_size,
             uniform,
@@ -96,31 +96,34 @@ class Sums:
 
 @checked
 def summed(method: Method, sums: Sums | None = None) -> Method:
-    """Let clients send what they add to sums, which is all that the server needs.
+    """Return a method with clients that send contributions to sums instead of messages.
 
-    The result is the same but for rounding. Rules about messages are left out, as sums do not show
-    who breaks them.
+    Results are equal up to rounding. Rules of messages are removed, as sums do not show which
+    client violates them.
 
     Args:
-        method: one whose aggregation is an `Aggregator` of weighted means.
-        sums: other ones than those of its merge.
+        method: a method that aggregates by an `Aggregator` of weighted means.
+        sums: sums to send, instead of those of its aggregation.
+
+    Returns:
+        The method with sums.
 
     Raises:
-        ValueError: if its server needs messages apart; it names the method.
+        ValueError: if its server needs single messages; the message names the method.
     """
     aggregate = poolable(method)
     mine, all_known = sums or Sums(aggregate), method.download is send_all
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send what clients are to tell a change from, too."""
+        """Return the download with the values that messages are compared with."""
         return method.download(server, cohort) | under(AT, send_all(server, cohort))
 
     def count(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Note how many rows there are."""
+        """Return ids and numbers of rows of the clients as local tensors."""
         return {IDS: batch.ids, SIZE: batch.size}
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send what the client adds to sums."""
+        """Return the clients' contributions to sums."""
         own = {n: v for n, v in received.items() if all_known or not n.startswith(f"{AT}/")}
         message = method.upload(own, local)
         known = received if all_known else role(AT, received)
@@ -139,18 +142,18 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
 
 
 def poolable(method: Method) -> Aggregator:
-    """Return a method's aggregation; refuse one that is not of sums, by the method's name."""
+    """Return a method's aggregation; raise ValueError if it is not a weighted mean."""
     aggregate = method.aggregate
     if isinstance(aggregate, Aggregator) and aggregate.rule == "mean":
         return aggregate
     how = (
         f"aggregation is {aggregate.rule!r}"
         if isinstance(aggregate, Aggregator)
-        else "aggregation is no weighted mean"
+        else "aggregation is not a weighted mean"
     )
     raise ValueError(
-        f"{method.name or method.programs}: {how}, so that its server must see every message "
-        "apart; expected a method whose aggregation is an Aggregator of weighted means"
+        f"{method.name or method.programs}: {how}, so its server needs every single message; use "
+        "a method that aggregates by an Aggregator of weighted means"
     )
 
 
@@ -164,7 +167,7 @@ def without_rules(metadata: Metadata) -> Metadata:
 
 
 def shown(server: Tensors, cohort: Cohort, names: str) -> Tensors:
-    """Return what clients are to tell changes of some names from."""
+    """Return the server tensors of some names, for clients to compute changes."""
     known = {n: v for n, v in server.items() if matches(n, names)}
     return under(AT, spread_out(known, len(cohort.ids)))
 
@@ -174,5 +177,5 @@ def _inner(weight: Weight) -> Weight:
 
 
 def _times(weight: Tensor, value: Tensor) -> Tensor:
-    """Multiply values [..., *p] by weights [...]."""
+    """Return values [..., *p] multiplied by weights [...]."""
     return weight.reshape([*weight.shape, *(1 for _ in value.shape[weight.dim() :])]) * value

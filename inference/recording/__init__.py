@@ -1,1 +1,1 @@
-"""Recorded updates: Python code of torch operations in place of Pyro programs and autograd."""
+"""Recorded updates: Python code of torch operations instead of Pyro programs and autograd."""

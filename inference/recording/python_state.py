@@ -29,15 +29,15 @@ from pyrofl.inference.description import HOOKS, attributes, closure, is_own, nam
 PLAIN = {bool, int, float, complex, str, bytes, type(None)}
 LEAVES = (*PLAIN, Tensor, np.ndarray, np.generic, Generator, dtype, ModuleType, CodeType)
 LONG = 1000  # entries of a list or a dict beyond which only the number of entries is compared
-MOST = 5000  # objects that are compared, the nearest first
+MOST = 5000  # maximum number of compared objects, in breadth-first order
 LARGE = 2**16  # bytes of an array beyond which its content is not compared
 
 Read = Callable[[], Iterable[Any]]
-"""Returns the values that a function, an object or a collection holds now."""
+"""Returns the current values in a function, an object or a collection."""
 
 
 class PythonState:
-    """What some functions hold in Python, at any depth; it is compared from update to update."""
+    """State of functions in Python, at any depth, compared from update to update."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.reads = list[Read]()
@@ -50,15 +50,15 @@ class PythonState:
             for read in _reads(value):
                 self.reads.append(read)
                 left += read()
-        self.seen = seen  # held, so that no id is used again
+        self.seen = seen  # references, so that no id is reused
 
     def now(self) -> tuple[object, ...]:
-        """Return the state, which is equal for equal states."""
+        """Return the current state, which is equal for equal states."""
         return tuple(_shown(value) for read in self.reads for value in read())
 
 
 def _reads(value: Any) -> Iterator[Read]:
-    """Yield functions that return what a value holds."""
+    """Yield functions that return the parts of a value."""
     if isinstance(value, FunctionType):
         yield from _reads_of_function(value)
     elif isinstance(value, MethodType):
@@ -88,7 +88,7 @@ def _reads_of_function(function: FunctionType) -> Iterator[Read]:
 
 
 def _of_module(module: nn.Module) -> Iterator[Any]:
-    """Yield what layers hold besides weights that train."""
+    """Yield the parts of layers except trainable weights."""
     for layer in module.modules():
         held = vars(layer)
         for name, value in held.items():
@@ -104,17 +104,17 @@ def _of_module(module: nn.Module) -> Iterator[Any]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a class has the name by itself."""
+    """Return whether a class has the name by default."""
     return name.startswith("__") and name.endswith("__") and name != "__call__"
 
 
 def _fills(name: str, held: Any) -> bool:
-    """Return whether an attribute may fill up with results: a private collection."""
+    """Return whether an attribute may be a cache: a private collection."""
     return name.startswith("_") and isinstance(held, (dict, list, set))
 
 
 def _shown(value: Any) -> object:
-    """Return a value that is equal as long as the given one is the same."""
+    """Return a representation that is equal as long as the value is unchanged."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, Tensor):
@@ -130,7 +130,7 @@ def _shown(value: Any) -> object:
 
 
 def _position(iterator: Iterator[Any]) -> tuple[object, ...]:
-    """Return how far an iterator has been read, if that is known without reading it."""
+    """Return the position of an iterator, if it is known without reading it."""
     frame = getattr(iterator, "gi_frame", None)
     if frame is not None:  # of a generator
         return frame.f_lasti, repr([v for v in frame.f_locals.values() if type(v) in PLAIN])

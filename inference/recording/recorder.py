@@ -1,14 +1,14 @@
-"""Updates of a phase that run by recorded operations once enough alike ones are to come.
+"""Updates of a phase that run by recorded operations after enough equal ones.
 
-An update of few clients takes more time in Python than in kernels. It runs as written until more
-than `HOT` of one shape have run or are known to come. Then it is recorded, and the next ones run
-both ways, until the recording is known to give the same bits. What gives other bits, lets Python
-read numbers or draws noise that is not given to it runs as written; `pyrofl.recordings` names the
+An update of few clients spends more time in Python than in kernels. It runs as written until more
+than `HOT` of one shape have run or are scheduled. Then it is recorded, and the next ones run both
+ways, until the recording is known to be bitwise equal. Updates run as written if the results
+differ, Python reads numbers of tensors, or they draw other noise; `pyrofl.recordings` names the
 reason.
 
-Functions of the library keep no state of their own. An update that runs a user's functions is
-compared again in every phase. The Python state that these read is part of its kind, so that what
-changes from round to round takes effect; if it changes within a phase, updates run as written.
+Functions of the library have no state. An update with a user's functions is compared again in every
+phase. The Python state that these read is part of its kind, so that changes between rounds take
+effect; if it changes within a phase, updates run as written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pyrofl.tensors import Tensors
 
 HOT = 3  # updates as written take as long as a recording: measured
 CHECKS = 2  # comparisons of new code with the update as written; in further shapes, one
-SMALL = 2**23  # bytes that it changes, beyond which kernels take longer than Python: measured
+SMALL = 2**23  # modified bytes above which kernels take longer than Python: measured
 KEPT = 256  # recordings
 
 Requested = tuple[Any, ...]
@@ -43,29 +43,29 @@ Requested = tuple[Any, ...]
 
 
 class Noise(Protocol):
-    """Draws noise by its methods, and notes what it drew where there is a list."""
+    """Protocol of noise sources that store their draws in `noted`, if that is a list."""
 
     noted: list[tuple[Requested, Tensor]] | None
 
 
 Touched = Callable[[], tuple[Tensors, Tensors, Tensors]]
-"""Returns what an update writes into, and what else it reads: what other updates change, the rest.
+"""Returns the tensors that an update modifies, those that other updates modify, and constant ones.
 
-These stay the same tensors from update to update, and the rest the same numbers."""
+All are the same tensors from update to update."""
 
 CLIENTS = "size", "ids"  # of a batch
 ROWS = "x", "y", "mask", "at", "weights", "_share"
 
 
-OTHER_BITS = "its result depends on more than the tensors that it is given"
+OTHER_BITS = "its result depends on more than its input tensors"
 CHANGES = "Python variables or attributes that it reads change from update to update"
 
 
 class Recording:
-    """What is known of one kind of update in one shape."""
+    """Recording of one kind of update for one set of shapes."""
 
     def __init__(self, values: object) -> None:
-        """Begin; it is found by the ids of parts of these values, which are kept for that."""
+        """Store the values that identify the recording, so that their ids stay unique."""
         self.values, self.seen, self.checked = values, 0, 0
         self.reason = ""  # why it runs as written
         self.requested: list[Requested] = []  # the noise that it needs
@@ -74,13 +74,13 @@ class Recording:
 
 
 class Functions:
-    """The functions of one kind of update: their networks, and a user's own ones."""
+    """Functions of one kind of update: their networks, and a user's own functions."""
 
     def __init__(self, values: object) -> None:
         self.values, self.nets = values, list[Network]()
         own = list[object]()
         _look(values, self.nets, own, set())
-        self.known = is_known(values) and not own  # whether none is a user's
+        self.known = is_known(values) and not own  # whether no function is a user's
         self.roots = [*own, *(net.module for net in self.nets)]
         self.state, self.last = PythonState(()), tuple[object, ...]()
 
@@ -93,14 +93,14 @@ class Functions:
 
 
 class Kept(threading.local):
-    """The recordings of a thread."""
+    """Recordings of a thread."""
 
     def __init__(self) -> None:
         self.found: OrderedDict[object, Recording] = OrderedDict()
         self.plain: dict[object, Any] = {}  # kinds of steps that keep the layout -> values
-        self.sure: dict[object, Any] = {}  # kind, code that is right in some shape -> values
+        self.sure: dict[object, Any] = {}  # kind, code that is correct for some shape -> values
         self.known: dict[object, Functions] = {}  # by kind
-        self.log: list[Recorder] | None = None  # of those that run, for `recordings`
+        self.log: list[Recorder] | None = None  # recorders that run, for `recordings`
         self.is_on = True
 
 
@@ -108,14 +108,14 @@ RECORDINGS = Kept()
 
 
 def forget() -> None:
-    """Forget the recordings of this thread."""
+    """Delete the recordings of this thread."""
     for kept in (RECORDINGS.found, RECORDINGS.plain, RECORDINGS.sure, RECORDINGS.known):
         kept.clear()
 
 
 @contextmanager
 def recording(is_on: bool) -> Iterator[None]:
-    """Record updates in this thread, or run all of them as written."""
+    """Enable or disable recordings in this thread, as a context manager."""
     before, RECORDINGS.is_on = RECORDINGS.is_on, is_on
     try:
         yield
@@ -124,16 +124,16 @@ def recording(is_on: bool) -> Iterator[None]:
 
 
 class Recorder:
-    """The updates of one kind that some clients make in a phase."""
+    """Runs the updates of one kind of some clients in a phase, by recordings if possible."""
 
     def __init__(self, name: str, values: tuple[Any, ...], whole: bool, noise: Noise) -> None:
-        """Begin.
+        """Prepare a recorder for one kind of update.
 
         Args:
-            name: of the update, for `recordings`.
-            values: what it is made of: programs, loss, optimiser.
-            whole: whether every update sees the same batch.
-            noise: what the programs draw.
+            name: name of the update, for `recordings`.
+            values: its parts: programs, loss, optimizer.
+            whole: whether every update has the same batch.
+            noise: source of the noise of the programs.
         """
         self.name, self.values, self.whole, self.noise = name, values, whole, noise
         kind = identity(values)
@@ -143,26 +143,26 @@ class Recorder:
         self.functions = of = RECORDINGS.known[kind]
         self.known = of.known and all(map(_is_of_library, of.nets))
         self.python = () if self.known else of.python()
-        # What a network holds besides weights that train may be changed between two fits.
+        # The other state of a network than its trainable weights may change between two fits.
         self.kind = kind, *map(_held, of.nets), self.python
         self.recording: Recording | None = None
-        self.run: Callable[..., None] | None = None  # it, bound to these tensors
+        self.run: Callable[..., None] | None = None  # the recording, bound to these tensors
         self.touched: tuple[list[Tensor], ...] = ()
         self.passing: list[str] = []  # tensors of a batch that differ from step to step
         # Recordings that agreed with the update as written, in this phase.
         self.compared = set[int]()
-        self.numbers: Callable[[], object] = list  # what an optimiser keeps besides tensors
-        self.reason = ""  # why updates run as written
+        self.numbers: Callable[[], object] = list  # returns an optimizer's state except tensors
+        self.reason = ""  # reason why updates run as written
         self.made = [0, 0]  # updates as written, and by a recording
         if RECORDINGS.log is not None:
             RECORDINGS.log.append(self)
 
     def is_plain(self, params: Tensors) -> bool:
-        """Return whether first steps of this kind are known to keep the layout of parameters."""
+        """Return whether first steps of this kind are known to keep the parameters' layout."""
         return RECORDINGS.is_on and self._first(params) in RECORDINGS.plain
 
     def note_layout(self, params: Tensors) -> None:
-        """Remember the layout of parameters after a first step."""
+        """Store the layout of parameters after a first step."""
         self.made[0] += 1
         if all(p.is_contiguous() for p in params.values()):
             RECORDINGS.plain[self._first(params)] = self.values
@@ -172,15 +172,15 @@ class Recorder:
         return self.kind, *((n, p.shape[1:], p.dtype, p.device) for n, p in params.items())
 
     def forget(self) -> None:
-        """Look at the tensors again, as others took their place."""
+        """Reset the recorder, as other tensors replaced the known ones."""
         self.recording = self.run = None
 
     def make(
         self, written: Callable[[], None], touched: Touched, batch: Batch, ahead: int = 1
     ) -> None:
-        """Make an update, which `written` makes as it is written, the first of `ahead` alike.
+        """Run an update by a recording or by `written`, the first of `ahead` equal ones.
 
-        `touched` is called for what updates touch besides the batch, the same until `forget`.
+        `touched` returns the tensors of updates except the batch, the same until `forget`.
         """
         if not RECORDINGS.is_on:
             return written()
@@ -199,7 +199,7 @@ class Recorder:
             self._compare(found, written, batch)
 
     def _find(self, touched: tuple[Tensors, ...], batch: Batch) -> Recording:
-        """Find the recording for tensors such as these, or begin one."""
+        """Return the recording for these tensors, or a new one."""
         self.touched = tuple(list(some.values()) for some in touched)
         given = self._given(batch, [])
         names = [tuple(some) for some in touched]
@@ -222,12 +222,12 @@ class Recorder:
         return Given(moving, placed, [*still, *alike], [*others, *noise])
 
     def _start(self, found: Recording, given: Given) -> None:
-        """Make the updates to come by the recording, if it is known to be right."""
+        """Use the recording for the next updates, if it is known to be correct."""
         if found.bind and not found.reason and found.checked >= CHECKS:
             self.run = found.bind(*given.bound)
 
     def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
-        """Make an update as written, and compare the recording, made now or before, with it."""
+        """Run an update as written, and compare its recording, creating it if needed."""
         if not found.bind and self._has_changed():
             found.reason = self.reason = CHANGES
             return written()
@@ -250,7 +250,7 @@ class Recorder:
         if found.bind and requested != found.requested:
             found.reason = "it draws other noise from update to update"
         if self.numbers() != before:
-            found.reason = "its optimiser counts in Python"
+            found.reason = "its optimizer counts in Python"
         if self._has_changed():
             found.reason = CHANGES
         found.requested = requested
@@ -275,23 +275,23 @@ class Recorder:
         self._start(found, given)
 
     def _has_changed(self) -> bool:
-        """Return whether Python state that a user's functions read has changed in this phase."""
+        """Return whether Python state of a user's functions has changed in this phase."""
         return not self.known and self.functions.python() != self.python
 
 
 def shorten(kept: dict[object, Any]) -> None:
-    """Forget what came first, beyond what is kept."""
+    """Delete the first entries beyond the limit."""
     while len(kept) > KEPT:
         kept.pop(next(iter(kept)))
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether all bits are the same; all NaN are alike."""
+    """Return whether all bits are the same; all NaN are equal."""
     return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
-    """Return types, shapes and places in memory, as far as code for tensors depends on them."""
+    """Return types, shapes and memory layouts, as far as code for tensors depends on them."""
     first: dict[int, int] = {}
     return tuple(
         (
@@ -306,7 +306,7 @@ def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
 
 
 def identity(value: object) -> object:
-    """Return what tells values apart: what they are made of, or else which object they are.
+    """Return a key of a value: its parts, or else the identity of the object.
 
     >>> identity(("a", 0.1)) == identity(("a", 0.1))
     True
@@ -323,7 +323,7 @@ def identity(value: object) -> object:
 
 
 def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) -> None:
-    """Collect the networks and a user's own functions that functions of the library hold."""
+    """Collect the networks and a user's own functions that functions of the library refer to."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -350,7 +350,7 @@ def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) ->
 
 
 def _held(net: Network) -> tuple[object, ...]:
-    """Return what tells apart the states of what a network holds besides weights that train."""
+    """Return the state of a network except its trainable weights."""
     module = net.module
     still = [v for v in (*module.parameters(), *module.buffers()) if not v.requires_grad]
     values: list[object] = [(id(v), v._version, v.data_ptr()) for v in still]
@@ -363,7 +363,7 @@ def _held(net: Network) -> tuple[object, ...]:
 
 
 def _is_of_library(net: Network) -> bool:
-    """Return whether all layers run functions of the library or of torch alone."""
+    """Return whether all layers only run functions of the library or of torch."""
     return all(
         _is_in_library(type(layer))
         and "forward" not in vars(layer)
@@ -378,7 +378,7 @@ def _is_in_library(value: object) -> bool:
 
 
 def is_known(value: object) -> bool:
-    """Return whether a value is made of numbers and of functions of the library.
+    """Return whether a value only consists of numbers and of functions of the library.
 
     >>> from json import dumps
     >>> is_known(("a", 0.1)), is_known(dumps)

@@ -1,4 +1,4 @@
-"""The operations of a function on tensors, recorded while it runs."""
+"""Recording of the operations of a function on tensors while it runs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ UNKNOWN = {
 
 
 class NotRecorded(Exception):
-    """The reason why recorded operations cannot replace a function."""
+    """Reason why recorded operations cannot replace a function."""
 
 
 class Call(NamedTuple):
-    """An operation, its tensors, and the storages that it makes, reads and writes into.
+    """Operation with its tensors, and the storages that it creates, reads and modifies.
 
-    The tensors live as long as the call, so that no storage is used twice.
+    The tensors exist as long as the call, so that no storage is reused.
     """
 
     op: Any
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
 
 class Tape(TorchDispatchMode):
-    """Records the operations of a function, also those of autograd and of optimisers.
+    """Recorder of the operations of a function, including those of autograd and of optimizers.
 
     Attributes:
         calls: the operations.
@@ -71,7 +71,7 @@ Tape.__torch_dispatch__ = unwrap(Tape.__torch_dispatch__)  # type: ignore[method
 
 
 class Reads(TorchFunctionMode):
-    """Notices Python functions that read a tensor's numbers without an operation."""
+    """Detector of Python functions that read a tensor's numbers without an operation."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def _obstacle(op: Any, masked: bool) -> str:
 
 @cache
 def _written(op: Any) -> list[tuple[int, str]]:
-    """Return positions and names of the arguments that an operation writes into."""
+    """Return positions and names of the arguments that an operation modifies."""
     known = [(i, a.name, a.alias_info) for i, a in enumerate(op._schema.arguments)]
     return [(i, name) for i, name, alias in known if alias is not None and alias.is_write]
 

@@ -1,1 +1,1 @@
-"""The space of a client's rows, in which first layers of clients with few rows train faster."""
+"""Training of first layers in the space of a client's rows, faster for clients with few rows."""

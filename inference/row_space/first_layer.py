@@ -7,16 +7,16 @@ is therefore
     W_t    = sum_k a_kt A_k + C_t' X                   coefficients C [n, out], one a for each A
     x W_t' = sum_k a_kt x A_k' + (x X') C_t            for a row x of the client
 
-with the weights A that were there at first: A_0, and by how much others were apart from it. With D
-the gradient of the loss by the layer's outputs, that by W is D' X, which SGD adds up with factors
-of its own, momentum and decay included. It makes the same steps on (C, X X' C, a) if the gradient
+with the initial weights A: A_0, and the differences of other weights from it. With D the gradient
+of the loss by the layer's outputs, that by W is D' X, which SGD sums with its own factors,
+including momentum and decay. It takes the same steps on (C, X X' C, a) if the gradient
 of C is D at the rows of the minibatch and 0 at others, that of X X' C is X X' times it, that of a
 is 0, and a prior pulls all three towards those of its centre. With X X' C at hand, products of the
 minibatch's rows are all that a step takes, and for V = sum_k v_k A_k + C' X
 
     ||V||^2 = <C, X X' C> + 2 sum_k v_k <C, X A_k'> + sum_kl v_k v_l <A_k, A_l>
 
-Where a client has few rows this is far smaller than W, which is made once, when it has trained.
+For a client with few rows this is far smaller than W, which is computed once, after training.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pyrofl.tensors import Tensors
 
 # Local tensors: X X' [C, n, n], X A' [C, k n, out], <A, A> [C, k, k] and A_0 [C, out, in].
 GRAM, OUTPUTS, INNER, START = "rows/gram", "rows/outputs", "rows/inner", "rows/start"
-APART = "rows/apart/"  # and the name of a weight that started apart from A_0: where
-CENTRE = "rows/centre"  # A_0 in the space, for a prior whose centre came down
+APART = "rows/apart/"  # prefix of the differences of initial weights from A_0
+CENTRE = "rows/centre"  # A_0 in the space, for a prior with a received centre
 
 
 @lru_cache(maxsize=64)
 def first_layer(net: Network) -> FirstLayer | None:
-    """Cut a sequential network around its first layer, if that is a plain linear one."""
-    if type(net) is not Network:  # which may compute something else
+    """Return a sequential network cut around its first layer, if that is a linear one."""
+    if type(net) is not Network:  # a subclass may compute something else
         return None
     first = next(part for part in net.parts if part.names)
     if first.rule is not stacked.linear:
@@ -64,17 +64,17 @@ def first_layer(net: Network) -> FirstLayer | None:
 
 
 class FirstLayer(NamedTuple):
-    """A network cut around a linear layer."""
+    """Network cut around a linear layer."""
 
     name: str  # of the weight
     shape: Size
     bias: str | None
-    below: list[stacked.Part]  # have no parameters that train, as
+    below: list[stacked.Part]  # without trainable parameters, like
     after: list[stacked.Part]
     above: Network
 
     def takes(self, x: Tensor) -> bool:
-        """Say whether rows [N, *x] reach the layer as vectors, whose products fit their type."""
+        """Return whether rows [N, *x] reach the layer as vectors of a supported type."""
         row = stacked.run(self.below, {}, x[None, :1])
         return row.dim() == 3 and row.dtype in (torch.float32, torch.float64)
 
@@ -88,11 +88,11 @@ class InRows(NamedTuple):
 
     layer: FirstLayer
     moving: tuple[str, ...]  # local tensors
-    centre: str  # the received tensor that priors are around, or ""
-    decays: bool  # so that a_0 may be another than 1
+    centre: str  # the received tensor that is the centre of priors, or ""
+    decays: bool  # weight decay: a_0 may differ from 1
 
     def begin(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Compute what no step changes; all coefficients are 0, and weights where they start."""
+        """Return the constant products of rows, and zero coefficients of the weights."""
         rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
         start = received[self.centre] if self.centre else local[self.moving[0]]
         apart = {n: local[n] for n in self.moving if not same(local[n], start)}
@@ -116,7 +116,7 @@ class InRows(NamedTuple):
         return found | {f"{APART}{n}": v for n, v in zip(apart, weights[1:], strict=True)}
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Make the weights."""
+        """Return the weights computed from the coefficients."""
         rows, start = stacked.run(self.layer.below, {}, batch.x), local[START]
         wide = batch.mask.shape[1]
         apart = [local[n] for n in (f"{APART}{m}" for m in self.moving) if n in local]
@@ -126,20 +126,20 @@ class InRows(NamedTuple):
             weight = start * shares[:, 0] if self.decays else start
             for k, other in enumerate(apart, 1):
                 weight = torch.addcmul(weight, other, shares[:, k])
-            home = weight if apart else None  # which is no view of the start then
+            home = weight if apart else None  # then it is not a view of the start
             found[name] = torch.baddbmm(weight, moved.mT, rows, out=home)
         return found
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:
-        """Return which A distances may go along, in pairs, as all start with the same a_0."""
+        """Return pairs of indices of A along which distances are possible."""
         along = range(0 if self.decays else 1, many) if self.centre else ()
         return list(product(along, along))
 
     def __call__(
         self, model: Supervised, received: Tensors, local: Tensors, batch: Batch
     ) -> tuple[Supervised, Tensors, Tensors]:
-        """Return what runs the network by the coefficients, and what it reads of the two."""
-        layer, at = self.layer, cast("Tensor", batch.at)  # which is there in a minibatch
+        """Return the model that runs by coefficients, and its received and local tensors."""
+        layer, at = self.layer, cast("Tensor", batch.at)  # not None in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
         gram = picked(local[GRAM], at, client)
         many = local[OUTPUTS].shape[1] // gram.shape[2]
@@ -161,29 +161,29 @@ class InRows(NamedTuple):
 
 
 def ours(name: str) -> bool:
-    """Say whether a local tensor is one that `InRows` makes and forgets."""
+    """Return whether a local tensor is a temporary one of `InRows`."""
     return name in (GRAM, OUTPUTS, INNER, START, CENTRE) or name.startswith(APART)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Say whether two tensors are the same view of the same memory."""
+    """Return whether two tensors are the same view of the same memory."""
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def picked(known: Tensor, at: Tensor, client: Tensor) -> Tensor:
-    """Return what is known of rows [C, n, ...] of those at [C, B] of clients [C, 1]."""
+    """Return values of rows [C, n, ...] at indices [C, B] of clients [C, 1]."""
     rows = (at + client * known.shape[1]).flatten()
     found: Tensor = known.flatten(0, 1).index_select(0, rows).unflatten(0, at.shape)
     return found
 
 
 def made_of(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return the outputs [C, n, out] of rows; a weight that is only expanded is one for all."""
+    """Return the outputs [C, n, out] of rows; an expanded weight is used once for all clients."""
     return rows @ (weight.mT if weight.stride(0) else weight[0].T)
 
 
 class RowProducts(torch.autograd.Function):
-    """Outputs of rows by coefficients, and half the squares of weights apart from a centre.
+    """Outputs of rows by coefficients, and half the squared distance from a centre.
 
     Its gradient is by a weight instead of the coefficients: D at the rows, X X' D and the distance.
     """
@@ -200,7 +200,7 @@ class RowProducts(torch.autograd.Function):
         gram: Tensor,
         *outputs: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return [C, B, out] of coefficients [C, 2 n + k, out], and [C] if the prior has a centre.
+        """Return [C, B, out] of coefficients [C, 2 n + k, out], and [C] with a centre.
 
         Of rows [C, B] of clients [C, 1] are gram [C, B, n] and k outputs [C, B, out], of every row
         outputs [C, k n, out]. A centre that has not moved along rows is given by its a alone.
@@ -225,7 +225,7 @@ class RowProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients by the coefficients and by those of a centre that has moved."""
+        """Return the gradients of the coefficients and of a centre with rows."""
         (grad, scale), n, centre = grads, ctx.gram.shape[2], None
         if ctx.apart is None:
             whole = grad.new_empty(ctx.shape)

@@ -1,4 +1,4 @@
-"""What functions of a method read, found by calling them."""
+"""Tests of functions of a method by calling them: whether they read rows, and linear views."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pyrofl.inference.programs import Likelihood
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, generator
 
-SHAPE = 1, 3, 2  # of a tensor in the place of a weight
+SHAPE = 1, 3, 2  # of a tensor used instead of a weight
 
 
 class Unread:
-    """Raises an error wherever it is used."""
+    """Placeholder that raises an error whenever it is used."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Raise an error."""
+        """Raise AttributeError."""
         raise AttributeError(name)
 
 
 def ignores_rows(likelihood: Likelihood, net: Network, x: Tensor) -> bool:
-    """Return whether a likelihood depends on a network's outputs alone, and not on rows [N, *x]."""
+    """Return whether a likelihood only depends on a network's outputs, not on rows [N, *x]."""
     weights = {n: x.new_zeros(1, 1, *shape) for n, shape in net.shapes.items()}
     try:
         likelihood(net(weights, x[None, :1]), cast("Tensor", Unread()))
@@ -42,7 +42,7 @@ def sums(
     received: Tensors,
     local: Tensors,
 ) -> set[str] | None:
-    """Return the local tensors of which a view's tensor is a weighted sum, entry by entry."""
+    """Return the local tensors of which a view's tensor is an entrywise weighted sum, or None."""
     g = generator(0)
     one, other = (
         {n: torch.randn(SHAPE, generator=g).to(local[n]) for n in names} for _ in range(2)

@@ -1,4 +1,4 @@
-"""Normal priors of a layer that is in the space of rows: distances by coefficients."""
+"""Normal priors of a layer in the space of rows: distances computed from coefficients."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pyrofl.tensors import Tensors
 
 @dataclass
 class InRowsPrior:
-    """Priors of a model whose first layer is in the space of rows.
+    """Priors of a model with its first layer in the space of rows.
 
     Attributes:
-        priors: of the model.
-        name: of the layer's weight.
+        priors: prior of the model.
+        name: name of the layer's weight.
         inner: <A, A>, [C, k, k].
-        crossed: pairs of A along which the distance from the centre may go.
-        centre: of the weight's prior if that has one, [C, k or 2 n + k, out]; set where the weight
-            is drawn, and read where the layer's outputs are computed.
-        half: half the squared distance from it, [C]; set with the outputs, by the same function, so
-            that gradients of both are added in one piece of memory.
+        crossed: pairs of A with a possible distance from the centre along them.
+        centre: centre of the weight's prior if that has one, [C, k or 2 n + k, out]; set where the
+            weight is drawn, and read where the layer's outputs are computed.
+        half: half the squared distance from it, [C]; computed with the outputs by one function, so
+            that gradients of both are added in one tensor.
     """
 
     priors: Prior
@@ -47,26 +47,26 @@ class InRowsPrior:
 
 
 class SphericalInRows(Spherical):
-    """A normal prior of one scale, of coefficients."""
+    """Normal prior with one scale, of coefficients."""
 
     def __init__(self, fn: TorchDistribution, entries: int, known: InRowsPrior) -> None:
         super().__init__(fn, 2)
         self.known, self.numbers = known, entries
 
     def distance(self, value: Tensor) -> Tensor:
-        """Return the log density of the centre less that of weights: half the squares, in scales.
+        """Return the log density of the centre minus that of weights.
 
-        The network has been run on the value before.
+        It is half the squared distance in scales. The network has been run on the value before.
         """
         assert self.known.half is not None
         return self.known.half[:, None] / self.scale.square()
 
     @property
     def entries(self) -> int:
-        """Numbers in a weight."""
+        """Return the number of entries of a weight."""
         return self.numbers
 
 
 def dot(one: Tensor, other: Tensor) -> Tensor:
-    """Return the inner products of clients' tensors, [C]; ten times as fast as a product's."""
+    """Return the inner products of clients' tensors, [C]; faster than a matrix product."""
     return (one * other).flatten(1).sum(1)

@@ -1,8 +1,7 @@
 """Phases that train a first layer on minibatches, rewritten for clients with few rows.
 
-It changes no number, up to rounding. It is found by looking at a method's programs, losses and
-optimisers, which are values where that is possible: `Supervised`, `Guide`, `Elbo`, `Sgd`. Other
-methods run as written.
+Results are equal up to rounding. Phases are rewritten if a method's programs, losses and optimizers
+are known dataclasses: `Supervised`, `Guide`, `Elbo`, `Sgd`. Other methods run as written.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from pyrofl.inference.row_space.linear_views import ignores_rows, sums
 from pyrofl.nets import stacked
 from pyrofl.tensors import Tensors, matches
 
-TRAFFIC = 30  # rows whose two products take as long as a step's reading and writing: fits timings
+TRAFFIC = 30  # number of rows whose products take as long as a step's memory access: measured
 LINEAR = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"  # options of SGD
 ENABLED = True  # benchmarks and tests compare with phases as written
 
 
 class Alternatives(NamedTuple):
-    """A phase as written, and phases that do the same faster for clients with few rows."""
+    """A phase as written, and equivalent phases that are faster for clients with few rows."""
 
     written: tuple[Phase, ...]
     rewritten: tuple[Phase, ...]
-    most: float  # rows of a client for which the second takes less time
+    most: float  # largest number of rows for which the second is faster
 
     def of(self, rows: int) -> tuple[Phase, ...]:
-        """Return the phases that take the least time for a client with so many rows."""
+        """Return the fastest phases for a client with this number of rows."""
         return self.rewritten if rows <= self.most else self.written
 
 
 KNOWN: dict[object, tuple[object, Alternatives]] = {}
-KEPT = 256  # of these, which serve from round to round
+KEPT = 256  # entries, which are used from round to round
 
 
 def alternatives(
@@ -50,8 +49,8 @@ def alternatives(
 ) -> Alternatives:
     """Return the ways to run a phase.
 
-    Of received and local the names count, of data the shape of a row. Which clients train never
-    counts: a client takes the same way alone and with others.
+    They depend on the names of received and local tensors and on the shape of a row, but not on the
+    training clients: a client runs the same way alone and with others.
     """
     if not ENABLED:
         return Alternatives((phase,), (phase,), 0)
@@ -61,13 +60,13 @@ def alternatives(
         phases, most = with_few_rows(method, phase, received, local, data) or ((phase,), 0)
         if len(KNOWN) >= KEPT:
             KNOWN.pop(next(iter(KNOWN)), None)
-        KNOWN[key] = parts, Alternatives((phase,), phases, most)  # parts stay, as do their ids
+        KNOWN[key] = parts, Alternatives((phase,), phases, most)  # stored parts keep their ids
     return KNOWN[key][1]
 
 
 @dataclass(frozen=True)
 class ShortElbo:
-    """A loss whose model runs its network in the space of rows. A value, as `Elbo` is."""
+    """Loss with the model's network in the space of rows; a dataclass like `Elbo`."""
 
     loss: Loss
     rows: InRows
@@ -75,24 +74,24 @@ class ShortElbo:
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return one value per client, [C]."""
+        """Return the loss of each client, [C]."""
         short, received, local = self.rows(cast("Supervised", model), received, local, batch)
         return self.loss(short, guide, received, local, batch)
 
 
 @dataclass(frozen=True)
 class ShortPhase(Phase):
-    """A phase on minibatches whose tensors hold a client's rows: it runs in groups by their number.
+    """Phase on minibatches with tensors of a client's rows; it runs in groups by size.
 
     Attributes:
-        blind: whether no move looks at x, which is therefore not fetched: it is empty.
+        blind: whether no update reads x, which is then not fetched, but empty.
     """
 
     blind: bool = False
 
 
 def shortened(loss: Loss, rows: InRows) -> Loss:
-    """Run a loss in the space of rows, with the programs that reach it."""
+    """Return a loss in the space of rows, with the programs that reach it."""
     if isinstance(loss, On):
         return replace(loss, loss=shortened(loss.loss, rows))
     return ShortElbo(loss, rows)
@@ -101,10 +100,10 @@ def shortened(loss: Loss, rows: InRows) -> Loss:
 def with_few_rows(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> tuple[tuple[Phase, ...], float] | None:
-    """Rewrite a phase that trains the first layer, for clients with few rows.
+    """Return a phase rewritten for clients with few rows, and the maximum rows, or None.
 
-    It has steps on minibatches, by SGD, on ELBOs that depend on the layer by nothing but the
-    network's outputs and, if at all, a normal prior of one scale per client around what came down.
+    It must have steps on minibatches, by SGD, on ELBOs that only depend on the layer by the
+    network's outputs and perhaps a normal prior with one scale per client around received values.
     """
     steps = [move for move in phase.updates if isinstance(move, GradientStep)]
     found = (reading(method, step, phase, received, local, data) for step in steps)
@@ -132,16 +131,16 @@ def with_few_rows(
 
 
 class Reading(NamedTuple):
-    """What a step reads of the first layer of a network."""
+    """Tensors of the first layer of a network that a step reads."""
 
     layer: FirstLayer
     reads: set[str]  # local tensors
-    centre: str  # the received tensor that its prior is around; "" without such a prior
-    blind: bool  # but for the layer's outputs, nothing depends on x
+    centre: str  # the received tensor that is the centre of its prior; "" without such a prior
+    blind: bool  # only the layer's outputs depend on x
 
 
 def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
-    """Return the local tensors of a layer's weight."""
+    """Return the names of the local tensors of a layer's weight."""
     return tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
 
 
@@ -153,7 +152,7 @@ def reading(
     local: Tensors,
     data: Federation,
 ) -> Reading | None:
-    """Return what a step reads of the first layer; None if that is more than is known here."""
+    """Return the tensors of the first layer that a step reads; None if they are unknown."""
     views, core, model, guide = list[Seen](), step.loss, method.model, method.guide
     while isinstance(core, (On, Seen)):
         if isinstance(core, On):
@@ -189,24 +188,24 @@ def reading(
 
 
 def plain(optim: Optim) -> bool:
-    """Say whether an optimiser adds up gradients and weights with factors, and nothing else."""
+    """Return whether an optimizer only computes weighted sums of gradients and weights."""
     return isinstance(optim, Sgd) and not any(
         on for name, on in optim.options.items() if name not in LINEAR
     )
 
 
 def most_rows(phase: Phase, shape: Size, weights: int = 2, traffic: int = TRAFFIC) -> int:
-    """Return the most rows of a client for which a phase takes less time in their space."""
+    """Return the largest number of rows of a client for which the rewritten phase is faster."""
     every = range(1, shape.numel())
     return bisect_left(every, True, key=lambda n: not pays(phase, shape, n, weights, traffic))
 
 
 def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = TRAFFIC) -> bool:
-    """Say whether a phase takes less time in the space of so many rows of a client.
+    """Return whether a phase is faster in the space of this number of rows of a client.
 
-    Counted in products of one row with the layer [out, in]: two in every epoch and step, and what a
-    step reads and writes, the `traffic`; against those before and after, X A' and C' X for some
-    `weights`, and X X', which may not be larger than the layer.
+    The cost is counted in products of one row with the layer [out, in]: two in every epoch and
+    step, and the memory access of a step, the `traffic`; compared with those before and after, X A'
+    and C' X for some `weights`, and X X', which must not be larger than the layer.
     """
     out, wide = shape
     if callable(phase.epochs) or phase.batch is None:

@@ -1,1 +1,1 @@
-"""Local training of several clients side by side: phases, minibatches and noise."""
+"""Local training of several clients in one vectorized batch: phases, minibatches and noise."""

@@ -1,4 +1,4 @@
-"""Local training: the phases of a method, for several clients side by side."""
+"""Local training: the phases of a method, for several clients in one vectorized batch."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def train(
     number: int,
     phases: Sequence[Phase] | None = None,
 ) -> tuple[Tensors, Tensors, Tensor, Tensors]:
-    """Run the method's phases, or others, from local [C, ...] for C clients side by side.
+    """Run the method's phases, or others, from local tensors [C, ...] for C clients together.
 
     Returns:
-        local after training, [C, ...], the mean loss of each gradient step by its names, [C], how
-        many gradient steps were made, [C] int64, and the loss of the first of each, [C].
+        local after training, [C, ...], the mean loss of each gradient step by its names, [C], the
+        number of gradient steps, [C] int64, and the loss of the first of each, [C].
     """
     known, sizes = local.keys(), data.sizes[cohort.ids.cpu()]
-    noise = cache(partial(stream, seed, Stream.NOISE, number))  # goes on from phase to phase
+    noise = cache(partial(stream, seed, Stream.NOISE, number))  # continues from phase to phase
     round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
     requested = method.phases if phases is None else phases
     each = [alternatives(method, phase, received, local, data) for phase in requested]
@@ -68,16 +68,16 @@ def train(
 
 
 class Trained(NamedTuple):
-    """What has become of some clients."""
+    """Results of training for some clients."""
 
-    local: Tensors  # what has changed, [C, ...]
+    local: Tensors  # changed tensors, [C, ...]
     losses: Tensors  # [C]
     made: Tensor  # gradient steps, [C] int64
     first: Tensors  # [C]
 
 
 class Group(NamedTuple):
-    """Clients that were trained apart from others."""
+    """Clients that were trained separately from others."""
 
     places: Tensor  # [G], among all
     before: Tensors  # [G, ...]
@@ -86,7 +86,7 @@ class Group(NamedTuple):
 
 
 def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
-    """Put what has become of groups together, and tell axes of rows; see `joined`."""
+    """Return the results of groups as one, and their axes of rows; see `joined`."""
     places, before, widths, after = zip(*groups, strict=True)
     changed, losses, made, first = zip(*after, strict=True)
     local, axes = joined(changed, before, widths, places)
@@ -96,7 +96,7 @@ def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
 
 
 class Training(NamedTuple):
-    """How clients train in a round."""
+    """Settings of the local training in a round."""
 
     method: Method
     data: Federation
@@ -106,9 +106,9 @@ class Training(NamedTuple):
     def run(
         self, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
     ) -> list[Group]:
-        """Run phases for clients; full batches are padded to the longest of a group.
+        """Run phases for clients, in groups of similar size for full batches.
 
-        Groups that have nothing to do with each other are returned as they are.
+        Groups are returned separately if all phases ran on the same groups.
         """
         sizes, begun, axes = self.data.sizes[cohort.ids.cpu()], local, Axes()
         bound = int(self.data.sizes.max())
@@ -149,7 +149,7 @@ class Training(NamedTuple):
         cohort: Cohort,
         width: int,
     ) -> Trained:
-        """Run phases, those on full batches on some of a width, epochs [C] times."""
+        """Run phases one after the other, for epochs [C], on rows padded to a width."""
         method, data, noise, order = self
         ids, begun = cohort.ids.tolist(), local
         rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
@@ -186,10 +186,10 @@ class Training(NamedTuple):
 
 
 class Streams(Sequence[Generator]):
-    """Streams of the clients of these names, each made when it is first needed."""
+    """Random streams of the clients with these names, each created when first needed."""
 
     def __init__(self, make: Callable[[str], Generator], names: Sequence[str]) -> None:
-        """Make none yet; `make` gives always the same one for a name."""
+        """Store the function from a client's name to its generator."""
         self.make, self.names = make, names
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The rows that clients see at each step of a phase."""
+"""The rows of the clients at each step of a phase."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pyrofl.data.batch import share
 from pyrofl.inference.training.schedules import Schedule
 
 FETCHED = 2**18  # bytes of rows that are fetched at once, which stay in the cache: measured
-BESIDE = 32  # bytes of a row without its x
+BESIDE = 32  # bytes of a row except its x
 
 Batches = Callable[[int, int, int], Iterator[Batch]]
-"""(step, clients that have it, how many steps have the same) -> rows of each of these."""
+"""(step, clients with this step, number of steps with these clients) -> batch of each step."""
 
 
 def same_batch(whole: Batch) -> Batches:
-    """Let every step see the same rows."""
+    """Return batches that are equal in every step."""
     return lambda _, active, many: repeat(whole.select_clients(slice(0, active)), many)
 
 
 def minibatches(data: Federation, cohort: Cohort, schedule: Schedule, blind: bool) -> Batches:
-    """Let steps see minibatches of clients, of which those with the most steps are the first.
+    """Return minibatches of clients, sorted by decreasing number of steps.
 
     Rows of several steps are fetched at once; those of a `blind` phase have no x.
     """

@@ -1,4 +1,4 @@
-"""Effect handlers that fill latent sites: every client's own noise, or the guide's mean."""
+"""Pyro messengers for latent sites: noise from each client's own generator, or the guide's mean."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
 
 
 class ClientNoise(Messenger):
-    """Draw the latent sites of every client from that client's own generator.
+    """Messenger that draws the latent sites of every client from its own generator.
 
-    What a client draws then depends on nothing but its generator, so it is the same alone, side by
-    side with others and on a machine of its own.
+    A client's draws then only depend on its generator: they are the same alone, in a vectorized
+    batch, and on another machine.
     """
 
     def __init__(self, generators: Sequence[Generator], ahead: int = 0) -> None:
-        """Keep a generator per client, which may draw `ahead` normal numbers of a site at once."""
+        """Store one generator per client, which draws `ahead` numbers of a site at once."""
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
@@ -45,7 +45,7 @@ class ClientNoise(Messenger):
         self.noted: list[tuple[Requested, Tensor]] | None = None
 
     def narrow(self, clients: int) -> None:
-        """Go on with the first clients only."""
+        """Continue with the first clients only."""
         self.generators = self.generators[:clients]
         self.waiting = {
             (name, torch.Size([clients, *shape[1:]])): [v[:clients] for v in noise]
@@ -67,7 +67,7 @@ class ClientNoise(Messenger):
     def of_rows(
         self, shape: torch.Size, axis: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return standard normal noise [C, *p] whose axis `axis` of p are rows."""
+        """Return standard normal noise [C, *p], with rows along the axis `axis` of p."""
         with self._unrecorded():
             each = torch.stack([_of_rows(shape[1:], axis, g, dtype) for g in self.generators])
             noise = sent(each, device)
@@ -75,7 +75,7 @@ class ClientNoise(Messenger):
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:
-        """Hide operations from a recorder, which is given the noise, however it is drawn."""
+        """Exclude operations from a recording, as a context manager."""
         if self.noted is None:
             yield
         else:
@@ -93,7 +93,7 @@ class ClientNoise(Messenger):
             rows = any(frame.name == "rows" for frame in msg["cond_indep_stack"])
             if axis is None and clients > 1:
                 raise ValueError(
-                    f"site {name!r} lies outside batch.clients(), so it couples {clients} clients; "
+                    f"site {name!r} is outside batch.clients(), so it couples {clients} clients; "
                     "move it inside, or run with chunk_size=1"
                 )
             try:
@@ -102,13 +102,13 @@ class ClientNoise(Messenger):
             except TypeError as error:
                 raise ValueError(
                     f"site {name!r}: {type(fn).__name__} cannot be drawn for {clients} clients "
-                    "side by side; run with chunk_size=1"
+                    "in one batch; run with chunk_size=1"
                 ) from error
             msg["done"] = True
 
 
 class GuideMean(Messenger):
-    """Put the mean of its distribution at every latent site: a point prediction."""
+    """Messenger that sets every latent site to the mean of its distribution."""
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg):
@@ -120,18 +120,18 @@ class GuideMean(Messenger):
                 loc = getattr(getattr(msg["fn"], "base_dist", msg["fn"]), "loc", mean.new_zeros(1))
                 if bool(loc.isnan().all()):
                     raise ValueError(
-                        f"site {msg['name']!r}: its mean is no number, as training has diverged; "
-                        "expected a smaller learning rate (lr), or a standardised response"
+                        f"site {msg['name']!r}: its mean is not a number, as training has "
+                        "diverged; lower the learning rate (lr), or standardize the response"
                     )
                 raise ValueError(
                     f"site {msg['name']!r}: {type(msg['fn']).__name__} has no mean to predict "
-                    "from; give a number of draws"
+                    "from; pass a number of draws"
                 )
             msg["value"], msg["done"] = mean, True
 
 
 def open_latent(msg: Message) -> bool:
-    """Say whether a message asks for the value of a latent site."""
+    """Return whether a message is of a latent site without a value."""
     return not (
         msg["done"] or msg["is_observed"] or msg["value"] is not None or site_is_subsample(msg)
     )
@@ -151,12 +151,11 @@ def draw(
     normals: Callable[[torch.Size, torch.dtype, torch.device], Tensor] | None = None,
     of_rows: Callable[[torch.Size, int, torch.dtype, torch.device], Tensor] | None = None,
 ) -> Tensor:
-    """Draw once from a distribution of stacked clients; client c uses generators[c] alone.
+    """Draw once from a distribution of stacked clients; client c only uses generators[c].
 
     The clients are at `axis` of its batch shape; None is one client without a plate. `normals`
-    gives standard normal noise [C, *p] unless the axis behind are rows; then `of_rows` does, whose
-    noise does not depend on how far rows are padded. TypeError: clients cannot be told apart in the
-    distribution.
+    returns standard normal noise [C, *p] unless the next axis is that of the rows; then `of_rows`
+    does, independently of padding. Raises TypeError if the distribution has no client axis.
     """
     if isinstance(fn, dist.Delta):
         return cast("Tensor", fn.v)
@@ -178,7 +177,7 @@ def draw(
         else:
             noise = normals(own, dtype, device)
         return torch.addcmul(fn.loc, fn.scale, noise.movedim(0, axis))
-    if (home := _device(fn)).type != "cpu":  # where the generators of the clients are not
+    if (home := _device(fn)).type != "cpu":  # the generators of the clients are on the CPU
         return draw(_rebuilt(fn, torch.Tensor.cpu), axis, generators, rows).to(home)
     if axis is None or (len(generators) == 1 and not rows):
         return _sample(fn, generators[0])
@@ -197,7 +196,7 @@ def draw(
 
 
 def _normals(generators: Sequence[Generator], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Draw standard normal noise [C, *shape], every client its own."""
+    """Draw standard normal noise [C, *shape], each client from its own generator."""
     noise = torch.empty(len(generators), *shape, dtype=dtype)
     for own, generator in zip(noise.unbind(), generators, strict=True):
         own.normal_(generator=generator)
@@ -205,15 +204,15 @@ def _normals(generators: Sequence[Generator], shape: Sequence[int], dtype: torch
 
 
 def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dtype) -> Tensor:
-    """Draw standard normal noise for the rows of one client, which are along an axis of it."""
-    # NumPy's stream goes on where a shorter one ends; torch.randn's depends on its length.
+    """Draw standard normal noise for the rows of one client, along the axis `axis`."""
+    # NumPy's stream does not depend on its length, unlike torch.randn's.
     own = np.random.default_rng(_integer(generator))
     leading = [shape[axis], *shape[:axis], *shape[axis + 1 :]]
     return torch.from_numpy(own.standard_normal(leading)).to(dtype).movedim(0, axis)
 
 
 def sent(noise: Tensor, device: torch.device) -> Tensor:
-    """Put what was drawn on the CPU on a device, which the CPU does not wait for."""
+    """Return a CPU tensor on a device, without waiting for the transfer."""
     if device.type == "cuda":
         return noise.pin_memory().to(device, non_blocking=True)
     return noise.to(device)
@@ -230,12 +229,12 @@ def _device(fn: Any) -> torch.device:
 
 
 def _integer(generator: Generator) -> int:
-    # By NumPy, as a number that is on the CPU is not read from a device.
+    # By NumPy, to avoid a read from a device.
     return int(torch.randint(2**62, (), generator=generator).numpy())
 
 
 def _rows(fn: Any, axis: int, generator: Generator) -> Tensor:
-    """Draw the rows of one client in blocks of one size, so that padding changes no row's draw."""
+    """Draw the rows of one client in blocks of one size, independently of padding."""
     own = keyed(_integer(generator))
     count = fn.batch_shape[axis + 1]
     filled = torch.arange(-(-count // BLOCK) * BLOCK).clamp(max=count - 1).view(-1, BLOCK)
@@ -257,5 +256,5 @@ def _rebuilt(fn: Any, change: Callable[[Tensor], Tensor]) -> Any:
     params |= {n: getattr(fn, n) for n in others if hasattr(fn, n)}
     try:
         return type(fn)(**params, validate_args=False)
-    except ValueError as error:  # it knows itself in several ways and takes only one
+    except ValueError as error:  # it has alternative parameters and accepts only one set
         raise TypeError(f"{type(fn).__name__} is not made from {sorted(params)}") from error

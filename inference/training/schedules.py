@@ -1,6 +1,6 @@
-"""Clients of different sizes side by side: minibatches in streams, full batches in groups.
+"""Schedules of clients with different sizes: minibatches in streams, full batches in groups.
 
-Groups are padded apart; what they have taken together is padded to the longest client of all.
+Groups are padded separately; joined results are padded to the longest client of all.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pyrofl.tensors import Tensors, cut, placed
 
-WORTH = 2000  # rows of padding in a step that cost more time than a step more: measured
-WORTH_SHORT = 500  # the same where clients train in the space of their rows: measured
+WORTH = 2000  # rows of padding that take longer than an additional step: measured
+WORTH_SHORT = 500  # the same for clients that train in the space of their rows: measured
 
-ROOM = 256  # rows of padding that a group may have so that shapes recur, which replay asks for
+ROOM = 256  # maximum padding of a group, so that shapes recur, as recordings need
 
 Axes = dict[str, list[int]]
 """Name of a local tensor -> its axes of rows, padded to the longest client of all."""
 
 
 class Schedule(NamedTuple):
-    """The minibatches of some clients: at step t, client c takes rows[t, c] if t < steps[c]."""
+    """Minibatches of some clients: at step t, client c has rows[t, c] if t < steps[c]."""
 
     rows: Tensor  # [T, C, B] int64; padding is the client's first row
     mask: Tensor  # [T, C, B] bool
@@ -33,7 +33,7 @@ class Schedule(NamedTuple):
     at: Tensor  # [T, C, B] int64, which of the client's rows they are
 
     def of(self, clients: Tensor | slice) -> Schedule:
-        """Return the plan of some clients, or of all in another order."""
+        """Return the schedule of some clients, or of all in another order."""
         rows, mask, steps, at = self
         return Schedule(rows[:, clients], mask[:, clients], steps[clients], at[:, clients])
 
@@ -41,10 +41,10 @@ class Schedule(NamedTuple):
 def make_schedule(
     rows: list[Tensor], epochs: list[int], batch: int | None, order: list[Generator]
 ) -> Schedule:
-    """Lay out the epochs of every client back to back, as one stream of minibatches.
+    """Return the minibatches of all epochs of every client, as one stream per client.
 
     Every epoch is shuffled by the client's `order`; its last minibatch may be shorter than `batch`.
-    None takes all rows, in order.
+    None uses all rows, in order.
     """
     # By NumPy, which takes a fifth of torch's time for so few numbers.
     sizes, many = np.array([len(r) for r in rows]), np.array(epochs)
@@ -70,20 +70,20 @@ def make_schedule(
 
 
 def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
-    """Group places of clients by which bounds their numbers of rows [C] are within."""
+    """Return groups of clients with the same set of bounds that their sizes [C] satisfy."""
     within = [tuple(size <= most for most in bounds) for size in sizes.tolist()]
     kinds = dict.fromkeys(within)
     return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
 
 
 def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
-    """Group places of clients by their numbers of rows [C], the largest first; see `runs`."""
+    """Return groups of clients by their numbers of rows [C], the largest first; see `runs`."""
     order = sizes.argsort(descending=True, stable=True)
     return list(order.split(runs(sizes[order].tolist(), WORTH if worth is None else worth)))
 
 
 def runs(sizes: list[int], worth: int) -> list[int]:
-    """Cut sizes that fall wherever that saves more rows of padding than a group is worth."""
+    """Return lengths of groups that split decreasing sizes where this saves enough padding."""
     spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
     first = spared.index(max(spared))
     if spared[first] <= worth:
@@ -92,9 +92,9 @@ def runs(sizes: list[int], worth: int) -> list[int]:
 
 
 def roomy(sizes: Tensor, bound: int) -> int:
-    """Return the rows to which full batches of clients with so many rows [C] are padded.
+    """Return the number of rows to which full batches of clients with sizes [C] are padded.
 
-    No longer than the bound, that of all clients: programs may be made for no more.
+    At most the bound, the longest of all clients, as programs may not support more rows.
     """
     longest = int(sizes.max())
     step = 1 << max(0, min(longest // 2, ROOM // len(sizes)).bit_length() - 1)
@@ -102,7 +102,7 @@ def roomy(sizes: Tensor, bound: int) -> int:
 
 
 def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
-    """Cut axes of rows to the longest client of a group."""
+    """Return tensors with axes of rows cut to the longest client of a group."""
     cut = dict(tensors)
     for name in axes.keys() & cut.keys():
         for axis in axes[name]:
@@ -116,10 +116,10 @@ def joined(
     widths: Sequence[int],
     places: Sequence[Tensor],
 ) -> tuple[Tensors, Axes]:
-    """Put what groups have changed [C, ...], or had before, at their places among all clients.
+    """Return changed tensors of groups [C, ...] in the order of all clients, padded if needed.
 
-    Widths are of their longest. Rows are padded to the longest client of all; where they are is
-    told, if groups differ there.
+    Tensors that a group has not changed are those from before. Widths are the rows of each group's
+    longest client. Axes of rows are returned too, if groups differ there.
     """
     if len(parts) == 1:
         return cut(parts[0], places[0].argsort()), {}
@@ -129,7 +129,10 @@ def joined(
         values = [part.get(name, old.get(name)) for part, old in zip(parts, before, strict=True)]
         found = [v for v in values if v is not None]
         if len(found) < len(values):
-            raise ValueError(f"a client that makes no step in this phase would lack {name!r}")
+            raise ValueError(
+                f"a client without a step in this phase would lack {name!r}; compute it in "
+                "init_client too"
+            )
         if len({v.shape[1:] for v in found}) > 1:
             axes[name] = _rows(name, found, widths)
             found = [_widened(v, axes[name], max(widths)) for v in found]
@@ -146,7 +149,7 @@ def _rows(name: str, values: Sequence[Tensor], widths: Sequence[int]) -> list[in
             return [axis for axis, _ in differ]
     raise ValueError(
         f"{name!r} has shapes {shapes} in groups of clients with up to {list(widths)} rows; "
-        "expected them to differ only in axes of rows"
+        "they may only differ in axes of rows"
     )
 
 

@@ -1,4 +1,4 @@
-"""The steps of one phase, for several clients side by side."""
+"""The steps of one phase, for several clients in one vectorized batch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pyrofl.returned import as_tensors
 from pyrofl.tensors import Tensors, cut, pick, under
 
 Touch = tuple[Tensors, Tensors, Tensors]
-"""What an update writes into, what else other updates write into, and what none does."""
+"""Tensors that an update modifies, those that other updates modify, and constant ones."""
 
 
 class PhaseRun:
-    """One phase on clients sorted by number of steps.
+    """Run of one phase on clients sorted by number of steps.
 
-    The active clients are a prefix, `now`: views of the first rows of `local`, which optimisers
-    and moves overwrite in place. A client that has finished is no longer in it and keeps its rows.
+    The active clients are a prefix, `now`: views of the first rows of `local`, which optimizers
+    and updates overwrite in place. Clients that have finished are no longer in it.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class PhaseRun:
         cohort: Cohort,
         noise: Sequence[Generator],
     ) -> None:
-        """Begin where `local` stands, which is not changed."""
+        """Prepare the updates, starting from `local`, which is not modified."""
         self.method, self.phase, self.received, self.cohort = method, phase, received, cohort
         self.noise = ClientNoise(noise, AHEAD)
         steps = [move for move in phase.updates if isinstance(move, GradientStep)]
@@ -48,7 +48,7 @@ class PhaseRun:
         for i, step in enumerate(steps):
             if not moving[i]:
                 raise ValueError(
-                    f"no local tensor matches {step.names!r}; there are {sorted(local)}"
+                    f"no local tensor matches {step.names!r}; expected patterns of {sorted(local)}"
                 )
         self.owned = {n for mine in moving.values() for n in mine}
         self.local = {
@@ -56,9 +56,9 @@ class PhaseRun:
             for n, v in local.items()
         }
         self.now = self.local
-        self.once = False  # whether no tensor is written into, as moves run once, for all clients
+        self.once = False  # whether updates run only once, for all clients, and nothing in place
         self.ones = torch.ones_like(cohort.size)
-        # These refer back weakly: in a cycle, tensors would stay until the garbage is collected.
+        # Weak references: in a cycle, tensors would stay until the garbage is collected.
         self.steps = [StepRun(self, step, [*moving[i]]) for i, step in enumerate(steps)]
         stepping = iter(self.steps)
         self.updates = [
@@ -67,7 +67,7 @@ class PhaseRun:
         ]
 
     def go(self, steps: Tensor, batches: Batches) -> None:
-        """Make the steps of every client, [C] with the most first."""
+        """Run the steps of every client, [C], sorted in decreasing order."""
         self.once = not self.steps and bool((steps == 1).all())
         times = torch.arange(int(steps.max()))
         t, left = 0, (steps > times[:, None]).sum(1).tolist()
@@ -79,12 +79,12 @@ class PhaseRun:
             t += alike
 
     def _moves(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Make the moves of a time, the first of so many with these clients."""
+        """Run the updates of one step, the first of `ahead` steps with these clients."""
         for update in self.updates:
             update.make(batch, begun, ahead)
 
     def _narrow(self, active: int) -> None:
-        """Go on with the first clients only."""
+        """Continue with the first clients only."""
         self.now = cut(self.local, slice(active))
         self.received = cut(self.received, slice(active))
         self.noise.narrow(active)
@@ -93,12 +93,12 @@ class PhaseRun:
         self.forget()
 
     def forget(self) -> None:
-        """Let recorders look at the tensors again."""
+        """Reset all recorders, so that they inspect the tensors again."""
         for update in self.updates:
             update.recorder.forget()
 
     def touched(self, moving: Tensors, names: Collection[str], active: int) -> Touch:
-        """Return what an update writes into, of which the local tensors have these names."""
+        """Return the tensors that an update modifies, and those it only reads, in two groups."""
         others = {n: v for n, v in self.now.items() if n not in names}
         placed = {n: v for n, v in others.items() if n in self.owned}
         still = {n: v for n, v in others.items() if n not in self.owned}
@@ -106,20 +106,23 @@ class PhaseRun:
         return moving, placed, still
 
     def write(self, name: str, value: Tensor) -> None:
-        """Set a local tensor of the active clients; who overwrites later ones copies first."""
+        """Set a local tensor of the active clients."""
         old, now = self.local.get(name), self.now.get(name)
         fits = now is not None and now.shape == value.shape and now.dtype == value.dtype
         if name in self.owned and fits and not self.once:
             self.now[name].copy_(value)
             return
-        self.forget()  # as another tensor takes the place of this one
+        self.forget()  # as another tensor replaces this one
         stepped = any(name in step.params for step in self.steps)
         if len(value) == len(self.cohort.ids) and not stepped:
             self.local[name] = self.now[name] = value
             self.owned.add(name)
             return
         if old is None:
-            raise ValueError(f"a client that makes no step in this phase would lack {name!r}")
+            raise ValueError(
+                f"a client without a step in this phase would lack {name!r}; compute it in "
+                "init_client too"
+            )
         if name not in self.owned:
             self.local[name] = old.clone(memory_format=torch.contiguous_format)
             self.owned.add(name)
@@ -128,16 +131,16 @@ class PhaseRun:
 
     @property
     def first(self) -> Tensors:
-        """The loss of the first step of every gradient move, by its names: [C]."""
+        """Return the loss of the first step of every gradient step, by its names: [C]."""
         return {step.names: step.first for step in self.steps}
 
     def losses(self, steps: Tensor) -> Tensors:
-        """Return the mean loss per step of every gradient move, by its names: [C]."""
+        """Return the mean loss of every gradient step, by its names: [C]."""
         return {one.names: one.total / steps.clamp(min=1).to(one.total) for one in self.steps}
 
 
 class MoveRun:
-    """A closed form of a phase."""
+    """Run of a closed-form update of a phase."""
 
     def __init__(self, run: PhaseRun, move: ClosedFormUpdate) -> None:
         self.run: PhaseRun = proxy(run)
@@ -147,33 +150,33 @@ class MoveRun:
         self.recorder = Recorder(self.name, values, run.phase.batch is None, run.noise)
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Make the move, the first of so many alike."""
+        """Run the update, the first of `ahead` equal ones, by a recording if possible."""
         written = partial(self.written, batch)
-        # One that returns nothing is there for its side effects, which no recording has.
+        # An update without results has side effects, which a recording would omit.
         if begun and self.names and self.names <= self.run.owned:
             self.recorder.make(written, self.touched, batch, ahead)
         else:
             written()
 
     def touched(self) -> Touch:
-        """Return what the move writes into, and reads besides the batch."""
+        """Return the tensors that the update modifies, and those it reads except the batch."""
         moving = {n: self.run.now[n].detach() for n in sorted(self.names)}
         return self.run.touched(moving, self.names, len(self.run.ones))
 
     def written(self, batch: Batch) -> None:
-        """Make the move as it is written."""
+        """Run the update as written."""
         run = self.run
         with run.noise:
             made = self.move(run.received, run.now, batch)
         changed = as_tensors(f"what update {self.name!r} returns", made, len(batch))
-        if not run.once:  # a move may return tensors that others of its writes overwrite
+        if not run.once:  # an update may return tensors that its other results overwrite
             changed = {n: v.clone() for n, v in changed.items()}
         for name, value in changed.items():
             before = run.now.get(name, value)
             if before.is_floating_point() != value.is_floating_point():
                 raise ValueError(
-                    f"{self.name} changes {name!r} from {before.dtype} to {value.dtype}; expected "
-                    "the type that it has"
+                    f"{self.name} changes {name!r} from {before.dtype} to {value.dtype}; convert "
+                    "the result to the original type"
                 )
         self.names = {*changed}
         for name, value in changed.items():
@@ -181,11 +184,11 @@ class MoveRun:
 
 
 class StepRun:
-    """The gradient steps of a phase on the same tensors.
+    """Run of the gradient steps of a phase on the same tensors.
 
     Attributes:
         names: patterns of the tensors.
-        params: the tensors, of the active clients.
+        params: tensors of the active clients.
         total: sum of the losses of all clients, [C].
         first: loss of the first step, [C].
     """
@@ -205,7 +208,7 @@ class StepRun:
         self.plain = self._begins()
 
     def _begins(self) -> bool:
-        """Give the optimiser the state in which the first step is like all others, if known."""
+        """Initialize the optimizer so that the first step can be recorded; return success."""
         if not self.recorder.is_plain(self.params):
             return False
         states = {n: initial(self.step.optim, p) for n, p in self.params.items()}
@@ -215,7 +218,7 @@ class StepRun:
         return None not in states.values()
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Make the steps on a minibatch, the first of so many alike."""
+        """Run the steps on a minibatch, the first of `ahead` equal ones."""
         written, repeat = partial(self.written, batch), self.step.num_steps
         for i in range(repeat):
             if begun or (self.plain and (i > 0 or repeat == 1)):
@@ -227,7 +230,7 @@ class StepRun:
                 self.recorder.note_layout(self.params)
 
     def touched(self) -> Touch:
-        """Return what a step writes into, and reads besides the batch."""
+        """Return the tensors that a step modifies, and those it reads except the batch."""
         active = len(next(iter(self.params.values())))
         state = self.optimiser.state
         states = {f"{m} of {n}": v for n, p in self.params.items() for m, v in state[p].items()}
@@ -237,10 +240,10 @@ class StepRun:
         return self.run.touched(moving, self.params, active)
 
     def written(self, batch: Batch) -> None:
-        """Make a step as it is written."""
+        """Run a step as written."""
         run, step, params = self.run, self.step, self.params
-        # New leaves: autograd remembers the shape of one as long as any graph of it lives, and
-        # `vmap` leaves graphs to the garbage collector, while `_narrow` shortens the parameters.
+        # New leaves: autograd stores a leaf's shape as long as any of its graphs exists, and `vmap`
+        # leaves graphs to the garbage collector, while `_narrow` shortens the parameters.
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
         with run.noise:
             local = run.now | leaves
@@ -252,34 +255,34 @@ class StepRun:
             )
         if loss.shape != batch.size.shape:
             raise ValueError(
-                f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected one "
-                f"number for each of {len(batch)} clients"
+                f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected "
+                f"[{len(batch)}], one number for each client"
             )
         moving, ones = list(leaves.values()), run.ones[: len(loss)]
         grads = torch.autograd.grad(loss, moving, ones, allow_unused=True, materialize_grads=True)
         for (name, p), grad in zip(params.items(), grads, strict=True):
             if p.dim() and not self.optimiser.state.get(p):
                 self._lay_out(name, p, grad)
-            # Fused optimisers of torch take it for granted that both lie alike.
+            # Fused optimizers of torch require the same memory layout of both.
             p.grad = grad if same_layout(grad, p) else torch.empty_like(p).copy_(grad)
         self.optimiser.step()
         for p in params.values():
-            p.grad = None  # so that the next gradients take this memory, still in the cache
+            p.grad = None  # so that the next gradients reuse this memory, still in the cache
         self._note(loss.detach())
         self.total[: len(loss)].add_(loss.detach(), alpha=1 / step.num_steps)
 
     def _note(self, loss: Tensor) -> None:
-        """Note the loss of a first step."""
+        """Store the loss of the first step."""
         if self.waiting:
             self.waiting = False
             self.first[: len(loss)] = loss
 
     def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
-        """Let a parameter lie in memory as its gradients do; optimisers are three times faster."""
+        """Change a parameter's memory layout to that of its gradients, for fast optimizers."""
         run = self.run
         others = [step for step in run.steps if name in step.params]
         if any(step.optimiser.state.get(step.params[name]) for step in others):
-            return  # what another optimiser remembers lies as the parameter does now
+            return  # another optimizer's state has the current layout
         strides = (p[0].numel(), *torch.empty_like(grad[0]).stride())
         if strides != p.stride() and p[0].numel() >= LARGE:  # or a copy of the gradient is cheap
             whole = run.local[name]
@@ -292,6 +295,6 @@ class StepRun:
 
 
 def same_layout(one: Tensor, other: Tensor) -> bool:
-    """Say whether two tensors of one shape lie alike in memory; an axis of one entry is nowhere."""
+    """Return whether two tensors of one shape have the same memory layout."""
     strides = zip(one.shape, one.stride(), other.stride(), strict=True)
     return all(a == b for n, a, b in strides if n > 1)

@@ -1,6 +1,6 @@
-"""Rounds whose clients are elsewhere: on other machines, or in processes of their own.
+"""Rounds of remote clients: on other machines, or in their own processes.
 
-`Server` and `Client` exchange orders and replies over a wire, such as Flower:
+`Server` and `Client` exchange requests and replies over a transport, such as Flower:
 
     server = Server(method, names, sizes, dtype, seed, state=folder)     at the server, without rows
     client = Client(method, data, seed, state=folder)                    at every site
@@ -17,18 +17,18 @@ Both sides build the same method; clients need not have what only a server needs
 unlabeled rows (`distil="none"`). `pyrofl.validate_method(method, data)` validates it on a client's
 own data.
 
-Orders and replies are flat dicts: tensors with an axis for clients in front, numbers and names.
-They go through any wire that keeps tensors as they are; `federate` is the same without a wire.
+Requests and replies are flat dicts: tensors with the axis of clients first, numbers and names. Any
+transport that preserves tensors can send them; `federate` gives the same results without one.
 
-Commit and rollback: a client keeps what it made of a round as pending. The next order states the
-last round whose message was merged; if that is the pending one it is committed, or else the client
-goes back to what it had. So replies may be lost, and servers and clients may stop at any time.
-Who has no order may be down: a client that is called and does not reply is `silent` in the round.
+Commit and rollback: a client stores its new state of a round as pending. The next request has the
+last round with an aggregated message; if that is the pending one it is committed, otherwise the
+client returns to its previous state. So replies may be lost, and servers and clients may stop at
+any time. Clients without a request may be offline; a selected client without a reply is `silent`.
 
-With engine="ray" (`pool`, `worker`, `ray`) every worker process has the rows of some clients, and
-what these keep stays with it. What comes of it is the same up to rounding. Workers trust each other
-and the caller: they share programs, requests and replies by pickle, so that this is for the
-machines of one owner; sites that keep their rows from others use `Server` and `Client`.
+With engine="ray" (`pool`, `worker`, `ray`) every worker process has the rows and states of some
+clients. Results are equal up to rounding. Workers trust each other and the caller: they exchange
+programs, requests and replies by pickle, so all machines must have one owner; sites that must not
+share their rows use `Server` and `Client`.
 """
 
 from pyrofl.inference.transport.client import Client

@@ -1,4 +1,4 @@
-"""Some clients of a federation, with their rows and what they keep."""
+"""Remote clients: the part of a round at a site with the rows and states of some clients."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from pyrofl.tensors import Tensors, cut, under
 from pyrofl.turns import synchronized
 
 FILE = "private.safetensors"
-MIN_SCORED_ROWS = 5  # as small cell counts are suppressed in statistics of patients
+MIN_SCORED_ROWS = 5  # small counts are suppressed, as in statistics of patients
 
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """What one client keeps."""
+    """Committed and pending state of one client."""
 
-    merged: int = 0  # the last round whose message was merged; 0 is none
-    mine: Tensors | None = None  # private state; None of a newcomer
-    round: int = 0  # that waits to be merged; 0 is none
-    pending: Tensors = field(default_factory=dict)  # private state after it
+    merged: int = 0  # last round with an aggregated message; 0 is none
+    mine: Tensors | None = None  # client state; None for a new client
+    round: int = 0  # round of the pending state; 0 is none
+    pending: Tensors = field(default_factory=dict)  # client state after that round
 
     def settled(self, accepted: int) -> ClientRecord:
-        """Commit what waits if it was merged, or else go back."""
+        """Return the record with its pending state committed or discarded."""
         if self.round and self.round == accepted:
             return ClientRecord(accepted, self.pending)
         return ClientRecord(self.merged, self.mine)
@@ -69,10 +69,10 @@ def _losses(report: Tensors) -> Tensors:
 
 
 def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
-    """Return a download that gives some of the clients [C] what came over the wire, [C, ...]."""
+    """Return a download function that returns received tensors [C, ...] of the given clients."""
 
     def download(server: Tensors, some: Cohort) -> Tensors:
-        """Return what came down to some of the clients."""
+        """Return the received tensors of some of the clients."""
         place = (some.ids.cpu()[:, None] == ids).int().argmax(1)
         return cut(server, place.to(some.ids.device))
 
@@ -82,7 +82,7 @@ def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
 def _state(
     shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]
 ) -> RoundState:
-    """Return the round before as clients see it, given what the server sent and what they keep."""
+    """Return the previous round at the clients, given the server's tensors and their records."""
     states, seen = none(shard.clients, len(own)), torch.zeros(shard.clients, dtype=torch.bool)
     for name, one in own.items():
         if one.mine is not None:
@@ -93,17 +93,17 @@ def _state(
 
 
 class Client:
-    """The clients' half of every round: trains and tests where the rows are.
+    """The clients' part of every round: trains and evaluates where the rows are.
 
     Args:
         method: a method, or round number (from 0) -> method, built as at the server.
-        data: the rows of one client or of several, by the names that the server knows.
-        seed: of the run, as at the server.
-        state: folder for what the clients keep, written before a reply is given; None keeps it in
-            memory, for as long as this object lives.
-        metrics: name -> one of your own, in addition to those of `pyrofl.metrics`.
-        min_scored_rows: smallest number of rows of which a client's scores are sent: the accuracy
-            of one row reveals its label. None sends no scores.
+        data: the rows of one or several clients, with the same names as at the server.
+        seed: seed of the run, as at the server.
+        state: folder for the client states, written before a reply is returned; None keeps them in
+            memory, as long as this object exists.
+        metrics: name -> custom metric, in addition to those of `pyrofl.metrics`.
+        min_scored_rows: smallest number of rows for which a client's scores are sent, as the
+            accuracy of one row reveals its label. None sends no scores.
 
     Raises:
         ValueError: if the folder cannot be used, or its file is damaged or of another run.
@@ -121,7 +121,7 @@ class Client:
     ) -> None:
         if data.weights is not None:
             raise ValueError(
-                "data have weights of rows, and servers elsewhere count rows; expected none"
+                "data have row weights, which a remote server does not support; remove them"
             )
         self.at, self.data, self.seed = by_round(method), data, separate(seed)
         self.metrics, self.min_scored_rows = metrics, min_scored_rows
@@ -134,10 +134,10 @@ class Client:
     @synchronized
     @checked
     def train(self, order: Mapping[str, Any]) -> Flat:
-        """Train from what an order of `Server.configure_train` brings, and return the reply.
+        """Train with a request of `Server.configure_train`, and return the reply.
 
         Raises:
-            ValueError: if the order is not for these clients, or one of them has lost its state.
+            ValueError: if the request is not for these clients, or one of them has lost its state.
         """
         refuse_surroundings()
         cohort, shard, received = self._placed(order)
@@ -187,9 +187,9 @@ class Client:
     @synchronized
     @checked
     def evaluate(self, question: Mapping[str, Any]) -> Flat:
-        """Return the scores that a `Server.configure_evaluate` request asks for, and row counts.
+        """Return the scores for a request of `Server.configure_evaluate`, and row counts.
 
-        Clients with fewer than `min_scored_rows` rows are left out of the answer.
+        Clients with fewer than `min_scored_rows` rows are left out.
 
         Raises:
             ValueError: as `train` and `pyrofl.evaluate`.
@@ -217,16 +217,18 @@ class Client:
     def predict(
         self, question: Mapping[str, Any], x: Any, client: str, **asked: Unpack[PredictionAsked]
     ) -> Predictions:
-        """Predict rows of one of these clients, from its own state and what the server sent.
+        """Predict rows of one of these clients, from its own state and the received tensors.
 
-        The result equals that of `Run.predict` where all clients are in one process. Nothing is
-        sent.
+        The result equals that of `Run.predict` with all clients in one process. Nothing is sent.
 
         Args:
-            question: the last one of `Server.configure_evaluate`; it determines the model.
+            question: the last request of `Server.configure_evaluate`; it determines the model.
             x: rows, [N, *x].
-            client: name.
-            asked: as of `Run.predict`, but the model.
+            client: name of the client.
+            asked: as in `Run.predict`, except the model.
+
+        Returns:
+            The predictions of all rows.
 
         Raises:
             ValueError: as `evaluate` and `Run.predict`.
@@ -237,7 +239,7 @@ class Client:
         return predictions(here, shard, state, x, client, **how)
 
     def _deployed(self, question: Mapping[str, Any]) -> tuple[Method, Shard, RoundState]:
-        """Return the method, rows and round of a question; the method reads what came down."""
+        """Return the method, rows and round for an evaluation request."""
         cohort, shard, received = self._placed(question)
         rounds = number(question, "round")
         self._read()
@@ -255,10 +257,10 @@ class Client:
     @synchronized
     @checked
     def forget(self, names: Sequence[str]) -> None:
-        """Make newcomers of some clients; call `Server.reset_clients` before its next order.
+        """Reset some clients to new clients; call `Server.reset_clients` before the next request.
 
         Raises:
-            ValueError: if a name is none of these clients.
+            ValueError: if a name is not that of one of these clients.
         """
         with self._held():
             for name in names:
@@ -267,19 +269,19 @@ class Client:
             self._write()
 
     def _refuse_late(self, names: Sequence[str], rounds: int) -> None:
-        """Refuse an order that has been overtaken: the message of the later one may be merged."""
+        """Raise InvalidRequestError for a request older than a later one."""
         for name in names:
             if (last := self._own[name].round) > rounds:
                 raise InvalidRequestError(
-                    f"{name}: an order of round {rounds} came after that of round {last}; "
-                    "expected none that is older"
+                    f"{name}: a request of round {rounds} arrived after that of round {last}; "
+                    "send requests in the order of rounds"
                 )
 
     def _replied(self, names: Sequence[str], number: int) -> Flat | None:
-        """Return the noisy reply that these clients gave in this round; None if they gave none.
+        """Return the noisy reply of these clients in this round, or None.
 
-        The account of privacy counts one noisy reply per round. A second one with new noise would
-        let the server average the noise out.
+        The privacy accountant counts one noisy reply per round. With a second reply with new noise
+        the server could average out the noise.
         """
         sent = {n: self._sent[n] for n in names if n in self._sent}
         again = [name for name, reply in sent.items() if reply["round"] >= number]
@@ -290,32 +292,33 @@ class Client:
             return first
         raise InvalidRequestError(
             f"{', '.join(again)}: a noisy reply of round {first['round']} was sent already; "
-            "expected a request for a later round, as epsilon counts one reply per round"
+            "send a request for a later round, as epsilon counts one reply per round"
         )
 
     def _placed(self, order: Mapping[str, Any]) -> tuple[Cohort, Shard, Tensors]:
-        """Return the clients of an order, their rows at their places, and what came down."""
+        """Return the clients of a request, their rows at their positions, and its tensors."""
         names = named(order)
         ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
         clients, data = number(order, "clients"), self.data
         for what, mine in vars(self.seed).items():
             if (found := number(order, f"seed/{what}")) != mine:
                 raise InvalidRequestError(
-                    f"seed of {what} is {mine}, and {found} at the server; expected the same"
+                    f"seed of {what} is {mine}, but {found} at the server; use the same seed"
                 )
         none = data.train[0][:0]
         train, test, labels = [none] * clients, [none] * clients, [""] * clients
         for name, i, size in zip(names, ids.tolist(), sizes.tolist(), strict=True):
             if name not in self.names:
-                here = f"clients that are here: {', '.join(self.names)}"
-                raise InvalidRequestError(f"an order is for {name!r}; expected {here}")
+                raise InvalidRequestError(
+                    f"a request is for {name!r}, but the clients here are {', '.join(self.names)}"
+                )
             if not 0 <= i < clients:
                 raise InvalidRequestError(f"{name} has id {i}; expected 0 to {clients - 1}")
             j = data.names.index(name)
             if len(data.train[j]) != size:
                 raise InvalidRequestError(
-                    f"{name} has {len(data.train[j])} training rows, and {size} at the server; "
-                    "expected as many"
+                    f"{name} has {len(data.train[j])} training rows, but {size} at the server; "
+                    "use the same data as at the start"
                 )
             train[i], test[i], labels[i] = data.train[j], data.test[j], name
         shard = Shard(data.x, data.y, tuple(train), tuple(test), tuple(labels), data.classes)
@@ -323,13 +326,13 @@ class Client:
         for n, v in received.items():
             if v.is_floating_point() and v.dtype != data.dtype:
                 raise InvalidRequestError(
-                    f"{n} is {v.dtype} in the order, and the data are {data.dtype}; expected the "
-                    "same type at server and clients"
+                    f"{n} is {v.dtype} in the request, but the data are {data.dtype}; use the same "
+                    "type at server and clients"
                 )
         return shard.cohort(ids), shard, received
 
     def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
-        """Return what clients keep, committed or rolled back as the order states."""
+        """Return the records of clients, committed or rolled back as the request states."""
         names = named(order)
         accepted = column(order, "accepted", len(names), torch.long).tolist()
         each = zip(names, accepted, strict=True)
@@ -341,25 +344,24 @@ class Client:
         own: Mapping[str, ClientRecord],
         own_state: Callable[[], Tensors],
     ) -> dict[str, ClientRecord]:
-        """Refuse clients that do not have the state which belongs to their last merged message."""
+        """Return the records; raise StateLostError if they do not match the server's rounds."""
         found = {}
         odd = {}
         for name, last in zip(own, order["accepted"].tolist(), strict=True):
             if own[name].merged != last:
                 odd[name] = (
-                    f"{name}: the server has merged its message of round {last}, and what it keeps "
-                    f"is of round {own[name].merged}"
+                    f"{name}: the server has aggregated its message of round {last}, but its state "
+                    f"here is of round {own[name].merged}"
                 )
             found[name] = replace(own[name], merged=last)
-        if odd and own_state():  # a method whose clients keep nothing cannot have lost any of it
-            cure = "in the folder that was used then, or these clients as newcomers: forget"
-            told = f"{'; '.join(odd.values())}; expected the state that belongs to that message"
-            raise StateLostError(f"{told}, {cure}", list(odd))
+        if odd and own_state():  # without client states, nothing can be lost
+            cure = "use the folder of that round, or reset these clients by forget"
+            raise StateLostError(f"{'; '.join(odd.values())}; {cure}", list(odd))
         return found
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Hold the folder alone, and start from what it holds."""
+        """Lock the folder and read its state, as a context manager."""
         with locked(self.file.parent) if self.file else nullcontext():
             self._read()
             yield
@@ -370,12 +372,12 @@ class Client:
         return {"hash of the data": fingerprint(self.data), **compared_versions(), **seeds}
 
     def _read(self) -> None:
-        """Take up what the file holds, if there is one."""
+        """Read the states from the file, if there is one."""
         if self.file is None or not self.file.exists():
             return
         content = checkpoint_file.read(self.file, self._about)
         checkpoint_file.refuse_differences(
-            f"what clients keep in {self.file}", content["method"], described(self.at(0))
+            f"the client states in {self.file}", content["method"], described(self.at(0))
         )
         self._own = {name: ClientRecord(**found) for name, found in content["own"].items()}
         self._sent = content["sent"]

@@ -1,4 +1,4 @@
-"""Clients assigned to workers, which train them and hold what they keep.
+"""Clients assigned to worker processes, which train them and store their states.
 
 `ray.Actors` calls functions of workers, each worker's one after the other.
 """
@@ -30,19 +30,19 @@ from pyrofl.tensors import Tensors, cut
 if TYPE_CHECKING:
     from pyrofl.inference.transport.ray import Actors
 
-AHEAD = 1  # chunks that a worker may train before the last one's reply is taken
+AHEAD = 1  # chunks that a worker may train before the last reply is received
 
 
 class RemoteStates(Tables):
-    """What clients keep at workers after a round, [J, ...]; it is fetched when it is read."""
+    """Client states at workers after a round, [J, ...], fetched when they are read."""
 
     def __init__(self, pool: Pool, number: int) -> None:
-        """Take the pool, and by which number the workers know these states."""
+        """Store the pool, and the number of these states at the workers."""
         self.pool, self.number = pool, number
 
     @cached_property
     def tables(self) -> Tensors:
-        """The tables, once they are fetched."""
+        """Return the fetched tables."""
         return self.pool.kept(self.number)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -56,14 +56,14 @@ class RemoteStates(Tables):
 
 
 class Pool:
-    """The backend of clients that are assigned to workers.
+    """Backend of clients that are assigned to workers.
 
-    What clients keep stays with the workers, for as long as somebody holds the Round that has it.
-    It is fetched when it is read; that of the last `RoundState` is fetched in the end.
+    Client states stay at the workers as long as their `RoundState` exists. They are fetched when
+    they are read; those of the last `RoundState` are fetched in the end.
     """
 
     def __init__(self, data: Federation, post: Actors) -> None:
-        """Begin; workers start with the `with` block."""
+        """Assign the clients; workers start with the `with` block."""
         self.data, self.post = data, post
         self.mine = assign_clients(data.sizes[: data.clients], post.workers)
         self.method: Method | None = None
@@ -80,9 +80,9 @@ class Pool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Fetch what the last `RoundState`'s clients keep, and end the workers.
+        """Fetch the client states of the last `RoundState`, and end the workers.
 
-        If a worker has died it is lost, and reading it raises ChildProcessError.
+        If a worker has died its states are lost, and reading them raises ChildProcessError.
         """
         try:
             if self.last is not None:
@@ -92,7 +92,7 @@ class Pool:
             self.post.close()
 
     def __call__(self, request: RoundRequest) -> RunningRound:
-        """Begin a round."""
+        """Start a round."""
         before = private = request.state.client_states
         if not isinstance(before, RemoteStates) or before.pool is not self:
             before = self.states()
@@ -112,7 +112,7 @@ class Pool:
         return made
 
     def kept(self, number: int) -> Tensors:
-        """Fetch what all clients keep, [J, ...]; zeros of newcomers."""
+        """Return the states of all clients, [J, ...], from the workers; zeros for new clients."""
         tickets = [self.post.send(worker, "kept", number) for worker in range(len(self.mine))]
         whole: Tensors = {}
         for mine, ticket in zip(self.mine, tickets, strict=True):
@@ -126,11 +126,11 @@ class Pool:
 
 @dataclass
 class PoolRound(RunningRound):
-    """A round on its way at the workers."""
+    """Round in progress at the workers."""
 
     pool: Pool
     request: RoundRequest
-    before: RemoteStates  # what the clients kept after the last round
+    before: RemoteStates  # client states after the last round
 
     def __post_init__(self) -> None:
         ids = self.request.ids
@@ -165,7 +165,7 @@ class PoolRound(RunningRound):
             yield on_device(reply, self.pool.data.device)
 
     def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """Return what all clients keep; clients `back` keep what they had before."""
+        """Return the states of all clients; clients `back` keep their old ones."""
         made = self.pool.last = self.pool.states()
         for worker in range(len(self.pool.mine)):
             self.pool.post.send(worker, "close", self.before.number, made.number, back)

@@ -1,6 +1,6 @@
-"""Ray's actors as workers: on this machine, or on those of a cluster that the caller has joined.
+"""Ray actors as workers: on this machine, or on those of a cluster that the caller has joined.
 
-Ray that is started here listens on 127.0.0.1 alone, shows no dashboard and reports no use.
+A Ray instance started here only listens on 127.0.0.1, without a dashboard or usage reports.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from pyrofl.inference.transport.worker import Worker
 
 ADDRESS = "RAY_ADDRESS"  # of a cluster to join, as Ray itself reads it
 HOST = "127.0.0.1"
-# The second lets Ray take the host's word for its address, which it replaces otherwise.
+# With the second, Ray uses the given address of the host, which it replaces otherwise.
 SET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def hired(workers: int | None, data: Federation) -> int:
-    """Return how many workers there are to be."""
+    """Return the validated number of workers."""
     if lacking := [name for name in ("ray", "cloudpickle") if find_spec(name) is None]:
         raise ValueError(
-            f"engine is 'ray', and {' and '.join(lacking)} cannot be imported; expected "
-            "pip install 'pyrofl[ray]', or engine='local'"
+            f"engine is 'ray', but {' and '.join(lacking)} cannot be imported; run "
+            "pip install 'pyrofl[ray]', or use engine='local'"
         )
     most = _room(data.device)
     if workers is None and most is None:
-        raise ValueError(f"workers is None, and {ADDRESS} names a cluster; expected their number")
+        raise ValueError(f"workers is None, but {ADDRESS} names a cluster; pass their number")
     if workers is None:
         return max(1, min(most or 1, data.clients))
     if workers > data.clients:
         raise ValueError(
-            f"workers is {workers}, and {data.clients} clients train; expected at most as many"
+            f"workers is {workers}, but only {data.clients} clients train; expected at most "
+            f"{data.clients}"
         )
     if most is not None and workers > most and (data.device.type != "cpu" or _joined()):
         kind = "CPUs" if data.device.type == "cpu" else "GPUs"
         raise ValueError(
-            f"workers is {workers}, and Ray has {most} {kind}; expected at most {most}"
+            f"workers is {workers}, but Ray has {most} {kind}; expected at most {most}"
         )
     return workers
 
@@ -54,7 +55,7 @@ def _joined() -> bool:
 
 
 def _room(device: torch.device) -> int | None:
-    """Return how many workers there is room for; None if only a cluster knows."""
+    """Return the number of workers that fit; None if only a cluster knows."""
     kind = "CPU" if device.type == "cpu" else "GPU"
     if _joined():
         return int(sys.modules["ray"].cluster_resources().get(kind, 0))
@@ -66,22 +67,22 @@ def _room(device: torch.device) -> int | None:
 
 
 class Ticket(NamedTuple):
-    """A call of a worker's function."""
+    """Pending call of a worker's function."""
 
     worker: int
     answer: Any
 
 
 class Actors:
-    """Calls functions of workers that are Ray's actors."""
+    """Workers that are Ray actors, and calls of their functions."""
 
     def __init__(self, workers: int, device: torch.device) -> None:
-        """Begin; nothing is started yet."""
+        """Store the number of workers; nothing is started yet."""
         self.workers, self.device, self.own = workers, device, False
         self.actors: list[Any] = []
 
     def hire(self, each: list[tuple[Federation, Tensor]]) -> None:
-        """Start Ray, unless the caller has, and a worker for the rows and ids of some clients."""
+        """Start Ray, if needed, and one worker for each pair of rows and ids."""
         import ray
 
         if not ray.is_initialized():
@@ -96,22 +97,22 @@ class Actors:
             self.result(ticket)
 
     def share(self, value: Any) -> Any:
-        """Write a value once, for all workers of a machine."""
+        """Return a reference to a value stored once for all workers of a machine."""
         import ray
 
         return ray.put(value)
 
     def send(self, worker: int, what: str, *given: Any) -> Ticket:
-        """Ask a worker to call one of its functions."""
+        """Call a function of a worker, and return its ticket."""
         return self._call(worker, "call", what, *given)
 
     def _call(self, worker: int, what: str, *given: Any) -> Ticket:
         if not self.actors:
-            raise ChildProcessError(f"what clients keep was with workers that have ended{CURE}")
+            raise ChildProcessError(f"the client states were at workers that have ended{CURE}")
         return Ticket(worker, getattr(self.actors[worker], what).remote(*given))
 
     def result(self, ticket: Ticket) -> Any:
-        """Return what came of a call, or raise what it raised; ChildProcessError: it has died."""
+        """Return the result of a call, or raise its error; ChildProcessError if it died."""
         import ray
 
         try:
@@ -120,12 +121,12 @@ class Actors:
             raise error.cause from None
         except ray.exceptions.RayActorError:
             raise ChildProcessError(
-                f"worker {ticket.worker + 1} of {self.workers} has died, which may be for want of "
-                f"memory, and with it what its clients keep{CURE}"
+                f"worker {ticket.worker + 1} of {self.workers} has died, perhaps for lack of "
+                f"memory, and the states of its clients are lost{CURE}"
             ) from None
 
     def forget(self, tickets: list[Ticket]) -> None:
-        """Call off what has not begun."""
+        """Cancel calls that have not started."""
         import ray
 
         for ticket in tickets:
@@ -143,11 +144,11 @@ class Actors:
             ray.shutdown()
 
 
-CURE = "; expected to go on from a checkpoint, or from a `RoundState` before"
+CURE = "; resume from a checkpoint, or from an earlier `RoundState`"
 
 
 def _start(workers: int, device: torch.device) -> None:
-    """Join the cluster that the environment names, or start Ray here, for this process alone."""
+    """Join the cluster of the environment, or start Ray for this process alone."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -155,7 +156,7 @@ def _start(workers: int, device: torch.device) -> None:
         ray.init(address=address, **quiet)
         if (room := _room(device)) is not None and workers > room:
             raise ValueError(
-                f"workers is {workers}, and the cluster at {address} has room for {room}; expected "
+                f"workers is {workers}, but the cluster at {address} has room for {room}; expected "
                 f"at most {room}"
             )
         return
@@ -173,7 +174,7 @@ def _start(workers: int, device: torch.device) -> None:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Set what Ray reads from the environment; it may be imported already."""
+    """Set Ray's environment variables temporarily, as a context manager."""
     from ray._private import ray_constants
 
     before = {name: os.environ.get(name) for name in SET}
@@ -190,7 +191,7 @@ def _settings() -> Iterator[None]:
 
 
 class Actor:
-    """A worker in a process of its own."""
+    """Worker in its own process."""
 
     def __init__(self, path: list[str], threads: int, dtype: torch.dtype, device: str) -> None:
         sys.path += [place for place in path if place not in sys.path]
@@ -199,7 +200,7 @@ class Actor:
         self.device = device
 
     def hold(self, data: Federation, mine: Tensor) -> None:
-        """Take the rows and ids of some clients."""
+        """Store the rows and ids of some clients."""
         self.worker = Worker(data, mine, self.device)
 
     def call(self, what: str, *given: Any) -> Any:

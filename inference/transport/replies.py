@@ -1,4 +1,4 @@
-"""Replies as they come from the wire: read, and looked at before anything is made of them."""
+"""Replies of remote clients: parsed and validated before aggregation."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ from pyrofl.tensors import Tensors, cut
 
 @dataclass(frozen=True)
 class ReplyParser:
-    """Reads the replies of one round, of which it knows who has an order."""
+    """Parser of the replies of one round, with the ids of requested clients."""
 
     method: Method
     roster: Roster
     number: int  # of the round, from 1
-    trained: Tensor  # ids of those that have an order
-    reporters: Tensor  # ids of those that are to send a message
-    down: Tensor  # [J], bytes that they were sent
+    trained: Tensor  # ids of clients with a request
+    reporters: Tensor  # ids of clients that must send a message
+    down: Tensor  # [J], bytes sent to each client
 
     def read(self, replies: Mapping[str, Mapping[str, Any]]) -> tuple[list[Reply], list[str]]:
-        """Return the replies that can be read, and "name: what is wrong" of the others."""
+        """Return the valid replies, and "name: reason" of the others."""
         found, refused, known_ids = list[Reply](), list[str](), set[int]()
         for holder in sorted(replies):
             try:
                 reply = self._reply(holder, replies[holder])
                 mine = set(reply.report["ids"].tolist())
                 if mine & known_ids:
-                    raise ValueError("it replies for clients that have replied; expected others")
+                    raise ValueError(
+                        "it replies for clients with another reply; expected one reply per client"
+                    )
             except (LookupError, RuntimeError, TypeError, ValueError) as error:
                 refused.append(f"{holder}: {error}")
                 continue
@@ -47,13 +49,13 @@ class ReplyParser:
         return _alike(found), refused
 
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> Reply:
-        """Return one reply; ValueError says what is wrong with all of it."""
+        """Return one parsed reply; raise ValueError if it is invalid."""
         ids, names = self._ids(holder, flat), named(flat)
         if (late := number(flat, "round")) != self.number:
             raise ValueError(f"its reply is of round {late}; expected round {self.number}")
         sends = column(flat, "sends", len(ids), torch.bool)
         if not bool(torch.isin(ids[sends], self.reporters).all()):
-            raise ValueError("it sends a message unasked; expected none")
+            raise ValueError("it sends a message without a request; expected none")
         reasons, steps = texts(flat, "odd"), column(flat, "steps", len(ids), torch.long)
         if len(reasons) != len(ids):
             raise ValueError(f"odd is {reasons!r}; expected a text for each of {len(ids)} clients")
@@ -74,17 +76,21 @@ class ReplyParser:
         return Reply(self.roster.cohort(ids[good]), letter, form_of(message), every, about | losses)
 
     def _ids(self, holder: str, flat: Mapping[str, Any]) -> Tensor:
-        """Return the ids of the clients that a reply is of; refuse those that have no order."""
+        """Return the ids of a reply's clients; raise ValueError if they have no request."""
         if not isinstance(flat, Mapping):
             raise ValueError(f"its reply is a {type(flat).__name__}; expected a dict")
         names = named(flat)
         if holder in self.roster.names and names != (holder,):
-            raise ValueError(f"its reply is of {', '.join(names) or 'nobody'}; expected its own")
+            raise ValueError(
+                f"its reply is of {', '.join(names) or 'no client'}; expected a reply of its own"
+            )
         for name in names:
             known(name, self.roster.names, "client")
         ids = torch.tensor([self.roster.names.index(name) for name in names], dtype=torch.long)
         if not len(ids) or not bool(torch.isin(ids, self.trained).all()):
-            raise ValueError("it has no order in this round; expected replies of those who have")
+            raise ValueError(
+                "it has no request in this round; expected replies of requested clients"
+            )
         return ids
 
     def _losses(self, flat: Mapping[str, Any], count: int) -> Tensors:
@@ -94,26 +100,26 @@ class ReplyParser:
 
 
 class Received(RunningRound):
-    """A round whose replies have come over a wire; what clients keep stays with them."""
+    """Round with replies that have arrived over a transport; client states stay at the clients."""
 
     def __init__(self, replies: list[Reply]) -> None:
         self.read, self.back = replies, nobody()
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """End the round."""
 
     def replies(self) -> Iterator[Reply]:
         """Yield the replies."""
         return iter(self.read)
 
     def close(self, back: Tensor) -> Tensors:
-        """Note who goes back to what it had: the next request states it."""
+        """Store the clients that return to their old states, for the next request."""
         self.back = back
         return {}
 
 
 def nothing(state: RoundState) -> Reply:
-    """Return the reply of nobody, in the form of the last message."""
+    """Return a reply without clients, in the form of the last message."""
     none = {n: nobody() for n in ("ids", "steps", "down", "up")}
     return Reply(Cohort(nobody(), torch.zeros(0)), {}, form_of(state.message), [], none)
 

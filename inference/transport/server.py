@@ -1,4 +1,4 @@
-"""The server of clients that are elsewhere; it has no rows of theirs."""
+"""Server of remote clients, without their rows."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ FILE = "server.safetensors"
 
 
 class Server:
-    """The server's half of every round: orders go out, replies come in.
+    """The server's part of every round: it sends requests and aggregates replies.
 
     Attributes:
-        state: the last `RoundState`; what clients keep is not in it.
-        accepted: [J] int64, of every client the last round whose message was merged; 0 is none.
+        state: the last `RoundState`, without client states.
+        accepted: [J] int64, last round of every client with an aggregated message; 0 is none.
 
     Args:
         method: a method, or round number (from 0) -> method, built as at the clients.
-        names: of the clients that train.
+        names: names of the training clients.
         sizes: their numbers of training rows.
         dtype: floating-point type of the clients' data.
         seed: with the round and the client's name, fixes all random numbers.
-        participation: draws who is to report, as in `federate`.
-        trains: draws who trains, as in `federate`.
-        state: folder for the server's state, written after every round and taken up if there is
-            one; None keeps it in memory.
+        participation: function that samples the reporting clients, as in `federate`.
+        training_clients: function that samples the training clients, as in `federate`.
+        state: folder for the server's state, written after every round and resumed if it exists;
+            None keeps the state in memory.
 
     Raises:
-        ValueError: if names, sizes or type are unsuitable, or the folder's file is damaged or of
+        ValueError: if names, sizes or type are invalid, or the folder's file is damaged or of
             another run.
     """
 
@@ -84,13 +84,13 @@ class Server:
     def configure_train(
         self, holders: Mapping[str, Sequence[str]] | None = None
     ) -> dict[str, Flat]:
-        """Return what is to be sent in the next round, name -> order, for `Client.train`.
+        """Return the requests of the next round, name -> request, for `Client.train`.
 
-        A second call before `take` returns the same.
+        A second call before `aggregate_train` returns the same.
 
         Args:
-            holders: name of a machine -> names of clients whose rows it has, to which one order
-                goes; default: every client by itself.
+            holders: name of a machine -> names of the clients with rows there, for one request per
+                machine; default: one request per client.
         """
         method, number = self.at(self.state.number), self.state.number
         reporters, ids = self._called(method)
@@ -100,14 +100,13 @@ class Server:
     @synchronized
     @checked
     def aggregate_train(self, replies: Mapping[str, Mapping[str, Any]]) -> RoundState:
-        """Merge replies to the last orders, name -> reply, and return the round.
+        """Aggregate replies to the last requests, name -> reply, and return the round.
 
-        A reporter without a reply that can be read is `silent`; a client whose reply is bad, late
-        or of another is `rejected` by name. They go back to what they kept before, once the next
-        order reaches them.
+        A reporter without a readable reply is `silent`; a client with an invalid, late or foreign
+        reply is `rejected` by name. They return to their previous state with the next request.
 
         Raises:
-            ValueError: as of `federate`, if aggregate gives what is no state; or another server
+            ValueError: as `federate`, if aggregate returns an invalid state; or another server
                 uses the folder.
         """
         with self._held():
@@ -115,7 +114,7 @@ class Server:
         return self.state
 
     def _merge(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
-        """Make the next state of replies."""
+        """Compute the next state from replies."""
         method, state = self.at(self.state.number), self.state
         reporters, ids = self._called(method)
         down = self._bytes_down(method, ids)
@@ -148,9 +147,12 @@ class Server:
     @synchronized
     @checked
     def reset_clients(self, names: Sequence[str]) -> None:
-        """Take clients that lost their state for newcomers, see `Metadata.reset_clients`.
+        """Reset clients that lost their state; see `Metadata.reset_clients`.
 
-        The next orders are to bring what comes of it; replies to former ones are not to be merged.
+        Send the next requests afterwards; replies to earlier ones must not be aggregated.
+
+        Raises:
+            ValueError: if a name is unknown, or the method cannot reset clients.
         """
         for name in names:
             known(name, self.roster.names, "client")
@@ -174,26 +176,26 @@ class Server:
         metrics: Sequence[str] | None = None,
         **asked: Unpack[EvaluationFields],
     ) -> dict[str, Flat]:
-        """Return questions to all clients, name -> question, for `Client.evaluate`.
+        """Return requests to all clients, name -> request, for `Client.evaluate`.
 
         Args:
-            holders: as of `orders`.
-            metrics: names of those to be sent; default: all.
+            holders: as in `configure_train`.
+            metrics: names of the metrics to send; default: all.
             asked: fields of `EvaluationSpec`: model, adaptation, part, draws.
 
         Raises:
-            ValueError: as of `pyrofl.evaluate`, or if the population is another than "training".
+            ValueError: as `pyrofl.evaluate`, or if the population is not "training".
         """
         if (others := asked.pop("population", "training")) != "training":
             raise ValueError(
-                f"population is {others!r}; expected 'training', as no other rows are known here: "
-                "where they are, pyrofl.evaluate(method, data, server.state, "
-                f"population={others!r}) scores them"
+                f"population is {others!r}, but a remote server only evaluates 'training'; where "
+                "the other rows are, use pyrofl.evaluate(method, data, server.state, "
+                f"population={others!r})"
             )
         method = self.at(max(self.state.number - 1, 0))
         how = EvaluationSpec.of(asked, without="population seed chunk")
         view = how.view(method)
-        how.phases(method)  # refuses what this method does not have
+        how.phases(method)  # raises an error if this method does not have them
         about: Flat = {"round": self.state.number, "model": view}
         about |= {"adaptation": how.adaptation, "part": how.part}
         about |= {} if how.draws is None else {"draws": how.draws}
@@ -203,22 +205,22 @@ class Server:
 
     @checked
     def aggregate_evaluate(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
-        """Return the scores of those who answered the same question.
+        """Return the scores of the clients that replied to the same request.
 
         Raises:
-            ValueError: if nobody did, or an answer is of another question or badly formed; it is
-                named.
+            ValueError: if no client replied, or a reply belongs to another request or is invalid;
+                the message names the client.
         """
         about: Flat | None = None
         found: dict[str, tuple[int, dict[str, float]]] = {}
         for name in sorted(answers):
             answer = answers[name]
             if not isinstance(answer, Mapping):
-                raise ValueError(f"{name} answers a {type(answer).__name__}; expected a dict")
+                raise ValueError(f"{name} replies with a {type(answer).__name__}; expected a dict")
             now = {n: answer[n] for n in ("round", *ASKED) if n in answer}
             about = now if about is None else about
             if now != about:
-                raise ValueError(f"{name} answers {now}; expected answers to {about}")
+                raise ValueError(f"{name} replies to {now}; expected replies to {about}")
             try:
                 names = named(answer)
                 rows = column(answer, "rows", len(names), torch.long).tolist()
@@ -231,7 +233,7 @@ class Server:
                 known(client, self.roster.names, "client")
                 found[client] = count, {n: float(v[c]) for n, v in values.items()}
         if not found or about is None:
-            raise ValueError("no client has answered; expected one at least")
+            raise ValueError("no client has replied; expected at least one reply with scores")
         ids = torch.tensor(sorted(self.roster.names.index(name) for name in found))
         each = [found[self.roster.names[i]] for i in ids.tolist()]
         common = [n for n in each[0][1] if all(n in values for _, values in each)]
@@ -248,7 +250,7 @@ class Server:
 
     @property
     def checkpoint(self) -> Flat:
-        """All that another server of the same method, names, sizes and seed goes on from."""
+        """Return the state from which another server with the same settings can resume."""
         return {
             "round": self.state.number,
             "accepted": self.accepted,
@@ -258,7 +260,7 @@ class Server:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Hold the folder alone while the state changes, which is written then."""
+        """Lock the folder and write the changed state, as a context manager."""
         if self.file is None:
             yield
             return
@@ -269,15 +271,15 @@ class Server:
                     found["accepted"], self.accepted
                 ):
                     raise ValueError(
-                        f"{self.file} holds round {found['round']} of another server, and this one "
-                        f"has made round {mine}; expected one server for a folder"
+                        f"{self.file} has round {found['round']} of another server, but this one "
+                        f"is at round {mine}; use one folder per server"
                     )
             yield
             content = self.checkpoint | {"method": described(self.at(0))}
             checkpoint_file.write(self.file, self._about, content)
 
     def _take_up(self, found: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         checkpoint_file.refuse_differences(
             f"checkpoint {self.file}", found["method"], described(self.at(0))
         )
@@ -297,7 +299,7 @@ class Server:
         return {"clients": clients, "dtype": str(self.roster.dtype), **compared_versions(), **seeds}
 
     def _called(self, method: Method) -> tuple[Tensor, Tensor]:
-        """Return who is to report in the next round, and who is to train."""
+        """Return the reporting and the training clients of the next round."""
         draws = self.participation, self.trains
         return sample_clients(method, self.roster.clients, self.seed, self.state.number, *draws)
 
@@ -309,7 +311,7 @@ class Server:
         about: Flat,
         columns: Tensors,
     ) -> dict[str, Flat]:
-        """Write an order or a question for each holder of some of these clients."""
+        """Return a request for each holder of some of these clients."""
         names = self.roster.names
         received = downloaded(method, self.state.server, self.roster.cohort(ids))
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}

@@ -1,4 +1,4 @@
-"""Engines are chosen, looked at before any work, and started."""
+"""Choice, validation and start of an engine: local or Ray."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ StartEngine = Callable[[], AbstractContextManager[Backend]]
 
 
 def create_engine(engine: Engine, workers: int | None, data: Federation) -> StartEngine:
-    """Return what starts an engine, once it is clear that it can be."""
+    """Return a function that starts an engine, after validation of its settings."""
     if engine == "local":
         if workers is not None:
             raise ValueError(
-                f"workers is {workers}, and engine 'local' is one process; expected "
-                "engine='ray', or no workers"
+                f"workers is {workers}, but engine 'local' is one process; use engine='ray', or "
+                "leave out workers"
             )
         return partial(_here, data)
     from pyrofl.inference.transport import ray

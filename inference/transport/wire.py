@@ -1,4 +1,4 @@
-"""What goes over the wire: flat dicts of tensors, numbers and names."""
+"""Format of requests and replies: flat dicts of tensors, numbers and names."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from pyrofl.tensors import Tensors, role
 Flat = dict[str, Any]
 """Names -> tensors [C, ...], numbers, texts, or tuples of texts."""
 
-ASKED = ("model", "adaptation", "part", "draws", "metrics")  # what a question asks, if it is there
+ASKED = ("model", "adaptation", "part", "draws", "metrics")  # optional evaluation settings
 
 
 class InvalidRequestError(ValueError):
-    """An order that clients cannot follow; the message has names and numbers, no value of a row.
+    """Error for a request that clients cannot follow, without values of rows.
 
-    So it may be sent to the server, which other errors at a site may not.
+    Its message may be sent to the server, unlike those of other errors at a site.
     """
 
 
 class StateLostError(InvalidRequestError):
-    """Clients have not the state that belongs to their last merged message."""
+    """Error for clients without the state of their last aggregated message."""
 
     def __init__(self, text: str, names: Sequence[str]) -> None:
         super().__init__(text)
@@ -65,23 +65,23 @@ def code_hash(folder: str | Path = Path(pyrofl.__file__).parent) -> str:
 
 
 def agreed(method: Method) -> Flat:
-    """Return what has to be the same at server and clients: versions, and the clients' method."""
+    """Return the versions and method parts that must be equal at server and clients."""
     parts = clients_part(method)
     both = {f"version/{n}": v for n, v in release().items()}
     return {**both, **{f"method/{n}": v for n, v in parts.items()}}
 
 
 def refuse_others(order: Mapping[str, Any], method: Method) -> None:
-    """Refuse an order of a server whose versions or method are not those here, by name."""
+    """Raise InvalidRequestError if the server's versions or method differ from those here."""
     theirs = {n: v for n, v in order.items() if n.startswith(("version/", "method/"))}
     mine = agreed(method)
     if odd := sorted(n for n in theirs | mine if theirs.get(n) != mine.get(n)):
-        each = (f"{n.replace('/', ' of ')} is {mine.get(n)}, and {theirs.get(n)}" for n in odd)
-        raise InvalidRequestError(f"{'; '.join(each)} at the server; expected the same at both")
+        each = (f"{n.replace('/', ' of ')} is {mine.get(n)}, but {theirs.get(n)}" for n in odd)
+        raise InvalidRequestError(f"{'; '.join(each)} at the server; use the same at both")
 
 
 def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
-    """Return the tensors of a role; refuse what is none."""
+    """Return the tensors with a name prefix; raise ValueError for other types."""
     found = role(what, flat)
     for name, value in found.items():
         if not torch.is_tensor(value):
@@ -91,10 +91,10 @@ def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
 
 
 def sealed(found: Tensors) -> Tensors:
-    """Return tensors on the CPU that have no memory in common with what is not to travel.
+    """Return tensors on the CPU that share no memory with other tensors.
 
-    A view, such as a row of a table, would take the whole table along when it is written. What is
-    only expanded, as where all clients receive the same, stays so.
+    A view, such as a row of a table, would be written with the whole table. Expanded tensors, as
+    for equal downloads of all clients, stay expanded.
     """
     return {n: _sealed(v.detach().cpu()) for n, v in found.items()}
 
@@ -107,14 +107,14 @@ def _sealed(value: Tensor) -> Tensor:
 
 
 def number(flat: Mapping[str, Any], name: str) -> int:
-    """Return a whole number of an order or a reply; refuse anything else."""
+    """Return a whole number of a request or a reply; raise ValueError for other values."""
     if isinstance(value := flat.get(name), bool) or not isinstance(value, int):
         raise ValueError(f"{name} is {value!r}; expected a whole number")
     return value
 
 
 def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return texts of an order or a reply; refuse anything else."""
+    """Return texts of a request or a reply; raise ValueError for other values."""
     value = flat.get(name)
     if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{name} is {value!r}; expected a tuple of texts")
@@ -122,15 +122,15 @@ def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def named(flat: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the clients that an order or a reply is about, each once."""
+    """Return the client names of a request or a reply; raise ValueError for duplicates."""
     names = texts(flat, "names")
     if len(set(names)) < len(names):
-        raise ValueError(f"names is {names}; expected no two alike")
+        raise ValueError(f"names is {names}; expected distinct names")
     return names
 
 
 def column(flat: Mapping[str, Any], name: str, count: int, dtype: torch.dtype) -> Tensor:
-    """Return a tensor with a number for each client; refuse one of another form."""
+    """Return a tensor with one number per client; raise ValueError for another form."""
     value = flat.get(name)
     if not torch.is_tensor(value) or value.shape != (count,) or value.dtype != dtype:
         shown = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else repr(value)

@@ -1,4 +1,4 @@
-"""A worker process: it holds the rows and the private state of some clients, and trains them."""
+"""A worker process: it stores the rows and the states of some clients, and trains them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyrofl.tensors import Tensors, cut
 
 
 def assign_clients(sizes: Tensor, workers: int) -> list[Tensor]:
-    """Assign clients to workers, the largest first, so that all have about as many rows.
+    """Return ids of clients per worker, the largest first, with similar numbers of rows.
 
     >>> assign_clients(torch.tensor([1, 9, 3, 8]), 2)
     [tensor([1, 2]), tensor([0, 3])]
@@ -29,32 +29,32 @@ def assign_clients(sizes: Tensor, workers: int) -> list[Tensor]:
 
 
 class Worker:
-    """Some clients, with their rows and what they keep."""
+    """Some clients, with their rows and states."""
 
     def __init__(self, data: Federation, mine: Tensor, device: str | torch.device) -> None:
-        """Begin; `mine` are their ids, sorted."""
+        """Store the data and the sorted ids of the clients."""
         self.data, self.mine = data.to(device), mine
         self.states: dict[int, ClientStates] = {}
         self.round: LocalRound | None = None
-        self.left: deque[Tensor] = deque()  # ids of clients that are to train side by side
+        self.left: deque[Tensor] = deque()  # ids of clients per remaining vectorized batch
 
     def load(self, number: int, seen: Tensor, private: Tensors) -> None:
-        """Take up what the clients keep, [C, ...], under a number; `seen` [C] keep something."""
+        """Store the states of the clients, [C, ...], under a number; `seen` [C] have one."""
         states = none(self.data.clients, len(self.mine))
         kept = to_data(cut(private, seen), self.data)
         self.states[number] = states.updated(states.write(self.mine[seen], kept))
 
     def learn(self, method: Method) -> None:
-        """Take up the method of the rounds that follow."""
+        """Set the method of the following rounds."""
         self.method = method
 
     def begin(self, number: int, held: set[int], request: dict[str, Any]) -> tuple[Reply, int]:
-        """Begin a round, and go on as `more` does.
+        """Start a round, and train the first clients, as `more`.
 
         Args:
-            number: of the states that the round begins with.
-            held: numbers of states that somebody holds; others are dropped.
-            request: fields of the `RoundRequest`, but for the method.
+            number: number of the states before the round.
+            held: numbers of states in use; others are dropped.
+            request: fields of the `RoundRequest`, except the method.
         """
         self.states = {n: states for n, states in self.states.items() if n in held}
         ids, memory, before = (request[n] for n in ("ids", "memory", "state"))
@@ -70,7 +70,7 @@ class Worker:
         return self.more()
 
     def more(self) -> tuple[Reply, int]:
-        """Train further clients; return their reply, and how many groups are still to come."""
+        """Train further clients; return their reply, and the number of remaining groups."""
         assert self.round is not None
         reply = self.round.train(self.left.popleft())
         sender = Cohort(*(v.cpu() for v in reply.sender))
@@ -78,14 +78,14 @@ class Worker:
         return replace(reply, sender=sender, message=message, report=report), len(self.left)
 
     def close(self, before: int, number: int, back: Tensor) -> None:
-        """Number what the clients keep after a round; those among `back` keep what they had."""
+        """Store the client states after a round under a number; `back` keep their old ones."""
         self.states[number] = self.round.close(back) if self.round else self.states[before]
         self.round = None
 
     def undo(self) -> None:
-        """Forget the round on its way."""
+        """Discard the round in progress."""
         self.round = None
 
     def kept(self, number: int) -> Tensors:
-        """Return what the clients keep by the number of the states, [C, ...]."""
+        """Return the client states of a number, [C, ...]."""
         return sealed(self.states[number].select(self.mine))

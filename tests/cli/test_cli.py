@@ -732,7 +732,7 @@ def test_messages_are_folded_where_that_can_be_done(tmp_path, capsys):
     assert facts["bytes_up"] == [4 * 4 * facts["message_scalars"]] * 2
     for words in (["run", "pvi"], ["compare", "fedprox", "pvi"]):
         assert main([*words, *asked, "--out", str(tmp_path / "b")]) == 2
-        told = "--fold-messages with pvi: keep_messages is False and this"
+        told = "--fold-messages with pvi: keep_messages is False, but this"
         assert told in capsys.readouterr().err
         assert not (tmp_path / "b").exists()
 

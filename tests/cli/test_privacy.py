@@ -66,5 +66,5 @@ def test_a_run_goes_on_with_the_same_privacy_alone(tmp_path, capsys):
 def test_methods_that_cannot_be_private_are_refused_before_any_work(tmp_path: Path, capsys):
     words = ["compare", "fedavg", "pvi", *SMALL[:-2], *ASKED, "--out", str(tmp_path / "both")]
     assert main(words) == 2
-    assert "pvi: its server keeps what each client says apart" in capsys.readouterr().err
+    assert "pvi: its server stores a tensor of each client" in capsys.readouterr().err
     assert not (tmp_path / "both").exists()

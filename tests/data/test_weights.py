@@ -163,7 +163,7 @@ def test_weights_that_cannot_be_are_named():
         ),
         (
             lambda: Client(built("fedavg"), data.with_class_weights("balanced")),
-            "data have weights of rows",
+            "data have row weights",
         ),
         *(
             (partial(read, text), "is no weight of a class; expected balanced, or NAME=VALUE")

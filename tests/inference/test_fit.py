@@ -155,7 +155,7 @@ def test_runs_and_rounds_tell_what_they_are(method: Method):
     assert "scores   round 2: personal accuracy 0." in told[4]
     assert f"{sum(record.bytes_down for record in run.records):,} down, " in told[5]
     assert "2 rejected, the last client 3: " in told[5]
-    assert "  clients   10 trained, 9 reported, 0 were silent" in repr(run.state)
+    assert "  clients   10 trained, 9 reported, 0 dropped out" in repr(run.state)
     html = run._repr_html_()
     assert html.count("<tr>") == 5
     assert "client 3" in html

@@ -227,7 +227,7 @@ def test_a_merge_that_needs_all_messages_is_refused_before_any_work(name):
         raise AssertionError("work was done")
 
     method = replace(DO_NOT[name], init=never)
-    with pytest.raises(ValueError, match="needs all messages at once; expected"):
+    with pytest.raises(ValueError, match="needs all messages at once; use"):
         federate(method, toys.blobs(), 1, keep_messages=False)
 
 

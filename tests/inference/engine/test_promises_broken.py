@@ -95,7 +95,7 @@ def upload_in_place(received: Tensors, local: Tensors) -> Tensors:
         ({"upload": upload_in_place}, "upload writes into 'w/.*' in place; expected it to return"),
         (
             {"aggregate": lambda s, m, w, g: m},
-            "aggregate gives 'w/.*' a row for each of the 12 clients",
+            "aggregate returns 'w/.*' with a row for each of the 12 reporting clients",
         ),
         (
             {"aggregate": lambda s, m, w, g: None},

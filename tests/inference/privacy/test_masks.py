@@ -163,5 +163,5 @@ def test_keys_are_never_the_same():
 
 @pytest.mark.parametrize("name", ["pvi", "metavd", "fedbe"])
 def test_methods_of_another_kind_have_no_secure_sums(name):
-    with pytest.raises(ValueError, match=f"^{name}: aggregation is no weighted mean"):
+    with pytest.raises(ValueError, match=f"^{name}: aggregation is not a weighted mean"):
         summed(contract.built(name))

@@ -168,7 +168,7 @@ def test_a_client_gives_one_noisy_reply_in_a_round(tmp_path):
     replies = [Client(method, mine, state=tmp_path).train(orders["here"]) for _ in range(2)]
     toys.assert_same(*({n: r[n] for n in r if n.startswith("up/")} for r in replies))
     alone = there.configure_train()[DATA.names[0]]
-    told = "client 0: a noisy reply of round 1 was sent already; expected a request for a later"
+    told = "client 0: a noisy reply of round 1 was sent already; send a request for a later"
     with pytest.raises(ValueError, match=f"^{told}"):
         Client(method, mine, state=tmp_path).train(alone)
     there.aggregate_train({"here": replies[0]})
@@ -255,9 +255,9 @@ def test_pvi_clips_the_change_of_a_factor():
 
 
 REFUSED = {
-    "pvi": "^pvi: its server keeps what each client says apart, .*; expected where='client'$",
-    "metavd": "^metavd: aggregation is no weighted mean, so that its server must see every",
-    "fedbe": "^fedbe: aggregation is no weighted mean, so that its server must see every",
+    "pvi": "^pvi: its server stores a tensor .*; use Privacy\\(\\.\\.\\., where='client'\\)$",
+    "metavd": "^metavd: aggregation is not a weighted mean, so its server needs every",
+    "fedbe": "^fedbe: aggregation is not a weighted mean, so its server needs every",
 }
 
 
@@ -272,13 +272,15 @@ def test_draws_of_unknown_chances_are_refused():
         return torch.arange(2)
 
     usual = Privacy(clip=1.0, noise_multiplier=1.0)
-    with pytest.raises(ValueError, match=r"^participation is mine, whose chances are not known; "):
+    with pytest.raises(
+        ValueError, match=r"^participation is mine, with unknown sampling probabilities; "
+    ):
         federate(PLAIN, DATA, 1, privacy=usual, participation=mine)
 
 
 def test_a_promise_is_for_one_method_and_so_many_clients():
     made = private(PLAIN, Privacy(clip=1.0, noise_multiplier=1.0), 7)
-    with pytest.raises(ValueError, match=r"^fedavg: it is private already; expected"):
+    with pytest.raises(ValueError, match=r"^fedavg: the method is private already; pass"):
         private(made, Privacy(clip=1.0, noise_multiplier=1.0), 7)
     run = pyrofl.fit(made, DATA, 1, progress=False)
     with pytest.raises(

@@ -69,13 +69,13 @@ def test_clients_send_weights_and_weighted_changes():
 @pytest.mark.parametrize("name", ["pvi", "metavd", "fedbe"])
 def test_a_server_that_needs_messages_apart_is_refused_by_name(name):
     with pytest.raises(
-        ValueError, match=f"^{name}: aggregation is no weighted mean, so that .* apart; "
+        ValueError, match=f"^{name}: aggregation is not a weighted mean, so .* message; "
     ):
         summed(contract.built(name))
 
 
 def test_robust_merges_are_refused():
     with pytest.raises(
-        ValueError, match=r"^fedavg: aggregation is 'median', so that .* apart; expected"
+        ValueError, match=r"^fedavg: aggregation is 'median', so its server .* message; use"
     ):
         summed(fedavg.build(toys.net(), aggregation="median"))

@@ -369,7 +369,7 @@ def test_an_optimiser_that_counts_in_python_is_refused(monkeypatch):
 
     method, data = with_optimiser(METHODS["fedavg"](), counting), toys.blobs()
     (quick,) = federate(method, data, 1, check=False)
-    assert {r.reason for r in RECORDINGS.found.values()} == {"its optimiser counts in Python"}
+    assert {r.reason for r in RECORDINGS.found.values()} == {"its optimizer counts in Python"}
     as_written(monkeypatch)
     toys.assert_same_round(quick, next(federate(method, data, 1, check=False)), rtol=0, atol=0)
 

@@ -97,7 +97,7 @@ def test_rows_that_no_client_trains_on_are_scored_where_they_are(name, populatio
     server, client = Server(method, names, data.sizes[:4], data.dtype, 5), Client(method, data, 5)
     for _ in range(2):
         server.aggregate_train({"all": client.train(server.configure_train({"all": names})["all"])})
-    with pytest.raises(ValueError, match=rf"is '{population}'; expected .+evaluate\(.+, server.st"):
+    with pytest.raises(ValueError, match=rf"is '{population}', but .+evaluate\(.+, server.st"):
         server.configure_evaluate(population=population)
     assert server.configure_evaluate(population="training").keys() == set(names)
     *_, state = federate(method, data, 2, seed=5)

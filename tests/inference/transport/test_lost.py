@@ -123,17 +123,19 @@ def test_state_that_does_not_belong_to_the_servers_is_refused():
     server.aggregate_train(a_round(server, clients))
     (order,) = (o for n, o in server.configure_train().items() if n == "client 2")
     fresh = sites(method)["client 2"]
-    told = "client 2: the server has merged its message of round 1, .+ is of round 0; expected"
+    told = "client 2: the server has aggregated its message of round 1, .+ is of round 0; use"
     for ask in (fresh.train, fresh.evaluate):
         with pytest.raises(ValueError, match=told):
             ask(order | {"model": "global"})
     server.aggregate_train(a_round(server, clients))
     a_round(server, clients)
     for late in (order, order | {"round": 1}):  # as of a server that went back
-        with pytest.raises(ValueError, match=r"client 2: an order of round . came after that of"):
+        with pytest.raises(
+            ValueError, match=r"client 2: a request of round . arrived after that of"
+        ):
             clients["client 2"].train(late)
     clients["client 2"].forget(["client 2"])
-    with pytest.raises(ValueError, match="of round 1, and what it keeps is of round 0; expected"):
+    with pytest.raises(ValueError, match="of round 1, but its state here is of round 0; use"):
         clients["client 2"].train(order)
     plain = fedavg.build(toys.net(), epochs=1)  # which keeps nothing that could be lost
     order = begun(plain).configure_train()["client 2"] | {"accepted": torch.tensor([7])}
@@ -145,18 +147,18 @@ def test_state_that_does_not_belong_to_the_servers_is_refused():
     [
         (
             {"data": toys.blobs((4, *SIZES[1:]))},
-            "client 0 has 4 training rows, and 3 at the server",
+            "client 0 has 4 training rows, but 3 at the server",
         ),
-        ({"data": DATA.to("cpu", torch.float32)}, "float64 in the order, and the data are"),
-        ({"data": replace(DATA, names=tuple("abcdef"))}, "an order is for 'client 0'; expected"),
-        ({"seed": 1}, "seed of init is 1, and 0 at the server; expected the same"),
+        ({"data": DATA.to("cpu", torch.float32)}, "float64 in the request, but the data are"),
+        ({"data": replace(DATA, names=tuple("abcdef"))}, "a request is for 'client 0', but"),
+        ({"seed": 1}, "seed of init is 1, but 0 at the server; use the same"),
         ({"order": {"ids": torch.tensor([6])}}, "client 0 has id 6; expected 0 to 5"),
         ({"order": {"round": None}}, "round is None; expected a whole number"),
         (
             {"order": {"reports": torch.ones(2)}},
             r"reports is torch.float32 \[2\]; expected torch.bool",
         ),
-        ({"order": {"names": ("client 0", "client 0")}}, "expected no two alike"),
+        ({"order": {"names": ("client 0", "client 0")}}, "expected distinct names"),
         ({"order": {"down/w/head.bias": 3}}, "down/w/head.bias is a int; expected a tensor"),
     ],
 )
@@ -169,9 +171,9 @@ def test_orders_that_do_not_fit_are_refused(change, told):
 
 def test_an_order_of_other_versions_or_another_method_is_refused_by_name():
     for net, change, told in (
-        (toys.net(), {"epochs": 2}, "method of phases is [0-9a-f]{12}, and [0-9a-f]{12} at the"),
+        (toys.net(), {"epochs": 2}, "method of phases is [0-9a-f]{12}, but [0-9a-f]{12} at the"),
         (toys.net(), {"lr": 0.3}, "method of phases is"),
-        (toys.net(), {}, "version of torch is .+, and 1.0 at the server; expected the same"),
+        (toys.net(), {}, "version of torch is .+, but 1.0 at the server; use the same"),
     ):
         order = begun(fedavg.build(net, epochs=1)).configure_train()["client 0"]
         order |= {} if change else {"version/torch": "1.0"}
@@ -191,7 +193,7 @@ def test_one_folder_has_one_server(tmp_path):
         one.aggregate_train(replies)
     one.aggregate_train(replies)
     with pytest.raises(
-        ValueError, match=r"server\.safetensors holds round 1 of another server, and this"
+        ValueError, match=r"server\.safetensors has round 1 of another server, but this"
     ):
         other.aggregate_train(replies)
     assert other.state.number == 0
@@ -204,7 +206,7 @@ def test_who_has_lost_its_state_comes_back_as_a_newcomer(tmp_path):
     server, clients = begun(method, tmp_path / "server"), sites(method)
     server.aggregate_train(a_round(server, clients))
     clients["client 2"] = sites(method)["client 2"]
-    with pytest.raises(StateLostError, match="or these clients as newcomers: forget") as lost:
+    with pytest.raises(StateLostError, match="or reset these clients by forget") as lost:
         a_round(server, clients)
     assert lost.value.names == ("client 2",)
     clients["client 2"].forget(lost.value.names)
@@ -261,7 +263,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "late": (lambda r: r | {"round": 0}, "its reply is of round 0; expected round 1"),
     "another's": (
         lambda r: r | {"names": ("client 1",)},
-        "its reply is of client 1; expected its own",
+        "its reply is of client 1; expected a reply of its own",
     ),
     "NaN": (
         lambda r: r | {"up/w/head.bias": NAN},
@@ -332,13 +334,13 @@ def test_only_the_metrics_that_are_asked_for_are_told():
     found = server.aggregate_evaluate(answers)
     assert (found.ids.tolist(), found.rows.tolist()) == ([0, 1, 2, 4, 5], [3, 9, 7, 4, 8])
     for change, told in (
-        ({"part": "test"}, "client 4 answers .+; expected answers to"),
+        ({"part": "test"}, "client 4 replies to .+; expected replies to"),
         ({"rows": None}, "client 4: rows is None; expected torch.int64"),
         ({"names": ("me",)}, "unknown client 'me'"),
     ):
         with pytest.raises(ValueError, match=told):
             server.aggregate_evaluate(answers | {"client 4": answers["client 4"] | change})
-    with pytest.raises(ValueError, match="no client has answered"):
+    with pytest.raises(ValueError, match="no client has replied"):
         server.aggregate_evaluate({})
 
 

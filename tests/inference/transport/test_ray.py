@@ -90,7 +90,7 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(blobs, running):
     state = next(states)
     (carrier,) = (v for v in states.gi_frame.f_locals.values() if hasattr(v, "post"))
     ray.kill(carrier.post.actors[1])
-    with pytest.raises(ChildProcessError, match=r"^worker 2 of 2 has died, .+; expected to go on"):
+    with pytest.raises(ChildProcessError, match=r"^worker 2 of 2 has died, .+; resume from"):
         next(states)
     with pytest.raises(ChildProcessError, match="workers that have ended; expected"):
         dict(state.client_states)

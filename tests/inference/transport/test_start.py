@@ -29,28 +29,28 @@ def refused(match, blobs, **how):
 
 def test_an_engine_that_is_not_there_is_refused_before_any_work(blobs, monkeypatch, capsys):
     monkeypatch.setattr(by_ray, "find_spec", lambda name: None)
-    told = r"engine is 'ray', and ray and cloudpickle cannot be imported; expected pip install "
-    refused(told + r"'pyrofl\[ray\]', or engine='local'", blobs, engine="ray")
+    told = r"engine is 'ray', but ray and cloudpickle cannot be imported; run pip install "
+    refused(told + r"'pyrofl\[ray\]', or use engine='local'", blobs, engine="ray")
     with pytest.raises(ValueError, match="cannot be imported"):
         fit(fedavg.build(toys.net()), blobs, 1, engine="ray", progress=False)
     words = ["run", "fedavg", "--data", "eight_schools", "--engine", "ray", "--out", "nowhere"]
     assert main(words) == 2
-    assert "expected pip install 'pyrofl[ray]'" in capsys.readouterr().err
+    assert "run pip install 'pyrofl[ray]'" in capsys.readouterr().err
     refused("engine is 'dask'; expected", blobs, engine="dask")
 
 
 def test_workers_are_of_ray_and_no_more_than_clients(blobs, there):
-    refused("workers is 2, and engine 'local' is one process; expected", blobs, workers=2)
+    refused("workers is 2, but engine 'local' is one process; use", blobs, workers=2)
     refused("workers is 0; expected", blobs, engine="ray", workers=0)
-    refused("workers is 13, and 12 clients train; expected", blobs, engine="ray", workers=13)
+    refused("workers is 13, but only 12 clients train; expected", blobs, engine="ray", workers=13)
 
 
 def test_a_cluster_is_to_be_told_how_many_and_has_room_for_them(blobs, there, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "there:6379")
-    refused("workers is None, and RAY_ADDRESS names a cluster; expected", blobs, engine="ray")
+    refused("workers is None, but RAY_ADDRESS names a cluster; pass", blobs, engine="ray")
     monkeypatch.setattr(by_ray, "_joined", lambda: True)
     monkeypatch.setattr(by_ray, "_room", lambda _: 3)
-    refused("workers is 4, and Ray has 3 CPUs; expected at most 3", blobs, engine="ray", workers=4)
+    refused("workers is 4, but Ray has 3 CPUs; expected at most 3", blobs, engine="ray", workers=4)
     assert by_ray.hired(None, blobs) == 3
 
 
