@@ -1,7 +1,7 @@
 """Federated methods, one file for each paper, with priors, guides and likelihoods.
 
 A module here with a function `build` is a method; its name is the method's name everywhere. Each is
-loaded when it is first asked for: `pyrofl.models.fedavg.build`.
+loaded when it is first used: `pyrofl.models.fedavg.build`.
 """
 
 from importlib import import_module

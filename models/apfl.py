@@ -8,12 +8,12 @@ Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020.
 
     client   once, on all rows, with w_j = w as received:
              alpha_j -= lr_alpha <v_j - w_j, grad L_j(alpha_j v_j + (1 - alpha_j) w_j)>
-             clipped to [0, 1]; then on every minibatch in turn:
+             clipped to [0, 1]; then on each minibatch:
              w_j     -= lr grad L_j(w_j)                                              as FedAvg
              v_j     -= lr grad L_j(alpha_j v_j + (1 - alpha_j) w_j)
     server   w        = sum_j n_j w_j / sum_j n_j
 
-alpha_j = 0 is FedAvg and alpha_j = 1 is Local. alpha_j must judge the w that is tested: beside w_j,
+alpha_j = 0 is FedAvg and alpha_j = 1 is Local. alpha_j must suit the w that is tested: with w_j,
 which has just been trained on the client's rows, v_j would seem of no use.
 
 Use it where clients differ in how much they have in common: each learns how to mix a model of its

@@ -11,10 +11,10 @@ ICML 2021.
              v_j = SGD from its last v_j on that plus lambda/2 ||v_j - w||^2
     server   w   = sum_j n_j w_j / sum_j n_j
 
-FedProx with the proximal model kept at home and FedAvg's sent: lambda = 0 is Local beside FedAvg,
+FedProx with the proximal model kept at home and FedAvg's sent: lambda = 0 is Local and FedAvg,
 and as lambda grows v_j becomes w.
 
-Use it where a common model is wanted beside personal ones: lambda says how far these may go from
+Use it for a common model and personal ones: lambda controls how far these may go from
 it. It assumes that clients keep state between rounds, and doubles their work.
 
 Departures from the paper: the server weighs clients by size, as FedAvg does. A client that is met

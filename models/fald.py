@@ -1,4 +1,4 @@
-"""FALD and FSGLD: federated Langevin dynamics, whose draws the server stores.
+"""FALD: federated averaging Langevin dynamics, whose draws the server stores; also FSGLD.
 
 Deng, Zhang, Ma, Song and Lin, "On Convergence of Federated Averaging Langevin Dynamics", UAI 2024
 (2021); with surrogates, El Mekkaoui, Mesquita, Blomstedt and Kaski, "Federated Stochastic Gradient
@@ -24,8 +24,8 @@ the rows all in one batch, the chain of any number of local steps has the exact 
 axis of precision P the variance temperature / (P (1 - lr P / 2)).
 
 `posterior` and `to_arviz` give the draws of the chain, in their order: of those after a share
-`discard` of the rounds, each asked-for draw is the next one along the chain, thinned or repeated to
-the number that is asked for. So chains of several seeds have R-hat and ESS that mean something, and
+`discard` of the rounds, each requested draw is the next one of the chain, thinned or repeated to
+the requested number. So chains of several seeds have R-hat and ESS that are meaningful, and
 a chain of few rounds shows a small ESS. The view "global" predicts by the last draw, "ensemble" by
 the mean over some of them.
 

@@ -15,7 +15,7 @@ Meta-Learning: A New Perspective and Practical Algorithms", 2023. Every weight i
     server   theta = mean of theta_i over the clients that reported        (line 10)
 
 Given phi the likelihood does not depend on theta, so line 9 needs no network and no draws. To
-personalise, phi_i starts at theta, which is then frozen, and makes epochs of steps.
+personalize, phi_i starts at theta, which is then frozen, and makes epochs of steps.
 
 Use it where new clients come all the time and must learn from few rows: a few steps lead from the
 prior to a posterior. It assumes that weights scatter normally around one centre, each weight by
@@ -30,7 +30,7 @@ of eta would overshoot m, so a large lambda widens it (10, eta 0.1, 50 rows: 0.1
 never below 1e-4. `meta_grad="unrolled"` differentiates L_i(theta, phi(theta)) through the steps
 from theta to phi: with a delta guide and lambda = 0 this is MAML, which the paper calls a special
 case; the algorithm as printed becomes pFedMe and Reptile. Prediction takes the mean of q unless
-draws are asked for. lambda = 0.1, R = 3 and eta = 0.1 were chosen on handwritten digits; the paper
+draws are requested. lambda = 0.1, R = 3 and eta = 0.1 were chosen on handwritten digits; the paper
 has R = 5, tunes lambda and has eta = 0.1 on its grid.
 """
 
@@ -161,7 +161,7 @@ def build(
     def centred(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
-        """Centre p(w_i | theta) at m, no narrower than steps of eta can take."""
+        """Return the prior p(w_i | theta) around m, with a lower bound on its scale."""
         sd, least = log_scale(local, name).exp(), (lr * kl / data.size).sqrt()
         sd = sd.maximum(least.reshape(-1, *(1 for _ in sd.shape[1:])))
         return as_event(prior(local[f"loc/{name}"], sd), len(shape))

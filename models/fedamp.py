@@ -19,10 +19,11 @@ With the former both steps go down one objective, sum_j L_j(w_j) + lambda / 2 su
 w_j||^2), in turns: where they stand still its gradient is zero, whatever alpha is. The server
 needs every model apart, so that neither sums of messages nor noise in sums will do.
 
-Use it where some clients are alike and nobody knows which: each is drawn towards those whose models
-are near its own. It assumes that clients keep state, and a server that may see every model apart.
+Use it where some clients are alike, but it is unknown which: each is drawn towards those whose
+models are near its own. It assumes that clients keep state, and a server that may see every model
+apart.
 
-Departures from the paper: a client that was never heard receives the even mean of all that were; a
+Departures from the paper: a client without a stored model receives the mean of all stored ones; a
 client that does not take part is mixed by its last model. Where the weights of the others pass one,
 which the paper's small alpha rules out, they are scaled to it. The text at hand ended with its
 introduction, so equations have no numbers here; A is that of common code, where alpha and sigma are

@@ -12,7 +12,7 @@ ICLR 2022.
     server   b   = sum_j n_j b_j / sum_j n_j
     test     h_j (or b_j, or both) = SGD from h_0 (b), `fine_tune` epochs
 
-h_0 is drawn by everybody from the common seed, so it need not travel. The personal model as it is
+h_0 is drawn by all clients from the common seed, so it need not travel. The personal model as it is
 after training, without tuning, is the paper's global model.
 
 Use it where clients hold classes in other shares and can be tuned before use: only the base learns

@@ -1,7 +1,7 @@
 """FedEM: each client's data follow a personal mixture of K shared distributions.
 
 Marfoq, Neglia, Bellet, Kameni and Vidal, "Federated Multi-Task Learning under a Mixture of
-Distributions", NeurIPS 2021. The latent z_i says which distribution row i is of:
+Distributions", NeurIPS 2021. The latent z_i is the index of the distribution row i is of:
 
     p(pi_j)              = Dirichlet(1, ..., 1)          flat on the simplex, personal
     p(z_i | pi_j)        = Categorical(pi_j)             summed out
@@ -124,7 +124,7 @@ def build(
         return prior("pi", shape, received, local, data)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """State p(pi_j), and p(y | x, pi_j) without z."""
+        """Define the model p(pi_j) p(y | x, pi_j), with the indicators z summed out."""
         with data.clients():
             pi = pyro.sample("pi", known(received, local, data))
             with data.rows():

@@ -20,15 +20,15 @@ Expectation Propagation Approach", ICLR 2023.
 damping, and halves a step after which q would be no distribution. In a normal linear model one
 round of damping 1 makes the exact posterior, whatever the moments come from.
 
-With `stateless` nobody keeps factors: each is taken for the mean one, t = (q / p)^(1 / J),
+With `stateless` no client keeps its factor: all use the mean one, t = (q / p)^(1 / J),
 
     server   t = t^(1 - damping) (prod over those who reported of q_j t / q)^(damping / reported)
 
 so the server needs a mean alone, and clients may be too many to remember. With full factors that is
 exact where factors are; with diagonal ones clients that differ leave a bias in the mean.
 
-Draws tell the moments of the tilted distribution, most of which is the cavity where clients are
-many: what is left of them for the factor is noise, unless draws are many, too.
+Draws estimate the moments of the tilted distribution, most of which is the cavity where clients are
+many: the factor's moments are then noise, unless there are many draws.
 
 Use it where the posterior of one model is wanted and clients can afford moments of their own, by
 draws or by curvature. It assumes factors that a normal can stand for.
@@ -114,7 +114,7 @@ def build(
         prior: on the parameters; independent normals.
         guide: `mean_field` for diagonal factors, or `full_covariance`.
         moments: where those of the tilted distribution come from, see above.
-        stateless: let nobody keep factors.
+        stateless: clients keep no factors.
         damping: share of the way that factors are moved. None adapts it, see `pvi.hierarchical`;
             if stateless, it is J^-1/2 for J clients. Normal models take 1; of networks moments are
             rough, and on handwritten digits None swings from round to round (accuracy .10 to .86).

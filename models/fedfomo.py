@@ -9,7 +9,7 @@ Optimization", ICLR 2021.
 
     client   a_i = max(0, (V_j(b_j) - V_j(w_i)) / ||w_i - b_j||), for its own w_j and the M received
              b_j <- b_j + sum_i a_i (w_i - b_j) / sum_i a_i
-             w_j = SGD from b_j on the mean loss of the rows that are not held back
+             w_j = SGD from b_j on the mean loss of the training rows without validation rows
     server   P_ji += a_i / sum_i a_i;  each client's next M are those of largest P_ji, each of the
              M with probability `explore` any other
 
@@ -19,13 +19,13 @@ messages nor noise in sums will do. A round begins with the weighing, on models 
 before, as in the authors' code.
 
 Use it where clients may see one another's models and have rows to judge them by. It assumes that
-some of these models help, and costs the bytes of every model that is asked for.
+some of these models help, and costs the bytes of every requested model.
 
-Departures from the paper and the code: where no model is better than b_j the client goes on from
+Departures from the paper and the code: where no model is better than b_j the client starts at
 its own w_j instead of b_j, and one with few rows holds none back (`least`): by one or two rows it
 would go back to b_j again and again, and on handwritten digits 20 rounds ended at 0.82 instead of
 0.91. P sums weights >= 0 (the code adds negative ones); `explore` stays as it is (the code lets it
-fall from 0.3); the rows held back are every fifth of a client in their order. Who comes later
+fall from 0.3); the validation rows are every fifth of a client in their order. Who comes later
 starts at the mean of the models that all others value most. Of the paper's text the first page was
 at hand, so equations have no numbers here.
 """
@@ -77,7 +77,7 @@ def build(
             fewer; None: of all others, and the server keeps no P.
         explore: probability that one of the M is chosen at random.
         held_back: share of a client's training rows that are kept for V_j.
-        least: a client of whose rows fewer would be held back learns from all, and judges by all.
+        least: clients with fewer validation rows than this train and validate on all rows.
         training: of w_j, as in `fedavg.build`, without `aggregation`; `fine_tune` are the epochs
             after the weighing before a test, as many as in a round unless given.
 
@@ -231,7 +231,7 @@ def best(score: Tensor, random: Tensor, often: Tensor, open_to: Tensor) -> Tenso
 
     Args:
         score: [R, J].
-        random: [R, J], what goes instead of the score where `often` [R, M] says so.
+        random: [R, J], random scores that replace the others where `often` [R, M] is true.
         often: see there.
         open_to: [R, J] bool, what may be chosen; where that is not enough, others come last.
     """

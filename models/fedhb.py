@@ -6,7 +6,7 @@ Kim and Hospedales, "FedHB: Hierarchical Bayesian Federated Learning", 2023. Eve
     p(phi)          = Normal(mu; 0, sigma^2 / count) inverse-gamma(sigma^2; df / 2, df spread^2 / 2)
     p(y | x, w_j)   = Categorical(logits=net(x; w_j))
     q(phi)          = of the same family, with m, l, n, psi for 0, count, df, df spread^2
-    q(w_j)          = Normal(m_j, diag(v_j)), made anew in every round
+    q(w_j)          = Normal(m_j, diag(v_j)), computed again in every round
 
     client   q_j = argmin E[-log p(D_j | w)] + KL[q_j || Normal(m, psi / n)]
              which is the expectation over q(phi) of KL[q_j || p(w | phi)], but for a number
@@ -124,7 +124,7 @@ def build(
     def of_population(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
-        """State p(w_j | phi), with phi integrated out of its logarithm."""
+        """Define the expected log prior of w_j under q(phi)."""
         width = received[f"log_scale/{name}"].exp()
         return as_event(prior(received[f"loc/{name}"], width), len(shape))
 

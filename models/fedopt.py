@@ -84,7 +84,7 @@ def stepped(method: Method, make: Optim) -> Method:
 
     Args:
         method: any. What its server sends down moves along the gradient old - merged; what lies
-            under "server/" is as merged.
+            under "server/" is as aggregated.
         make: the optimiser; what it remembers lies under "server/optim".
     """
 

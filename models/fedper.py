@@ -13,7 +13,7 @@ With an empty head this is FedAvg, with an empty base Local. Departures from the
 at one common draw.
 
 Use it where rows look alike everywhere, but clients label them in ways of their own. It assumes
-that one representation suits all; heads stay at home, so newcomers have to train one.
+that one representation suits all; heads stay at the clients, so new clients have to train one.
 """
 
 from __future__ import annotations

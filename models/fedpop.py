@@ -15,7 +15,7 @@ Learning", NeurIPS 2022. The network is a shared base and a personal head z_j:
              m      = mean_j mean of z_j's draws,   s^2 = mean_j mean of their squares - m^2
 
 A Langevin step is a gradient step of plain SGD and, as a second move, noise of the client's own.
-Chains go on from round to round; the draws after `burn_in` epochs count, those of earlier rounds
+Chains continue from round to round; the draws after `burn_in` epochs count, those of earlier rounds
 less and less. The last line is the exact M-step: in a normal model its fixed point is the maximum
 of the evidence. With temperature = 0 chains go down to the MAP of z_j, and s dies out.
 
@@ -100,7 +100,7 @@ def build(
         lr_base: learning rate; the loss is a mean over the rows.
         momentum: of the base's optimiser.
         aggregation: how the server makes one of the clients' bases, means and squares, each on its
-            own, as in `fedavg.build`. Other than "mean" it is distances from m that are merged:
+            own, as in `fedavg.build`. Other than "mean" distances from m are aggregated:
             rules that leave out the largest make s too narrow, the median of normal ones by a
             third.
 
@@ -137,7 +137,7 @@ def build(
     def of_population(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
-        """State p(z_j | beta), no narrower than the chain's steps can take."""
+        """Return the prior p(z_j | beta), with a lower bound on its standard deviation."""
         width = received[f"log_scale/{name}"].exp()
         least = like((lr_head / data.size).sqrt()[:, None], width)
         return as_event(prior(received[f"loc/{name}"], width.maximum(least)), len(shape))

@@ -1,4 +1,4 @@
-"""Fisher merging: product of the clients' Laplace approximations.
+"""Fisher: averages of models, weighted by the Fisher information of each parameter.
 
 Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022, across clients, as
 in one-shot federated learning by Laplace's approximation.
@@ -15,16 +15,16 @@ in one-shot federated learning by Laplace's approximation.
 
 Where the model is linear and normal and w_j the optimum, q is the exact posterior after one round,
 with all parameters against each other (`full_covariance`). One round is what merging is about: it
-tells what no average of the w_j can, how much each client knows of each parameter. After further
-rounds clients start from the mean and q is made anew, of the rows of those that reported alone; so
-nothing is counted twice.
+contains what no average of the w_j does: each client's information on each parameter. After more
+rounds clients start from the mean and q is computed again, from the rows of those that reported
+alone; so nothing is counted twice.
 
 Use it where there is one round and no second: each parameter is weighed by what a client knows of
 it. It assumes that clients end near an optimum, and that a normal fits there.
 
 Of the paper's text nothing could be read here; the aggregation is its well-known closed form.
-Departures from the paper: the prior, which keeps parameters that nobody knows anything of where
-they are likely to be; every row counts the same, with no weights of clients beside F_j. The
+Departures from the paper: the prior, which keeps parameters without information where
+they are likely to be; every row counts the same, with no weights of clients except F_j. The
 expectation over y is exact (see `shared.laplace`), not sampled. FedLPA's blocks by layer are not
 here: a sum over clients of Kronecker products is none.
 """
@@ -75,8 +75,8 @@ def build(
         guide: `mean_field` for the diagonal of F_j, `full_covariance` for all of it, with a few
             hundred parameters.
         epochs: local epochs.
-        batch: rows in a step, and of what F_j is added up from, which takes memory for as many
-            slopes; None takes all.
+        batch: rows in a step, and of what F_j is added up from, which takes memory for the same
+            number of slopes; None takes all.
         lr: learning rate; the loss is a mean over the rows.
         momentum: of SGD, which starts afresh each round.
         aggregation: of factors; other than "mean" it is their number times the median or the like.

@@ -12,7 +12,7 @@ NeurIPS 2020.
     server   w_k = sum_{z_j = k} n_j w_j / sum_{z_j = k} n_j
 
 One cluster is FedAvg. The server's step is that of pFedMB where every client puts all its weight
-on one branch. A cluster that nobody chose stays as it was.
+on one branch. A cluster that no client chose does not change.
 
 Use it where clients fall into a few groups with tasks of their own. It assumes that the number of
 groups is known and every client belongs to one; as many models come down in every round.

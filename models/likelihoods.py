@@ -124,7 +124,7 @@ def learned_normal(
     """Return a normal likelihood with a learned standard deviation for each client.
 
     The network has two outputs, see `nets.with_noise`: the mean m and the log l of the noise's
-    standard deviation, both for the standardised response. y is in its own unit, and so is the
+    standard deviation, both for the standardized response. y is in its own unit, and so is the
     distribution: Normal(centre + scale m, scale exp(l)).
 
     Args:
@@ -167,7 +167,7 @@ def named(spec: str) -> Likelihood:
     """Return a likelihood by name, "normal:0.5" or "binomial:20" with its number.
 
     Without a number the normal has standard deviation 1, and the binomial takes its trials from the
-    first column of x. "normal:learned" is `learned_normal` of a standardised response.
+    first column of x. "normal:learned" is `learned_normal` of a standardized response.
 
     Raises:
         ValueError: if there is no such likelihood, or the number does not suit it.

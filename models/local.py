@@ -1,4 +1,4 @@
-"""Local training without federation: the baseline for personalized methods.
+"""Local: training without federation, the baseline for personalized methods.
 
     p(w_j)        flat
     p(y | x, w_j) = Categorical(logits=net(x; w_j))

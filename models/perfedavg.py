@@ -22,7 +22,7 @@ to them. It assumes that a common start is a few steps from every client's model
 
 Departures from the paper: the server weighs clients by size, as FedAvg does. Products with H are
 exact where the paper takes a difference quotient. The step before testing sees all rows of a
-client. lr = 0.1 was chosen on rows held back, as the paper has no rate for these data: after 18
+client. lr = 0.1 was chosen on validation rows, as the paper has no rate for these data: after 18
 rounds 0.3 has 54% on Fashion-MNIST where 0.1 has 83%, and on the digits 93 and 94%.
 """
 

@@ -106,7 +106,7 @@ def build(
         return q.start(net.init(generator))
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """State p(w_j | v_j) and p(y | x, w_j)."""
+        """Define the model p(w_j | v_j) p(y | x, w_j)."""
         mean, variance = q.moments(received, received, data)
         width = {
             n: v.sqrt() if q.random else torch.full_like(v, init_scale) for n, v in variance.items()

@@ -14,13 +14,13 @@ Architecture", IJCNN 2023. Layer l of client i is W_l^i = sum_b alpha_lb^i W_lb 
 The server's step minimises sum_i n_i alpha_lb^i ||W_lb - W_lb^i||^2: an M-step with alpha as
 responsibilities. One branch is FedAvg; corners of the simplex are clustered FedAvg (IFCA).
 
-Use it where clients fall into groups that overlap and nobody knows: each finds its mixture of
+Use it where clients fall into unknown overlapping groups: each finds its mixture of
 branches. It assumes that a few branches span what clients need; all of them travel.
 
-Departures from the paper, which does not say how alpha stays on the simplex: here it is a softmax,
-or projected after each step. Sums run over the clients that reported; the paper prints all of
-them. A layer's bias belongs to its branches. The paper has no global model: the view "global"
-mixes evenly, as a newcomer does. Branches of small weight may stay at home, as it suggests, but
+Departures from the paper, which does not specify how alpha stays on the simplex: here it is a
+softmax, or projected after each step. Sums run over the clients that reported; the paper prints all
+of them. A layer's bias belongs to its branches. The paper has no global model: the view "global"
+mixes evenly, as a new client does. Branches of small weight need not be sent, as it suggests, but
 they are still trained.
 """
 
@@ -150,7 +150,7 @@ def build(
         return send_all(server, cohort)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """State p(alpha^i) and p(y | x, alpha^i)."""
+        """Define the model p(alpha^i) p(y | x, alpha^i)."""
         with data.clients():
             if prior:
                 known = prior("alpha", shape, received, local, data)

@@ -14,8 +14,8 @@ Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", 
 Ditto whose centre follows: the step on w_j is one down the same loss, of which only the prior
 depends on w_j. With theta_j from w_j in every round it is FedABML with a delta guide.
 
-Use it where personal models are to stay near a common one: lambda says how near. It assumes that
-they scatter normally around it; inner steps multiply the work.
+Use it where personal models are to stay near a common one: lambda controls how near. It assumes
+that they scatter normally around it; inner steps multiply the work.
 
 Departures from the paper: theta_j starts from the client's last theta_j, as in common code; the
 algorithm leaves open where the inner problem starts. The inner steps have FedAvg's momentum, which

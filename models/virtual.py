@@ -21,7 +21,7 @@ factors that a client may keep from round to round.
 Of the paper's text the abstract could be read; no equation numbers. Departures from the paper: the
 private network is the head (`private`), where the paper's reads every layer of the shared one by
 lateral connections; natural gradients, where the paper has Adam; the server keeps the factors and
-sends the cavity; all reporting clients are heard at once, where the paper goes from one to the
+sends the cavity; all reporting clients send at once, where the paper goes from one to the
 next. How wide the prior is was chosen on handwritten digits.
 """
 
@@ -77,7 +77,7 @@ def build(
         private: patterns of the names that are the client's own. Default: the network's head.
         likelihood: of a row, given the network's outputs.
         prior: on the parameters.
-        guide: `mean_field` stands for the normals; `full_covariance` lets all of a client's depend
+        guide: `mean_field` stands for the normals; `full_covariance` makes all of a client's depend
             on all, for a few hundred parameters; with `delta` clients move means alone.
         damping: of the factors; see `pvi.hierarchical`.
         init_scale: standard deviation of q(theta) before round one.

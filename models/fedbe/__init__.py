@@ -37,7 +37,7 @@ networks have GroupNorm instead of BatchNorm; defaults of the clients' training 
 standard deviation by 0.1 (`std_scale`), samples normalised updates around the previous model,
 collects at a constant learning rate and divides the loss by the number of classes; here it is as
 the paper has it, the start of SWA scaled to the number of steps. Probabilities are squared for
-v-Distillation alone, as the paper says, where the code does so for every kind: on digits with two
+v-Distillation alone, as in the paper, where the code does so for every kind: on digits with two
 major classes per client students of squared ones end 3 points below the average they start from,
 those of plain ones 2 above. The learning rate of distillation is ten times the paper's, whose 1e-3
 leaves the student of few unlabelled rows unfinished: half a point above that average. A network of
@@ -148,7 +148,7 @@ def build(
             where `decay` is the paper's schedule of their learning rate.
 
     Raises:
-        ValueError: as `distilled` and `fedavg.build`, or if there is a prior beside FedProx's.
+        ValueError: as `distilled` and `fedavg.build`, or for a prior other than FedProx's.
     """
     teaching = {n: v for n, v in settings.items() if n in Teaching.__annotations__}
     training = cast("fedavg.Training", {n: v for n, v in settings.items() if n not in teaching})
@@ -198,7 +198,7 @@ def distilled(
         unlabelled: [U, *x], the server's rows; only distil="none" does without.
         likelihood: of a row, given the network's outputs; with finitely many answers.
         of: the role of the network's parameters.
-        posterior: p(w | D), from which the samples are drawn; or a function of one's own, from
+        posterior: p(w | D), from which the samples are drawn; or your own function, from
             the clients' models [C, *p] and sizes [C] to any Pyro program that samples one model:
             its sites, or what it returns, are the parameters [*p]. It runs once for each model.
         std_scale: of the gaussian: multiplies its standard deviation (the authors' code: 0.1).
@@ -206,9 +206,9 @@ def distilled(
         samples: M, drawn in every round.
         teachers: S for the samples, A for the clients' average, C for the clients' models.
         distil: "swa"; "sgd" for the last iterate at a constant rate; "none" leaves the method's
-            own model, beside the ensemble.
+            own model, with the ensemble.
         sharpen: square the ensemble's probabilities, as the authors' code does for all teachers;
-            None does so for v-Distillation, teachers="C", as the paper says.
+            None does so for v-Distillation, teachers="C", as in the paper.
         distil_epochs: over the unlabelled rows.
         distil_batch: rows in a step; the loss is their mean.
         distil_lr: learning rate, of SWA at the start of a cycle.
@@ -302,7 +302,7 @@ def distilled(
         return {n: v[order] for n, v in said.items()}
 
     def drawn(server: Tensors, draws: int, generator: Generator) -> tuple[Tensors, Tensors]:
-        """Draw from p(w | D); gamma is the clients', 0 of those that did not report."""
+        """Draw from p(w | D); the weight gamma of clients that did not report is 0."""
         held = role(KNOWN, server)
         if not held:  # before round one
             start = {n: server[f"{of}/{n}"] for n in net.shapes}

@@ -138,7 +138,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
     quasi-random draws.
 
     Args:
-        layers: that take turns in which entries they move.
+        layers: coupling layers, which transform alternating entries.
         hidden: width of the networks.
 
     Raises:

@@ -1,7 +1,7 @@
 """MetaVD: a hypernetwork at the server predicts the dropout rates of each client.
 
 Jeon, Hong, Yun and Kim, "Federated Learning via Meta-Variational Dropout", NeurIPS 2023. One layer,
-the one before the output, has random weights w_m of d parameters; all else is shared as in X, which
+the one before the output, has random weights w_m of d parameters; the rest is shared as in X, which
 is FedAvg, Reptile, MAML or PerFedAvg:
 
     p(w_m | gamma) = Normal(0, gamma),  gamma = theta^2 (1 + alpha_m)        hierarchical
@@ -20,7 +20,7 @@ fitted by `embed`.
 
 Use it where clients are many, small and unlike, and new ones come: the server learns how unsure
 each client's weights are. It assumes that this grows with the size of a weight, in one layer, and
-that the server can tell clients apart. On CIFAR-10 it lowers NLL and calibration error where X
+that the server can distinguish clients. On CIFAR-10 it lowers NLL and calibration error where X
 overfits, without a gain in accuracy, and costs accuracy where X underfits.
 
 Departures from the paper: its text prints "inversely proportional to its dropout variable" for the
@@ -38,8 +38,9 @@ itself in each step, and the hypernetwork adds up what all clients found: at the
 without any data three quarters of the rates pass 0.9 by round 6 for 512 weights, round 8 for 2,048
 and round 15 for 8,192. The paper's sparsity of about 70% is this state; small networks only get
 there earlier. The default `hyper_lr`, a tenth of the authors' 0.9, delays it, `hyper_step` bounds
-its speed, and every round tells the share of rates above 0.9 ("rates_above_0.9"). Test with draws,
-as the mean of so wide a posterior says little. `examples/papers/metavd` has the numbers.
+its speed, and every round reports the fraction of rates above 0.9 ("rates_above_0.9"). Test with
+draws, as the mean of so wide a posterior has little meaning. `examples/papers/metavd` has the
+numbers.
 """
 
 from __future__ import annotations

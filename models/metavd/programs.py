@@ -71,7 +71,7 @@ class DropoutModel:
         """Return model and guide that draw the outputs of layers instead of their weights.
 
         The weights are integrated out: their site is a point that costs the whole divergence, and
-        noise, the same in both programs, stands for what is left of them.
+        noise, the same in both programs, stands for the remaining ones.
         """
         noisy = Reparametrised(self.net, self.shapes)
 

@@ -12,14 +12,14 @@ each of its K outputs, with one kernel on z = base(x; w):
     client   w, s, l = SGD from w, s, l on -E_q(f | half of the batch) log p(y | x, f) of the other
     server   w, s, l = sum_j n_j (w, s, l)_j / sum_j n_j
 
-A client keeps what its rows say of f, and nothing of it travels: of at most `rows` of them the
+A client keeps its posterior of f, and sends nothing of it: of at most `rows` of them the
 features z_i, and a normal site on f(x_i) with precision R_i R_i' and shift b_i, both from a Taylor
 series of log p(y_i | f) where the posterior peaks. With these, P the kernel between the rows (the
 same for all K) and B = I + R'PR,
 
     f(x) | D_j   has mean  k_x'(b - R B^-1 R'P b)  and covariance  s_x^2 I - k_x' R B^-1 R' k_x
 
-Before a test (`adapt`) that is done anew with the features of the received w, which is all that a
+Before a test (`adapt`) that is repeated with the features of the received w, which is all that a
 new client needs. The view "personal" without it is the client's model as it left its training.
 
 Use it where clients have few rows, and probabilities of predictions matter. It assumes that one
@@ -157,7 +157,7 @@ def build(
         return likelihood(torch.cat([f, *more], -1) if more else f, x)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """State what is said of f(x) before any row of the client, and p(y | x, f)."""
+        """Define the prior of f(x) and the likelihood p(y | x, f)."""
         with data.clients():
             for n, shape in shapes.items():
                 pyro.sample(n, prior(n, shape, received, local, data))

@@ -1,8 +1,9 @@
 """Batched Gaussian processes of several clients with Laplace approximations.
 
-K functions share a kernel, P [C, N, N] between a client's rows. What a row says of f(x_i) is held
-as a normal site: `shift` [C, N, K], precision times mean, and `root` [C, N, K, K], with precision
-root root'. Sites of zeros say nothing, so that clients may have different numbers of rows.
+K functions share a kernel, P [C, N, N] between a client's rows. The information of a row on f(x_i)
+is held as a normal site: `shift` [C, N, K], precision times mean, and `root` [C, N, K, K], with
+precision root root'. Sites of zeros carry no information, so that clients may have different
+numbers of rows.
 
 Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 3.4 and 3.5.
 """

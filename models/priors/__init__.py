@@ -2,7 +2,7 @@
 
 Two kinds. A `LocationScale` (loc, scale) -> distribution gives the shape of a hierarchical prior,
 whose centre and width the method supplies: `dist.Normal`, `dist.Laplace`, `student_t(4)`,
-`mixture()`, `Horseshoe`. A `Prior` is all there is to say about one parameter: `flat`,
+`mixture()`, `Horseshoe`. A `Prior` is the complete prior of one parameter: `flat`,
 `fixed(dist.Normal, 0.0, 1.0)`, `by_name({"head.*": ..., "*": flat})`, or
 `learned_scales.learned()`, whose scale the server learns from all clients.
 """

@@ -56,7 +56,7 @@ class Horseshoe(TorchDistribution):
         return self.loc + self.scale * (local / other).abs() * z
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density; at the centre that of the nearest number beside it."""
+        """Return the log density; at the center that of the nearest other number."""
         x = ((value - self.loc) / self.scale).square() / 2
         f = scaled_e1(x.clamp(min=torch.finfo(x.dtype).tiny))
         density: Tensor = f.log() - self.scale.log() - 0.5 * math.log(2 * math.pi**3)

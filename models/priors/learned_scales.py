@@ -7,7 +7,7 @@
 For a normal prior this is the M-step of the maximum of the evidence (type II maximum likelihood),
 the E-step being the client's training; other families get the scale of the same second moment. A
 point guide knows no variance, so s then shrinks more than it should. A scale with a posterior of
-its own is a positive shared site of one's own program, see `pvi.hierarchical`.
+its own is a positive shared site of your own program, see `pvi.hierarchical`.
 
 MacKay, "Bayesian Interpolation", Neural Computation 1992.
 """

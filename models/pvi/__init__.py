@@ -26,7 +26,7 @@ prior (v normal and linear in g; c = 0 elsewhere). In a non-centred program the 
 eta = (theta - mu) / tau, so eta goes with 1 / tau; a normal joint of eta and log tau cannot, and is
 too narrow in tau, federated or not. So a centred program, theta ~ N(mu, tau), is run non-centred: a
 normal site NAME whose scale is random becomes loc + scale * NAME_decentred. Written in its own way
-such a fit would also stay where tau is small, as EM does: there theta = mu, whatever the rows say.
+such a fit would also stay where tau is small, as EM does: there theta = mu, for any data.
 Effects that clients share with their scale, a ~ N(mu, tau), are centred again as far as the rows
 rule them; see `centring`. Standard deviations of the population's spread over NUTS's:
 
@@ -57,9 +57,9 @@ covariance="full" intervals that hold. It assumes that posteriors are near norma
 covariance="full" grows with the cube of the number of shared variables.
 
 Departures from the papers: the powers, shortened steps, and damping that adapts. The server keeps
-the factors and sends the cavity q / t_j, so that a client which trains and is not heard does no
-harm; the numbers on the wire are as many. Where q would not be a distribution any more, the server
-halves its step until it is. The factors start where `init` of the network says, not at 1. Those of
+the factors and sends the cavity q / t_j, so that a client which trains and drops out does no
+harm; messages have the same size. Where q would not be a distribution any more, the server
+halves its step until it is. The factors start at `init` of the network, not at 1. Those of
 SFVI are in `pyrofl.models.pvi.sfvi`.
 """
 
@@ -177,7 +177,7 @@ def hierarchical(
         guide: of the shared sites. None is a normal, which PVI is about; `guides.flow(3)`,
             `guides.copula` and their like bend one, see above. They take some 50 to 100 rounds, and
             no covariance or damping.
-        covariance: "full" lets all depend on all; "blocks" cuts what a client's own sites depend on
+        covariance: "full" learns all dependences; "blocks" cuts what a client's own sites depend on
             the shared ones; "diagonal" cuts everything.
         damping: share of the way that the factors of reporting clients are moved. None adapts it
             between 1 / M for M of them and 1: it starts at J^-1/2, and with the cosine of the angle

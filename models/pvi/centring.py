@@ -4,12 +4,12 @@ An effect a ~ N(mu, tau) is stated as mu + tau * eta with eta ~ N(0, 1), and the
 
     w = eta (tau / b)^c,    b = exp(E log tau),  0 <= c <= 1
 
-which is eta where c = 0 and, up to mu and b, a where c = 1. Where rows say little of a, they bound
-eta whatever tau is; where they say much, they bound a, and no normal of eta and log tau fits. With
-rows of precision h the standard deviation of eta given tau is (1 + h tau^2)^-1/2, a power of tau
-with the exponent -(1 - var(eta | tau)). So the server takes c = 1 - var(eta | tau) of its present
-q, as often as this differs (Gorinova, Moore and Hoffman, "Automatic Reparameterisation of
-Probabilistic Programs", ICML 2020, learn c by gradients).
+which is eta where c = 0 and, up to mu and b, a where c = 1. Where rows carry little information on
+a, they bound eta whatever tau is; where they carry much, they bound a, and no normal of eta and log
+tau fits. With rows of precision h the standard deviation of eta given tau is (1 + h tau^2)^-1/2, a
+power of tau with the exponent -(1 - var(eta | tau)). So the server takes c = 1 - var(eta | tau) of
+its present q, as often as this differs (Gorinova, Moore and Hoffman, "Automatic Reparameterisation
+of Probabilistic Programs", ICML 2020, learn c by gradients).
 
 The variables change with c, and are not linear in each other. The factors are changed linearly
 about the mean of q, which is where the next rounds begin, not where they end.

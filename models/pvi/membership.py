@@ -1,9 +1,9 @@
 """Removal and addition of clients in a fitted PVI run.
 
 A client's factor t_j is all that the server knows of its rows. Divided out of q it leaves the
-product of the others' factors. These were found beside t_j, so where the model is not normal they
-are a little off at once, and a few rounds without the client mend it. Who joins starts with a
-factor of 1.
+product of the others' factors. These were fitted together with t_j, so where the model is not
+normal they are a little off at once, and a few rounds without the client mend it. Who joins starts
+with a factor of 1.
 
     left = pvi.leave(run, "hospital_3")
     left = pyrofl.fit(left.method, left.data, left.state.number + 8, start=left)
@@ -19,8 +19,8 @@ standard deviations of that fit (means) and in percent (standard deviations):
     85 counties      means        0.82  0.43  0.40  0.31  0.15  0.11  0.06
     (radon; 8 left)  deviations     31    21    17    10    12     8     2
 
-where "run" is the run that has the client still. A client that tells more than others of something,
-as one county does here, takes longest.
+where "run" is the run that has the client still. A client with more information than others on a
+parameter, as one county does here, takes longest.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def leave(run: Run, client: str) -> Run:
         client: name of one that trains.
 
     Returns:
-        A run of the others, to go on from: its state is after as many rounds, its records and
+        A run of the others, to be continued: its state has the same round number, its records and
         scores are empty.
 
     Raises:
@@ -88,7 +88,7 @@ def join(run: Run, data: Federation) -> Run:
             the run held out may be among them.
 
     Returns:
-        A run of all of them, to go on from: its state is after as many rounds, its records and
+        A run of all of them, to be continued: its state has the same round number, its records and
         scores are empty.
 
     Raises:
@@ -111,7 +111,7 @@ def join(run: Run, data: Federation) -> Run:
 def without(run: Run, client: str, rounds: int) -> RoundState:
     """Return the state after further rounds without one client, whose factor stays fixed.
 
-    So q / t_j is what the others know, and what the client has of its own may be asked for.
+    So q / t_j is what the others know, and the client's own information is its factor.
     """
     left = leave(run, client)
     if not rounds:

@@ -40,7 +40,7 @@ def natural(
     Rue, "The Bayesian Learning Rule", JMLR 2023, eq. 5, with Price's theorem); lr = 1 solves a
     normal model in one step. A variance grows at most tenfold in a step, and from the second step
     on it falls at most to a tenth: where the loss has heavy tails, as of powers of a positive
-    variable, a single draw may say anything.
+    variable, a single draw has unbounded noise.
 
     Later variables v may be scaled by powers of earlier ones g: z_i = v_i exp(c_i'(g - b)), c the
     third parameter [C, m, d]. Its steps are those of a diagonal Fisher matrix,
@@ -120,7 +120,7 @@ def given_others(
 def of_one(mean: Tensor, root: Tensor, inner: Tensor, lr: float) -> tuple[Tensor, Tensor]:
     """Make a step of mean [d] and root [d, d], not triangular, where noise may be of any kind.
 
-    As nobody can tell whether it raised the loss, it goes no further than half a standard
+    As it is unknown whether it raised the loss, it goes no further than half a standard
     deviation, and a variance doubles at most. `inner` [d, 1 + d] is the transpose of the root times
     the gradients of mean and root.
     """

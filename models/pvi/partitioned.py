@@ -181,7 +181,7 @@ class Partitioned:
         return server if bool((self.trainable(server) & ~self.trainable(new)).any()) else new
 
     def trainable(self, server: Tensors) -> Tensor:
-        """Say for each client whether q / t_j, which it is sent, is a distribution: bool [J]."""
+        """Return for each client whether its cavity q / t_j is a proper distribution: bool [J]."""
         return self.normals.proper(server["precision"] - server["server/precision"])
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:

@@ -41,7 +41,7 @@ def scaling(ours: Layout, mine: Layout) -> Tensor | None:
     """Return which shared variables scale a client's own variables: 1 or 0, [m, d].
 
     Those with a fixed normal prior, by powers of the positive ones that clients share: there the
-    program itself multiplies them, so that what the rows say of z_j depends on g so.
+    program itself multiplies them, so that the likelihood of z_j depends on g.
     """
     found = torch.outer(mine.each("exact"), ours.each("positive"))
     return found if bool(found.any()) else None
@@ -252,7 +252,7 @@ def _in_one_line(tracer: Any) -> Iterator[None]:
 
 
 def spread_by_others(fn: Any) -> bool:
-    """Say whether a distribution, under a plate of draws, is a normal with a random scale."""
+    """Return whether a distribution, under a plate of draws, is a normal with a random scale."""
     base = base_of(fn)
     normal = isinstance(base, torch.distributions.Normal)
     return normal and base.scale.dim() > 2 and bool((base.scale != base.scale[:1]).any())

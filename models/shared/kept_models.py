@@ -1,7 +1,7 @@
 """Servers that store the last model of every client.
 
 The server holds "server/model/NAME" [J, *p], and in "server/heard" [J] whether client j has sent
-its own; before that its model is the common start. What is sent to a client never says whose.
+its own; before that its model is the common start. Clients do not learn whose models they receive.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def evenly(server: Tensors) -> Tensor:
 def combined(server: Tensors, weights: Tensor) -> Tensors:
     """Return sums of the models by weights [C, J]: [C, *p].
 
-    Client by client, so that the last bit does not depend on who is beside.
+    Client by client, so that the last bit does not depend on other clients.
     """
     models = role(MODEL, server).items()
     return {n: torch.stack([torch.tensordot(own, v, 1) for own in weights]) for n, v in models}

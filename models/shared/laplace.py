@@ -1,6 +1,6 @@
 """Normal posteriors of a network's parameters by Laplace's approximation, summed over clients.
 
-What the rows of a client say is taken for a normal factor around the point w that it found,
+The likelihood of a client is approximated by a normal factor around its optimum w,
 
     t_j(w) = exp(s_j'w - w'F_j w / 2),    F_j = sum_i J_i' H_i J_i,    s_j = F_j w_j
 

@@ -72,7 +72,7 @@ def maml(
 
     Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning", ICML 2017; Fallah, Mokhtari and
     Ozdaglar, "Personalized Federated Learning", NeurIPS 2020, whose difference quotient of two
-    gradients is the exact product here: of Monte Carlo losses, which draw anew, it would be noise.
+    gradients is the exact product here: of Monte Carlo losses, which draw again, it would be noise.
 
     Where lr exceeds the inverse of the curvature, g - lr H g points uphill: exact products diverge
     there, unlike halved or clipped ones.

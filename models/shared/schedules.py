@@ -29,7 +29,7 @@ def uneven(most: Count, seed: int = 0) -> Callable[[Tensor], Tensor]:
 
     Args:
         most: largest number of epochs.
-        seed: of the draw; another seed in another round draws anew.
+        seed: of the draw; use another seed in each round for new draws.
 
     Returns:
         ids [C] -> epochs [C], for `epochs` of a method; they go with a client's place in the

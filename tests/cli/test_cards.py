@@ -60,7 +60,7 @@ def test_a_card_takes_nothing_from_the_global_stream():
 def test_explain_prints_the_card(capsys):
     assert main(["explain", "pfedmb"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("pFedMB (pfedmb): every layer has several branches")
+    assert told.startswith("pFedMB (pfedmb): multi-branch layers")
     assert "branches=5" in told
     assert main(["explain", "pfedvm"]) == 2
     assert "unknown method 'pfedvm'; did you mean pfedvem?" in capsys.readouterr().err
