@@ -1,4 +1,4 @@
-"""One's own sites: arrays and data frames of each, checked and put into one table."""
+"""Conversion of each client's arrays or data frames into the fields of a federation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pyrofl.data.tables.source import Source
 from pyrofl.data.tables.wording import listed
 from pyrofl.data.weights import refuse_other_index
 
-BLUR = 0.01  # most that rounding may move a column, in standard deviations
-KINDS = "fiub"  # letters that NumPy has for types of real numbers
+BLUR = 0.01  # largest change of a column by rounding, in standard deviations
+KINDS = "fiub"  # NumPy kind codes of real numbers
 Floats = NDArray[np.float64]
 Words = tuple[str, ...]
 
 
 class Rows(NamedTuple):
-    """Training or test rows of a site, and what its columns are called, if they have names."""
+    """Training or test rows of a client, with the names of its columns if they have any."""
 
     x: Floats  # [N, *x]
     y: Tensor  # [N, ...]
@@ -41,13 +41,13 @@ def table_of(
     features: Sequence[str] | None,
     held_out: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the fields of a federation of checked sites, see `Federation.from_arrays`.
+    """Validate the clients' arrays and return the fields of a federation.
 
-    The rows are one site after the other; those held out come last.
+    See `Federation.from_arrays`. Rows are ordered by client; held-out clients come last.
     """
     if not isinstance(sites, Mapping) or not sites:
-        told = f"a {type(sites).__name__}" if not isinstance(sites, Mapping) else "empty"
-        raise ValueError(f"sites are {told}; expected a dict: name -> (x, y) of at least one")
+        found = f"a {type(sites).__name__}" if not isinstance(sites, Mapping) else "empty"
+        raise ValueError(f"sites is {found}; expected a non-empty dict: name -> (x, y)")
     out = names_of("held_out", held_out)
     for name in out:
         known(name, [str(n) for n in sites], "held-out site")
@@ -75,7 +75,7 @@ def table_of(
 
 
 def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | None) -> Words:
-    """Return the names of the classes, if given; or of all texts, or of booleans, in all y."""
+    """Return the class names: those given, or inferred from y where it holds text or booleans."""
     if isinstance(classes, int) and not isinstance(classes, bool):
         if classes < 2:
             raise ValueError(f"classes is {classes}; expected 2 or more, or their names")
@@ -83,8 +83,8 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
     if classes is not None:
         return names_of("classes", classes)  # type: ignore[arg-type]
     texts: set[str] = set()
-    numbers: list[str] = []  # sites that have some, True and False included
-    truths: list[str] = []  # those that have True or False
+    numbers: list[str] = []  # sites with a number or a boolean in y
+    truths: list[str] = []  # sites with a boolean in y
     for name, parts in sites.items():
         for y in parts[1::2] if isinstance(parts, tuple | list) else ():
             found = y.flatten().tolist() if torch.is_tensor(y) else np.asarray(y).ravel().tolist()
@@ -109,7 +109,7 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
 
 
 def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> list[Rows]:
-    """Return training and test rows of a site."""
+    """Return the validated training and test rows of a client."""
     if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):
         count = f" of {len(parts)}" if isinstance(parts, tuple | list) else ""
         told = f"{name} has a {type(parts).__name__}{count}"
@@ -121,17 +121,19 @@ def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> lis
 
 
 def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> Rows:
-    """Check rows of one site; `where` begins error messages."""
+    """Return the validated rows of one client; `where` is the prefix of error messages."""
     values, features = inputs(f"{where} x", x, wanted)
     answers = responses_of(f"{where} y", y, classes)
     if len(values) != len(answers):
-        raise ValueError(f"{where} x has {len(values)} rows and y {len(answers)}; expected as many")
+        raise ValueError(
+            f"{where} x has {len(values)} rows and y has {len(answers)}; expected the same number"
+        )
     refuse_other_index(where, x, y, "y")
     return Rows(values, answers, features, str(getattr(y, "name", None) or "y"))
 
 
 def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
-    """Return x as floats [N, *x], and the names of its columns; columns `wanted` by name."""
+    """Return x as floats [N, *x] with its column names; `wanted` selects data-frame columns."""
     if hasattr(x, "columns") and hasattr(x, "to_numpy"):
         return _columns(where, x, wanted)
     found = _array(where, x)
@@ -146,7 +148,7 @@ def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
         raise ValueError(f"{where} has shape {list(found.shape)}; expected [N, columns]{cure}")
     if wanted and found.shape[1:] != (len(wanted),):
         told = f"{where} has rows of shape {list(found.shape[1:])}"
-        raise ValueError(f"{told}; expected [{len(wanted)}], as there are so many features")
+        raise ValueError(f"{told}; expected [{len(wanted)}], one column per feature")
     values = found.astype(np.float64)
     bad = ~np.isfinite(values)
     if bad.any():
@@ -157,17 +159,17 @@ def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
 
 
 def _columns(where: str, frame: Any, wanted: Words) -> tuple[Floats, Words]:
-    """Return the columns of a data frame, in the order of those wanted."""
+    """Return the columns of a data frame as floats, in the order of `wanted`."""
     names = tuple(frame.columns)
     if not wanted and names == tuple(range(len(names))):
         return inputs(where, frame.to_numpy())
     names = names_of(f"{where}: columns", names)
     if lacking := [name for name in wanted if name not in names]:
         told = f"{where} lacks column {listed(lacking)}"
-        raise ValueError(f"{told}; expected it among {listed(names)}")
+        raise ValueError(f"{told}; its columns are {listed(names)}")
     made = [_column(f"{where}: column {name}", frame[name]) for name in wanted or names]
     if not made:
-        raise ValueError(f"{where} has no column; expected one at least")
+        raise ValueError(f"{where} has no column; expected at least one")
     return np.stack(made, axis=1), wanted or names
 
 
@@ -175,7 +177,7 @@ def _column(where: str, column: Any) -> Floats:
     """Return a column of a data frame as floats."""
     _refuse_gaps(where, np.asarray(column.isna()))
     found = np.asarray(column)
-    if found.dtype.kind == "O":  # as of numbers that pandas lets be missing
+    if found.dtype.kind == "O":  # as of a nullable numeric column of pandas
         found = np.array(column.tolist())
     if found.dtype.kind not in KINDS:
         odd = next((v for v in column.tolist() if not isinstance(v, Real)), found.dtype)
@@ -186,7 +188,7 @@ def _column(where: str, column: Any) -> Floats:
 
 
 def _refuse_gaps(where: str, bad: Any) -> None:
-    """Refuse bad rows [N], if there are some."""
+    """Raise ValueError if any of the rows `bad` [N] is marked."""
     if bad.any():
         raise ValueError(
             f"{where} is missing, NaN or infinite in {bad.sum()} rows, first in row "
@@ -195,9 +197,9 @@ def _refuse_gaps(where: str, bad: Any) -> None:
 
 
 def _array(where: str, value: Any) -> NDArray[Any]:
-    """Return what is given as an array; rows along its first axis."""
+    """Return the value as a NumPy array with rows along its first axis."""
     is_sparse = torch.is_tensor(value) and value.layout is not torch.strided
-    if is_sparse or hasattr(value, "tocsr"):  # the latter of SciPy
+    if is_sparse or hasattr(value, "tocsr"):  # a SciPy sparse array has `tocsr`
         raise ValueError(f"{where} is sparse; expected a dense array: .to_dense() or .toarray()")
     if torch.is_tensor(value):
         value = value.detach().cpu()
@@ -216,7 +218,7 @@ def _array(where: str, value: Any) -> NDArray[Any]:
 
 
 def responses_of(where: str, given: Any, classes: Words) -> Tensor:
-    """Return y as labels of classes, or as numbers."""
+    """Return y as class labels (int64), or as floats if there are no classes."""
     y = _array(where, given)
     if classes:
         return torch.from_numpy(_labels(where, y, classes))
@@ -233,11 +235,11 @@ def responses_of(where: str, given: Any, classes: Words) -> Tensor:
 
 
 def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
-    """Return the place of every label among the classes: by name, or else by number."""
+    """Return the class index of every label, found by name, or by number if no name is numeric."""
     if y.ndim != 1:
         raise ValueError(f"{where} has shape {list(y.shape)}; expected a label for each row, [N]")
     places: dict[str | int, int] = {name: place for place, name in enumerate(classes)}
-    named = all(name.lstrip("-").isdecimal() for name in classes)  # a number is a name then
+    named = all(name.lstrip("-").isdecimal() for name in classes)  # then numbers match names
     if not named:
         places |= {place: place for place in range(len(classes))}
 
@@ -251,36 +253,36 @@ def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
     if -1 in found:
         row = found.index(-1)
         told = f"{where} is {y.tolist()[row]!r} in row {row}"
-        raise ValueError(f"{told}; expected one of {listed(classes)}")
+        raise ValueError(f"{told}; expected one of the classes {listed(classes)}")
     return np.array(found, dtype=np.int64)
 
 
 def _refuse_unlike(parts: Sequence[Rows], names: Words) -> None:
-    """Refuse sites whose rows have other columns than those of the first."""
+    """Raise ValueError if the columns or row shapes differ between clients."""
     first = parts[0]
     for place, part in enumerate(parts):
         name, shapes = names[place // 2], (part.x.shape[1:], first.x.shape[1:])
         if part.features != first.features and set(part.features) == set(first.features):
             raise ValueError(
                 f"{name}: its columns are {listed(part.features)}, in another order than those of "
-                f"{names[0]}; expected one order: features={list(first.features)}"
+                f"{names[0]}; pass features={list(first.features)} for one order"
             )
         if part.features != first.features:
             odd = sorted(set(part.features) ^ set(first.features))
             raise ValueError(
                 f"{name} and {names[0]} differ in columns: only one has {listed(odd)}; expected "
-                "the same of all"
+                "the same columns for all sites"
             )
         if shapes[0] != shapes[1]:
             told = f"{name}: x has rows of shape {list(shapes[0])}"
-            raise ValueError(f"{told}; expected {list(shapes[1])}, as {names[0]} has")
+            raise ValueError(f"{told}; expected {list(shapes[1])}, the shape of {names[0]}")
         if part.y.shape[1:] != first.y.shape[1:]:
             told = f"{name}: y has {list(part.y.shape[1:])} per row"
-            raise ValueError(f"{told}; expected {list(first.y.shape[1:])}, as {names[0]} has")
+            raise ValueError(f"{told}; expected {list(first.y.shape[1:])}, the shape of {names[0]}")
 
 
 def _as_floats(values: Floats, names: Words) -> Tensor:
-    """Return numbers in torch's type of real numbers, unless it cannot tell them apart."""
+    """Cast numbers to torch's default float type; raise ValueError if values would collide."""
     with np.errstate(over="ignore", invalid="ignore"):
         made = torch.from_numpy(values).to(torch.get_default_dtype())
         if values.ndim > 2 or not len(values):
@@ -294,7 +296,7 @@ def _as_floats(values: Floats, names: Words) -> Tensor:
         low, high = flat[:, place].min(), flat[:, place].max()
         raise ValueError(
             f"{names[place] if names else f'column {place}'} runs from {low:.12g} to {high:.12g}; "
-            f"expected numbers that {made.dtype} tells apart: take the smallest off all of them, "
-            "or torch.set_default_dtype(torch.float64)"
+            f"expected numbers that {made.dtype} distinguishes: subtract the smallest from all of "
+            "them, or call torch.set_default_dtype(torch.float64)"
         )
     return made

@@ -1,4 +1,4 @@
-"""Batches of rows, as programs see them."""
+"""Minibatches of clients' rows, as models and guides receive them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pyrofl.data.roster import Cohort
 from pyrofl.plates import plate
 from pyrofl.tensors import cut
 
-ROWS = "x", "y", "mask", "at", "weights"  # what a batch has of each row
+ROWS = "x", "y", "mask", "at", "weights"  # fields with one value per row
 
 
 class RowScale(NamedTuple):
-    """How many of its client's rows a row stands for, and what that was computed from."""
+    """Number of client rows that a row of a batch represents, and the inputs of that number."""
 
     mask: Tensor  # [C, B]
     size: Tensor  # [C]
@@ -31,20 +31,20 @@ class RowScale(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows of each of C clients, side by side; ragged clients are padded and masked.
+    """Batch of B rows for each of C clients; clients with fewer rows are padded and masked.
 
-    Padding repeats a row of the client's own, so that no mistake shows it another's.
-    Several steps and phases may see the same batch: nobody writes into it.
+    Padding repeats a row of the same client, so that padding never exposes another client's row.
+    Several steps and phases may share a batch: do not modify it in place.
     """
 
     x: Tensor  # [C, B, *x]
     y: Tensor  # [C, B, ...]
     mask: Tensor  # [C, B] bool, False where a row is padding
-    size: Tensor  # [C] rows that the client has in all, or the sum of their weights
+    size: Tensor  # [C] number of the client's rows, or the sum of their weights
     ids: Tensor  # [C] int64
-    at: Tensor | None = None  # [C, B] int64, which of its client's rows; -1: none; None: in order
+    at: Tensor | None = None  # [C, B] int64, index in its client's rows; -1: none; None: in order
     weights: Tensor | None = None  # [C, B] of rows, a client's mean being 1; None: all weigh 1
-    known_scale: RowScale | None = None  # not used once what it was computed from is replaced
+    known_scale: RowScale | None = None  # ignored once one of its inputs is replaced
 
     def __len__(self) -> int:
         """Return the number of clients."""
@@ -52,7 +52,7 @@ class Batch:
 
     @property
     def cohort(self) -> Cohort:
-        """The clients of this batch."""
+        """Ids and sizes of the clients of this batch."""
         return Cohort(self.ids, self.size)
 
     @cached_property
@@ -67,9 +67,9 @@ class Batch:
 
     @property
     def counts(self) -> Tensor:
-        """How much each row counts of its client's total, [C, B]: its weight; padding 0.
+        """Contribution of each row to its client's total, weight times scale: [C, B]; padding 0.
 
-        A row of a minibatch stands for those that are not in it, too.
+        A row of a minibatch also represents the client's rows that are not in the minibatch.
         """
         return torch.where(self.mask, self._share.expand(self.mask.shape), 0.0)
 
@@ -79,7 +79,7 @@ class Batch:
 
     @contextmanager
     def rows(self) -> Iterator[None]:
-        """Enter the Pyro plate over rows, dim -1: hides padding, weighs, scales to the total."""
+        """Enter the Pyro plate over rows, dim -1; it masks padding, weights and scales rows."""
         with (
             plate("rows", self.mask.shape[1], -1),
             poutine.scale(scale=self._share),
@@ -88,7 +88,7 @@ class Batch:
             yield
 
     def select_clients(self, clients: Tensor | slice) -> Batch:
-        """Return the same rows of some clients, in that order."""
+        """Return the batch restricted to the given clients, in that order."""
         if isinstance(clients, slice) and clients.indices(len(self)) == (0, len(self), 1):
             return self
         known = {n: v for n in (*ROWS, "size", "ids") if (v := getattr(self, n)) is not None}
@@ -96,7 +96,7 @@ class Batch:
         return replace(self, **rows)
 
     def by_step(self) -> Iterator[Batch]:
-        """Yield what clients see at each step, of batches [T, C, B] of several steps."""
+        """Yield the batch of each step, given batches [T, C, B] of T steps."""
         known = {n: v.unbind() for n in ROWS if (v := getattr(self, n)) is not None}
         for scale, *rows in zip(self._share.unbind(), *known.values(), strict=True):
             one: dict[str, Any] = dict(zip(known, rows, strict=True))
@@ -104,9 +104,9 @@ class Batch:
             yield Batch(**one, size=self.size, ids=self.ids)
 
     def split(self, k: int) -> list[Batch]:
-        """Deal the rows into k batches (row i goes to batch i mod k): support and query.
+        """Split the rows into k batches, such as support and query; row i goes to batch i mod k.
 
-        The rows of a client that has fewer than k serve again, so that no batch of it is empty.
+        Rows of a client with fewer than k rows are repeated, so that none of its batches is empty.
         """
         count, width = self.mask.sum(1, keepdim=True), self.mask.shape[1]
         parts = []
@@ -121,7 +121,7 @@ class Batch:
         return parts
 
     def take_rows(self, known: Tensor) -> Tensor:
-        """Pick the batch's rows of what is known of all rows: [C, n, *f] -> [C, B, *f]."""
+        """Select this batch's rows from values of all rows: [C, n, *f] -> [C, B, *f]."""
         if self.at is None:
             return known[:, : self.mask.shape[1]]
         return _rows(known, self.at)
@@ -132,5 +132,5 @@ def _rows(values: Tensor, at: Tensor) -> Tensor:
 
 
 def share(size: Tensor, mask: Tensor) -> Tensor:
-    """Return how many of a client's rows [C] one row of a batch [..., C, B] is for: [..., C, 1]."""
+    """Return the number of a client's rows [C] per row of a batch [..., C, B]: [..., C, 1]."""
     return (size / mask.sum(-1).clamp(min=1))[..., None]

@@ -1,4 +1,4 @@
-"""Clients and their rows: data sets and federations."""
+"""Data sets, and federations that partition a data set's rows among clients."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from pyrofl.summaries import Summarised, picture
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows before anybody is a client."""
+    """Data set before its rows are partitioned among clients."""
 
     name: str
     x: Tensor  # [N, *x] float
     y: Tensor  # [N] int64 class, or float response
     is_test: Tensor  # [N] bool
     classes: tuple[str, ...] = ()  # names of the classes; empty for a response that is a number
-    types: Tensor | None = None  # [N] int64, what partitions by label look at; None: y
+    types: Tensor | None = None  # [N] int64, the labels that partitions use; None: y
     groups: Mapping[str, Tensor] = field(default_factory=dict)  # column -> [N] int64 code
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     likelihood: str = "categorical"  # the one that suits y
-    source: Source | None = None  # which columns of a user's file x and y are; None: no such file
+    source: Source | None = None  # columns of a user's file that x and y come from; None: no file
     recipe: PreprocessingPlan | None = None  # how `split` makes features of x [N, C] float64
-    weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all weigh 1
+    weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all are 1
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FederationFields:
-    """Fields of a federation, complete and checked."""
+    """Complete and validated fields of a federation."""
 
     x: Tensor  # [N, *x]
     y: Tensor  # [N, ...]
@@ -53,14 +53,14 @@ class FederationFields:
     classes: tuple[str, ...] = ()
     held_out: int = 0
     pooled_test: Tensor | None = None  # the whole test set, which global models are tested on
-    unlabelled: Tensor | None = None  # [U, *x], rows that the server holds; nobody knows their y
-    source: Source | None = None  # which columns of a user's file x and y are; None: no such file
-    weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all weigh 1
+    unlabelled: Tensor | None = None  # [U, *x], unlabeled rows held by the server
+    source: Source | None = None  # columns of a user's file that x and y come from; None: no file
+    weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all are 1
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class Federation(FederationFields, Summarised):
-    """A table whose rows are split among clients.
+    """Data set partitioned among clients.
 
     The last `held_out` clients never train: they stand for clients that join later.
 
@@ -88,10 +88,10 @@ class Federation(FederationFields, Summarised):
         source: Source | None = None,
         weights: Tensor | None = None,
     ) -> None:
-        """Check the fields.
+        """Validate and store the fields.
 
         Raises:
-            ValueError: naming the tensor or the client, and what was expected.
+            ValueError: names the invalid tensor or client, and what is valid.
         """
         train, test = _listed("train", train), _listed("test", test)
         classes = names_of("classes", classes)
@@ -109,7 +109,9 @@ class Federation(FederationFields, Summarised):
         most = len(train) - 1
         whole = isinstance(held_out, Integral) and not isinstance(held_out, bool)
         if not whole or not 0 <= held_out <= most:
-            raise ValueError(f"held_out is {held_out!r}; expected 0 to {most}, so that one trains")
+            raise ValueError(
+                f"held_out is {held_out!r}; expected 0 to {most}: at least one client must train"
+            )
         if weights is not None:
             check_weights(weights, len(y))
         train, test = (
@@ -127,7 +129,9 @@ class Federation(FederationFields, Summarised):
             if not len(mine):
                 raise ValueError(f"{name} has no training row; expected at least one")
             if weights is not None and not bool(weights[mine].sum() > 0):
-                raise ValueError(f"{name}: all its training rows weigh 0; expected one that counts")
+                raise ValueError(
+                    f"{name}: all its training rows have weight 0; expected a positive weight"
+                )
         split = (train, test, names, classes, held_out)
         super().__init__(x, y, *split, pooled_test, unlabelled, source, weights)
 
@@ -141,25 +145,25 @@ class Federation(FederationFields, Summarised):
         held_out: Sequence[str] = (),
         weights: Mapping[str, Any] | None = None,
     ) -> Federation:
-        """Make a federation of the arrays, tensors or data frames of one's own sites.
+        """Build a federation from each client's arrays, tensors or data frames.
 
         Numbers are cast to torch's default floating-point type, labels to int64.
 
         Args:
             sites: name -> (x, y) or (x, y, x_test, y_test): x [N, *x] or a data frame with a column
                 for each feature, y [N] of labels or numbers.
-            classes: names of the classes, or how many; labels are names, or places among them where
-                not all names are numbers. None: those of all texts in y, which all sites or none
-                hold, or False and True where y is boolean; other y are numbers.
-            features: names of the columns of x; of data frames those to take, in this order. None:
-                all columns, by the data frames' own names.
+            classes: names of the classes, or their number. Labels in y are names, or indices unless
+                all names are numbers. None: inferred from y, all texts in it, or False and True
+                if it is boolean; other y are numbers.
+            features: names of the columns of x; selects and orders the columns of data frames.
+                None: all columns, with the data frames' names.
             held_out: names of the sites that never train; they come last.
-            weights: name -> [N], how much each training row of that site counts; rows of sites that
-                are not named weigh 1. See `weighted`.
+            weights: name -> [N], weight of each training row of that site in the likelihood; 1 for
+                sites without an entry. See `with_class_weights`.
 
         Raises:
-            ValueError: naming site and column, if something is missing, no finite number, no label,
-                of another length, or not the same in all sites; or if x is uint8.
+            ValueError: if values are missing, infinite or unknown labels, lengths or columns
+                differ, or x is uint8; the message names site and column.
 
         Examples:
             >>> import numpy as np
@@ -176,30 +180,29 @@ class Federation(FederationFields, Summarised):
         return replace(made, weights=of_sites(weights, sites, made.names, made.train, len(made.y)))
 
     def with_class_weights(self, classes: OfClasses) -> Federation:
-        """Let the rows of some classes count more: their likelihood is raised to a power.
+        """Weight the rows of some classes: their likelihood is raised to the power of the weight.
 
-        A row of weight 2 is as two rows alike, in training and where the server weighs clients by
-        their rows; 0 leaves a row out. Scores are of test rows that all count the same. Weights
-        that were there are multiplied.
+        A row of weight 2 counts as two identical rows, in training and where the server weights
+        clients by their rows; 0 excludes a row. Test scores are unweighted. Existing weights are
+        multiplied.
 
         Args:
-            classes: name -> weight, others 1; or "balanced", weights under which every class that
-                training rows are of has the same sum, and all rows the sum that they had. That
-                takes the sums of each class over clients, and no row.
+            classes: name -> weight, 1 for the others; or "balanced", weights that give every class
+                of the training rows the same sum and leave the total unchanged. The server needs
+                the sums of each class over clients, not the rows.
 
         Raises:
-            ValueError: if y is a number, there is no such class, or a weight is no number of at
-                least 0.
+            ValueError: if y is a number, a class is unknown, or a weight is negative or not finite.
         """
         if not self.classes:
-            raise ValueError("y is a number, and weights are of classes; expected classes")
+            raise ValueError("y is a number; class weights need data with classes")
         ones = torch.ones(len(self.y), dtype=torch.float64)
         before, y = ones if self.weights is None else self.weights, self.y.cpu()
         each = of_classes(classes, self.classes, y, self.train[: self.clients], before)
         return replace(self, weights=before * each[y])
 
     def summary(self) -> dict[str, str]:
-        """Tell what the federation is."""
+        """Return a summary of clients, rows and columns as label -> text."""
         weights = {}
         if self.weights is not None:
             own = self.weights[torch.cat(self.train)]
@@ -216,7 +219,7 @@ class Federation(FederationFields, Summarised):
         }
 
     def _more_html(self) -> str:
-        """Draw who holds how many rows of which class, or how many at all."""
+        """Return an HTML figure of the training rows of each client and class."""
         from pyrofl import figures
 
         kinds = max(1, len(self.classes))
@@ -227,44 +230,44 @@ class Federation(FederationFields, Summarised):
 
     @property
     def clients(self) -> int:
-        """Number of clients that take part in training."""
+        """Number of clients that train."""
         return len(self.train) - self.held_out
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Training rows of every client, held-out ones included: [J + held_out]."""
+        """Number of training rows of every client, held-out ones included: [J + held_out]."""
         return torch.tensor([len(rows) for rows in self.train])
 
     @cached_property
     def totals(self) -> Tensor:
-        """Sum of the weights of every client's training rows, or their number: [J + held_out]."""
+        """Sum of the weights, or number, of every client's training rows: [J + held_out]."""
         if self.weights is None:
             return self.sizes
         return torch.stack([self.weights[rows].sum() for rows in self.train])
 
     @cached_property
     def _relative(self) -> Tensor:
-        """What a weight of each client is to be multiplied by for a mean of 1, on the device."""
+        """Factor of each client's weights that makes their mean 1, on the data's device."""
         return (self.sizes.double() / self.totals).to(self.x.device, self.dtype)
 
     @cached_property
     def _table(self) -> Tensor:
-        """The weights where the rows are, and of their type."""
+        """Row weights on the data's device and of its floating-point type."""
         assert self.weights is not None
         return self.weights.to(self.x.device, self.dtype)
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """Device of the rows."""
         return self.x.device
 
     def cohort(self, ids: Tensor) -> Cohort:
-        """Return ids and sizes of some clients, on the data's device."""
+        """Return ids and sizes of the given clients, on the data's device."""
         return Cohort(ids.to(self.x.device), self.totals[ids.cpu()].to(self.x.device, self.dtype))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of the computation."""
+        """Floating-point type of the computations."""
         return self.x.dtype if self.x.is_floating_point() else torch.get_default_dtype()
 
     def gather(
@@ -276,9 +279,8 @@ class Federation(FederationFields, Summarised):
         share: Tensor | None = None,
         blind: bool = False,
     ) -> Batch:
-        """Return the batch of rows [C, B], or [T, C, B]; a `share` [..., C, 1] saves counting them.
-
-        That of a `blind` phase has no x to speak of: it is empty.
+        """Return the batch of the given rows [C, B], or [T, C, B] for T steps.
+        A `share` [..., C, 1] avoids counting the rows. If `blind`, x is empty: it is not read.
         """
         flat, table = rows.flatten().to(self.x.device), self.x[:, :0] if blind else self.x
         x, y = (v.index_select(0, flat).unflatten(0, rows.shape) for v in (table, self.y))
@@ -292,7 +294,7 @@ class Federation(FederationFields, Summarised):
         return Batch(x, y, mask, cohort.size, cohort.ids, at, weights, known)
 
     def batch(self, ids: Tensor, part: str = "train", width: int = 1) -> Batch:
-        """Return all "train" or "test" rows of some clients, padded to the longest or a width."""
+        """Return all "train" or "test" rows of clients, padded to the longest or to `width`."""
         table = self.train if part == "train" else self.test
         return stack(self, [table[i] for i in ids.tolist()], self.cohort(ids), width)
 
@@ -307,7 +309,7 @@ class Federation(FederationFields, Summarised):
 
 
 def a_row(rows: Tensor) -> str:
-    """Tell type and shape of a table's rows."""
+    """Return a text with the type and shape of a table's rows."""
     return f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape[1:])} per row"
 
 
@@ -317,14 +319,14 @@ def _spread(rows: Sequence[Tensor]) -> str:
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    """Return rows of clients as a tuple."""
+    """Return the clients' row numbers as a tuple."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError(f"{name} is a {type(value).__name__}; expected a tuple or list")
     return tuple(value)
 
 
 def stack(data: Federation, rows: list[Tensor], cohort: Cohort, width: int = 1) -> Batch:
-    """Pad lists of rows, one per client, to a batch; a client's own first row fills its gaps."""
+    """Pad lists of rows, one per client, to a batch; a client's own first row is the padding."""
     width = max([width, *(len(r) for r in rows)])
     mine = [
         r if len(r) else data.train[i][:1] for i, r in zip(cohort.ids.tolist(), rows, strict=True)

@@ -1,4 +1,4 @@
-"""Hash of a federation's rows and of their split among clients."""
+"""Fingerprint (hash) of a federation's rows and of their partition among clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def set_fingerprint(data: Federation, fingerprint: str) -> None:
 
 
 def fingerprint(data: Federation) -> str:
-    """Return a hash of all rows and their split, computed once: rows must not change afterwards."""
+    """Return a hash of all rows and their partition, cached: rows must not change afterwards."""
     if data not in _fingerprints:
         found = hashlib.sha256()
         for value in (data.x, data.y, *data.train, *data.test, data.pooled_test, data.unlabelled):

@@ -1,4 +1,4 @@
-"""Federations without rows, for what is built from their shapes alone."""
+"""Federations without rows, for code that needs only the shapes of the data."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def outline(
     classes: Sequence[str] = (),
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
-    """Return a federation whose rows are all zeros and take no memory: what a server may know.
+    """Return a federation of given shapes with rows of zeros that use no memory.
 
-    Methods that look at data to see shapes, such as `pvi.hierarchical`, are built from it as they
-    would be from the rows.
+    Methods that read only the shapes of the data, such as `pvi.hierarchical`, can be built from
+    it as from the rows.
 
     Args:
-        names: of the clients.
+        names: names of the clients.
         sizes: their numbers of training rows.
         x: shape of a row.
         y: shape of a row's response.
         classes: names of the classes; none for a response that is a number.
-        dtype: of real numbers.
+        dtype: floating-point type.
 
     Raises:
         ValueError: if names, sizes or type are unsuitable.
@@ -49,18 +49,18 @@ def outline(
 
 
 class Hidden(Federation):
-    """A federation of which all is known but the rows; who asks for these is refused."""
+    """Federation whose rows are not available; reading them raises an error."""
 
     def gather(self, *args: Any, **kwargs: Any) -> Batch:
-        """Refuse to make up rows."""
+        """Raise ValueError: the rows are not available."""
         raise ValueError(
-            "the rows of this run's clients are not here, as it was loaded without them; expected "
-            "pyrofl.load(DIR, data=...), the federation that it was fitted to"
+            "the rows of this run's clients are not here, as it was loaded without them; load it by "
+            "pyrofl.load(DIR, data=...) with the federation that it was fitted to"
         )
 
 
 def facts(data: Federation) -> dict[str, Any]:
-    """Tell all of a federation but its rows, in numbers, texts, lists and dicts."""
+    """Return the metadata of a federation, without its rows, as JSON-compatible values."""
     return {
         "names": list(data.names),
         "sizes": data.sizes.tolist(),
@@ -75,7 +75,7 @@ def facts(data: Federation) -> dict[str, Any]:
 
 
 def hidden(facts: Mapping[str, Any]) -> Federation:
-    """Return the federation that `metadata` are told of, without its rows."""
+    """Return the federation described by `facts`, without its rows."""
     sizes, nobody = facts["sizes"], torch.zeros(0, dtype=torch.long)
     x, y = (
         torch.zeros((), dtype=getattr(torch, kind)).expand(sum(sizes), *facts[name])
@@ -90,7 +90,7 @@ def hidden(facts: Mapping[str, Any]) -> Federation:
 
 
 def _summing_to(totals: Sequence[float], train: Sequence[Tensor]) -> Tensor:
-    """Return weights of rows whose sums over clients are these, to the last bit."""
+    """Return weights of rows with exactly the given sums over clients."""
     found = torch.zeros(sum(map(len, train)), dtype=torch.float64)
     for total, rows in zip(totals, train, strict=True):
         found[rows[0]] = total

@@ -1,4 +1,4 @@
-"""Who takes part and how many rows each has: all that a server knows of its clients."""
+"""Names and training sizes of clients: what a server knows about its clients."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 
 class Cohort(NamedTuple):
-    """The clients that stacked tensors are about."""
+    """Ids and training sizes of the clients that stacked tensors belong to."""
 
     ids: Tensor  # [C] int64, position in the federation
     size: Tensor  # [C] number of training rows, in the data's floating-point type
 
 
 class Roster:
-    """The clients that train, without any row of theirs.
+    """Names and training sizes of the training clients, without their rows.
 
-    It has the attributes of a `Federation` that the server's half of a round asks for.
+    It has the attributes of a `Federation` that the server's part of a round reads.
     """
 
     device = torch.device("cpu")
@@ -29,10 +29,10 @@ class Roster:
     def __init__(
         self, names: Sequence[str], sizes: Sequence[int] | Tensor, dtype: torch.dtype
     ) -> None:
-        """Check names and numbers of training rows, one for each client, and the type of numbers.
+        """Validate the names, the numbers of training rows and the floating-point type.
 
         Raises:
-            ValueError: naming the client and what was expected.
+            ValueError: names the invalid client or type, and what is valid.
         """
         self.names = names_of("names", names)
         numbers = sizes.tolist() if torch.is_tensor(sizes) else list(sizes)
@@ -54,12 +54,12 @@ class Roster:
         return len(self.names)
 
     def cohort(self, ids: Tensor) -> Cohort:
-        """Return ids and sizes of some clients."""
+        """Return ids and sizes of the given clients."""
         return Cohort(ids.cpu(), self.sizes[ids.cpu()].to(self.dtype))
 
 
 def names_of(what: str, words: Iterable[str]) -> tuple[str, ...]:
-    """Return names as a tuple; refuse empty ones and any twice. A text is no list of its letters.
+    """Return distinct, non-empty names as a tuple; raise ValueError for others or a single text.
 
     >>> names_of("names", ["a", "b"])
     ('a', 'b')
@@ -72,5 +72,5 @@ def names_of(what: str, words: Iterable[str]) -> tuple[str, ...]:
             raise ValueError(f"{what}[{j}] is {word!r}; expected a text that is not empty")
     if len(set(words)) != len(words):
         twice = Counter(words).most_common(1)[0][0]
-        raise ValueError(f"{what}: expected no two alike, found {twice!r} twice")
+        raise ValueError(f"{what}: expected distinct names, found {twice!r} twice")
     return words

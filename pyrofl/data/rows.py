@@ -1,4 +1,4 @@
-"""What tables and row numbers may be, and what is said of others."""
+"""Validation of tables and row numbers, with error messages that name the first invalid row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
-    """Refuse data that cannot be trained on, naming the first row at fault.
+    """Validate x and y; raise ValueError with the first invalid row.
 
     Raises:
         ValueError: if x or y is no tensor, their lengths differ, a value is not finite, or a label
@@ -17,7 +17,7 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
     check_tensor("x", x)
     check_tensor("y", y)
     if len(x) != len(y):
-        raise ValueError(f"x has {len(x)} rows and y has {len(y)}; expected as many")
+        raise ValueError(f"x has {len(x)} rows and y has {len(y)}; expected the same number")
     check_finite("x", x)
     check_finite("y", y)
     if classes and len(y):
@@ -30,7 +30,7 @@ def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
 
 
 def check_tensor(name: str, value: object) -> None:
-    """Refuse what is no tensor of real numbers in memory."""
+    """Raise ValueError if the value is not a dense tensor of real numbers."""
     if not torch.is_tensor(value):
         numpy = isinstance(value, np.ndarray)
         kind, make = ("numpy.ndarray", "from_numpy") if numpy else (type(value).__name__, "tensor")
@@ -42,7 +42,7 @@ def check_tensor(name: str, value: object) -> None:
 
 
 def row_numbers(name: str, rows: Tensor, total: int) -> Tensor:
-    """Return row numbers as int64 once they are checked; where there is none, any type will do."""
+    """Return row numbers as int64; raise ValueError if they are not integers within range."""
     check_tensor(name, rows)
     if rows.dim() != 1:
         raise ValueError(f"{name} has shape {list(rows.shape)}; expected row numbers on one axis")
@@ -59,7 +59,7 @@ def row_numbers(name: str, rows: Tensor, total: int) -> Tensor:
 
 
 def check_finite(name: str, value: Tensor) -> None:
-    """Refuse NaN and infinity, naming the first row."""
+    """Raise ValueError with the first row that is NaN or infinite."""
     if value.is_floating_point() and not bool(value.isfinite().all()):
         bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
         where = f"{len(bad)} rows, first in row {int(bad[0])}"
@@ -67,7 +67,7 @@ def check_finite(name: str, value: Tensor) -> None:
 
 
 def check_alike(unlabelled: Tensor, x: Tensor) -> None:
-    """Refuse rows of the server that are unlike those of clients."""
+    """Raise ValueError if the server's unlabeled rows differ in shape or type from the clients'."""
     check_tensor("unlabelled", unlabelled)
     shape, expected = list(unlabelled.shape), list(x.shape[1:])
     if not len(unlabelled) or shape[1:] != expected or unlabelled.dtype != x.dtype:

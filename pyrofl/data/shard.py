@@ -1,4 +1,4 @@
-"""Some clients of a federation by themselves, called as they are in the whole of it."""
+"""Training rows of some clients of a federation, with the ids of the whole federation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pyrofl.data.federation import Federation, FederationFields
 
 
 class Shard(Federation):
-    """Some clients at their places in the whole federation; the others have no rows here."""
+    """Federation restricted to the rows of some clients, which keep their ids."""
 
     def __init__(self, *fields: Any, **more: Any) -> None:
-        """Check nothing: the clients that are here were checked, and the others have no rows."""
+        """Store the fields without validation: the rows were validated in the whole federation."""
         FederationFields.__init__(self, *fields, **more)
 
 
 def shard(data: Federation, ids: Tensor) -> Shard:
-    """Return the training rows of some clients that train, and no others, on the CPU."""
+    """Return the training rows of the given training clients only, on the CPU."""
     mine, none = ids.tolist(), torch.zeros(0, dtype=torch.long)
     rows = torch.cat([data.train[i].cpu() for i in mine])
     places = torch.arange(len(rows)).split(data.sizes[ids].tolist())

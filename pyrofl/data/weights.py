@@ -1,4 +1,4 @@
-"""How much rows count in the likelihood: weights of rows, and of classes."""
+"""Weights of rows and of classes in the likelihood."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OfClasses = Mapping[str, float] | Literal["balanced"]
 
 
 def check_weights(weights: Tensor, rows: int) -> None:
-    """Refuse what are no weights of rows."""
+    """Raise ValueError if the weights are not a tensor with a finite number >= 0 per row."""
     if not torch.is_tensor(weights) or weights.shape != (rows,) or weights.device.type != "cpu":
         what = list(weights.shape) if torch.is_tensor(weights) else type(weights).__name__
         raise ValueError(f"weights are {what}; expected a tensor [{rows}] on the CPU")
@@ -31,9 +31,9 @@ def check_weights(weights: Tensor, rows: int) -> None:
 def of_classes(
     asked: OfClasses, classes: Sequence[str], y: Tensor, train: Sequence[Tensor], before: Tensor
 ) -> Tensor:
-    """Return the weight of each class, [K]; `before` [N] are those that rows have.
+    """Return the weight of each class, [K]; `before` [N] are existing weights of rows.
 
-    Balanced ones are made of each client's sums of the weights of its training rows by class.
+    Balanced weights are computed from each client's weight sums by class.
     """
     if isinstance(asked, str):
         known(asked, ("balanced",), "weights of classes:")
@@ -58,7 +58,7 @@ def of_sites(
     train: Sequence[Tensor],
     rows: int,
 ) -> Tensor:
-    """Put weights of the training rows of some sites into one table [N]; others weigh 1."""
+    """Return the weights of all rows [N] from those of some sites' training rows; others are 1."""
     found = torch.ones(rows, dtype=torch.float64)
     if not isinstance(weights, Mapping):
         told = f"weights are a {type(weights).__name__}"
@@ -86,7 +86,7 @@ def of_sites(
 
 
 def refuse_other_index(where: str, x: Any, other: Any, what: str) -> None:
-    """Refuse a data frame x and a series of other rows, or of the same in another order."""
+    """Raise ValueError if a data frame x and a series have different indexes."""
     frames = hasattr(x, "columns") and hasattr(other, "index") and hasattr(other, "to_numpy")
     if frames and not x.index.equals(other.index):
         raise ValueError(
@@ -96,7 +96,7 @@ def refuse_other_index(where: str, x: Any, other: Any, what: str) -> None:
 
 
 def read(text: str) -> OfClasses:
-    """Read what the command line says: "balanced", or "NAME=VALUE,NAME=VALUE".
+    """Return class weights from the text of an option: "balanced", or "NAME=VALUE,NAME=VALUE".
 
     >>> read("yes=3,no=0.5")
     {'yes': 3.0, 'no': 0.5}

@@ -1,4 +1,4 @@
-"""Networks: any torch module as a function of its parameters, for many clients at once."""
+"""Networks: torch modules as functions of their parameters, for many clients at once."""
 
 from pyrofl.nets.architectures import NETWORKS
 from pyrofl.nets.network import Forward, Network, build, with_noise

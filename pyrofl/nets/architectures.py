@@ -1,4 +1,4 @@
-"""The networks of the papers as plain torch modules, made from an input shape by name.
+"""Networks of the papers as torch modules, built by name for a given input shape.
 
 ResNets are those for small images of He, Zhang, Ren and Sun, "Deep Residual Learning for Image
 Recognition", CVPR 2016, section 4.2, with GroupNorm (Wu and He, ECCV 2018) for BatchNorm.
@@ -25,9 +25,9 @@ from pyrofl.turns import synchronized
 Shape = tuple[int, ...]
 Layers = Mapping[str, nn.Module]
 Start = Callable[[nn.Sequential], None]
-"""Draws the parameters of a network."""
+"""Initializer of the parameters of a network."""
 
-WIDE = 10_000  # width from which it is looked whether there is room
+WIDE = 10_000  # width from which the available memory is checked
 DEPTHS = {f"resnet{depth}": depth for depth in (20, 32, 44, 56)}
 
 NETWORKS: Mapping[str, str] = {
@@ -39,7 +39,7 @@ NETWORKS: Mapping[str, str] = {
     "cnn-pfedvem-100": "pFedVEM on CIFAR-100: conv 32, 64, 128, 256, 100, averaged over the image",
     "cnn-pfedmb": "pFedMB: conv 6, 16, fully connected 120, 84",
     "cnn-metavd": "MetaVD: three conv of width h (64, or cnn-metavd:256), fully connected 4h, 2h",
-    "cnn-fedbe": "FedBE: conv 32, 64, 64, fully connected 64, Xavier start",
+    "cnn-fedbe": "FedBE: conv 32, 64, 64, fully connected 64, Xavier initialization",
     "cnn-fedbe-gn": "the same with GroupNorm after every conv",
     "cnn-fedabml": "FedABML on CIFAR-10: conv 64, 64, fully connected 120, 64",
     **{
@@ -49,59 +49,59 @@ NETWORKS: Mapping[str, str] = {
 
 
 class Dot(nn.Module):
-    """The inner product of a row with one vector."""
+    """Inner product of a row with a parameter vector."""
 
     def __init__(self, features: int) -> None:
-        """Start at zero."""
+        """Initialize the vector to zero."""
         super().__init__()
         self.w = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, 1]."""
+        """Return the inner products [B, 1]."""
         return (x.flatten(1) @ self.w)[:, None]
 
 
 class Mean(Dot):
-    """One number for every row."""
+    """Single parameter that is the output for every row."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, 1]."""
+        """Return the parameter for every row, [B, 1]."""
         return self.w.expand(len(x), 1)
 
 
 class Noise(nn.Module):
-    """The log of a standard deviation, the same for all rows, after what the layers below make."""
+    """Layer that appends the log of a standard deviation, common to all rows, to the outputs."""
 
     def __init__(self) -> None:
-        """Start at the standard deviation 1."""
+        """Initialize the standard deviation to 1."""
         super().__init__()
         self.log_scale = nn.Parameter(torch.zeros(1))
 
     def reset_parameters(self) -> None:
-        """Return to the standard deviation 1."""
+        """Reset the standard deviation to 1."""
         nn.init.zeros_(self.log_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, 2] of x [B, 1]."""
+        """Return outputs [B, 2] for x [B, 1]."""
         return torch.cat([x, self.log_scale.expand(len(x), 1)], -1)
 
 
 class Chain(nn.Sequential):
-    """Layers by name, of which some have a rule of their own for a fresh start."""
+    """Sequential module of named layers with an optional initializer."""
 
     def __init__(self, layers: Layers, start: Start | None = None):
-        """Take the layers in order, and the rule."""
+        """Store the layers in order, and the initializer."""
         super().__init__(OrderedDict(layers))
         self.start = start
 
     def reset_parameters(self) -> None:
-        """Apply the rule, after every layer has drawn its torch default."""
+        """Apply the initializer, after every layer's default initialization."""
         if self.start:
             self.start(self)
 
 
 def xavier_uniform(chain: nn.Sequential) -> None:
-    """Draw weights Xavier-uniform and set biases to zero (FedBE)."""
+    """Initialize weights Xavier-uniform and biases to zero (FedBE)."""
     for name, value in chain.named_parameters():
         if value.dim() > 1:  # GroupNorm keeps its ones
             nn.init.xavier_uniform_(value)
@@ -110,26 +110,26 @@ def xavier_uniform(chain: nn.Sequential) -> None:
 
 
 def xavier_normal(chain: nn.Sequential) -> None:
-    """Draw weights Xavier-normal except those of the Bayesian layer fc2 (MetaVD's code)."""
+    """Initialize weights Xavier-normal except those of the Bayesian layer fc2 (MetaVD's code)."""
     for name, value in chain.named_parameters():
         if name.endswith("weight") and name != "fc2.weight":
             nn.init.xavier_normal_(value)
 
 
 def he(chain: nn.Sequential) -> None:
-    """Draw the weights of convolutions normal by what they put out (He et al., 2015)."""
+    """Initialize the weights of convolutions by He's rule with mode fan_out (He et al., 2015)."""
     for layer in chain.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
 
 def norm(channels: int) -> nn.Module:
-    """Return the GroupNorm of this many channels, eight in a group."""
+    """Return a GroupNorm for the given number of channels, eight in a group."""
     return nn.GroupNorm(max(1, channels // 8), channels)
 
 
 class Conv(NamedTuple):
-    """A convolution, its ReLU and, where there is one, its max-pooling of 2."""
+    """Settings of a convolution with ReLU and optional max-pooling of 2."""
 
     channels: int
     kernel: int
@@ -138,18 +138,18 @@ class Conv(NamedTuple):
 
 
 class Cnn(NamedTuple):
-    """Convolutions, then hidden layers, then the head."""
+    """Settings of a CNN: convolutions, hidden layers, initializer."""
 
     convs: tuple[Conv, ...]
     hidden: Shape = ()
     slope: float = 0.0  # of the hidden layers' leaky ReLU
-    average: bool = False  # over the image, instead of flattening it
+    average: bool = False  # average over the image instead of flattening it
     norm: bool = False  # GroupNorm after every convolution
-    start: Start | None = None  # the rule for a fresh one
+    start: Start | None = None  # initializer
 
 
 def convnet(name: str, width: int) -> Cnn:
-    """Return the description of a paper's network; `width` is MetaVD's h."""
+    """Return the settings of a paper's CNN; `width` is MetaVD's h."""
     overlapping = partial(nn.MaxPool2d, 2, 2, 1)
     fedbe = Cnn((Conv(32, 3), Conv(64, 3), Conv(64, 3, pool=None)), (64,), start=xavier_uniform)
     growing = (Conv(c, 3, 1, overlapping) for c in (32, 64, 128, 256))
@@ -166,7 +166,7 @@ def convnet(name: str, width: int) -> Cnn:
 
 
 def images(cnn: Cnn, channels: int) -> Layers:
-    """Return the layers of a CNN that work on images, by name."""
+    """Return the convolutional layers of a CNN by name."""
     layers: dict[str, nn.Module] = {}
     for i, conv in enumerate(cnn.convs, 1):
         layers[f"conv{i}"] = nn.Conv2d(channels, conv.channels, conv.kernel, padding=conv.padding)
@@ -180,7 +180,7 @@ def images(cnn: Cnn, channels: int) -> Layers:
 
 
 def dense(widths: Shape, outputs: int, slope: float = 0.0) -> Layers:
-    """Return fully connected layers fc1, fc2... from widths[0] on, and the head, by name."""
+    """Return fully connected layers fc1, fc2... of the given widths, and the head, by name."""
     layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
     for i, (before, after) in enumerate(pairwise(widths), 1):
         layers[f"fc{i}"] = nn.Linear(before, after)
@@ -189,7 +189,7 @@ def dense(widths: Shape, outputs: int, slope: float = 0.0) -> Layers:
 
 
 def features(layers: Layers, shape: Shape) -> int:
-    """Return how many numbers the layers make of one image; 0 if it is too small for them."""
+    """Return the number of outputs of the layers for one image; 0 if it is too small for them."""
     try:
         return int(Chain(layers).to("meta")(torch.empty(1, *shape, device="meta")).numel())
     except RuntimeError:
@@ -197,7 +197,7 @@ def features(layers: Layers, shape: Shape) -> int:
 
 
 def cnn_for(name: str, cnn: Cnn, shape: Shape, outputs: int) -> nn.Module:
-    """Build a CNN for images of one shape; refuse those that are too small."""
+    """Build a CNN for images of one shape; raise ValueError if they are too small."""
     width = features(images(cnn, shape[0]), shape)
     if not width:
         side = next(n for n in range(1, 99) if features(images(cnn, 1), (1, n, n)))
@@ -207,10 +207,10 @@ def cnn_for(name: str, cnn: Cnn, shape: Shape, outputs: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut without parameters (option A)."""
+    """Residual block: two convolutions and a shortcut without parameters (option A)."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
-        """Take the channels before and after."""
+        """Build the layers for the numbers of channels before and after."""
         super().__init__()
         self.stride, self.missing = stride, after - before
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
@@ -220,16 +220,16 @@ class Block(nn.Module):
 
     @property
     def inner(self) -> Chain:
-        """Return what runs beside the shortcut, its layers named as here."""
+        """Return the residual branch, with the same layer names."""
         names = ("conv1", "norm1", "relu", "conv2", "norm2")
         return Chain({n: getattr(self, n, nn.ReLU()) for n in names})
 
     def shortcut(self, x: Tensor) -> Tensor:
-        """Return [..., after, height / stride, width / stride] of [..., before, height, width]."""
+        """Return the shortcut [..., after, height / stride, width / stride] of x."""
         if not self.missing:
             return x[..., :: self.stride, :: self.stride]
         near, left = x[..., :: self.stride, :: self.stride], self.missing // 2
-        # Channels are padded as the last axis, which is how they may lie in memory.
+        # Channels are padded as the last axis, their layout in channels-last memory.
         return pad(near.movedim(-3, -1), (left, self.missing - left)).movedim(-1, -3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -252,12 +252,12 @@ def resnet(depth: int, channels: int, outputs: int) -> Layers:
 
 @synchronized  # as the type of new numbers is the process's: that of a fit in another thread
 def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
-    """Build the network that a specification such as "mlp:100" names, for rows of one shape."""
+    """Build the network of a specification such as "mlp:100" for rows of one shape."""
     name, _, rest = spec.partition(":")
     known(name, NETWORKS, "network")
     widths = widths_of(spec, rest)
     if name in ("mean", "linear") and outputs != 1:
-        raise ValueError(f"network {name!r} has 1 output; {outputs} outputs are wanted")
+        raise ValueError(f"network {name!r} has 1 output; {outputs} outputs are required")
     if max(widths, default=0) > WIDE:
         _find_room(spec, name, widths, shape, outputs)
     with torch.random.fork_rng(devices=[]):
@@ -274,7 +274,7 @@ def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
 
 
 def _find_room(spec: str, name: str, widths: Shape, shape: Shape, outputs: int) -> None:
-    """Refuse a network that memory has no room for, before its weights are drawn."""
+    """Raise MemoryError if a network does not fit in memory, before its weights are drawn."""
     numbers = inf
     with suppress(RuntimeError, TypeError, OverflowError), torch.device("meta"):
         mlp = dense((prod(shape), *widths), outputs) if name == "mlp" else {}
@@ -283,13 +283,13 @@ def _find_room(spec: str, name: str, widths: Shape, shape: Shape, outputs: int) 
     needed, room = 2 * 4 * numbers, memory()  # bytes; a network keeps its own copy of a module
     if needed > room:
         raise MemoryError(
-            f"network {spec!r} has {numbers:.3g} weights, which take {needed / 2**30:.3g} GiB of "
+            f"network {spec!r} has {numbers:.3g} weights, which need {needed / 2**30:.3g} GiB of "
             f"{room / 2**30:.3g}; expected smaller widths"
         )
 
 
 def widths_of(spec: str, text: str) -> Shape:
-    """Read the widths after the colon of a specification.
+    """Return the widths after the colon of a specification.
 
     >>> widths_of("mlp:200,100", "200,100")
     (200, 100)

@@ -1,4 +1,4 @@
-"""Layers' own rules of drawing a start, by a generator of one's own."""
+"""Initialization of layers by their own rules with a given random generator."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ UNTOLD = {torch.rand_like, torch.randn_like, torch.randint_like, torch.poisson}
 
 
 class Drawn(TorchFunctionMode):
-    """Let functions of torch that draw, and are not told by which generator, draw by this one.
+    """Mode in which torch's random functions without a generator use the given generator.
 
-    Other threads may draw by torch's own generator meanwhile, as does whoever makes a layer.
+    Other threads may use torch's global generator meanwhile.
     """
 
     def __init__(self, generator: Generator) -> None:
-        """Keep it."""
+        """Store the generator."""
         super().__init__()
         self.generator = generator
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run a function."""
+        """Call a torch function, with the generator if it draws random numbers."""
         options = dict(kwargs or {})
         if (func in TOLD or "generator" in options) and options.get("generator") is None:
             options["generator"] = self.generator

@@ -1,4 +1,4 @@
-"""Networks: any torch module, its parameters held in dicts and run for many clients at once."""
+"""Networks: torch modules with parameters in dicts, run for many clients at once."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, matches, seeded
 
 Forward = Callable[[Tensors, Tensor], Tensor]
-"""(weights, x [C, B, *x]) -> outputs, as a `Network` or what stands for one."""
+"""(weights, x [C, B, *x]) -> outputs, as a `Network` or a substitute."""
 
 
 MOST = 2**31  # of inputs or outputs, more than any layer has
 
 
 class Network(Summarised):
-    """A torch module as a function of its parameters.
+    """Torch module as a function of its parameters.
 
     Parameters with requires_grad=False are constants: they are never trained, drawn, sent or given
     a distribution; every call uses the module's values, on the device and in the type of the rest.
 
     Attributes:
-        module: a copy of the module; of its values only the constants are used in a call.
-        shapes: of every parameter that trains, by name, in the module's order.
+        module: a copy of the module; calls use only the values of its constants.
+        shapes: name -> shape of every trainable parameter, in the module's order.
         head: shell patterns of the names that form the head; the rest is the base.
         keep: whether training starts at the module's own values.
 
@@ -52,17 +52,17 @@ class Network(Summarised):
     def __init__(
         self, module: nn.Module, head: str | None = None, *, pretrained: bool = False
     ) -> None:
-        """Wrap a module, which is copied: hooks that it gets later have no effect here.
+        """Wrap a copy of a module: hooks that are added to the module later have no effect.
 
         Args:
-            module: maps rows [B, *x] to outputs [B, outputs], each row by itself.
-            head: shell patterns separated by spaces; by default the last layer that trains.
-            pretrained: start at the values that the module has, such as pretrained ones, instead of
-                drawing anew. Runs with different seeds then start alike, and so does all that a
-                method would start apart (branches, clusters).
+            module: maps rows [B, *x] to outputs [B, outputs], each row independently.
+            head: shell patterns separated by spaces; default: the last trainable layer.
+            pretrained: start at the module's values, such as pretrained ones, instead of drawing
+                new ones. Runs with different seeds then start alike, as do states that a method would
+                initialize differently (branches, clusters).
 
         Raises:
-            ValueError: if the module has no parameter that trains, no name matches `head`, or a
+            ValueError: if the module has no trainable parameter, no name matches `head`, or a
                 layer mixes rows, draws random numbers or keeps running statistics.
         """
         refuse(module)
@@ -76,7 +76,7 @@ class Network(Summarised):
         self.parts = stacked.parts(self.module)
 
     def summary(self) -> dict[str, str]:
-        """Tell what the network is."""
+        """Return a summary of module, parameters, head and base as label -> text."""
         every = _count(self.shapes.values())
         head = _count(shape for n, shape in self.shapes.items() if matches(n, self.head))
         constants = _count(p.shape for p in self.module.parameters()) - every
@@ -90,7 +90,7 @@ class Network(Summarised):
         }
 
     def select_params(self, patterns: str) -> dict[str, Size]:
-        """Return the shapes of the parameters whose names match; a ValueError if none does."""
+        """Return the shapes of the parameters with matching names; raise ValueError if none do."""
         found = {n: shape for n, shape in self.shapes.items() if matches(n, patterns)}
         if not found:
             every = ", ".join(self.shapes)
@@ -98,7 +98,7 @@ class Network(Summarised):
         return found
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Name the axes of a parameter: ("fc1_out", "fc1_in") for the weight of a linear fc1."""
+        """Return the axis names of a parameter: ("fc1_out", "fc1_in") for the weight of fc1."""
         known(name, self.shapes, "parameter")
         path, _, leaf = name.rpartition(".")
         axes = _axes_of(self.module.get_submodule(path), leaf)
@@ -107,22 +107,22 @@ class Network(Summarised):
         return tuple(f"{path}_{axis}".replace(".", "_").lstrip("_") for axis in axes)
 
     def init(self, generator: Generator) -> Tensors:
-        """Return a start for every parameter that trains, [*p], on the CPU; see `fresh`."""
+        """Return initial values of the trainable parameters, [*p], on the CPU; see `init_module`."""
         start = self.init_module(generator)
         return {n: start.get_parameter(n).detach() for n in self.shapes}
 
     def init_module(self, generator: Generator) -> nn.Module:
-        """Return a copy of the module, what trains of it drawn as its layers' own rules say.
+        """Return a copy of the module with trainable parameters drawn by its layers' rules.
 
-        A parameter whose layers have no `reset_parameters` keeps the module's value, and all do
-        with `keep`. A layer's rule runs after those of the layers inside it.
+        Parameters of layers without `reset_parameters` keep the module's values, as do all with
+        `pretrained`. A layer's rule runs after those of the layers inside it.
         """
         fresh = copy.deepcopy(self.module).cpu()
         if self.keep:
             return fresh
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
         drawn = Drawn(torch.Generator().manual_seed(int(seed)))
-        with seeded(int(seed)), drawn:  # the former for rules that draw in another way
+        with seeded(int(seed)), drawn:  # `seeded` for rules that draw in another way
             for layer in reversed(list(fresh.modules())):
                 for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
                     getattr(layer, rule, lambda: None)()
@@ -132,12 +132,12 @@ class Network(Summarised):
         return fresh
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Run the network for C clients: [C, B, outputs], or with draws [K, C, B, outputs].
+        """Return the outputs for C clients: [C, B, outputs], or with draws [K, C, B, outputs].
 
         Args:
             weights: every parameter, [*p] if clients share it, [C, 1, *p] if each has its own,
                 [K, C, 1, *p] for K draws of it. The 1 is the axis of rows.
-            x: [C, B, *x]. What is shared or has no draws is computed once.
+            x: [C, B, *x]. Layers without draws or with shared weights are computed once.
 
         Raises:
             ValueError: if a parameter is missing or has other axes.
@@ -145,11 +145,11 @@ class Network(Summarised):
         return stacked.run(self.parts, self._without_rows(weights, len(x)), x)
 
     def apply(self, weights: Tensors, x: Tensor) -> Tensor:
-        """Run the module once: weights [*p], x [B, *x] -> [B, outputs]."""
+        """Return the module's outputs for weights [*p] and rows x [B, *x]: [B, outputs]."""
         return stacked.call(self.module, weights, x)
 
     def split(self, patterns: str) -> tuple[Network, Network] | None:
-        """Cut a sequential module in two: what precedes the named parameters, and the rest.
+        """Split a sequential module into the layers before the named parameters, and the rest.
 
         Returns:
             Base and head with head(base(x)) equal to the network and the same names, if the module
@@ -172,14 +172,14 @@ class Network(Summarised):
         return (base, head) if whole and last and list(base.module.parameters()) else None
 
     def _of(self, layers: Iterable[tuple[str, nn.Module]]) -> Network:
-        """Return the network of some layers in a row, of which none need train."""
+        """Return the network of some consecutive layers, which need not be trainable."""
         part = copy.copy(self)
         part.module = nn.Sequential(OrderedDict(layers))
         part.shapes, part.parts = _trained(part.module), stacked.parts(part.module)
         return part
 
     def _without_rows(self, weights: Mapping[str, Tensor], clients: int) -> Tensors:
-        """Return weights without the axis of rows; refuse other axes, which might broadcast."""
+        """Return weights without the axis of rows; raise ValueError for other axes."""
         flat: Tensors = {}
         draws: int | None = None
         for name, shape in self.shapes.items():
@@ -199,14 +199,14 @@ class Network(Summarised):
         return flat
 
     def check(self, x: Tensor, outputs: int) -> None:
-        """Run a row of zeros for two clients, to refuse data that the network does not fit.
+        """Run the network on a row of zeros; raise ValueError if it does not fit the data.
 
         Args:
-            x: [C, B, *x]; only the shape and type of a row count.
+            x: [C, B, *x]; only the shape and type of a row matter.
             outputs: numbers that the likelihood needs per row, such as the number of classes.
 
         Raises:
-            ValueError: if the network cannot take the row, or gives another number of outputs.
+            ValueError: if the network fails on the row, or returns another number of outputs.
         """
         row = tuple(x.shape[2:])
         dtype = x.dtype if x.is_floating_point() else None
@@ -214,7 +214,7 @@ class Network(Summarised):
             n: self.module.get_parameter(n).detach().to(x.device, dtype).expand(2, 1, *shape)
             for n, shape in self.shapes.items()
         }
-        try:  # as in training, for two clients side by side
+        try:  # as in training, for two clients at once
             made = self(weights, x.new_zeros(2, 1, *row))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ValueError(f"the network cannot take rows of shape {row}: {error}") from error
@@ -234,11 +234,11 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
 
     Args:
         spec: a name of `NETWORKS`, for some with widths: "mlp:200,100", "cnn-metavd:256".
-        input_shape: of one row, (channels, height, width) for a CNN.
-        outputs: classes, or 1 for a response that is a number.
+        input_shape: shape of one row, (channels, height, width) for a CNN.
+        outputs: number of classes, or 1 for a response that is a number.
 
     Raises:
-        ValueError: if the name is unknown, widths are not positive integers or not wanted, or the
+        ValueError: if the name is unknown, widths are not positive integers or not allowed, or the
             network does not suit the shape or the outputs.
     """
     whole = isinstance(input_shape, Sequence) and not isinstance(input_shape, str)
@@ -253,7 +253,7 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
 @rebuildable
 @checked
 def with_noise(net: Network) -> Network:
-    """Append a second output to a network with one: the log of the noise's standard deviation.
+    """Return a network with a second output: the log of the noise's standard deviation.
 
     It is a parameter, the same for all rows, that starts at 0 and belongs to the base, so that all
     clients share it where heads are personal; `likelihoods.learned_normal` reads it. Parameters
@@ -280,7 +280,7 @@ def with_noise(net: Network) -> Network:
 
 
 def refuse(module: nn.Module) -> None:
-    """Refuse layers that mix rows, draw random numbers or cannot run for many clients at once."""
+    """Raise ValueError for layers that mix rows, draw random numbers or do not run in vmap."""
     for name, layer in module.named_modules():
         # The rate of a dropout layer, or that inside attention and recurrent layers.
         rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
@@ -306,7 +306,7 @@ def _count(shapes: Iterable[Size]) -> int:
 
 
 def _last_layer(module: nn.Module) -> str:
-    """Return patterns for the parameters of the last layer of which any trains."""
+    """Return patterns for the parameters of the last trainable layer."""
     own = (
         (name, [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad])
         for name, layer in module.named_modules()
@@ -316,7 +316,7 @@ def _last_layer(module: nn.Module) -> str:
 
 
 def _axes_of(layer: nn.Module, leaf: str) -> tuple[str, ...]:
-    """Name the axes of a layer's weight or bias; () where they have no common names."""
+    """Return the names of the axes of a layer's weight or bias; () if it has none."""
     if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return ()
     space = ("depth", "height", "width")[5 - layer.weight.dim() :]

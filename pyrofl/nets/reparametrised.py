@@ -1,4 +1,4 @@
-"""Local reparametrisation: draw what a layer puts out instead of its weights."""
+"""Local reparametrization: sampling of a layer's outputs instead of its weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 class Reparametrised:
-    """A network whose outputs are normal given normal weights of some layers, row by row.
+    """Network with random outputs: normal given normal weights of some layers, for each row.
 
     With independent weights of mean theta and variance v, the output of a linear layer has mean
     x theta + b and variance x^2 v. Drawing it costs one number per output, and every row draws its
@@ -33,7 +33,7 @@ class Reparametrised:
     """
 
     def __init__(self, net: Network, names: Iterable[str]) -> None:
-        """Prepare a network, which is not changed, for the names of its random weights."""
+        """Copy a network for the given names of random weights."""
         self.names = tuple(names)
         self.module = copy.deepcopy(net.module)
         self._shapes: dict[Size, dict[str, Size]] = {}
@@ -44,7 +44,7 @@ class Reparametrised:
             if leaf != "weight" or not isinstance(layer, nn.Linear | Convolution):
                 raise ValueError(
                     f"{name} belongs to {type(layer).__name__}; expected the weight of a linear "
-                    "layer or a convolution, whose outputs can be drawn; draw others themselves"
+                    "layer or a convolution; sample other weights directly"
                 )
             layer.register_buffer("variance", torch.zeros(()))
             layer.register_buffer("noise", torch.zeros(()))
@@ -77,7 +77,7 @@ class Reparametrised:
         noise: Mapping[str, Tensor],
         x: Tensor,
     ) -> Tensor:
-        """Run the network on x [C, B, *x]: [C, B, outputs], or with draws [K, C, B, outputs].
+        """Return outputs for x [C, B, *x]: [C, B, outputs], or with draws [K, C, B, outputs].
 
         Args:
             weights: means of the random weights, values of all other parameters, [C, 1, *p].
@@ -104,7 +104,7 @@ class Reparametrised:
 def disturb(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Add the noise of a layer's random weights to its output; a forward hook."""
     squares, variance = inputs[0].square(), layer.get_buffer("variance")
-    if not variance.dim():  # as the module itself stands
+    if not variance.dim():  # the module without random weights
         return output
     if isinstance(layer, Convolution):
         spread: Tensor = layer._conv_forward(squares, variance, None)

@@ -1,9 +1,9 @@
-"""Networks of many clients side by side: one operation for a layer of all clients.
+"""Vectorized networks of many clients: one operation per layer for all clients.
 
 Rows are x [*lead, B, *x] with lead (C,), or (K, C) once draws differ; a parameter is [*p],
-[C, *p] or [K, C, *p]. What has no draws is computed once for all of them. Layers that are not
-known here run by `torch.func.vmap`, and those whose parameters are all constants (requires_grad is
-False) on all rows as one batch.
+[C, *p] or [K, C, *p]. Layers without draws are computed once for all draws. Unknown layers
+run by `torch.func.vmap`, and layers whose parameters are all constants (requires_grad is False) on
+all rows as one batch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pyrofl.nets.architectures import Block, Noise, Shape
 from pyrofl.tensors import Tensors
 
-IMAGES = 600 * 2**10  # bytes of images that go through convolutions together: measured
-LARGE = 2**14  # entries of a client's weight from which `Products` pays: measured
+IMAGES = 600 * 2**10  # bytes of images per pass through convolutions: measured
+LARGE = 2**14  # entries of a client's weight from which `Products` is faster: measured
 
 Rule = Callable[[Any, Tensors, Tensor, int], Tensor]
 """(layer, its parameters by their names in it, x, axes of its lead) -> outputs."""
 
 
 class Part(NamedTuple):
-    """A layer of a network and how to run it."""
+    """Layer of a network, its trainable parameters and the rule that runs it."""
 
     layer: nn.Module
     names: Mapping[str, tuple[str, int]]  # parameter that trains -> its name in the layer, its axes
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def parts(module: nn.Module) -> list[Part]:
-    """Take a module apart: the layers of sequential ones in order; any other is one part."""
+    """Return the layers of a sequential module in order; another module is one part."""
     known = {id(p): n for n, p in module.named_parameters()}
     found = []
     for layer in _layers(module):
@@ -50,7 +50,7 @@ def parts(module: nn.Module) -> list[Part]:
 
 
 def _smaller_first(chain: list[Part]) -> list[Part]:
-    """Let a ReLU follow the max-pooling that follows it: the same numbers, made of fewer."""
+    """Swap each ReLU with the max-pooling after it: the same result from fewer numbers."""
     chain = chain[:]
     for i, (one, two) in enumerate(pairwise(chain)):
         kinds = type(one.layer), type(two.layer)
@@ -68,15 +68,15 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def hooked(layer: nn.Module) -> bool:
-    """Say whether more happens in a layer's call than in its `forward`."""
+    """Return whether a layer has forward hooks."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int = 1) -> Tensor:
     """Run parts on x [C, B, *x], weights [*p], [C, *p] or [K, C, *p]: [C or K, C, B, outputs].
 
-    Images of a few clients after the other go through convolutions, so that what one layer makes is
-    in the processor's cache when the next one reads it.
+    Convolutions process the images of a few clients at a time, so that the outputs of a layer
+    are still in the processor's cache when the next layer reads them.
     """
     own = {m: weights[m] for _, names, _ in chain for m in names}
     lead = {m: weights[m].dim() - dim for _, names, _ in chain for m, (_, dim) in names.items()}
@@ -92,10 +92,10 @@ def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int =
 
 
 def _few(chain: list[Part], x: Tensor) -> int:
-    """Return how many clients' images go through a chain together: all, if none is convolved."""
+    """Return the number of clients per pass through a chain: all, without convolutions."""
     known = (convolution, residual)
     convolved = any(getattr(part.rule, "func", part.rule) in known for part in chain)
-    if not convolved or x.device.type != "cpu" or not x.numel():  # measured there alone
+    if not convolved or x.device.type != "cpu" or not x.numel():  # measured on CPUs only
         return len(x)
     return max(1, IMAGES * len(x) // (x.numel() * x.element_size()))
 
@@ -109,7 +109,7 @@ def _run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int)
 
 
 def _rule(layer: nn.Module) -> Rule:
-    """Return how a layer runs; what is not certain to be as usual runs by vmap."""
+    """Return the rule that runs a layer; layers with unusual options run by vmap."""
     trains = {p.requires_grad for p in layer.parameters()}
     if trains == {False}:
         return constant
@@ -149,7 +149,7 @@ def linear(layer: nn.Linear, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 
 def convolution(layer: Any, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Convolve, all clients as groups of one convolution."""
+    """Convolve the images of all clients as groups of one convolution."""
     apply = CONVOLUTIONS[type(layer)]
     how = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
     if all(v.dim() == getattr(layer, n).dim() for n, v in own.items()):
@@ -163,7 +163,7 @@ def convolution(layer: Any, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 
 def group_norm(layer: nn.GroupNorm, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Normalise groups of channels, then scale and shift them: all clients as one more group."""
+    """Normalize groups of channels, then scale and shift them, for all clients at once."""
     front, own, x = aligned(layer, own, x, axes)
     flat = {n: v.flatten() for n, v in own.items()}
     y = functional.group_norm(beside(x, 1), len(x) * layer.num_groups, **flat, eps=layer.eps)
@@ -171,58 +171,58 @@ def group_norm(layer: nn.GroupNorm, own: Tensors, x: Tensor, axes: int) -> Tenso
 
 
 def pooling(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run a layer without parameters that works on every channel by itself."""
+    """Run a layer without parameters that treats every channel independently."""
     if x.dim() < axes + 4:  # rows without an axis of channels
         return torch.unflatten(layer(x.flatten(0, axes)), 0, x.shape[: axes + 1])
     return apart(layer(beside(x, axes)), x.shape[:axes])
 
 
 def beside(x: Tensor, axes: int) -> Tensor:
-    """Put images of all clients beside each other: [*lead, B, channels, ...] -> [B, all, ...].
+    """Concatenate all clients' channels of images: [*lead, B, channels, ...] -> [B, all, ...].
 
-    What layers make of them lies in memory as their kernels want it, so that this and `apart` copy
-    nothing between layers.
+    The outputs have the memory layout of the kernels, so that this and `apart` copy nothing
+    between layers.
     """
     return quick(x.movedim(axes, 0).flatten(1, axes + 1))
 
 
 def apart(y: Tensor, lead: Shape) -> Tensor:
-    """Undo `beside`: [B, all, ...] -> [*lead, B, channels, ...]."""
+    """Split the channels by client, the inverse of `beside`: [B, all, ...] -> [*lead, B, ...]."""
     return torch.unflatten(y, 1, (*lead, -1)).movedim(0, len(lead))
 
 
 def quick(x: Tensor) -> Tensor:
-    """Let images lie channels last on a CPU: pooling is 10 times faster so, convolutions 1.3."""
-    last = x.dim() == 4 and x.device.type == "cpu"  # measured there alone
+    """Store images channels-last on a CPU: pooling is 10 times faster, convolutions 1.3 times."""
+    last = x.dim() == 4 and x.device.type == "cpu"  # measured on CPUs only
     return x.contiguous(memory_format=torch.channels_last) if last else x
 
 
 def residual(chain: list[Part], layer: Block, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Add to what a chain makes of images the images themselves, smaller and with more channels."""
+    """Return the outputs of a residual block: its inner layers plus its shortcut."""
     inner = _run(chain, own, x, axes)
     return torch.relu(inner + layer.shortcut(x))
 
 
 def flatten(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Make one axis of what a row is."""
+    """Flatten each row to one axis."""
     return x.flatten(axes + 1)
 
 
 def by_entry(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run a layer that works entry by entry."""
+    """Run an elementwise layer."""
     y: Tensor = layer(x)
     return y
 
 
 def noise(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Append a parameter to every row as one more output."""
+    """Append a parameter to every row as an additional output."""
     front, own, x = aligned(layer, own, x, axes)
     y = torch.cat([x, own["log_scale"][:, None].expand(*x.shape[:-1], 1)], -1)
     return y.view(*front, *y.shape[1:])
 
 
 def constant(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run a layer whose parameters are constants on all rows as one batch."""
+    """Run a layer with only constant parameters on all rows as one batch."""
     return torch.unflatten(call(layer, {}, x.flatten(0, axes)), 0, x.shape[: axes + 1])
 
 
@@ -239,7 +239,7 @@ def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 @contextmanager
 def _attention_by_products() -> Iterator[None]:
-    """Let attention run as products and a softmax: vmap runs its fused kernels one by one."""
+    """Compute attention by products and a softmax: vmap runs its fused kernels one by one."""
     fast = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     try:
@@ -257,7 +257,7 @@ def call(module: nn.Module, weights: Tensors, x: Tensor) -> Tensor:
 
 
 def constants(module: nn.Module, like: Tensor) -> Tensors:
-    """Return a module's buffers and parameters that do not train, placed and stored as a tensor."""
+    """Return a module's buffers and constant parameters, with a tensor's device and type."""
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
     fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())
@@ -268,7 +268,7 @@ def constants(module: nn.Module, like: Tensor) -> Tensors:
 def aligned(
     layer: nn.Module, own: Tensors, x: Tensor, axes: int
 ) -> tuple[torch.Size, Tensors, Tensor]:
-    """Give rows and parameters the same lead, as one axis: the lead, [N, *p] and [N, B, *x]."""
+    """Return rows and parameters with a common leading axis: the lead, [N, *p] and [N, B, *x]."""
     leads = {n: v.shape[: v.dim() - getattr(layer, n).dim()] for n, v in own.items()}
     shape = x.shape[:axes]
     if any(lead != shape for lead in leads.values()):
@@ -296,28 +296,28 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Products(torch.autograd.Function):
-    """`products`, with gradients that lie in memory as the weights do.
+    """Autograd function of `products`, with gradients in the memory layout of the weights.
 
-    Those of torch's own product are transposed; products, optimisers and all that copies weights
-    are faster without that.
+    The gradients of torch's own product are transposed, which slows down products, optimizers
+    and copies.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return [N, B, out]."""
+        """Return the products [N, B, out]."""
         return _product(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep what the gradients need."""
+        """Save the tensors that the gradients need."""
         ctx.save_for_backward(*inputs[:2])
         ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        """Return how [N, B, out] changes with rows, weights and biases."""
+        """Return the tangent of [N, B, out] for those of rows, weights and biases."""
         (x, weight), (of_x, of_weight, of_bias) = ctx.saved_tensors, tangents
         change = torch.zeros_like(torch.bmm(x, weight.mT))
         if of_x is not None:
@@ -328,7 +328,7 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients of rows, weights and biases that are asked for."""
+        """Return the required gradients of rows, weights and biases."""
         (x, weight), (grad,) = ctx.saved_tensors, grads
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (

@@ -1,1 +1,1 @@
-"""Who holds which rows: partitions of a data set over clients, and federations made by them."""
+"""Partitions of a data set among clients, and federations built from them."""

@@ -1,4 +1,4 @@
-"""Rows dealt to clients by a table of counts: how many rows of each class a client gets."""
+"""Allocation of rows to clients from a table with the number of rows per client and class."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-Parts = list[Ints]  # of each client: its rows, ascending
+Parts = list[Ints]  # row numbers of each client, ascending
 
 
 class Classes(NamedTuple):
-    """The classes of some rows."""
+    """Class codes of some rows, with the classes that occur and their sizes."""
 
     kinds: Ints  # [K], those that occur, ascending
     codes: Ints  # [N], position of each row's class among them
@@ -22,12 +22,12 @@ class Classes(NamedTuple):
 
 
 def classes_of(types: Ints) -> Classes:
-    """Tell the classes of rows of these types [N]."""
+    """Return the classes of rows of these types [N]."""
     return Classes(*np.unique(types, return_inverse=True, return_counts=True))
 
 
 def rows_of_owners(owner: Ints, clients: int) -> Parts:
-    """Return the rows of every client by the owner of each row [N]; -1: nobody has it.
+    """Return the rows of every client, given the owner of each row [N]; -1: no owner.
 
     >>> [part.tolist() for part in rows_of_owners(np.array([1, -1, 0, 1]), 2)]
     [[2], [0, 3]]
@@ -37,12 +37,12 @@ def rows_of_owners(owner: Ints, clients: int) -> Parts:
 
 
 def deal_evenly(rows: int, clients: int, rng: Generator) -> Parts:
-    """Deal rows at random, so that sizes differ by at most one."""
+    """Allocate rows to clients at random, so that their sizes differ by at most one."""
     return rows_of_owners(rng.permutation(np.arange(rows) % clients), clients)
 
 
 def deal(codes: Ints, counts: Ints, rng: Generator) -> Parts:
-    """Deal rows of classes [N] at random by a table of counts [J, K]; who is left has no client."""
+    """Allocate rows of classes [N] at random by a table of counts [J, K]; others stay unused."""
     owner = np.full(len(codes), -1, dtype=np.int64)
     for k, column in enumerate(counts.T):
         rows = rng.permutation(np.flatnonzero(codes == k))
@@ -55,7 +55,7 @@ def in_proportion(
 ) -> Ints:
     """Split the rows of classes [K] in proportion to weights [J, K], by the largest remainder.
 
-    Equal remainders are rounded by chance. A class in which all weights are zero goes to nobody.
+    Ties are broken at random. A class with all weights zero is allocated to no client.
 
     >>> in_proportion(np.array([10]), np.array([[1], [2], [1]]), np.random.default_rng(1)).sum(0)
     array([10])
@@ -87,9 +87,9 @@ def top_up(counts: Ints, minimum: int, rng: Generator) -> Ints:
 
 
 def same_shares(train: Sequence[Ints], test: Ints, rng: Generator) -> Parts:
-    """Deal the test rows of each class in proportion to the clients' training rows of it.
+    """Allocate the test rows of each class in proportion to the clients' training rows of it.
 
-    Rows of a class that nobody trains on go to nobody. A client of small shares may get none.
+    Test rows of a class without training rows are unused. A client of small shares may get none.
     """
     kinds, codes, sizes = classes_of(test)
     counts = np.array([[np.count_nonzero(mine == kind) for kind in kinds] for mine in train])
@@ -97,7 +97,7 @@ def same_shares(train: Sequence[Ints], test: Ints, rng: Generator) -> Parts:
 
 
 def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
-    """Divide rows into those that are left and `count` at random, of each class in proportion.
+    """Return the remaining rows and `count` random rows, of each class in proportion.
 
     >>> kept, aside = set_aside(np.array([0, 0, 1, 1, 1, 1]), 3, np.random.default_rng(0))
     >>> len(kept), np.bincount(np.array([0, 0, 1, 1, 1, 1])[aside])
@@ -110,31 +110,33 @@ def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
 
 
 def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
-    """Give each client all test rows of the classes that it trains on; clients share rows."""
+    """Return for each client all test rows of the classes that it trains on; clients share rows."""
     return [np.flatnonzero(np.isin(test, mine)) for mine in train]
 
 
 def checked_parts(partition: object, parts: Any, clients: int, rows: int) -> Parts:
-    """Return what a function of one's own has dealt, once it is seen to be row numbers."""
+    """Return the parts of a user's partition function; raise ValueError if they are invalid."""
     told = f"partition {getattr(partition, '__name__', type(partition).__name__)}"
     if isinstance(parts, str | Mapping) or not hasattr(parts, "__len__") or len(parts) != clients:
         what = f"a {type(parts).__name__}"
         what += f" of {len(parts)}" if hasattr(parts, "__len__") else ""
-        raise ValueError(f"{told} gives {what}; expected row numbers of each of {clients} clients")
+        raise ValueError(
+            f"{told} returns {what}; expected row numbers of each of {clients} clients"
+        )
     made, owner = [], np.full(rows, -1)
     for client, part in enumerate(parts):
         where = f"{told}: client {client}"
         found = np.asarray(part)
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
             kind = f"{found.dtype} of shape {list(found.shape)}"
-            raise ValueError(f"{where} gets {kind}; expected whole numbers, those of rows")
+            raise ValueError(f"{where} gets {kind}; expected integer row numbers")
         if not len(found):
             raise ValueError(f"{where} gets no row; expected at least one")
         if (bad := found[(found < 0) | (found >= rows)]).size:
             raise ValueError(f"{where} gets row {bad[0]}; expected 0 to {rows - 1}")
         if (had := found[owner[found] >= 0]).size or len(np.unique(found)) < len(found):
             again = f"row {had[0]}, as client {owner[had[0]]}" if had.size else "a row twice"
-            raise ValueError(f"{where} gets {again}; expected every row once at most")
+            raise ValueError(f"{where} gets {again}; expected each row at most once")
         owner[found] = client
         made.append(found.astype(np.int64))
     return made

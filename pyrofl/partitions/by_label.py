@@ -1,9 +1,9 @@
-"""Partitions: which rows go to which client.
+"""Partitions by label: functions that return the row numbers of every client.
 
 Each function takes the class of every row (int [N], any codes) and returns the rows of every
-client. A partition is exact (every row has exactly one client) unless its docstring says
-otherwise, no client is empty, and all chance comes from the generator. What cannot be made so is
-refused by a ValueError.
+client. Every row has exactly one client unless the docstring states otherwise, no client is
+empty, and all randomness comes from the generator. A ValueError reports partitions that are
+impossible.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Cuts = Literal["equal", "shared", "independent"]
 
 
 def iid(types: Ints, clients: int, rng: Generator) -> Parts:
-    """Deal all rows at random; sizes differ by at most one."""
+    """Partition all rows at random; sizes differ by at most one."""
     _classes(types, clients)
     return allocation.deal_evenly(len(types), clients, rng)
 
@@ -40,11 +40,11 @@ def dirichlet(
     minimum: int = 1,
     balance: bool = False,
 ) -> Parts:
-    """Cut each class over the clients by shares drawn from a symmetric Dirichlet.
+    """Split each class among clients by fractions drawn from a symmetric Dirichlet.
 
-    Papers draw again until every client is large enough, which for small alpha never ends; here
-    the largest clients give random rows to those that are too small. With `balance` a client that
-    already holds N / J rows gets no more classes (FedBE's code).
+    Papers repeat the draw until every client is large enough, which for small alpha never ends;
+    here random rows move from the largest clients to those that are too small. With `balance` a
+    client that already holds N / J rows gets no more classes (FedBE's code).
     """
     _, codes, sizes = _classes(types, clients)
     most = len(types) // clients
@@ -63,10 +63,10 @@ def dirichlet(
 
 
 def labels(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
-    """Give each client at most `per_client` classes, as in FedRep's experiments.
+    """Assign at most `per_client` classes to each client, as in FedRep's experiments.
 
-    Every class is cut in equally many shards, give or take one, and each client is dealt
-    `per_client` shards from the shuffled pack; two may be of one class, hence "at most".
+    Every class is cut into shards, equally many up to one, and each client receives
+    `per_client` shards at random; two may be of one class, hence "at most".
     """
     kinds, codes, sizes = _classes(types, clients, per_client)
     if clients * per_client < len(kinds):
@@ -85,9 +85,9 @@ def labels(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
 def label_groups(
     types: Ints, clients: int, per_client: int, rng: Generator, *, cuts: Cuts = "shared"
 ) -> Parts:
-    """Give each client exactly `per_client` of the K classes; groups of clients cover all.
+    """Assign exactly `per_client` of the K classes to each client; groups of clients cover all.
 
-    Consecutive groups of K / per_client clients deal the K classes among themselves at random, so
+    Consecutive groups of K / per_client clients partition the K classes at random, so
     each class has J * per_client / K owners (pFedVEM: pairs with five of ten labels each).
 
     They cut it "equal": the same size up to one row; "shared": at distinct uniform points, drawn
@@ -107,10 +107,10 @@ def label_groups(
 def drift(
     types: Ints, coarse: Ints, clients: int, rng: Generator, *, cuts: Cuts = "shared"
 ) -> Parts:
-    """Give each client one fine class of every superclass: the concept drifts between clients.
+    """Assign one fine class of every superclass to each client: concept drift between clients.
 
-    With F fine classes in every superclass, consecutive groups of F clients deal them among
-    themselves at random (pFedVEM on CIFAR-100: 20 superclasses of 5), cut as by `label_groups`.
+    With F fine classes per superclass, consecutive groups of F clients partition them at random
+    (pFedVEM on CIFAR-100: 20 superclasses of 5), cut as by `label_groups`.
     """
     classes = _classes(types, clients)
     pairs = np.unique(np.stack([coarse, classes.codes]), axis=1)
@@ -119,7 +119,7 @@ def drift(
         raise ValueError(
             f"superclasses hold {sorted(set(per_super.tolist()))} fine classes each, "
             f"{pairs.shape[1]} pairs for {len(classes.kinds)} fine classes; expected every "
-            "superclass to hold equally many and every fine class to lie in one"
+            "superclass to have the same number of fine classes, each in one superclass"
         )
     fine = pairs[1].reshape(-1, per_super[0])
     hands = _of_groups(clients, per_super[0], lambda: rng.permuted(fine, axis=1).T)
@@ -128,10 +128,10 @@ def drift(
 
 @checked
 def step(types: Ints, clients: int, majors: int, rng: Generator, *, minor: Whole = 10) -> Parts:
-    """Give each client `majors` large classes and exactly `minor` rows of every other (FedBE).
+    """Assign `majors` large classes and exactly `minor` rows of every other to each client (FedBE).
 
-    Every class is major for the same number of clients, which share equally what the others
-    leave. FedBE on CIFAR-10, 10 clients, 40,000 rows: 2 x 1,960 + 8 x 10 rows each.
+    Every class is major for the same number of clients, which share the remaining rows equally.
+    FedBE on CIFAR-10, 10 clients, 40,000 rows: 2 x 1,960 + 8 x 10 rows each.
     """
     kinds, codes, sizes = _classes(types, clients, majors)
     owners, rest = divmod(clients * majors, len(kinds))
@@ -142,18 +142,18 @@ def step(types: Ints, clients: int, majors: int, rng: Generator, *, minor: Whole
     _refuse_small(kinds, sizes, np.full(len(kinds), needed))
     major = np.zeros((clients, len(kinds)), dtype=np.bool_)
     for mine in major:
-        # The classes that were major for the fewest so far; chance decides between equals.
+        # The classes that were major for the fewest clients so far; ties are broken at random.
         mine[np.lexsort((rng.random(len(kinds)), major.sum(0)))[:majors]] = True
     large = in_proportion(sizes - minor * (clients - owners), major, rng)
     return deal(codes, np.where(major, large, minor), rng)
 
 
 def shares(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
-    """Give each client random classes and U(0.3, 0.7) parts of them (pFedMB).
+    """Assign random classes to each client, in proportion to U(0.3, 0.7) weights (pFedMB).
 
-    Client j gets the share u_jc / sum_i u_ic of class c, over the owners i of that class.
+    Client j gets the fraction u_jc / sum_i u_ic of class c, over the owners i of that class.
 
-    Not exact: rows of a class that no client drew go to nobody.
+    Rows of a class that no client drew have no client.
     """
     kinds, codes, sizes = _classes(types, clients, per_client)
     hands = np.stack([rng.permutation(len(kinds))[:per_client] for _ in range(clients)])
@@ -168,7 +168,7 @@ def shares(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
 
 
 def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: Generator) -> Parts:
-    """Deal the classes [J, S] of each client, of which all have as many owners, cut for these."""
+    """Partition classes with equally many owners, given each client's classes [J, S]."""
     kinds, codes, sizes = classes
     owned = np.zeros((len(hands), len(kinds)), dtype=np.bool_)
     np.put_along_axis(owned, hands, True, axis=1)
@@ -180,7 +180,7 @@ def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: Generator) -> Part
     extra = np.zeros(owned.shape)
     for k, size in enumerate(sizes):
         slices = common if cuts == "shared" else _random_slices(int(size), owners, rng)
-        # The authors hand out parts from the end, in the order of clients.
+        # The authors' code assigns parts from the end, in the order of clients.
         extra[owned[:, k], k] = slices[::-1] - 1
     # Shared cuts are scaled to each class; where classes are equally large they stay as drawn.
     return deal(codes, owned + in_proportion(sizes - owners, extra, rng), rng)
@@ -195,7 +195,7 @@ def _random_slices(rows: int, parts: int, rng: Generator) -> Ints:
 def _log_gammas(alpha: float, count: int, rng: Generator) -> NDArray[np.float64]:
     """Draw logarithms of Gamma(alpha) variables, up to a shared constant.
 
-    Gamma(a) = Gamma(a + 1) U^(1/a); in logs nothing vanishes, however small alpha is.
+    Gamma(a) = Gamma(a + 1) U^(1/a); logarithms do not underflow for small alpha.
     """
     exponent = rng.standard_exponential(count)
     with np.errstate(over="ignore"):
@@ -204,7 +204,7 @@ def _log_gammas(alpha: float, count: int, rng: Generator) -> NDArray[np.float64]
 
 
 def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
-    """Return the classes, if they are enough for the clients and for each of them."""
+    """Return the classes; raise ValueError if they are too few for the clients."""
     if not 1 <= clients <= len(types):
         raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
     classes = allocation.classes_of(types)
@@ -214,10 +214,10 @@ def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
 
 
 def _of_groups(clients: int, group: int, draw: Callable[[], Ints]) -> Ints:
-    """Draw the classes of one group of clients after the other: [J, S]."""
+    """Draw the classes of the clients, one group of clients after the other: [J, S]."""
     if clients % group:
         raise ValueError(
-            f"clients is {clients}; expected a multiple of {group}, who hold all classes"
+            f"clients is {clients}; expected a multiple of {group}, the size of a group of clients"
         )
     return np.concatenate([draw() for _ in range(clients // group)])
 

@@ -1,4 +1,4 @@
-"""Federations from data sets: who holds which rows, and who is tested on which."""
+"""Federations from data sets: partitions of training rows, and test policies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pyrofl.partitions.allocation import Ints, Parts
 __all__ = ["PARTITIONS", "TEST_POLICIES", "class_counts", "split"]
 
 _LINES = (
-    "iid: all rows dealt at random, equal sizes",
+    "iid: all rows at random, equal sizes",
     "dirichlet:A[,min=M][,balance]: class shares from Dirichlet(A), at least M rows each",
     "labels:S: at most S labels per client, in equal shards",
     "label-groups:S: exactly S labels per client, groups of clients cover all, equal cuts",
@@ -38,17 +38,17 @@ _LINES = (
     "step:M[,minor=R]: M large classes per client and R rows of every other",
     "shares:S: S random classes per client, in U(0.3, 0.7) shares",
     "groups[:COLUMN]: the natural groups of the data set, one client each",
-    "domains:PARTITION: one domain per client, in turn; PARTITION within each domain",
+    "domains:PARTITION: clients alternate between domains; PARTITION within each domain",
 )
 PARTITIONS: dict[str, str] = {re.split(r"[:\[]", line)[0]: line for line in _LINES}
 
 
 class Recipe(NamedTuple):
-    """How the words of a partition's name become the arguments of its function."""
+    """Function of a partition, and its arguments in the partition's name."""
 
     draw: Callable[..., Parts]
-    main: tuple[str, type[int] | type[float]] | None = None  # what the number after ":" is
-    options: Mapping[str, tuple[str, Any]] = {}  # word: an argument and its value; word=: its type
+    main: tuple[str, type[int] | type[float]] | None = None  # argument and type of the number
+    options: Mapping[str, tuple[str, Any]] = {}  # word: (argument, value); word=: (argument, type)
 
 
 PER_CLIENT = ("per_client", int)
@@ -66,13 +66,13 @@ RECIPES = {
 }
 
 Own = Callable[[Ints, int, Generator], Sequence[Any]]
-"""(classes of rows [N], clients, NumPy generator) -> numbers of these rows, 0 to N - 1, of each."""
+"""(classes of rows [N], clients, NumPy generator) -> for each client, row numbers 0 to N - 1."""
 
 TEST_POLICIES: dict[str, str] = {
     "same_shares": "test rows of each class in proportion to the client's training rows of it",
     "labels_global": "all test rows of the classes that the client trains on",
-    "independent": "the same partition drawn anew for the test rows",
-    "uniform": "test rows dealt at random",
+    "independent": "the same kind of partition, drawn independently for the test rows",
+    "uniform": "test rows at random",
 }
 
 
@@ -87,27 +87,27 @@ def split(
     held_out: Whole | Sequence[str] = 0,
     server: int | float | Dataset | Tensor | None = None,
 ) -> Federation:
-    """Split a data set over clients.
+    """Partition a data set among clients and return the federation.
 
     Args:
         dataset: its training rows are partitioned by `types`, or by class if it has none.
         partition: one of `PARTITIONS` with its numbers, such as "dirichlet:0.3,min=10"; or a
-            function of one's own, (classes of the training rows [N], clients, NumPy generator) ->
-            for each client some of the numbers 0 to N - 1. Rows that nobody has are left out.
-        clients: how many train; None where the data set's groups decide.
-        seed: of the partition; the training rows do not depend on the test policy.
-        test: one of `TEST_POLICIES`. With natural groups "same_shares" means that test rows stay
-            in their group.
-        held_out: how many clients on top of `clients` (of the groups: the last ones) never train;
-            or names of groups, which then come last.
-        server: rows that the server holds, without labels. A count, or a share below 1, of the
-            training rows is withheld from all clients, each class in proportion (FedBE: 10,000
-            of CIFAR-10). A data set gives its training rows, see `datasets.resized` where images
-            differ in shape; a tensor [U, *x] gives its own.
+            function (classes of the training rows [N], clients, NumPy generator) -> for each
+            client, some of the numbers 0 to N - 1. Rows without a client are left out.
+        clients: number of training clients; None if the groups of the data set determine it.
+        seed: seed of the partition; the training rows do not depend on the test policy.
+        test: one of `TEST_POLICIES`. With natural groups "same_shares" keeps test rows in their
+            group.
+        held_out: number of clients in addition to `clients` (of groups: the last ones) that never
+            train; or names of groups, which then come last.
+        server: unlabeled rows of the server. A count, or a fraction below 1, of the training rows
+            is withheld from all clients, each class in proportion (FedBE: 10,000 of CIFAR-10). A
+            data set contributes its training rows, see `datasets.resized` where images differ in
+            shape; a tensor [U, *x] its rows.
 
     Raises:
-        ValueError: if a name or number is wrong, the data set lacks the classes or groups that are
-            asked for, the partition cannot be made, or the server's rows do not suit.
+        ValueError: if a name or number is invalid, the data set lacks the required classes or
+            groups, the partition is impossible, or the server's rows do not match.
 
     Examples:
         >>> from pyrofl import datasets
@@ -174,9 +174,9 @@ def split(
 
 
 def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Tensor, Source | None]:
-    """Make features of columns by the sums of the clients that train, and standardize the target.
+    """Return preprocessed features and the source, with the standardization of the target.
 
-    The target itself stays in its own unit: the likelihood reads its mean and scale.
+    The target itself keeps its unit: the likelihood reads its mean and scale.
     """
     names = names[: len(train)]
     x, told = dataset.x, dict[str, Any]()
@@ -194,20 +194,20 @@ def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Ten
 
 
 def class_counts(federation: Federation, part: str = "train") -> Tensor:
-    """Count the "train" or "test" rows of each class: int64 [J + held_out, K].
+    """Return the number of "train" or "test" rows by client and class: int64 [J + held_out, K].
 
     Raises:
         ValueError: if the federation has no classes.
     """
     if not federation.classes:
-        raise ValueError("the federation has no classes to count: y is a number; expected classes")
+        raise ValueError("y is a number; class counts need data with classes")
     y, kinds = federation.y.cpu(), len(federation.classes)
     table = federation.train if part == "train" else federation.test
     return torch.stack([torch.bincount(y[rows], minlength=kinds) for rows in table])
 
 
 def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> tuple[Ints, Ints]:
-    """Divide the training rows into those for clients and those that the server keeps."""
+    """Return the clients' training rows, and the rows withheld for the server."""
     share = server if isinstance(server, float) else server / len(rows)
     count = round(share * len(rows)) if 0 < share < 1 else 0
     if isinstance(server, bool) or not 0 < count < len(rows):
@@ -222,7 +222,7 @@ def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> t
 def _by_group(
     dataset: Dataset, column: str, clients: int | None, rows: Ints, held_out: int
 ) -> tuple[tuple[str, ...], Parts]:
-    """Give every group its training rows; return the names of the groups as well."""
+    """Return the names of the groups and their training rows."""
     codes = dataset.groups[column].numpy()
     default = (f"{column} {code}" for code in range(int(codes.max()) + 1))
     names = dataset.group_names.get(column) or tuple(default)
@@ -239,7 +239,7 @@ def _by_group(
 
 
 def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the places of the groups, those that are held out last."""
+    """Return the indices of the groups, held-out groups last."""
     for name in out:
         known(name, names, "group to hold out:")
     if len(set(out)) == len(names):
@@ -249,7 +249,7 @@ def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
 
 
 def _column(dataset: Dataset, column: str) -> str:
-    """Return the column of groups that is meant: the named one, or the only one."""
+    """Return the name of the group column: the given one, or the only one."""
     if not dataset.groups:
         raise ValueError(f"{dataset.name} has no natural groups; expected a column of groups")
     if column:
@@ -266,7 +266,7 @@ def _column(dataset: Dataset, column: str) -> str:
 def _draw(
     dataset: Dataset, rows: Ints, partition: str | Own, clients: int, rng: Generator
 ) -> Parts:
-    """Partition some rows of the data set by a recipe, or a function of one's own."""
+    """Partition some rows of the data set by a named partition or a user's function."""
     if not isinstance(partition, str):
         parts = partition(_types(dataset)[rows].copy(), clients, rng)
         return [
@@ -290,7 +290,7 @@ def _draw(
 
 
 def _by_domain(dataset: Dataset, rows: Ints, within: str, clients: int, rng: Generator) -> Parts:
-    """Deal the clients to the domains in turn, and partition each domain over its own."""
+    """Assign clients to domains alternately, and partition each domain among its clients."""
     if "domain" not in dataset.groups:
         raise ValueError(f"{dataset.name} has no domains; expected data sets joined by a plus sign")
     every = dataset.groups["domain"].numpy()
@@ -305,7 +305,7 @@ def _by_domain(dataset: Dataset, rows: Ints, within: str, clients: int, rng: Gen
 
 
 def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generator) -> Parts:
-    """Deal the test rows by a policy that needs no second partition."""
+    """Allocate the test rows by a policy that needs no second partition."""
     types = _types(dataset)
     mine = [types[part] for part in train]
     if policy == "uniform":
@@ -320,14 +320,14 @@ def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generato
 
 
 def _types(dataset: Dataset) -> Ints:
-    """Return what rows are told apart by: all are of one type if y is a number."""
+    """Return the type of each row that partitions use; 0 for all rows if y is a number."""
     if dataset.types is not None:
         return dataset.types.numpy()
     return dataset.y.numpy() if dataset.classes else np.zeros(len(dataset.y), dtype=np.int64)
 
 
 def read(partition: str) -> tuple[str, dict[str, Any]]:
-    """Read a partition's name and the arguments that it gives to its function.
+    """Parse a partition's text into its name and the arguments of its function.
 
     >>> read("dirichlet:0.3,min=10")
     ('dirichlet', {'alpha': 0.3, 'minimum': 10})

@@ -1,4 +1,4 @@
-"""Rows held back inside the clients, to choose settings on, as no test row may be looked at."""
+"""Validation rows of the clients, for the choice of settings without test rows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pyrofl.partitions.allocation import set_aside
 
 @checked
 def held_back(data: Federation, share: ProperShare = 0.2, *, seed: Whole = 0) -> Federation:
-    """Hold back a share of the training rows of every client that trains, as its test rows.
+    """Return a federation whose test rows are a fraction of every client's training rows.
 
-    Each class is held back in proportion. A client keeps at least one row, and gives at least one
-    if it has two. The table of the federation that is returned has no other rows than these
-    clients' training rows, so that nobody can look at a test row by it; clients that never train
-    are not in it, and what the server holds stays.
+    Each class is withheld in proportion. A client keeps at least one training row, and has at
+    least one validation row if it has two rows. The returned federation contains no other rows, so
+    that test rows cannot be read from it; held-out clients are left out, and the server's rows
+    stay.
     """
     rng = default_rng([seed, 3])
     parts = [_divided(data, rows.cpu(), share, rng) for rows in data.train[: data.clients]]
     if not any(len(aside) for _, aside in parts):
         raise ValueError(
-            "no client has two training rows; expected one at least, to hold back a row of it"
+            "no client has two training rows; expected one at least, to withhold a validation row"
         )
     known = torch.cat([rows for both in parts for rows in both]).unique()
     train, aside = zip(
@@ -49,7 +49,7 @@ def held_back(data: Federation, share: ProperShare = 0.2, *, seed: Whole = 0) ->
 def _divided(
     data: Federation, rows: Tensor, share: float, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Divide a client's rows into those that it trains on and those that are held back."""
+    """Split a client's training rows into training and validation rows."""
     y = data.y[rows.to(data.device)].cpu().numpy()
     kinds = y if data.classes else np.zeros(len(rows), dtype=np.int64)
     count = min(max(1, round(share * len(rows))), len(rows) - 1)

@@ -1,1 +1,1 @@
-"""The commands of `pyrofl`, one file for each or for a few that belong together."""
+"""Commands of `pyrofl`, one module for each or for a few related ones."""

@@ -50,7 +50,7 @@ UNITS: dict[By, tuple[float, str]] = {
 
 
 def benefit(args: Namespace) -> None:
-    """Say at which sites federation predicts better than their own models; write table, figure."""
+    """Compare federated models with local ones at each client; write table and figure."""
     folder = Path(args.folder)
     made = runs(folder)
     refuse_study(folder, made)
@@ -62,7 +62,7 @@ def benefit(args: Namespace) -> None:
 
 
 def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
-    """Refuse the results of a Flower study, which hold no predictions of single rows."""
+    """Raise ValueError for a Flower study, which stores no predictions of single rows."""
     if any("project" in one.facts for one in made):
         raise ValueError(
             f"{folder} holds a Flower study, and the predictions of its test rows stay at the "
@@ -72,14 +72,14 @@ def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
 
 
 def write(folder: Path, found: Answer) -> None:
-    """Write the table and the figure of an answer."""
+    """Write the table and the figure of a comparison."""
     run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
     figures.save(found.figure(), folder / FIGURE)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Models beside the sites' own, by one score, and how calibrated they all are."""
+    """Comparisons of models with the sites' own, by one score, and their calibration."""
 
     by: By
     comparisons: list[ModelComparison]
@@ -95,7 +95,7 @@ class Answer:
                 yield (*one.model, client, size, count, own, score, *ends, one.shortfall)
 
     def figure(self) -> Figure:
-        """Draw the differences of all sites and their intervals."""
+        """Draw the differences of all sites with their intervals."""
         times, unit = UNITS[self.by]
         drawn = {
             _marked(one.name, one.open): {
@@ -107,17 +107,17 @@ class Answer:
         return figures.differences(drawn, unit, own=self._own("own model"))
 
     def _own(self, text: str) -> str:
-        """Add to a text whether the sites' own models have not converged."""
+        """Return the text, marked if the sites' own models have not converged."""
         return _marked(text, self.comparisons[0].open_own)
 
     @property
     def head(self) -> tuple[str, ...]:
-        """The head of the table."""
+        """Header of the table."""
         names = (_marked(one.name, one.open) for one in self.comparisons)
         return ("site", "training rows", "test rows", "own", *names)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return a line for each site, the smallest first, and one of all rows."""
+        """Return a table row for each site, by ascending size, and one for all rows."""
         lines, first = [], self.comparisons[0]
         for of in zip(*(one.sites for one in self.comparisons), strict=True):
             own = self._number(abs(of[0].own) if self.by in LOSSES else of[0].own)
@@ -130,17 +130,17 @@ class Answer:
         return f"{self._number(of.better.mean, '+')} ({self._ends(of.better)}) {of.better.verdict}"
 
     def calibrated(self) -> list[tuple[Any, ...]]:
-        """Return the lines of the table of calibration."""
+        """Return the rows of the calibration table."""
         each = self.calibration.items()
         return [(name, one.temperature, *one.ece, *one.nll) for name, one in each]
 
     @property
     def sentences(self) -> list[str]:
-        """The answer in plain words, for each model."""
+        """Summary sentences, one for each model."""
         return [self._sentence(one) for one in self.comparisons]
 
     def told(self) -> list[str]:
-        """Return what is printed, part by part."""
+        """Return the parts of the printed output."""
         *sites, whole = self.table()
         more = f"\n{len(sites) - SHOWN} larger sites: see {FILE}" if len(sites) > SHOWN else ""
         parts = [run_folder.table(self.head, [*sites[:SHOWN], whole]) + more]
@@ -172,12 +172,12 @@ class Answer:
 
 
 def _marked(text: str, count: int) -> str:
-    """Add that runs have not converged, if there are some."""
+    """Return the text, marked if any run has not converged."""
     return f"{text} ({OPEN})".lstrip() if count else text
 
 
 def compare_with_local(folder: Path, made: Sequence[SavedRun], by: By | None) -> Answer:
-    """Compare every method's models with those that the sites have by themselves."""
+    """Compare every method's models with the local models of the sites."""
     pairs = paired(folder, made)
     tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}
     score = chosen(tables[pairs[0][0].path], by)
@@ -202,7 +202,7 @@ def notes(
     found: Sequence[ModelComparison],
     calibrated: bool,
 ) -> Iterator[str]:
-    """Yield what the reader of an answer has to know."""
+    """Yield notes on the interpretation of the comparison."""
     chance = (1 - LEVEL) * len(found[0].sites)
     yield (
         f"Each site is judged by its own 95% interval over test rows: without any difference, "

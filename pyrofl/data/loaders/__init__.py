@@ -1,1 +1,1 @@
-"""Data sets by name or from files."""
+"""Loaders of data sets, by name or from files."""

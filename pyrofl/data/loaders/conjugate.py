@@ -1,4 +1,4 @@
-"""Gaussian tasks whose exact posterior is known: what approximations are tested against."""
+"""Gaussian tasks with a known exact posterior, for testing approximations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ConjugateTask:
     """Linear regressions y_j = X_j w_j + Normal(0, I), one per client, in float64.
 
     Rows are whitened: divided by the standard deviation of their noise, so that the noise has
-    standard deviation 1 and `precision` and `mean` say all that the data say about w_j.
+    standard deviation 1 and `precision` and `mean` are sufficient statistics of w_j.
     """
 
     federation: Federation  # x [N, d], y [N]
@@ -27,7 +27,7 @@ class ConjugateTask:
     mean: Tensor  # [J, d], least-squares solution; the shortest where it is not unique
 
     def posterior(self, loc: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean [J, d], covariance [J, d, d] of each w_j, prior Normal(loc, I / tau [J])."""
+        """Return mean [J, d], covariance [J, d, d] of w_j with prior Normal(loc, I / tau [J])."""
         loc, tau = loc.to(self.mean), tau.to(self.mean)[:, None]
         covariance = torch.linalg.inv(self.precision + torch.diag_embed(tau.expand_as(self.mean)))
         return times(covariance, times(self.precision, self.mean) + tau * loc), covariance
@@ -35,8 +35,8 @@ class ConjugateTask:
     def evidence(self, loc: Tensor, tau: Tensor) -> Tensor:
         """Return log p(y_j | loc, tau_j) = log Normal(y_j | X_j loc, I + X_j X_j' / tau_j): [J].
 
-        It is the density of the whitened rows; with noise variance s2, that of the n_j rows as
-        measured is smaller by n_j / 2 log s2.
+        This is the density of the whitened rows; with noise variance s2, that of the n_j rows
+        before whitening is smaller by n_j / 2 log s2.
         """
         loc, tau = loc.to(self.mean).expand_as(self.mean), tau.to(self.mean)
         rows = self.federation.batch(torch.arange(len(self.mean)))
@@ -50,7 +50,7 @@ class ConjugateTask:
         return -0.5 * found
 
     def pooled(self, loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean [d], covariance [d, d] of one w for all, prior Normal(loc, precision^-1)."""
+        """Return mean [d], covariance [d, d] of a shared w with prior Normal(loc, precision^-1)."""
         loc, precision = loc.to(self.mean), precision.to(self.mean)
         covariance = torch.linalg.inv(precision + self.precision.sum(0))
         pull = precision @ loc + times(self.precision, self.mean).sum(0)
@@ -58,7 +58,7 @@ class ConjugateTask:
 
 
 def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
-    """Build the task of the whitened rows of each client, X_j [n_j, d] and y_j [n_j], for training.
+    """Build the task from each client's whitened training rows, X_j [n_j, d] and y_j [n_j].
 
     Raises:
         ValueError: if there is no client, a client has no row, or lengths differ.
@@ -67,7 +67,7 @@ def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
     if not x or [len(v) for v in x] != [len(v) for v in y]:
         raise ValueError(
             f"x has clients of {[len(v) for v in x]} rows and y of {[len(v) for v in y]}; expected "
-            "as many, and at least one client"
+            "the same number of rows for each of at least one client"
         )
     rows = torch.arange(sum(map(len, x))).split([len(v) for v in x])
     none = torch.empty(0, dtype=torch.long)
@@ -81,7 +81,7 @@ def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
 def gaussian_means(
     means: Tensor | Sequence[Sequence[float]], variances: Tensor | Sequence[float]
 ) -> ConjugateTask:
-    """Build clients of d rows, X_j = I / sqrt(v_j), whose likelihood is Normal(w_j | b_j, v_j I).
+    """Build clients of d rows, X_j = I / sqrt(v_j), with likelihood Normal(w_j | b_j, v_j I).
 
     The b_j are the means [J, d], the v_j the variances [J].
 
@@ -94,7 +94,7 @@ def gaussian_means(
         shapes = f"{list(b.shape)} and {list(v.shape)}"
         raise ValueError(f"means and variances have shapes {shapes}; expected [J, d] and [J]")
     if not bool((v > 0).all()):
-        raise ValueError(f"variances go down to {float(v.min())}; expected positive numbers")
+        raise ValueError(f"the smallest variance is {float(v.min())}; expected positive numbers")
     eye, root = torch.eye(b.shape[1], dtype=torch.float64), v.sqrt()
     return conjugate([eye / r for r in root], list(b / root[:, None]))
 
@@ -108,24 +108,26 @@ def linear_regression(
     between: NotNegative = 1.0,
     seed: Whole = 0,
 ) -> ConjugateTask:
-    """Draw a random linear regression for every client, around a common one.
+    """Draw a random linear regression for every client, with weights around common ones.
 
     Covariates and the common weights are Normal(0, 1), w_j = common + between * Normal(0, I).
 
     Args:
         clients: J.
         d: number of covariates.
-        rows: rows of every client, or one number for each.
+        rows: number of rows of every client, or a sequence with one number per client.
         noise: standard deviation of y given x, before rows are whitened.
         between: standard deviation of the clients' weights.
-        seed: of all draws.
+        seed: seed of all random draws.
 
     Raises:
         ValueError: if `rows` does not have one number per client.
     """
     sizes = [rows] * clients if isinstance(rows, int) else list(rows)
     if len(sizes) != clients or min(sizes) < 1:
-        raise ValueError(f"rows is {rows}; expected 1 or more, or so for each of {clients} clients")
+        raise ValueError(
+            f"rows is {rows}; expected a count >= 1, or one for each of {clients} clients"
+        )
     rng = generator(seed)
 
     def normal(*shape: int) -> Tensor:

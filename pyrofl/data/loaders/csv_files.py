@@ -1,4 +1,4 @@
-"""Data sets from CSV files: a target, features, and a column that says whose a row is."""
+"""Loader of CSV and Parquet tables: a target, features, and a column that identifies the client."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def load_csv(
     row_weights: str | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Read tables with a header row, CSV or Parquet; see `load`.
+    """Read tables with a header row, CSV or Parquet, as a data set; see `load`.
 
     A cell that is empty, ".", NA, n/a, NaN or null has no value. A column holds numbers if at least
     half of its cells that have a value are numbers, and text otherwise; a column of numbers with
-    other cells, such as 5% or 1e999, is refused where it is used.
+    other cells, such as 5% or 1e999, raises an error where it is used.
     """
     target, client_column, test_column, test_last, row_weights = (
         name and composed(name)
@@ -88,8 +88,8 @@ def load_csv(
     time = [test_last] if test_last else []
     _refuse_names(path, columns, roles, features, (*categories, *time))
     if test_column and test_last:
-        told = f"test_column is {test_column!r} and test_last {test_last!r}"
-        raise ValueError(f"{told}; expected one of them")
+        found = f"test_column is {test_column!r} and test_last {test_last!r}"
+        raise ValueError(f"{found}; they are mutually exclusive: pass one of them")
     if likelihood is not None:
         known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
         likelihood = LEARNED if likelihood == "normal" else likelihood
@@ -170,7 +170,7 @@ def load_csv(
 
 
 def _with_sites(path: str, table: Table, client_column: str | None) -> tuple[Columns, str | None]:
-    """Add the column that says of which file a row is, where there are several and no group."""
+    """Add a column with the file of each row, if there are several files and no client column."""
     if (
         table.site is None
         or client_column not in (None, SITE)
@@ -179,14 +179,14 @@ def _with_sites(path: str, table: Table, client_column: str | None) -> tuple[Col
         return table.columns, client_column
     if SITE in table.columns:
         raise ValueError(
-            f"{path}: the files have a column {SITE}, as the one is called that says of which file "
-            f"a row is; expected --client-column {SITE} to take theirs, or another name"
+            f"{path}: the files have a column {SITE}, the name reserved for the file of each row; "
+            f"pass --client-column {SITE} to use that column, or rename it"
         )
     return {**table.columns, SITE: table.site}, SITE
 
 
 def _whole(used: Columns, unfilled: Sequence[str], missing: Missing) -> tuple[Rows, dict[str, int]]:
-    """Return which rows are kept [N], and how many of the others lack a value of which column."""
+    """Return which rows are kept [N], and the number of missing values per column."""
     if missing != "impute":
         lacking = {name: int(c.gaps.sum()) for name, c in used.items() if c.gaps.any()}
         return complete(used.values(), missing), lacking
@@ -194,7 +194,7 @@ def _whole(used: Columns, unfilled: Sequence[str], missing: Missing) -> tuple[Ro
 
 
 def _codes(column: Column) -> tuple[Ints, tuple[str, ...]]:
-    """Number the different words of a column; see `codes_of`."""
+    """Return the codes of a column's distinct words, and these words; see `codes_of`."""
     if not np.isnan(column.numbers).any():
         column.refuse_spellings()
     return codes_of(column.words.tolist())
@@ -203,7 +203,7 @@ def _codes(column: Column) -> tuple[Ints, tuple[str, ...]]:
 def _values(
     kept: Columns, names: Sequence[str], levels: Mapping[str, Sequence[str]], active: bool
 ) -> Tensor:
-    """Return x [N, C]: float32, or numbers, codes and NaN in float64 that are to be prepared."""
+    """Return x [N, C]: float32, or float64 numbers, codes and NaN that still need preprocessing."""
     if not active:
         return torch.from_numpy(np.stack([kept[name].single() for name in names], 1))
     parts = [coded(kept[n], levels[n]) if n in levels else kept[n].numbers for n in names]
@@ -211,7 +211,7 @@ def _values(
 
 
 def _classes_of_groups(target: Column, client_column: Column) -> dict[str, ColumnSummary]:
-    """Return how many rows every group has, and of which classes."""
+    """Return the number of rows and the classes of every group."""
     found = {}
     for name in dict.fromkeys(client_column.words):
         words = target.words[client_column.words == name].tolist()
@@ -220,7 +220,7 @@ def _classes_of_groups(target: Column, client_column: Column) -> dict[str, Colum
 
 
 def _row_weights(column: Column) -> Tensor:
-    """Return the weights of rows, float64 [N]."""
+    """Return the row weights as float64 [N]."""
     column.refuse_text("weights of rows, numbers of at least 0")
     column.refuse_odd("fill in a number of at least 0")
     if (column.numbers < 0).any():
@@ -229,7 +229,7 @@ def _row_weights(column: Column) -> Tensor:
 
 
 def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str, ...]]:
-    """Number the groups, sites in the order of their files."""
+    """Return the codes and names of the groups; sites are in the order of their files."""
     if sites and column.name == SITE and set(column.words) <= set(sites):
         words = tuple(site for site in sites if site in set(column.words))
         return coded(column, words).astype(np.int64), words
@@ -237,7 +237,7 @@ def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str,
 
 
 def codes_of(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
-    """Number the different words: codes [N] and the words, numbers in numerical order.
+    """Return the codes [N] of the words, and the distinct words, numbers in numerical order.
 
     >>> codes_of(["10", "9", "10"])
     (array([1, 0, 1]), ('9', '10'))
@@ -256,23 +256,23 @@ def _refuse_names(
     wanted: Sequence[str] | None,
     others: Sequence[str],
 ) -> None:
-    """Refuse columns that are not there, or that are asked for twice."""
+    """Raise ValueError if a column is unknown or has two roles."""
     owners = [name for name in roles.values() if name]
     for column in [*owners, *(wanted or ()), *others]:
         known(column, list(table), f"column in {path}:")
     if len(set(owners)) < len(owners):
         twice = next(name for name in owners if owners.count(name) > 1)
         told = " and ".join(role for role, name in roles.items() if name == twice)
-        raise ValueError(f"{path}: {told} are {twice}; expected two columns")
+        raise ValueError(f"{path}: {told} are both {twice}; pass two different columns")
     if wanted is not None and (set(owners) & set(wanted) or not wanted):
         told = f"{path}: features are {', '.join(wanted)}"
-        raise ValueError(f"{told}; expected no target or group, one at least")
+        raise ValueError(f"{told}; expected at least one column, without the target and the group")
     if wanted is not None and len(set(wanted)) < len(wanted):
-        raise ValueError(f"{path}: features are {', '.join(wanted)}; expected no two alike")
+        raise ValueError(f"{path}: features are {', '.join(wanted)}; expected distinct columns")
 
 
 def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str, ...]]:
-    """Return y and its classes, none if it is a number."""
+    """Return y and its class names, which are empty if y is a number."""
     different = len(set(column.words))
     told = f"{column.label} holds"
     if different < 2 and likelihood in (None, "categorical"):
@@ -286,16 +286,16 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
         raise ValueError(
             f"{told} {different} different texts, such as {column.words[0]!r}, in "
             f"{len(column.words)} rows, and no likelihood is given; expected numbers such as 1.5, "
-            "or classes of two rows and more (any others by --likelihood categorical)"
+            "or classes with several rows each (--likelihood categorical accepts any)"
         )
     codes, classes = _codes(column)
     if not np.isnan(column.numbers).any() and (column.numbers % 1).any():
-        raise ValueError(f"{told} numbers with decimals; expected classes")
+        raise ValueError(f"{told} numbers with decimals; expected class labels")
     return torch.from_numpy(codes), classes
 
 
 def refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
-    """Refuse responses that a likelihood cannot have; `first` is the first feature."""
+    """Raise ValueError if y is outside a likelihood's support; `first` is the first feature."""
     name, colon, count = likelihood.partition(":")
     if name == "binomial" and colon and not count.isdecimal():
         raise ValueError(f"likelihood is {likelihood!r}; expected binomial:N, N a whole number")
@@ -306,7 +306,7 @@ def refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
         "poisson": (whole, "whole numbers of at least 0"),
         "binomial": (
             whole & (y <= trials),
-            "whole numbers from 0 to the trials, which are the first feature or binomial:N",
+            "whole numbers from 0 to the trials, the first feature or N of binomial:N",
         ),
         "normal_known_sd": (first > 0, "positive standard errors as first feature"),
     }.get(name, (torch.ones(1), ""))

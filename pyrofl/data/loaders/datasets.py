@@ -1,4 +1,4 @@
-"""Data sets by name, several as one, and parts of one."""
+"""Data sets by name, combined data sets, and subsets of one."""
 
 from __future__ import annotations
 
@@ -74,53 +74,53 @@ def load(
     row_weights: str | None = None,
     seed: Whole = 0,
 ) -> Dataset:
-    """Load a data set: x float32 [N, *x], y int64 or float32 [N].
+    """Load a data set by name or from files: x float32 [N, *x], y int64 or float32 [N].
 
-    Where columns are to be prepared, x is float64 [N, C], as they are in the file: numbers, codes
-    of categories, NaN for gaps. `federations.split` makes features of them by the training rows of
-    the clients that train, and stores how as `source.preparation`.
+    If columns need preprocessing, x is float64 [N, C], as in the file: numbers, codes of
+    categories, NaN for gaps. `federations.split` computes the features from the training rows of
+    the clients that train, and stores the method as `source.preparation`.
 
     Args:
-        name: one of `DATASETS`, with a path for npz: and csv:, which may be a .parquet file too, a
-            folder of such files, or several with commas between, one for each site.
-        data_dir: where torchvision's files are kept; None: ~/.cache/pyrofl.
+        name: one of `DATASETS`, with a path for npz: and csv:, which may also be a .parquet file, a
+            folder of such files, or several separated by commas, one for each site.
+        data_dir: folder of torchvision's files; None: ~/.cache/pyrofl.
         target: csv: column of y. Text gives classes, numbers a response; integers give classes too
             if the likelihood is "categorical". npz: T predicts the array `T_labels`.
-        client_column: column or array that says whose a row is; None: sites where each has a file,
-            otherwise no natural groups.
-        features: csv: columns of x, in this order; None: all other columns of numbers, and, where
-            they are standardised, those of text of few words, as categories.
+        client_column: column or array that identifies the client; None: one client per file if
+            there are several, otherwise no natural groups.
+        features: csv: columns of x, in this order; None: all other columns of numbers, and, if
+            `scaling` is "standardize", those of text with few distinct words, as categories.
         categories: csv: columns of x that are categories even if they hold numbers: a 0/1 feature
             for each level.
         likelihood: csv: one of `csv_files.LIKELIHOODS`; None: "categorical" for text and
             True or False, "normal" for numbers, which is stored as "normal:learned": y stays in its
-            own unit, and `Dataset.source` of what is split has its mean and standard deviation.
+            own unit, and `Dataset.source` of partitioned data has its mean and standard deviation.
         missing: csv: what to do with rows that lack a value in a column that is used. "error"
             raises an error, "drop" drops them, and "impute" replaces missing features by the mean
             of the training rows and adds a 0/1 indicator; None: "error". `Dataset.source` records
-            what was dropped and left out.
+            the dropped rows and the omitted columns.
         scaling: csv: "standardize" columns of numbers to mean 0 and standard deviation 1 over
-            training rows, which no client has to show; "none" leaves them, as does None, which
-            warns of scales that are far apart. The first feature of the likelihoods
+            training rows, computed without sharing rows; "none" keeps them, as does None, which
+            warns of very different scales. The first feature of the likelihoods
             "normal_known_sd" and "binomial" is not scaled.
-        test_fraction: csv: of each group's rows, for testing, never all; None: 0.2.
-        test_column: csv: column that says which rows are for testing, by 1 and 0 or test and
-            train; None: a share of each group, drawn at random.
-        test_last: csv: column of time, numbers or dates; the last share of each group is tested.
-        row_weights: csv: column of numbers of at least 0: how much a training row counts, see
-            `Federation.weighted`.
-        seed: of synthetic data and of the test rows of a table.
+        test_fraction: csv: fraction of each group's rows for testing, never all; None: 0.2.
+        test_column: csv: column that marks the test rows, by 1 and 0 or test and train; None: a
+            random fraction of each group.
+        test_last: csv: column of time, numbers or dates; the latest rows of a group are test rows.
+        row_weights: csv: column of numbers of at least 0: weights of training rows, see
+            `Federation.with_class_weights`.
+        seed: seed of synthetic data and of the test rows of a table.
 
     Raises:
-        ValueError: if the name is unknown, an argument does not go with it, the files cannot be
-            had or read, a column or array is missing or of a wrong kind, or values are missing.
+        ValueError: if the name is unknown, an argument does not apply to it, files cannot be
+            downloaded or read, a column or array is missing or of the wrong kind, or values lack.
     """
     asked = dict(locals())
     own = ("name", "data_dir", "seed")
     given = {n: value for n, value in asked.items() if value is not None and n not in own}
     kind, _, path = name.partition(":")
     if kind in ("csv", "npz") and not path:
-        raise ValueError(f"data set {name!r} lacks its file; expected {kind}: and a path")
+        raise ValueError(f"data set {name!r} lacks its file; expected {kind}:PATH")
     if kind == "csv":
         return load_csv(path, seed=seed, **given)
     names = parts_of(name)
@@ -129,7 +129,7 @@ def load(
     for argument, value in given.items():
         if kind != "npz" or len(names) > 1 or argument not in ("target", "client_column"):
             raise ValueError(
-                f"{argument} is {value!r}; expected none, as {name} has no choice of it"
+                f"{argument} is {value!r}, but {name} does not accept {argument}; omit it"
             )
     if len(names) > 1:
         return join([load(one, data_dir=data_dir, seed=seed) for one in names])
@@ -139,13 +139,13 @@ def load(
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of the data sets that a name joins by plus signs."""
+    """Return the names of the data sets that a name combines by plus signs."""
     return _PLUS.split(name)
 
 
 @checked
 def per_class(dataset: Dataset, count: Count) -> Dataset:
-    """Keep the first `count` training rows of each class, and all test rows.
+    """Return the first `count` training rows of each class, and all test rows.
 
     Raises:
         ValueError: if y is a number.
@@ -169,27 +169,27 @@ def per_class(dataset: Dataset, count: Count) -> Dataset:
 
 @checked
 def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> Dataset:
-    """Put data sets together: all their rows, and all their classes side by side (as MetaVD does).
+    """Combine data sets: all their rows, and the union of their classes (as MetaVD does).
 
-    Their column of groups "domain" says where a row is from: partition "groups" makes every domain
-    one client, "domains:PARTITION" makes clients with rows of one domain each, and every other
-    partition spreads all domains over all clients.
+    Their group column "domain" records the data set of each row: partition "groups" makes every
+    domain one client, "domains:PARTITION" makes clients with rows of one domain each, and every
+    other partition spreads all domains over all clients.
 
     Args:
-        datasets: with classes. A class name that several have is prefixed by the data set's.
-        shape: that rows of images [channels, height, width] are brought to, see `resized`; None:
-            the largest of every axis.
+        datasets: with classes. A class name that several have is prefixed by the data set's name.
+        shape: common shape of images [channels, height, width], see `resized`; None: the largest
+            of every axis.
 
     Raises:
         ValueError: if there are fewer than two, two have one name, one has no classes, or rows
-            cannot be brought to one shape.
+            cannot be converted to one shape.
     """
     if not all(isinstance(part, Dataset) for part in datasets):
         kinds = ", ".join(type(part).__name__ for part in datasets)
-        raise ValueError(f"data sets are {kinds}; expected what `load` returns")
+        raise ValueError(f"data sets are {kinds}; expected data sets returned by `load`")
     names = [part.name for part in datasets]
     if len(names) < 2 or len(set(names)) < len(names):
-        raise ValueError(f"data sets are {', '.join(names)}; expected two or more, no two alike")
+        raise ValueError(f"data sets are {', '.join(names)}; expected at least two different ones")
     for part in datasets:
         if not part.classes:
             raise ValueError(f"{part.name} has no classes; expected data sets with classes only")
@@ -199,7 +199,7 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
     parts = [resized(part, shape) if shape else part for part in datasets]
     if len({part.x.shape[1:] for part in parts}) > 1:
         found = f"rows of {', '.join(names)} have shapes {sorted(shapes)}"
-        raise ValueError(f"{found}; expected one shape")
+        raise ValueError(f"{found}; pass `shape` or data sets of one shape")
     every = [(part.name, label) for part in parts for label in part.classes]
     often = Counter(label for _, label in every)
     types = [part.y if part.types is None else part.types for part in parts]
@@ -221,31 +221,31 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
 
 
 def _side_by_side(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    """Join codes of the data sets, each counted on from where the one before ends."""
+    """Concatenate codes of several data sets, shifted so that they do not overlap."""
     first = torch.tensor([0, *counts[:-1]]).cumsum(0)
     return torch.cat([code + start for code, start in zip(codes, first, strict=True)])
 
 
 @checked
 def resized(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
-    """Bring images to one shape: grey ones get equal channels, other sizes are interpolated.
+    """Convert images to one shape: repeat the channel of grey ones, interpolate other sizes.
 
-    Interpolation is bilinear, and blurs before it shrinks.
+    Interpolation is bilinear, with antialiasing.
 
     Args:
         dataset: with x [N, channels, height, width].
         shape: [channels, height, width].
 
     Raises:
-        ValueError: if rows are not images, or colour would be lost.
+        ValueError: if rows are not images, or color would be lost.
     """
     x, old = dataset.x, tuple(dataset.x.shape[1:])
     if old == tuple(shape):
         return dataset
     if len(old) != 3 or len(shape) != 3 or old[0] not in (1, shape[0]):
         raise ValueError(
-            f"{dataset.name} has rows of shape {list(old)}, wanted is {list(shape)}; expected "
-            "images [channels, height, width], grey or with as many channels"
+            f"{dataset.name} has rows of shape {list(old)}, requested is {list(shape)}; expected "
+            "images [channels, height, width], grey or with the requested number of channels"
         )
     if old[1:] != tuple(shape[1:]):
         x = functional.interpolate(x, size=shape[1:], mode="bilinear", antialias=True)

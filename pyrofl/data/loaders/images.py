@@ -1,4 +1,4 @@
-"""Image data sets by name, through torchvision."""
+"""Image data sets that torchvision downloads."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ Shape = tuple[int, ...]
 
 
 def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """Read one of `IMAGES`, training rows first; download it where it is not there yet.
+    """Read one of `IMAGES`, training rows first; download it if it is missing.
 
-    Images are in [0, 1]; CIFAR's have each channel less its mean and divided by its deviation.
+    Pixels are in [0, 1]; CIFAR's are standardized per channel.
     """
     if name == "cifar100-coarse":
         fine = load_images("cifar100", data_dir)
@@ -70,8 +70,8 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
     except (OSError, RuntimeError) as error:
         raise ValueError(
             f"{name} can neither be read in {folder} nor downloaded "
-            f"to it ({' '.join(str(error).split())}); expected the files that torchvision keeps: "
-            "copy them there, or name their folder as data_dir"
+            f"to it ({' '.join(str(error).split())}); copy torchvision's files there, "
+            "or pass their folder as data_dir"
         ) from error
     images = np.concatenate([_pixels(name, part) for part in parts])
     labels = [np.asarray(p.labels if hasattr(p, "labels") else p.targets) for p in parts]
@@ -88,7 +88,7 @@ def _open(datasets: Any, name: str, folder: Path, *, train: bool) -> Any:
 
 
 def _pixels(name: str, part: Any) -> Bytes:
-    """Return uint8 [N, H, W] or [N, H, W, 3], upright."""
+    """Return the pixels of a torchvision data set, uint8 [N, H, W] or [N, H, W, 3], upright."""
     pixels = np.asarray(part.data)
     if name == "emnist":  # its files hold every image mirrored along the diagonal
         return pixels.transpose(0, 2, 1)
@@ -98,7 +98,7 @@ def _pixels(name: str, part: Any) -> Bytes:
 def of_pixels(
     name: str, images: Bytes, labels: Any, is_test: NDArray[np.bool_], classes: tuple[str, ...]
 ) -> Dataset:
-    """Make images, uint8 [N, H, W] or [N, H, W, C], to floats [N, C, H, W] from 0 to 1."""
+    """Build a data set from images, uint8 [N, H, W] or [N, H, W, C]: x [N, C, H, W] in [0, 1]."""
     channels = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
     x: Tensor = torch.from_numpy(np.ascontiguousarray(channels)).float().div_(255)
     if name in _SCALING:

@@ -1,4 +1,4 @@
-"""Images from .npz files, whose arrays are read once their headers suit and memory will do."""
+"""Images from .npz files; headers and sizes are validated before an array is read."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pyrofl.data.loaders.images import Bytes, Shape, of_pixels
 from pyrofl.data.tables.columns import is_missing
 from pyrofl.data.tables.wording import refuse_no_file
 
-MOST_CLASSES = 2**16  # where they have no names
-COPIES = 6  # bytes that a pixel takes while it becomes a float
-KINDS = {  # of arrays, by the letters that numpy has for their types
+MOST_CLASSES = 2**16  # without names of classes
+COPIES = 6  # bytes of memory per pixel during conversion to floats
+KINDS = {  # of arrays, by NumPy's kind codes
     "B": "uint8",
     "iu": "whole numbers",
     "biu": "True or False",
@@ -36,7 +36,7 @@ KINDS = {  # of arrays, by the letters that numpy has for their types
 
 
 class Header(NamedTuple):
-    """What the header of an array claims, and how many bytes the file has for it."""
+    """Shape and type in the header of an array, and the number of bytes stored for it."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -45,13 +45,13 @@ class Header(NamedTuple):
 
 @checked
 def load_npz(path: str, *, target: str | None = None, client_column: str | None = None) -> Dataset:
-    """Read images from an .npz file; scale them as CIFAR's if it is called cifar10 or cifar100.
+    """Read images from an .npz file, standardized as CIFAR's if called cifar10 or cifar100.
 
     Its arrays are `images` (uint8 [N, H, W] or [N, H, W, 3]) or `jpeg` with `offsets` (all files
     one after the other; image i is jpeg[offsets[i]:offsets[i + 1]]), `labels` [N], `is_test` bool
     [N] and, if labels have names, `classes`. A target T predicts `T_labels` with names `T_classes`
-    instead (as "coarse" does for CIFAR-100); partitions still go by `labels`. Other arrays are not
-    looked at.
+    instead (as "coarse" does for CIFAR-100); partitions still use `labels`. Other arrays are
+    ignored.
     """
     arrays = Arrays(path)
     rows, prefix = _count(arrays), f"{target}_" if target else ""
@@ -67,7 +67,7 @@ def load_npz(path: str, *, target: str | None = None, client_column: str | None 
         if is_missing(word):
             arrays.refuse(
                 str(client_column), f"has {word!r} for image {place}", "whose each image is"
-            )
+            str(client_column), f"has {word!r} for image {place}", "a client for each image"
     codes, names = codes_of(groups)
     images = _decoded(arrays) if "jpeg" in arrays.headers else arrays.read("images", "B")
     return replace(
@@ -79,10 +79,10 @@ def load_npz(path: str, *, target: str | None = None, client_column: str | None 
 
 
 class Arrays:
-    """The arrays of an .npz file: their headers, and their values when they are asked for."""
+    """Arrays of an .npz file: headers, and values on request."""
 
     def __init__(self, path: str) -> None:
-        """Read all headers; refuse what is no .npz file."""
+        """Read all headers; raise ValueError if the file is not a valid .npz file."""
         refuse_no_file(path)
         self.path = path
         self.headers: dict[str, Header] = {}
@@ -106,23 +106,23 @@ class Arrays:
             raise ValueError(f"{self.path} cannot be read as .npz: {why}") from error
 
     def refuse(self, name: str, found: str, expected: str) -> None:
-        """Refuse an array."""
+        """Raise ValueError that an array is invalid."""
         raise ValueError(f"{self.path}: {name} {found}; expected {expected}")
 
     def header(self, name: str) -> Header:
-        """Return what an array claims to be, if there is one, and the file has its bytes."""
+        """Return the header of an array; raise ValueError if it is missing or its size is wrong."""
         if name not in self.headers:
-            told = f"expected one, found {', '.join(self.headers)}"
-            raise ValueError(f"{self.path} has no array {name}; {told}")
+            arrays_found = ", ".join(self.headers)
+            raise ValueError(f"{self.path} has no array {name}; its arrays are {arrays_found}")
         found = self.headers[name]
         size = prod(found.shape) * found.dtype.itemsize
         if not found.dtype.hasobject and (size != found.stored or min(found.shape, default=0) < 0):
             claimed = f"has shape {list(found.shape)} and {found.stored} bytes"
-            self.refuse(name, claimed, "as many bytes as that shape has")
+            self.refuse(name, claimed, f"{size} bytes for that shape")
         return found
 
     def read(self, name: str, kinds: str, shape: Shape | None = None) -> NDArray[Any]:
-        """Return an array of one of `KINDS`, if there is memory for it."""
+        """Read an array of one of `KINDS`; raise ValueError if it is unsuitable or too large."""
         header = self.header(name)
         if not {header.dtype.kind, header.dtype.char} & set(kinds):
             self.refuse(name, f"is an array of {header.dtype}", KINDS[kinds])
@@ -134,13 +134,13 @@ class Arrays:
             return npy.read_array(member, allow_pickle=False)
 
     def fits(self, name: str, size: int) -> None:
-        """Refuse what takes more than half of the memory."""
+        """Raise ValueError if an array needs more than half of the memory."""
         if 2 * size > memory():
             most = f"{memory() / 2**31:.3g} GiB, half of this machine's memory"
             self.refuse(name, f"takes {size / 2**30:.3g} GiB once it is read", f"at most {most}")
 
     def words(self, name: str, shape: Shape) -> list[str]:
-        """Return an array of texts or whole numbers as words."""
+        """Return an array of texts or whole numbers as a list of words."""
         found = self.read(name, "iuSU", shape)
         if found.dtype.kind == "S":
             found = np.char.decode(found, "utf-8", "replace")
@@ -148,7 +148,7 @@ class Arrays:
 
 
 def memory() -> int:
-    """Return how many bytes of memory this machine or container has, 64 GiB if none tells."""
+    """Return the memory of this machine or container in bytes; 64 GiB if it is unknown."""
     found = [2**36]
     with suppress(AttributeError, ValueError, OSError):
         found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -158,11 +158,11 @@ def memory() -> int:
 
 
 def _count(arrays: Arrays) -> Shape:
-    """Return how many images there are, [N], and refuse what are no images."""
+    """Return the shape [N] of the images' axis; raise ValueError if the array holds no images."""
     if "jpeg" in arrays.headers:
         shape = arrays.header("offsets").shape
         if len(shape) != 1 or shape[0] < 2:
-            arrays.refuse("offsets", f"has shape {list(shape)}", "[N + 1], where each image begins")
+            arrays.refuse("offsets", f"has shape {list(shape)}", "[N + 1], the start of each image")
         return (shape[0] - 1,)
     shape, dtype, _ = arrays.header("images")
     grey, colour = len(shape) == 3, len(shape) == 4 and shape[3] in (1, 3)
@@ -173,7 +173,7 @@ def _count(arrays: Arrays) -> Shape:
 
 
 def _labels(arrays: Arrays, prefix: str, rows: Shape) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return labels [N] and the names of classes, which are numbers if the file names none."""
+    """Return labels [N] and the class names, which are numbers if the file has no names."""
     label, names = f"{prefix}labels", f"{prefix}classes"
     labels, known = arrays.read(label, "iu", rows), names in arrays.headers
     low, high = int(labels.min()), int(labels.max())
@@ -186,12 +186,12 @@ def _labels(arrays: Arrays, prefix: str, rows: Shape) -> tuple[NDArray[np.int64]
         arrays.refuse(label, f"run from {low} to {high}", f"0 to {count - 1}, {why}")
     classes = arrays.words(names, shape) if known else [str(k) for k in range(high + 1)]
     if len(set(classes)) < len(classes):
-        arrays.refuse(names, "has a name twice", "no two classes alike")
+        arrays.refuse(names, "has a name twice", "distinct names")
     return labels.astype(np.int64), tuple(classes)
 
 
 def _decoded(arrays: Arrays) -> Bytes:
-    """Decode JPEG files laid end to end to RGB [N, H, W, 3]."""
+    """Decode concatenated JPEG files to RGB [N, H, W, 3]."""
     content, ends = arrays.read("jpeg", "B").ravel(), arrays.read("offsets", "iu").tolist()
     if ends[0] < 0 or ends[-1] > len(content) or sorted(ends) != ends:
         told = f"numbers that rise from 0 to {len(content)}, the bytes of jpeg"

@@ -1,4 +1,4 @@
-"""Small data sets that come along or are drawn; all but the digits have a client for each group."""
+"""Small data sets included in the package or simulated; except for the digits, with groups."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _numbers(words: str) -> Tensor:
 
 
 def _digits(seed: int) -> Dataset:
-    """Return the digits; a quarter of each class is for testing, the same whatever the seed."""
+    """Return the digits; a fixed quarter of each class is for testing, independent of the seed."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -110,7 +110,7 @@ def _of_groups(
     names: Iterable[str],
     codes: Tensor | None = None,
 ) -> Dataset:
-    """Return rows for training, all, with their groups' codes [N]; None: each is one of its own."""
+    """Return a data set of training rows with group codes [N]; None: one group per row."""
     groups = {column: torch.arange(len(y)) if codes is None else codes}
     nobody = torch.zeros(len(y), dtype=torch.bool)
     called = {column: tuple(names)}
@@ -125,4 +125,4 @@ MAKERS: dict[str, Callable[[int], Dataset]] = {
     "gaussian": _gaussian,
     "linear": _linear,
 }
-"""name -> what makes the data set of a seed."""
+"""Name of a data set -> function that returns it for a seed."""

@@ -1,4 +1,4 @@
-"""What a client tells of the columns of its table: counts, moments and categories, and no row."""
+"""Column summaries of clients (counts, moments, categories) that contain no rows."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pyrofl.arguments import checked, known
 from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import columns_of
 
-SAME = 1e-12  # what a column varies by, as a share of its mean, where all its values are one
+SAME = 1e-12  # relative spread below which all values of a column count as equal
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """What a client tells of a column of its training rows; those of several may be added."""
+    """Summary of a column of a client's training rows; summaries of clients can be added."""
 
-    count: int = 0  # of values that are there
+    count: int = 0  # number of values present
     gaps: int = 0
     mean: float = 0.0
     squares: float = 0.0  # sum of squared deviations from the mean
     levels: tuple[str, ...] | None = None  # its categories; None: it holds numbers
 
     def __add__(self, other: ColumnSummary) -> ColumnSummary:
-        """Return what one client would tell that had the rows of both (Chan et al. 1979)."""
+        """Return the summary of the rows of both clients together (Chan et al. 1979)."""
         gaps, count = self.gaps + other.gaps, self.count + other.count
         if self.levels is not None and other.levels is not None:
             levels = (*self.levels, *(w for w in other.levels if w not in self.levels))
@@ -47,7 +47,7 @@ class ColumnSummary:
 
     @property
     def moments(self) -> tuple[float, float]:
-        """Mean and standard deviation of numbers; the latter is 1 where all are the same."""
+        """Mean and standard deviation of numbers; the latter is 1 if all are equal."""
         return self.mean, sqrt(self.squares / self.count) if self.varies else 1.0
 
 
@@ -55,15 +55,15 @@ class ColumnSummary:
 def summarize_columns(
     table: Any, features: Sequence[str], categories: Sequence[str] = ()
 ) -> dict[str, ColumnSummary]:
-    """Return what a client tells of its training rows, column by column, and no row.
+    """Return a summary of each column of a client's training rows, without the rows.
 
     Args:
-        table: the path of a file, a data frame, or a dict of columns.
-        features: the columns, in the order that all clients agree on.
-        categories: those of them that hold categories; the others hold numbers.
+        table: path of a file, data frame, or dict of columns.
+        features: names of the columns, in an order common to all clients.
+        categories: names of the categorical columns; the others hold numbers.
 
     Raises:
-        ValueError: if a column is missing, or holds something else than numbers.
+        ValueError: if a column is missing, or a numeric column holds something else than numbers.
     """
     columns, found = columns_of(table), dict[str, ColumnSummary]()
     for name in (*features, *categories):
@@ -80,7 +80,7 @@ def summarize_columns(
 
 
 def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSummary:
-    """Sum up numbers, or codes of levels, [N]; NaN is a gap."""
+    """Return the summary of numbers, or of codes of levels, [N]; NaN is a gap."""
     there = values[~np.isnan(values)]
     count, gaps = len(there), len(values) - len(there)
     if levels is not None:
@@ -91,9 +91,9 @@ def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSumma
 
 
 def coded(column: Column, levels: Sequence[str]) -> Numbers:
-    """Return the codes of a column's words among levels [N]: -1 of others, NaN of gaps.
+    """Return the codes [N] of a column's words among levels: -1 for other words, NaN for gaps.
 
-    A number is the same level however it is written, as data frames write 1 as 1.0 beside gaps.
+    Numbers match in any spelling, as data frames write 1 as 1.0 in columns with gaps.
     """
     place: dict[str | float, float] = {number(w): float(c) for c, w in enumerate(levels)}
     place = {value: code for value, code in place.items() if value == value}  # but NaN, of texts

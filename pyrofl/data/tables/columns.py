@@ -1,4 +1,4 @@
-"""Columns of a table: their cells, the numbers among them, and the place of each in a file."""
+"""Columns of a table: cells, parsed numbers and positions in the file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from pyrofl.data.tables.wording import composed, listed, refuse_no_file
 
 Missing = Literal["error", "drop", "impute"]
-"""What becomes of rows that lack a value: none may, they are left out, or gaps of features are
-filled with the mean of the training rows and told by a feature of their own."""
+"""Treatment of rows with missing values: raise an error, drop them, or replace gaps of features
+by the mean of the training rows and add an indicator feature."""
 
 NO_VALUE = frozenset(("", ".", "na", "n/a", "#n/a", "nan", "-nan", "null"))  # in lower case
-BLUR = 0.01  # most that rounding to float32 may move a number, in standard deviations
+BLUR = 0.01  # largest change of a number by float32 rounding, in standard deviations
 UNNAMED = "(column {})"
 BOOLEANS = {"true": "True", "false": "False"}  # in any case of letters
 TRUTHS = frozenset(BOOLEANS.values())
@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 
 class Parsed(NamedTuple):
-    """What the words of a column are."""
+    """Parsed words of a column."""
 
     numbers: NDArray[np.float64]  # [N], NaN where there is none
     is_boolean: bool
@@ -39,17 +39,17 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its words [N], without the blanks around them.
+    """Column of a table: its words [N], stripped of blanks.
 
-    Places [N] tell where each is: "line 4", or "line 4 of b.csv" where there are several files.
+    Places [N] are the positions: "line 4", or "line 4 of b.csv" with several files.
     """
 
     file: str
     name: str
     words: NDArray[np.object_]
     places: NDArray[np.object_]
-    clash: str = ""  # where files differ in what the column holds, how
-    known: Parsed | None = None  # what the words are, where that is known already
+    clash: str = ""  # how the kind of the column differs between files, if it does
+    known: Parsed | None = None  # parsed words, if they are known already
 
     @cached_property
     def _parsed(self) -> Parsed:
@@ -57,66 +57,66 @@ class Column:
 
     @property
     def numbers(self) -> NDArray[np.float64]:
-        """The column as numbers [N], NaN where there is none; True is 1 and False is 0."""
+        """Column as numbers [N], NaN for other words; True is 1 and False is 0."""
         return self._parsed.numbers
 
     @property
     def is_boolean(self) -> bool:
-        """Whether all cells that have a value, and one at least, are True or False."""
+        """Whether all cells with a value, and at least one, are True or False."""
         return self._parsed.is_boolean
 
     @cached_property
     def gaps(self) -> Rows:
-        """Which cells have no value: bool [N]."""
+        """Mask of the cells without a value: bool [N]."""
         found = np.isnan(self.numbers)
         found[found] = [is_missing(word) for word in self.words[found]]
         return found
 
     @property
     def odd(self) -> Rows:
-        """Which cells have a value that is no number: bool [N]."""
+        """Mask of the cells with a value that is not a number: bool [N]."""
         return np.isnan(self.numbers) & ~self.gaps
 
     @property
     def is_numeric(self) -> bool:
-        """Whether at least half of the cells that have a value, and one at least, are numbers."""
+        """Whether at least half of the cells with a value, and at least one, are numbers."""
         count = np.count_nonzero(~np.isnan(self.numbers))
         return bool(count) and bool(count >= np.count_nonzero(self.odd))
 
     @property
     def nature(self) -> str:
-        """What a column that does not hold numbers holds."""
+        """Description of the content of a column that does not hold numbers."""
         texts = self.words[self.odd]
         return f"text such as {texts[0]!r}" if len(texts) else "no value"
 
     @property
     def label(self) -> str:
-        """The file and the name, as error messages begin."""
+        """File and column name, the prefix of error messages."""
         return f"{self.file}: column {self.name}"
 
     def first(self, rows: Rows) -> str:
-        """Return the first of some cells in words, to begin an error message."""
+        """Return a description of the first marked cell, the start of an error message."""
         at = int(rows.argmax())
         return f"{self.label} holds {self.words[at]!r} in {self.places[at]}"
 
     def at(self, rows: Rows) -> Column:
-        """Return some rows of the column."""
-        # Reading is slow, and a part of all words may look different.
+        """Return the column restricted to the marked rows."""
+        # Parsing is slow, and a subset of the words may parse differently.
         known = Parsed(self.numbers[rows], self.is_boolean)
         return replace(self, words=self.words[rows], places=self.places[rows], known=known)
 
     def refuse_clash(self, cure: str) -> None:
-        """Refuse a column that holds numbers in one file and text in another."""
+        """Raise ValueError if the column holds numbers in one file and text in another."""
         if self.clash:
             raise ValueError(f"{self.clash}; expected one kind in all files: correct it, or {cure}")
 
     def refuse_text(self, expected: str) -> None:
-        """Refuse a column that does not hold numbers."""
+        """Raise ValueError if the column does not hold numbers."""
         if not self.is_numeric:
             raise ValueError(f"{self.label} holds {self.nature}; expected {expected}")
 
     def refuse_odd(self, cure: str) -> None:
-        """Refuse a column of numbers that has other cells, naming them and a cure."""
+        """Raise ValueError, with a remedy, if a column of numbers has other cells."""
         pairs = zip(self.words[self.odd], self.places[self.odd], strict=True)
         if cells := [f"{word!r} in {place}" for word, place in pairs]:
             count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)
@@ -126,29 +126,29 @@ class Column:
             )
 
     def single(self) -> NDArray[np.float32]:
-        """Return the numbers in float32, unless its seven digits are too few to tell them apart."""
+        """Return the numbers in float32; raise ValueError if its seven digits are too few."""
         single, low, high = self.numbers.astype(np.float32), self.numbers.min(), self.numbers.max()
         varies = high > low  # the standard deviation has rounding errors, and may be 0
         if varies and np.abs(single - self.numbers).max() > BLUR * self.numbers.std():
             raise ValueError(
                 f"{self.label} runs from {low:.12g} to {high:.12g}; expected numbers that seven "
-                "digits tell apart: take the smallest off all of them"
+                "digits distinguish: subtract the smallest from all of them"
             )
         return single
 
     def refuse_spellings(self) -> None:
-        """Refuse numbers that stand for classes or groups and are written in two ways."""
+        """Raise ValueError if a number that is a class or group name is written in two ways."""
         ways: dict[float, str] = {}
         for word, value, place in zip(self.words, self.numbers, self.places, strict=True):
             if ways.setdefault(value, word) != word:
                 raise ValueError(
                     f"{self.label} holds {ways[value]!r} and, in {place}, {word!r}; expected one "
-                    "way to write a number that is a name"
+                    "spelling of each class or group"
                 )
 
 
 def _parse(words: NDArray[np.object_]) -> Parsed:
-    """Read the words of a column."""
+    """Parse the words of a column as booleans or numbers."""
     found = set(words)
     if found & TRUTHS and all(w in TRUTHS or is_missing(w) for w in found):
         truths = [float(word == "True") if word in TRUTHS else nan for word in words]
@@ -157,7 +157,7 @@ def _parse(words: NDArray[np.object_]) -> Parsed:
 
 
 def column_of(file: str, name: str, words: Sequence[str], places: NDArray[np.object_]) -> Column:
-    """Make a column of words, each in one spelling: composed letters, True and False."""
+    """Build a column from words in a normalized spelling: composed Unicode, True and False."""
     found = [composed(word) for word in words]
     if all(word.lower() in BOOLEANS or is_missing(word) for word in set(found)):
         found = [BOOLEANS.get(word.lower(), word) for word in found]
@@ -165,7 +165,7 @@ def column_of(file: str, name: str, words: Sequence[str], places: NDArray[np.obj
 
 
 def number(word: str) -> float:
-    """Read a number in plain digits that float32 can hold; NaN if it is none.
+    """Return the number that a word spells in plain digits; NaN if none, or beyond float32.
 
     >>> [number(word) for word in ("1e3", "1_000", "1,5", "1e39", "inf")]
     [1000.0, nan, nan, nan, nan]
@@ -179,14 +179,14 @@ def number(word: str) -> float:
 
 
 def is_missing(word: str) -> bool:
-    """Say whether a cell has no value: empty, "NA", "n/a", "NaN", "null" or a full stop."""
+    """Return whether a cell has no value: empty, "NA", "n/a", "NaN", "null" or a full stop."""
     return word.lower() in NO_VALUE
 
 
 def read(path: str) -> dict[str, Column]:
-    """Read the columns of a CSV file with a header, by name; empty rows are passed over.
+    """Read the columns of a CSV file with a header, by name, skipping empty rows.
 
-    A column without a name is called "(column 3)", by its place.
+    A column without a name is named by its position, as "(column 3)".
     """
     lines, rows = [], []
     refuse_no_file(path)
@@ -218,7 +218,7 @@ def read(path: str) -> dict[str, Column]:
 
 
 def _records(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line where a row begins and its cells, of rows with anything in them."""
+    """Yield the first line number and the cells of each non-empty row."""
     reader = csv.reader(file, strict=True, skipinitialspace=True)
     first = 1
     for cells in reader:
@@ -230,7 +230,7 @@ def _records(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
 def _names(path: str, header: list[str]) -> list[str]:
     names = [composed(name) or UNNAMED.format(place) for place, name in enumerate(header, 1)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{path}: expected no two columns alike, found {listed(twice)} twice")
+        raise ValueError(f"{path}: expected distinct column names, found {listed(twice)} twice")
     for sign in (";", "\t") if len(names) == 1 else ():
         if sign in names[0]:
             raise ValueError(
@@ -241,7 +241,7 @@ def _names(path: str, header: list[str]) -> list[str]:
 
 
 def complete(used: Collection[Column], missing: Missing) -> Rows:
-    """Return which rows have a value in all columns that are used: bool [N]; refuse others."""
+    """Return the rows with a value in all used columns, bool [N], or raise ValueError."""
     whole: Rows = ~np.any([column.gaps for column in used], axis=0)
     if whole.all() or (missing == "drop" and whole.any()):
         return whole

@@ -1,6 +1,6 @@
-"""Warnings about columns that clients spell, code or measure in different ways, and odd cells.
+"""Warnings about columns with inconsistent spellings, codes or units, and about odd cells.
 
-Those about several clients are found from the sums that they exchange.
+Differences between clients are found from their column summaries.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from pyrofl.data.tables.column_summary import ColumnSummary
 from pyrofl.data.tables.columns import Column, Rows
 from pyrofl.data.tables.wording import listed
 
-CODES = (-9999, -999, -99, -9, 99, 999, 9999, 99999)  # that often stand for missing values
+CODES = (-9999, -999, -99, -9, 99, 999, 9999, 99999)  # often used for missing values
 ROW_NUMBER = re.compile(r"(?i)(^|[_ ])(id|index|idx|row|nr|unnamed: \d+)$")
 TOTALS = frozenset(("total", "totals", "sum", "all", "mean", "average", "gesamt", "summe"))
-FEW = 10  # different numbers up to which they may be codes that mean something
-MOST_OF = 0.9  # share of the variance of a column that comes from one cell
-CLEAR = 5.0  # times that numbers in another unit are larger, where fewer values will do
-FEWEST = 10  # values of a client from which its mean and standard deviation are compared
-ENOUGH = 20  # of them where the factor is less than clear
-LARGER = 1.8  # times that numbers in another unit are larger, at least
+FEW = 10  # largest number of different values that may be meaningful codes
+MOST_OF = 0.9  # fraction of a column's variance that a single cell explains
+CLEAR = 5.0  # ratio of numbers in two units from which few values suffice
+FEWEST = 10  # values of a client for a comparison of mean and standard deviation
+ENOUGH = 20  # values for ratios below CLEAR
+LARGER = 1.8  # smallest ratio of numbers in two units
 APART = 4.0  # standard deviations of the smaller numbers between two means
 ALIKE = 0.1  # difference of the logs of the two ratios, besides one standard error
-FEW_ROWS = 20  # from which values that come back may show a rule
-ENOUGH_IN_ORDER = 50  # numbers that are in one order in two columns
-LEAST_ONCE = 5.0  # rows that occur once, to be expected if equal rows were due to chance
-MOST_COPIES = 0.2  # share of the test rows
+FEW_ROWS = 20  # rows from which repeated values may show a rule
+ENOUGH_IN_ORDER = 50  # numbers for a monotone relation of two columns
+LEAST_ONCE = 5.0  # number of unique rows expected if equal rows were due to chance
+MOST_COPIES = 0.2  # fraction of the test rows
 FAHRENHEIT = (1.8, 32.0)  # of degrees Celsius
 
 
 def key_of(word: str) -> str:
-    """Return what spellings of one word have in common: no case, width, kind of dash, and so on.
+    """Return a normalized key, equal for words that differ only in case, width, dashes or blanks.
 
     >>> key_of("New  York") == key_of("new york"), key_of("St-L\u00f4") == key_of("ST\u2013L\u00d4")
     (True, True)
@@ -48,7 +48,7 @@ def key_of(word: str) -> str:
 
 
 def spellings(words: Iterable[str]) -> list[list[str]]:
-    """Return the groups of different words that are spellings of one, or initials of it."""
+    """Return groups of different words that are spellings of one word, or its initials."""
     found: dict[str, list[str]] = {}
     for word in dict.fromkeys(words):
         found.setdefault(key_of(word), []).append(word)
@@ -60,7 +60,7 @@ def spellings(words: Iterable[str]) -> list[list[str]]:
 
 
 def of_words(column: str, words: Iterable[str], kind: str) -> str:
-    """Return a warning about words of a column that differ in case or blanks alone, or ""."""
+    """Return a warning about words of a column that differ only in case or blanks, or ""."""
     groups = [" and ".join(map(repr, group)) for group in spellings(words)]
     if not groups:
         return ""
@@ -71,9 +71,9 @@ def of_words(column: str, words: Iterable[str], kind: str) -> str:
 
 
 def of_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
-    """Return a warning about categories that clients write in different ways, or "".
+    """Return a warning about inconsistent spellings of categories between clients, or "".
 
-    It is about spellings of one word, and about clients without a common category.
+    It covers spellings of one word, and clients without a common category.
     """
     owners: dict[str, list[str]] = {}
     for client, sums in told.items():
@@ -92,7 +92,7 @@ def of_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
 
 
 def without_common_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
-    """Return a warning about a client none of whose categories another client has, or ""."""
+    """Return a warning about a client that shares no category with the other clients, or ""."""
     for client, sums in told.items():
         others = {w for name, one in told.items() if name != client for w in one.levels or ()}
         own = set(sums.levels or ())
@@ -106,10 +106,10 @@ def without_common_levels(column: str, told: Mapping[str, ColumnSummary]) -> str
 
 
 def of_numbers(column: Column) -> str:
-    """Return a warning about numbers that are hardly measurements, or "".
+    """Return a warning about numbers that are unlikely to be measurements, or "".
 
     They are codes for missing values, such as -999; row numbers and dates written as numbers; and
-    a single number from which nearly all the variance of the column comes.
+    a single number that explains nearly all the variance of the column.
     """
     values = column.numbers[~np.isnan(column.numbers)]
     distinct = np.unique(values)
@@ -140,7 +140,7 @@ def of_numbers(column: Column) -> str:
         at = int(np.nanargmax(np.abs(column.numbers - values.mean())))
         return (
             f"{told} {column.words[at]} in {column.places[at]}, from which nearly all its variance "
-            f"comes (the median is {np.median(values):g}); correct the cell if it is a mistake"
+            f"comes (the median is {np.median(values):g}); correct the cell if it is an error"
         )
     return ""
 
@@ -150,7 +150,7 @@ def _is_date(value: float) -> bool:
 
 
 def of_totals(column: Column) -> str:
-    """Return a warning about a group of one row that is called as a sum of the others, or ""."""
+    """Return a warning about a group of one row with the name of a total, or ""."""
     words = column.words.tolist()
     odd = [w for w in dict.fromkeys(words) if key_of(w) in TOTALS and words.count(w) == 1]
     if not odd:
@@ -162,12 +162,11 @@ def of_totals(column: Column) -> str:
 
 
 def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
-    """Return a warning about clients of which the numbers seem to be in another unit, or "".
+    """Return a warning about clients with numbers that seem to be in another unit, or "".
 
     Such numbers have a mean and a standard deviation that are both larger by about one factor, and
-    hardly overlap with the others, which are alike among themselves; or both are as degrees
-    Fahrenheit are to degrees Celsius. The client with the median mean is what the others are
-    compared with.
+    hardly overlap with the others, which are similar to each other; or both are related as degrees
+    Fahrenheit and Celsius. Clients are compared with the client of the median mean.
     """
     known = {
         client: sums
@@ -198,7 +197,7 @@ def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
 
 
 def _factor(one: ColumnSummary, other: ColumnSummary) -> float:
-    """Return the factor between numbers in different units; 0 if nothing speaks for units."""
+    """Return the factor between numbers in different units; 0 if their units seem equal."""
     if abs(one.mean) < abs(other.mean):
         factor = _factor(other, one)
         return factor and 1 / factor
@@ -218,7 +217,7 @@ def _factor(one: ColumnSummary, other: ColumnSummary) -> float:
 def in_spelling_and_units(
     clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]
 ) -> list[str]:
-    """Return the warnings about columns, given the sums and the names of all clients."""
+    """Return the warnings about columns, given the summaries and the names of all clients."""
     found = []
     for column in clients[0]:
         told = {name: sums[column] for name, sums in zip(names, clients, strict=True)}
@@ -227,10 +226,10 @@ def in_spelling_and_units(
 
 
 def of_answers(target: Column, features: Sequence[Column]) -> str:
-    """Return a warning about features of which each value stands for one of the target, or "".
+    """Return a warning about features that determine the target one to one, or "".
 
-    Equal columns do, and others between which there is a rule without exception: of values that
-    come back, or a monotone one.
+    Equal columns do, and columns with a rule without exception: a one-to-one mapping of repeated
+    values, or a monotone one.
     """
     found = [column.name for column in features if _is_answer(column, target)]
     if not found:
@@ -243,10 +242,10 @@ def of_answers(target: Column, features: Sequence[Column]) -> str:
 
 
 def _is_answer(feature: Column, target: Column) -> bool:
-    """Return whether there is a one-to-one relation that is hardly due to chance."""
+    """Return whether the columns have a one-to-one relation that is hardly due to chance."""
     one, other = (c.words if np.isnan(c.numbers).any() else c.numbers for c in (feature, target))
     count = len(one)
-    for some in (min(count, FEW_ROWS), count):  # most columns are told apart by few rows
+    for some in (min(count, FEW_ROWS), count):  # few rows rule out most columns
         pairs = set(zip(one[:some].tolist(), other[:some].tolist(), strict=True))
         distinct = len(pairs)
         if not len(set(one[:some])) == distinct == len(set(other[:some])):
@@ -264,11 +263,10 @@ def _is_answer(feature: Column, target: Column) -> bool:
 
 
 def of_copies(rows: Sequence[bytes], is_test: Rows) -> str:
-    """Return a warning about a table in which nearly all rows occur twice or more, or "".
+    """Return a warning about a table in which nearly all rows occur at least twice, or "".
 
-    Were N rows equal by chance, as those of few different values are, some N exp(-N / D) of them
-    would occur once, with D different rows. Copies of all rows leave none. Rows [N] have features,
-    target and client.
+    If N rows with D distinct values were equal by chance, about N exp(-N / D) would occur once;
+    copies of all rows leave none. Rows [N] include features, target and client.
     """
     counts = Counter(rows)
     once = sum(count == 1 for count in counts.values())

@@ -1,4 +1,4 @@
-"""Which columns of a table are features, which of them categories, and why others are left out."""
+"""Selection of the feature columns of a table, with the reasons for omitting the others."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 
 from pyrofl.data.tables.columns import UNNAMED, Column
 
-MOST_LEVELS = 20  # of a column of text that is taken for categories unasked
-FAR_APART = 100.0  # times that one feature varies as much as another
+MOST_LEVELS = 20  # of a column of text used as categories by default
+FAR_APART = 100.0  # ratio of the standard deviations of two features
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
 class Chosen(NamedTuple):
-    """The columns of x."""
+    """Selected feature columns of x, the categorical ones, and the reasons for omitted columns."""
 
     names: tuple[str, ...]
     categories: frozenset[str]
     left_out: dict[str, str]  # column -> why
 
     def numbers_first(self, likelihood: str) -> Chosen:
-        """Put columns of numbers before categories, as a likelihood reads the first feature."""
+        """Order numeric columns before categories, for likelihoods that read the first feature."""
         names = sorted(self.names, key=self.categories.__contains__)
         if names[0] in self.categories:
             told = f"features are categories only: {', '.join(names)}"
-            raise ValueError(f"{told}; expected numbers as the first of them for {likelihood}")
+            raise ValueError(f"{told}; expected a numeric first feature for {likelihood}")
         return self._replace(names=tuple(names))
 
 
@@ -39,10 +39,10 @@ def choose(
     categories: Sequence[str],
     take_text: bool,
 ) -> Chosen:
-    """Choose the features, those wanted or all that can be, besides the owners.
+    """Select the features: the requested columns, or all suitable ones, without the owners.
 
     Owners are the target and the columns of groups and of test rows. By default all columns of
-    numbers and the `categories` are wanted, and text of few words if `take_text`.
+    numbers and the `categories` are used, and text with few words if `take_text`.
     """
     file, left_out = table[owners[0]].file, dict[str, str]()
     coded = {n for n, c in table.items() if n in categories or (take_text and _few_words(c))}
@@ -63,9 +63,9 @@ def choose(
             left_out[name] = why
     names = tuple(wanted or (name for name in table if name not in (*owners, *left_out)))
     if not names:
-        raise ValueError(f"{file}: no column of numbers besides {owners[0]}; expected features")
+        raise ValueError(f"{file}: no numeric column besides {owners[0]}; expected features")
     if odd := [name for name in categories if name not in names]:
-        raise ValueError(f"{file}: categories are {', '.join(odd)}; expected some of the features")
+        raise ValueError(f"{file}: categories are {', '.join(odd)}; expected names of features")
     for name in names:
         if name not in coded:
             _refuse_no_numbers(table[name], take_text)
@@ -73,7 +73,7 @@ def choose(
 
 
 def far_apart(names: Sequence[str], x: Tensor) -> str:
-    """Say that training rows [N, C] are on very different scales, or ""."""
+    """Return a warning if the scales of training rows [N, C] differ widely, or ""."""
     known = [column[~column.isnan()].double() for column in x.T]
     spread = [float(column.std()) if len(column) > 1 else 0.0 for column in known]
     varying = {name: sd for name, sd in zip(names, spread, strict=True) if sd > 0}
@@ -90,7 +90,7 @@ def far_apart(names: Sequence[str], x: Tensor) -> str:
 
 
 def _few_words(column: Column) -> bool:
-    """Say whether a column holds text of few words, each in two rows on average."""
+    """Return whether a column holds text with few distinct words, each in two rows on average."""
     words = column.words[~column.gaps]
     return not column.is_numeric and 0 < len(set(words)) <= min(MOST_LEVELS, len(words) // 2)
 
@@ -103,7 +103,7 @@ def _refuse_no_numbers(column: Column, take_text: bool) -> None:
 
 
 def _refuse_decimal_commas(column: Column) -> None:
-    """Refuse a column of text that is numbers with decimal commas."""
+    """Raise ValueError if a column of text holds numbers with decimal commas."""
     found = np.array([bool(DECIMAL_COMMA.fullmatch(word)) for word in column.words])
     if not column.is_numeric and found.any() and 2 * found.sum() >= (~column.gaps).sum():
         raise ValueError(f"{column.first(found)}; expected a full stop before decimals, as in 1.5")

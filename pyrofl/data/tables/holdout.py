@@ -1,4 +1,4 @@
-"""Which rows of a table are for testing: a share of each site, the last ones, or as told."""
+"""Test rows of a table: a random fraction of each group, the latest rows, or marked rows."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ TEST = {"test": True, "true": True, "1": True, "train": False, "false": False, "
 
 
 def draw_test_rows(codes: Ints, rng: np.random.Generator, share: float = 0.2) -> Tensor:
-    """Mark a share of the rows of each group [N] (rounded, never all) for testing: bool [N]."""
+    """Mark a random fraction of each group's rows [N] as test rows, never all: bool [N]."""
     return _first_rows(codes, share, rng.permutation)
 
 
 def last_rows(codes: Ints, time: Column, share: float = 0.2) -> Tensor:
-    """Mark the last share of the rows of each group [N], by a column of time: bool [N].
+    """Mark the latest fraction of each group's rows [N], by a time column: bool [N].
 
-    The column holds numbers or dates such as 2026-01-31; rows of one time are in the file's order.
+    The column holds numbers or dates such as 2026-01-31; ties keep the order of the file.
     """
     at = _in_time(time)
     return _first_rows(codes, share, lambda rows: rows[np.argsort(at[rows], kind="stable")][::-1])
 
 
 def _first_rows(codes: Ints, share: float, ordered: Callable[[Ints], Ints]) -> Tensor:
-    """Mark a share of the rows of each group, the first ones once they are ordered."""
+    """Mark the first fraction of each group's rows in the given order."""
     is_test = np.zeros(len(codes), dtype=np.bool_)
     for code in np.unique(codes):
         rows = ordered(np.flatnonzero(codes == code))
@@ -42,7 +42,7 @@ def _first_rows(codes: Ints, share: float, ordered: Callable[[Ints], Ints]) -> T
 
 
 def told_rows(column: Column) -> Tensor:
-    """Read which rows are for testing from a column of 1 and 0, or test and train: bool [N]."""
+    """Return the test rows marked in a column of 1 and 0, or test and train: bool [N]."""
     words = [word.lower().removesuffix(".0") for word in column.words]
     if (bad := np.array([word not in TEST for word in words])).any():
         raise ValueError(f"{column.first(bad)}; expected test or train, 1 or 0")
@@ -50,9 +50,9 @@ def told_rows(column: Column) -> Tensor:
 
 
 def _in_time(time: Column) -> Ints:
-    """Return the place in time of every row [N]."""
+    """Return the rank in time of every row [N]."""
     if time.is_numeric:
-        time.refuse_odd("take another column of time")
+        time.refuse_odd("use another time column")
         return np.unique(time.numbers, return_inverse=True)[1]
     found = list[datetime]()
     for word, place in zip(time.words, time.places, strict=True):
@@ -67,11 +67,11 @@ def _in_time(time: Column) -> Ints:
 
 
 def _date(word: str) -> datetime | None:
-    """Read a date, or a date and a time of day of which the hour may have one digit."""
+    """Return the parsed date and time of day, or None; the hour may have one digit."""
     if (parts := DATE.fullmatch(word)) is None:
         return None
     day, hour, rest, zone = parts.groups("")
-    # `fromisoformat` takes up to six digits of a second; nanoseconds are rounded down.
+    # `fromisoformat` accepts up to six digits of a second; nanoseconds are rounded down.
     rest = re.sub(r"(\.\d{6})\d+", r"\1", rest)
     clock = f"T{int(hour):02}{rest}{zone}" if hour else ""
     try:

@@ -1,9 +1,9 @@
-"""How columns of a table become features, found without pooling any rows.
+"""Preprocessing of table columns into features, from summaries instead of pooled rows.
 
-Every client tells of each column how many values and gaps its training rows have, their mean and
-the sum of squared deviations from it, or which categories there are; see `summarize_columns`. Sums
-of those are what the pooled rows would give, and make a `Preprocessor`: a value that is stored with
-a run and applied to new rows.
+Every client reports a summary of each column of its training rows: counts of values and gaps,
+mean, sum of squared deviations, or the categories; see `summarize_columns`. The sums of these equal
+those of the pooled rows, and define a `Preprocessor`, which is stored with a run and applied to new
+rows.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ Prepare = Literal["standardize", "none"]
 """Whether columns of numbers get mean 0 and standard deviation 1 over the training rows."""
 
 Unseen = Literal["refuse", "zero"]
-"""What becomes of a category that no client told of: refused, or 0 in all its column's features."""
+"""Treatment of categories without a training row: an error, or 0 in all features of the column."""
 
 GAP = "{} is missing"
-FAR = 20.0  # standard deviations, beyond which training says nothing of a number
+FAR = 20.0  # standard deviations beyond which a number is an outlier
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """How one column becomes features: (value - centre) / scale, or a 0/1 feature per level."""
+    """Preprocessing of one column: (value - centre) / scale, or a 0/1 feature per level."""
 
     name: str
     centre: float = 0.0
     scale: float = 1.0
     levels: tuple[str, ...] | None = None  # None: numbers
-    filler: float | None = None  # what a gap counts as; None: gaps are refused
-    marked: bool = False  # whether a 0/1 feature tells the gaps
+    filler: float | None = None  # replacement of a gap; None: gaps are errors
+    marked: bool = False  # whether a 0/1 feature indicates the gaps
 
     @property
     def is_standardised(self) -> bool:
-        """Whether it holds numbers that are centred or scaled."""
+        """Whether the column holds numbers that are centred or scaled."""
         return self.levels is None and (self.centre, self.scale) != (0.0, 1.0)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of its features."""
+        """Names of the column's features."""
         of = (self.name,) if self.levels is None else (f"{self.name}={w}" for w in self.levels)
         return (*of, *((GAP.format(self.name),) if self.marked else ()))
 
     def encode(self, values: Numbers, levels: Sequence[str] | None) -> list[Numbers]:
-        """Return its features [N] each, of numbers or of codes of `levels`; NaN is a gap."""
+        """Return the column's features, [N] each, of numbers or codes of `levels`; NaN is a gap."""
         gaps = np.isnan(values)
         if self.levels is None:
             full = values if self.filler is None else np.where(gaps, self.filler, values)
@@ -74,7 +74,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """How the columns of a table become the features of x."""
+    """Preprocessing of the columns of a table into the features of x."""
 
     columns: tuple[Prepared, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)  # column -> why it is no feature
@@ -89,18 +89,18 @@ class Preprocessor:
         plain: Sequence[str] = (),
         names: Sequence[str] = (),
     ) -> Preprocessor:
-        """Make it of what the clients tell of their columns, see `summarize_columns`.
+        """Build the preprocessor from the clients' column summaries, see `summarize_columns`.
 
-        A column of which clients seem to use different units, or different spellings of one
-        category, is named in a warning.
+        A warning names each column in which clients seem to use different units, or different
+        spellings of one category.
 
         Args:
-            told: of each client, column -> what it tells; all of the same columns.
-            scaling: "standardize", or "none" to leave numbers as they are.
-            fill: put the mean where a number is missing, and mark that by a 0/1 feature of its own
-                (for models that draw such values); otherwise gaps are refused.
-            plain: columns of numbers that are left as they are in any case.
-            names: of the clients, for warnings; default "client 0", "client 1"...
+            told: of each client, column -> summary; the same columns for all clients.
+            scaling: "standardize", or "none" to keep numbers unchanged.
+            fill: replace missing numbers by the mean, and add a 0/1 indicator feature
+                (for models that draw such values); otherwise gaps are errors.
+            plain: columns of numbers that are never scaled.
+            names: names of the clients, for warnings; default "client 0", "client 1"...
 
         Raises:
             ValueError: if there is no client, or clients differ in columns or in their kinds.
@@ -135,29 +135,29 @@ class Preprocessor:
 
     @property
     def plain(self) -> bool:
-        """Whether the columns are the features as they are."""
+        """Whether the features are the unchanged columns."""
         return all(column == Prepared(column.name) for column in self.columns)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of the features of x: columns, "COLUMN=LEVEL" and "COLUMN is missing"."""
+        """Names of the features of x: columns, "COLUMN=LEVEL" and "COLUMN is missing"."""
         return tuple(name for column in self.columns for name in column.features)
 
     @property
     def centre(self) -> Tensor:
-        """What was taken off each feature, in units of its column: float64 [F]."""
+        """Number subtracted from each feature, in units of its column: float64 [F]."""
         found = [c.centre if own else 0.0 for c, own in self._owners]
         return torch.tensor(found, dtype=torch.float64)
 
     @property
     def scale(self) -> Tensor:
-        """What each feature was divided by, in units of its column: float64 [F]."""
+        """Divisor of each feature, in units of its column: float64 [F]."""
         found = [c.scale if own else 1.0 for c, own in self._owners]
         return torch.tensor(found, dtype=torch.float64)
 
     @property
     def _owners(self) -> list[tuple[Prepared, bool]]:
-        """The column of each feature, and whether the feature is its numbers."""
+        """Column of each feature, and whether the feature is the column's numbers."""
         return [(c, name == c.name) for c in self.columns for name in c.features]
 
     @checked
@@ -165,12 +165,13 @@ class Preprocessor:
         """Return the features of a table's rows: float32 [N, F].
 
         Args:
-            table: the path of a file, a data frame, or a dict of columns, in any order and with
-                others beside them.
-            unseen: what becomes of categories that no client told of.
+            table: path of a file, data frame, or dict of columns, in any order; additional columns
+                are ignored.
+            unseen: "refuse" raises an error for categories without a training row; "zero" sets
+                their features to 0.
 
         Raises:
-            ValueError: naming the column, the place and the value that cannot be, if there is one.
+            ValueError: names the column, the place and the value that is invalid.
         """
         columns = columns_of(table)
         raw = [self._raw(column, columns, unseen) for column in self.columns]
@@ -182,7 +183,7 @@ class Preprocessor:
         levels: Mapping[str, Sequence[str] | None],
         names: Sequence[str] | None = None,
     ) -> Tensor:
-        """Return features [N, F] of numbers and codes of levels [N, C]; names of their columns."""
+        """Return features [N, F] from numbers and codes of levels [N, C] of the named columns."""
         names = [column.name for column in self.columns] if names is None else list(names)
         places = (raw[:, names.index(column.name)] for column in self.columns)
         found = [
@@ -193,13 +194,13 @@ class Preprocessor:
         return torch.from_numpy(np.stack(found, 1).astype(np.float32))
 
     def find_outlier(self, features: Tensor) -> tuple[int, Prepared, float] | None:
-        """Find the number that lies farthest from its column's mean in training, beyond 20 sd.
+        """Return the number farthest from its training mean, if beyond 20 standard deviations.
 
         Args:
-            features: of new rows, [N, F].
+            features: features of new rows, [N, F].
 
         Returns:
-            Its row, its column and how many standard deviations it is off; None: there is none.
+            Its row, its column and its distance in standard deviations; None if there is none.
         """
         at = [i for i, (c, own) in enumerate(self._owners) if own and c.is_standardised]
         if not at or not len(features):
@@ -212,13 +213,13 @@ class Preprocessor:
         return row, self._owners[at[i]][0], float(features[row, at[i]])
 
     def on_raw_scale(self, weight: Any, bias: Any = 0.0) -> tuple[Any, Any]:
-        """Return coefficients per unit of the columns, and the intercept where columns are 0.
+        """Return coefficients per unit of the original columns, and the intercept at columns of 0.
 
-        bias + weight · x is the same as raw bias + raw weight · columns, gaps being the means.
+        bias + weight · x equals raw bias + raw weight · columns, with gaps as the means.
 
         Args:
-            weight: of a linear model, tensor or array [..., F], such as draws of them.
-            bias: [...], or a number.
+            weight: coefficients of a linear model, tensor or array [..., F], such as draws of them.
+            bias: intercepts [...], or a number.
 
         Raises:
             ValueError: if the last axis of weight is not one of the F features.
@@ -238,15 +239,15 @@ class Preprocessor:
         return raw, bias - (raw * centre).sum(-1)
 
     def to_json(self) -> str:
-        """Return all of it as a text, from which `from_json` makes the same to the last bit."""
+        """Return the preprocessor as JSON text, which `from_json` restores exactly."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Preprocessor:
-        """Read what `to_json` wrote.
+        """Return the preprocessor stored in the JSON text of `to_json`.
 
         Raises:
-            ValueError: if the text is of no preparation.
+            ValueError: if the text is not such a preprocessor.
         """
         try:
             found = json.loads(text)
@@ -257,7 +258,7 @@ class Preprocessor:
             raise ValueError(f"no preparation ({told}); expected what `to_json` wrote") from error
 
     def summary(self) -> str:
-        """Tell in one line what became of the columns."""
+        """Return a one-line summary of the preprocessing of the columns."""
         moved = [c.name for c in self.columns if c.is_standardised]
         coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels is not None]
         marked = [c.name for c in self.columns if c.marked]
@@ -276,7 +277,7 @@ class Preprocessor:
         if column.gaps.any() and how.filler is None:
             raise ValueError(
                 f"{column.label} lacks a value in {column.places[column.gaps.argmax()]}; expected "
-                "one, as no gaps were filled in the rows that it was prepared by"
+                "one, as training did not fill gaps (missing='impute' does)"
             )
         if how.levels is None:
             column.refuse_odd("fill in a number")
@@ -292,20 +293,21 @@ class Preprocessor:
 
 @dataclass(frozen=True, eq=False)
 class PreprocessingPlan:
-    """How the columns of x [N, C] become features: numbers, codes of `levels`, NaN for gaps."""
+    """Preprocessing plan for columns of x [N, C]: numbers, codes of `levels`, NaN for gaps."""
 
     columns: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of columns of codes
     scaling: Prepare = "standardize"
     fill: bool = False
-    plain: tuple[str, ...] = ()  # columns that are left as they are
+    plain: tuple[str, ...] = ()  # columns that are never scaled
 
     def follow(
         self, raw: Tensor, train: Sequence[Ints], names: Sequence[str] = ()
     ) -> tuple[Tensor, Preprocessor, dict[str, str]]:
-        """Return features of all rows by what the training rows of each client tell.
+        """Return features of all rows, preprocessed by summaries of the clients' training rows.
 
-        Also returns which categories none of them has: they are 0 in all features of their column.
+        Also returns the preprocessor and the categories without a training row, which are 0 in all
+        features of their column.
         """
         if list(raw.shape[1:]) != [len(self.columns)]:
             raise ValueError(
@@ -324,7 +326,7 @@ class PreprocessingPlan:
         }
 
     def _unseen(self, values: Numbers, made: Preprocessor) -> dict[str, str]:
-        """Tell of each column the categories that no client trains on, and in how many rows."""
+        """Return each column's categories without a training row, with their numbers of rows."""
         known = {column.name: column.levels for column in made.columns}
         found = {}
         for name, codes in zip(self.columns, values.T, strict=True):
@@ -336,26 +338,26 @@ class PreprocessingPlan:
 
 
 def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:
-    """Sort categories, numbers as such before other words; refuse one number written twice."""
+    """Sort categories, numbers first; raise ValueError if a number is written in two ways."""
     ways: dict[float, str] = {}
     for word in levels:
         value = number(word)
         if not isnan(value) and ways.setdefault(value, word) != word:
             told = f"column {name} has categories {ways[value]!r} and {word!r}"
-            raise ValueError(f"{told}; expected one way to write a number that is a name")
+            raise ValueError(f"{told}; expected one spelling of each category")
     texts = set(levels) - set(ways.values())
     return (*(ways[value] for value in sorted(ways)), *sorted(texts))
 
 
 def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]]) -> None:
     if not clients:
-        raise ValueError("nobody told anything of its columns; expected at least one client")
+        raise ValueError("there is no column summary; expected those of at least one client")
     first = clients[0]
     for place, client in enumerate(clients):
         for name in dict.fromkeys((*first, *client)):
             if name not in first or name not in client:
-                told = f"client {place} {'tells' if name in client else 'does not tell'} of column"
-                raise ValueError(f"{told} {name}; expected the same columns of all")
+                told = f"client {place} {'has' if name in client else 'does not have'} column"
+                raise ValueError(f"{told} {name}; expected the same columns for all clients")
             if (first[name].levels is None) != (client[name].levels is None):
                 raise ValueError(
                     f"column {name} holds numbers at one of client 0 and client {place}, and "
@@ -364,7 +366,7 @@ def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]]) -> None:
 
 
 def _read(column: Mapping[str, Any]) -> Prepared:
-    """Make a prepared column of what JSON has of it."""
+    """Return the prepared column stored as JSON."""
     found = Prepared(**column)
     if found.levels is not None:
         found = Prepared(**{**column, "levels": tuple(map(str, found.levels))})

@@ -1,4 +1,4 @@
-"""What of a user's file became a data set, and what of it did not."""
+"""Origin of x and y in a user's file, with the omitted rows and columns."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ LEARNED = "normal:learned"  # name of the likelihood of numbers with noise of a 
 
 @dataclass(frozen=True, eq=False)  # a federation has to be hashable
 class Source:
-    """Where x and y come from: columns of a table, arrays of a file."""
+    """Columns of a table, or arrays of a file, that x and y come from."""
 
     target: str
     features: tuple[str, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)  # column -> why it is no feature
-    dropped: int = 0  # rows that were left out, as they lack a value
-    lacking: Mapping[str, int] = field(default_factory=dict)  # column -> how many of them lack it
-    lost: tuple[str, ...] = ()  # groups that have no other rows than those
+    left_out: Mapping[str, str] = field(default_factory=dict)  # column -> reason
+    dropped: int = 0  # number of rows dropped because of missing values
+    lacking: Mapping[str, int] = field(default_factory=dict)  # column -> its missing values
+    lost: tuple[str, ...] = ()  # groups without any row left
     reordered: tuple[str, ...] = ()  # files whose columns come in another order
-    unseen: Mapping[str, str] = field(default_factory=dict)  # column -> categories nobody trains on
-    scales: str = ""  # what to say where features are on very different ones
-    centre: float = 0.0  # mean of a numeric target over the training rows, if it is standardised
-    scale: float = 1.0  # its standard deviation there; both are by sums over clients
-    preparation: Preprocessor | None = None  # how columns became features; None: it is to come
+    unseen: Mapping[str, str] = field(default_factory=dict)  # column -> untrained categories
+    scales: str = ""  # warning about very different scales of features
+    centre: float = 0.0  # training mean of a numeric target, if it is standardized
+    scale: float = 1.0  # its training standard deviation; both are from sums over clients
+    preparation: Preprocessor | None = None  # None: not yet known
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that features are made of."""
+        """Columns that the features are computed from."""
         made = self.preparation
         return self.features if made is None else tuple(column.name for column in made.columns)
 
     @property
     def is_standardised(self) -> bool:
-        """Whether the likelihood reads network outputs as those of a standardised target."""
+        """Whether the network predicts the standardized target."""
         return (self.centre, self.scale) != (0.0, 1.0)
 
     def units(self) -> dict[str, str | float]:
-        """Return attributes that state the units of a posterior, of a standardised target alone."""
+        """Return attributes with the units of a posterior, for a standardized target only."""
         if not self.is_standardised:
             return {}
         return {
@@ -55,7 +55,7 @@ class Source:
         }
 
     def summary(self) -> dict[str, str]:
-        """Tell what y and x are, and what was left out."""
+        """Return a summary of target, features and omitted rows and columns as label -> text."""
         reasons: dict[str, list[str]] = {}
         for name, why in self.left_out.items():
             reasons.setdefault(why, []).append(name)
@@ -78,7 +78,7 @@ class Source:
         return {name: text for name, text in told.items() if text}
 
     def to_json(self) -> dict[str, Any]:
-        """Tell all fields, as JSON has them."""
+        """Return all fields as JSON-compatible values."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         found |= {n: list(v) for n, v in found.items() if isinstance(v, tuple)}
         found |= {n: dict(v) for n, v in found.items() if isinstance(v, Mapping)}
@@ -87,7 +87,7 @@ class Source:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Source:
-        """Read what `to_json` told."""
+        """Return the source stored in the values of `to_json`."""
         found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
         if (made := found.get("preparation")) is not None:
             found["preparation"] = Preprocessor.from_json(json.dumps(made))

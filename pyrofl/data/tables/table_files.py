@@ -1,4 +1,4 @@
-"""Tables of a user: one file, several (one for each site), a data frame; CSV or Parquet."""
+"""Tables from one file, one file per site, or a data frame; CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pyrofl.data.tables.columns import Column, Parsed, column_of, read
 from pyrofl.data.tables.wording import composed, listed, refuse_no_file
 
 KINDS = (".csv", ".parquet")
-FEWEST = 10  # rows from which two files that are the same are no coincidence
-SITE = "site"  # what the column is called that says of which file a row is
+FEWEST = 10  # rows from which equal files are no coincidence
+SITE = "site"  # name of the column with the file of each row
 
 Columns = dict[str, Column]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name, and of which site every row is where each has a file of its own."""
+    """Columns by name and, with several files, the site (file) of every row."""
 
     columns: Columns
     sites: tuple[str, ...] = ()  # in the order of the files; () of one file
@@ -35,9 +35,9 @@ class Table:
 
 
 def load_table(path: str, needed: Collection[str] | None = None) -> Table:
-    """Read one file, all of a folder, or several with commas between; columns go by their names.
+    """Read one file, all files of a folder, or several separated by commas, with columns by name.
 
-    Several files are sites, called as the files are. All have the same columns, or those `needed`.
+    Several files are sites with the files' names. All need the same columns, or those `needed`.
     """
     files = files_of(path)
     if len(files) == 1:
@@ -66,12 +66,12 @@ def load_table(path: str, needed: Collection[str] | None = None) -> Table:
 
 
 def read_file(path: str) -> Columns:
-    """Read the columns of a file of one of the `KINDS`; what is not Parquet is taken for CSV."""
+    """Read the columns of a file, CSV unless its name ends in .parquet."""
     return _parquet(path) if path.endswith(".parquet") else read(path)
 
 
 def columns_of(table: Any) -> Columns:
-    """Return the columns of a path, a data frame, a dict of lists, or columns as they are."""
+    """Return the columns of a path, a data frame, a dict of lists, or a dict of columns."""
     if isinstance(table, str | Path):
         return load_table(str(table)).columns
     if hasattr(table, "columns") and hasattr(table, "iloc"):  # pandas may not be there
@@ -81,14 +81,14 @@ def columns_of(table: Any) -> Columns:
             return dict(table)
         lengths = {name: len(values) for name, values in table.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"the table has columns of {lengths} values; expected as many in each")
+            raise ValueError(f"the table has columns of {lengths} values; expected equal lengths")
         return {str(name): _column("the table", str(name), v) for name, v in table.items()}
     told = f"the table is a {type(table).__name__}"
     raise ValueError(f"{told}; expected a path, a data frame, or a dict of columns")
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files of a path: one file, all of a folder, or several with commas between."""
+    """Return the files of a path: one file, all of a folder, or several separated by commas."""
     refuse_no_file(path)
     if os.path.isdir(path):
         try:
@@ -105,7 +105,7 @@ def files_of(path: str) -> list[str]:
 
 
 def _are_copies(one: Columns, other: Columns) -> bool:
-    """Return whether two tables have the same cells in the same columns, and rows enough."""
+    """Return whether two tables have equal cells in the same columns, and enough rows."""
     if one.keys() != other.keys() or len(next(iter(one.values())).words) < FEWEST:
         return False
     return all(np.array_equal(one[name].words, other[name].words) for name in one)
@@ -114,7 +114,7 @@ def _are_copies(one: Columns, other: Columns) -> bool:
 def _refuse_other_columns(
     told: str, table: Columns, wanted: Sequence[str], first: str, all_alike: bool
 ) -> None:
-    """Refuse a file that lacks a column or, if `all_alike`, has another one."""
+    """Raise ValueError that a file lacks a column or, if `all_alike`, has an additional one."""
     lacks = [name for name in wanted if name not in table]
     extra = [name for name in table if name not in wanted] if all_alike else []
     if not lacks:
@@ -131,7 +131,7 @@ def _refuse_other_columns(
 
 
 def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Column:
-    """Put a column's parts, one of each file, below each other."""
+    """Concatenate the parts of a column from several files."""
     parts = _all_boolean(parts)
     places, kinds = list[str](), dict[str, str]()  # kind -> the first file of it, in words
     for name, part in zip((Path(file).name for file in files), parts, strict=True):
@@ -144,14 +144,14 @@ def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Colum
     mixed = [kinds[kind] for kind in ("True or False", "text", "numbers") if kind in kinds]
     if len(mixed) > 1:
         whole = replace(whole, clash=f"{whole.label} holds {mixed[0]}, and {mixed[1]}")
-        if "True or False" in kinds:  # which is text beside others
+        if "True or False" in kinds:  # booleans count as text next to other kinds
             return whole
     numbers = np.concatenate([part.numbers for part in parts])
     return replace(whole, known=Parsed(numbers, [*kinds] == ["True or False"]))
 
 
 def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
-    """Write 1 and 0 as True and False where another file has these, and there are no others."""
+    """Replace 1 and 0 by True and False if another file has booleans and no other numbers exist."""
     some = any(part.is_boolean for part in parts)
     others = [part.numbers for part in parts if not part.is_boolean]
     if not some or not all(np.isin(found[~np.isnan(found)], (0, 1)).all() for found in others):
@@ -166,7 +166,7 @@ def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
 
 
 def _parquet(path: str) -> Columns:
-    """Read a Parquet file by pandas."""
+    """Read a Parquet file with pandas."""
     refuse_no_file(path)
     try:
         import pandas as pd
@@ -174,8 +174,7 @@ def _parquet(path: str) -> Columns:
         frame = pd.read_parquet(path)
     except ImportError as error:
         raise ValueError(
-            f"{path} needs pandas and pyarrow to be read; expected pip install 'pyrofl[tables]', "
-            "or a CSV file"
+            f"{path} needs pandas and pyarrow: pip install 'pyrofl[tables]', or use a CSV file"
         ) from error
     except Exception as error:  # what is damaged in a file fails in many ways
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -188,14 +187,14 @@ def _of_frame(file: str, frame: Any) -> Columns:
         told = f"{len(frame)} rows and {len(frame.columns)} columns"
         raise ValueError(f"{file} has {told}; expected at least one of each")
     if twice := frame.columns[frame.columns.duplicated()].map(str).tolist():
-        raise ValueError(f"{file}: expected no two columns alike, found {listed(twice)} twice")
+        raise ValueError(f"{file}: expected distinct column names, found {listed(twice)} twice")
     whole = frame.astype(object).where(frame.notna(), None)
     called = {name: composed(str(name)) for name in frame}
     return {called[name]: _column(file, called[name], whole[name].tolist()) for name in frame}
 
 
 def _column(file: str, name: str, values: Any) -> Column:
-    """Make a column of values in memory; None and masked values are gaps."""
+    """Build a column from values in memory; None and masked values are gaps."""
     words = [_word(value) for value in values]
     places = np.array([f"row {row}" for row in range(1, len(words) + 1)], dtype=object)
     return column_of(file, name, words, places)

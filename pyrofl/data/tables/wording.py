@@ -1,4 +1,4 @@
-"""How messages list names, and what cannot be a file."""
+"""Lists of names for messages, Unicode normalization, and a check of file paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST = 8  # names that are listed before the rest is counted
 
 
 def listed(words: Sequence[str], most: int = MOST) -> str:
-    """List some words, and say how many more there are.
+    """Return a comma-separated list of the first words and the number of the others.
 
     >>> listed("abcd", 3), listed("abc", 3)
     ('a, b, c and 1 more', 'a, b, c')
@@ -20,12 +20,12 @@ def listed(words: Sequence[str], most: int = MOST) -> str:
 
 
 def composed(text: str) -> str:
-    """Return a text in Unicode's composed form (NFC), in which equal texts have equal letters."""
+    """Return a text in Unicode's composed form (NFC), so that equal texts have equal characters."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def refuse_no_file(path: str) -> None:
-    """Refuse what would be waited for or read without end: a pipe, a device."""
+    """Raise ValueError if a path is a pipe or device, which cannot be read twice."""
     if "\0" in path:
         raise ValueError(f"{path!r} has a NUL in it; expected the path of a file")
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
