@@ -280,6 +280,7 @@ class Federation(FederationFields, Summarised):
         blind: bool = False,
     ) -> Batch:
         """Return the batch of the given rows [C, B], or [T, C, B] for T steps.
+
         A `share` [..., C, 1] avoids counting the rows. If `blind`, x is empty: it is not read.
         """
         flat, table = rows.flatten().to(self.x.device), self.x[:, :0] if blind else self.x

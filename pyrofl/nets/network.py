@@ -58,8 +58,8 @@ class Network(Summarised):
             module: maps rows [B, *x] to outputs [B, outputs], each row independently.
             head: shell patterns separated by spaces; default: the last trainable layer.
             pretrained: start at the module's values, such as pretrained ones, instead of drawing
-                new ones. Runs with different seeds then start alike, as do states that a method would
-                initialize differently (branches, clusters).
+                new ones. Runs with different seeds then start alike, as do states that a method
+                would initialize differently (branches, clusters).
 
         Raises:
             ValueError: if the module has no trainable parameter, no name matches `head`, or a
@@ -107,7 +107,7 @@ class Network(Summarised):
         return tuple(f"{path}_{axis}".replace(".", "_").lstrip("_") for axis in axes)
 
     def init(self, generator: Generator) -> Tensors:
-        """Return initial values of the trainable parameters, [*p], on the CPU; see `init_module`."""
+        """Return initial values of trainable parameters, [*p], on the CPU; see `init_module`."""
         start = self.init_module(generator)
         return {n: start.get_parameter(n).detach() for n in self.shapes}
 

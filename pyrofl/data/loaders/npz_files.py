@@ -66,8 +66,8 @@ def load_npz(path: str, *, target: str | None = None, client_column: str | None 
     for place, word in enumerate(groups):
         if is_missing(word):
             arrays.refuse(
-                str(client_column), f"has {word!r} for image {place}", "whose each image is"
-            str(client_column), f"has {word!r} for image {place}", "a client for each image"
+                str(client_column), f"has {word!r} for image {place}", "a client for each image"
+            )
     codes, names = codes_of(groups)
     images = _decoded(arrays) if "jpeg" in arrays.headers else arrays.read("images", "B")
     return replace(
