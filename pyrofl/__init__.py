@@ -1,4 +1,4 @@
-"""Bayesian and personalised federated learning on Pyro.
+"""Bayesian and personalized federated learning on Pyro.
 
 A method is a Pyro model and guide, a local schedule and a server update; one loop runs them all.
 We use Pyro's effect handlers and distributions, but not its global parameter store.
@@ -97,7 +97,7 @@ MODULES = {
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Load one of the modules, when it is first asked for."""
+    """Import a module of the package on first access."""
     if name not in MODULES:
         raise AttributeError(f"module 'pyrofl' has no attribute {name!r}")
     globals()[name] = found = import_module(MODULES[name])
@@ -105,5 +105,5 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    """Name what is for users, loaded or not."""
+    """Return the public names, loaded or not."""
     return sorted([*__all__, *MODULES, "__version__"])

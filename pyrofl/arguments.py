@@ -1,4 +1,4 @@
-"""What arguments may be, declared once where they stand in a signature, and checked there.
+"""Validation of arguments by the types declared in a signature.
 
     @checked
     def build(net: Network, *, lr: Positive = 0.01, epochs: Count = 5, order: Order = "exact"):
@@ -39,7 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included unless they are said to be open."""
+    """Range of numbers from `low` to `high`, both included unless declared open."""
 
     low: float = -inf
     high: float = inf
@@ -47,12 +47,12 @@ class Range:
     open_high: bool = False
 
     def __contains__(self, value: float) -> bool:
-        """Say whether a number lies inside; NaN does not."""
+        """Return whether a number lies in the range; NaN does not."""
         above = value > self.low if self.open_low else value >= self.low
         return above and (value < self.high if self.open_high else value <= self.high)
 
     def __str__(self) -> str:
-        """Tell the range, as it ends a sentence that begins with "expected a number"."""
+        """Return the range as the end of a sentence that begins with "expected a number"."""
         if self.low == -inf and self.high == inf:
             return ""
         if self.high == inf:
@@ -74,7 +74,7 @@ Whole = Annotated[int, Range(0)]
 
 
 def checked(function: F) -> F:
-    """Let a function refuse arguments outside of what its signature declares."""
+    """Decorate a function so that it validates its arguments by its annotations."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -92,7 +92,7 @@ def checked(function: F) -> F:
 
 
 def check_fields(record: Any) -> None:
-    """Refuse fields of a dataclass outside of what their annotations declare; for __post_init__."""
+    """Raise an error for dataclass fields that violate their annotations; for __post_init__."""
     _refuse_bad(vars(record), _hints(cast("Hashable", type(record))))
 
 
@@ -102,7 +102,7 @@ def _hints(of: Hashable) -> dict[str, Any]:
 
 
 def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Refuse the first value that its annotation does not allow, by the argument's name."""
+    """Raise an error that names the first argument that violates its annotation."""
     for name, value in values.items():
         if name in hints and (expected := _unlike(value, hints[name])):
             is_short = value is None or isinstance(value, str | Real)
@@ -115,7 +115,7 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 class _Allowed(NamedTuple):
-    """What an annotation allows."""
+    """Values that an annotation allows."""
 
     kinds: list[Any]
     ranges: list[Any]  # those of the kinds that are numbers with bounds
@@ -132,7 +132,7 @@ def _allowed(hint: Any) -> _Allowed:
 
 
 def _unlike(value: Any, hint: Any) -> str:
-    """Say what was expected where a value does not suit an annotation; "" if it may."""
+    """Return what is expected if a value violates an annotation; "" if it is valid."""
     kinds, ranges, words = _allowed(hint)
     number = isinstance(value, Real) and not isinstance(value, bool)
     others: list[str] = []
@@ -150,13 +150,13 @@ def _unlike(value: Any, hint: Any) -> str:
 
 
 def _is_checked(kind: Any) -> bool:
-    """Say whether an annotation is a class of ours or torch's, a text, a dict, or a function."""
+    """Return whether an annotation is checked: our and torch's classes, str, dict, callables."""
     meant = isinstance(kind, type) and kind.__module__.partition(".")[0] in CHECKED
     return meant or kind in (str, Path, bool) or get_origin(kind) in WORDS
 
 
 def _may_be(value: Any, kind: Any) -> bool:
-    """Say whether a value may be what an annotation says; what is not checked may be anything."""
+    """Return whether a value matches an annotation; annotations that are not checked match all."""
     if kind is NoneType:
         return value is None
     if kind is bool:
@@ -175,7 +175,7 @@ def _may_be(value: Any, kind: Any) -> bool:
 
 
 def _takes(function: Any, arguments: Any) -> bool:
-    """Return whether a function can be called with these positional arguments, as far as known."""
+    """Return whether a function accepts the given positional arguments, as far as known."""
     if not isinstance(arguments, list):
         return True
     try:
@@ -205,7 +205,7 @@ def _told(kind: Any) -> str:
 
 
 def known(name: str, names: Collection[str], what: str) -> None:
-    """Refuse a name that is not among `names`, telling the nearest one, or else all of them."""
+    """Raise ValueError if a name is not among `names`, with the nearest name or all of them."""
     if name not in names:
         raise ValueError(f"unknown {what} {name!r}; {_hint(name, names)}")
 

@@ -1,4 +1,4 @@
-"""What a docstring says, in parts: a method's headline, paper, equations and use; arguments."""
+"""Parts of docstrings: a method's headline, paper, equations and use; arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPARTURES, USE = "Departures from ", "Use it "
 
 @dataclass(frozen=True)
 class Paper:
-    """The docstring of a method's module."""
+    """Parsed docstring of a method's module."""
 
     name: str  # of the method, as its paper writes it
     headline: str  # what it does, in a line
@@ -24,12 +24,12 @@ class Paper:
 
     @property
     def equations(self) -> tuple[tuple[str, ...], ...]:
-        """The blocks of equations alone."""
+        """Blocks of equations in the docstring."""
         return tuple(part for part in self.parts if not isinstance(part, str))
 
 
 def paper(text: str) -> Paper:
-    r"""Take the docstring of a method's module apart.
+    r"""Parse the docstring of a method's module.
 
     >>> found = paper("A: averages.\n\nB 2020.\n\n    w = 1\n\nUse it always.")
     >>> found.name, found.headline, found.source, found.equations, found.use
@@ -55,7 +55,7 @@ def paper(text: str) -> Paper:
 
 
 def arguments(function: Callable[..., Any]) -> dict[str, str]:
-    """Return what a function's docstring says of its arguments: name -> text.
+    """Return the descriptions of arguments in a function's docstring: name -> text.
 
     >>> def f(a): '''Do.
     ...

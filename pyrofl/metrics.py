@@ -1,4 +1,4 @@
-"""How good predictions are, per client: accuracy, proper scores and calibration.
+"""Metrics of predictions per client: accuracy, proper scores and calibration.
 
 Every function is pure and takes clients side by side, C clients of B rows: y [C, B], the truth;
 mask [C, B] bool, False where a row does not count, such as padding, whatever it holds. A client
@@ -20,7 +20,7 @@ IMPOSSIBLE = -1e30  # log density that stands for all below
 
 
 class Bins(NamedTuple):
-    """Predictions gathered by confidence; empty bins have NaN means."""
+    """Calibration bins of predictions by confidence; empty bins have NaN means."""
 
     rows: Tensor  # [..., bins] how many
     confidence: Tensor  # [..., bins] mean of a bin
@@ -130,7 +130,7 @@ def _mean_distance(loc: Tensor, scale: Tensor) -> Tensor:
 def calibration_bins(
     confidence: Tensor, correct: Tensor, mask: Tensor | None = None, bins: int = 15
 ) -> Bins:
-    """Gather predictions [..., N], `correct` (1) or not (0), in equal bins (l, u] of confidence.
+    """Return the bins (l, u] of confidences [..., N], `correct` (1) or not (0), of equal width.
 
     A confidence of 0 falls in the first. Without a mask [..., N] all rows count.
     """
@@ -165,7 +165,7 @@ def classwise_ece(
 
 
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the area under the ROC curve of telling data sets apart by a score, such as entropy.
+    """Return the area under the ROC curve of a score, such as entropy, that separates data sets.
 
     It is the probability that a row from outside [M] scores higher than one from inside [N], like
     those of training; ties count half. 0.5: the score tells nothing; 1: it separates the two; NaN:
@@ -178,7 +178,7 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
 
 
 def entropies(probs: Tensor) -> Tensors:
-    """Split the entropy of predictions into what more rows would take away and what stays.
+    """Split the entropy of predictions into a reducible (epistemic) and an aleatoric part.
 
     From probs [S, ..., K] of S draws of a posterior, in nats [...]: `total`, of the mean over S;
     `aleatoric`, the mean of the draws' own; `epistemic`, the difference: the mutual information of
@@ -192,7 +192,7 @@ def entropies(probs: Tensor) -> Tensors:
 
 @checked
 def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tensor:
-    """Average a metric over clients, leaving out those where it is NaN; NaN if none is left.
+    """Return the mean of a metric over clients without NaN; NaN if all are NaN.
 
     >>> pool(torch.tensor([1.0, 0.0]), torch.tensor([3, 1]), "row")
     tensor(0.7500)
@@ -208,14 +208,14 @@ def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tenso
 
 
 def mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Average the rows [C, B] of each client that are not padding: [C]."""
+    """Return the mean over each client's rows [C, B] that are not padding: [C]."""
     return values.where(mask, 0).sum(1) / mask.sum(1)
 
 
 def _gather(
     place: Tensor, confidence: Tensor, correct: Tensor, mask: Tensor | None, bins: int
 ) -> Bins:
-    """Average confidence and correctness [..., N] by place, each [..., bins]."""
+    """Return mean confidence and correctness [..., N] by bin, each [..., bins]."""
     counted = torch.ones_like(confidence) if mask is None else mask.to(confidence)
     empty = confidence.new_zeros(*confidence.shape[:-1], bins)
     count, sure, right = (
@@ -236,7 +236,7 @@ def _check_shapes(name: str, rows: Tensor, y: Tensor, mask: Tensor) -> None:
 
 
 def _check_probabilities(probs: Tensor, y: Tensor, mask: Tensor) -> None:
-    """Refuse logits given for probabilities; NaN passes, it is a result."""
+    """Raise ValueError for logits instead of probabilities; NaN is allowed."""
     real = probs[mask]
     off = (real.sum(-1) - 1).abs()
     if bool((real < 0).any()) or bool((off > 1e-2).any()):

@@ -1,4 +1,4 @@
-"""Two models on the same rows: which one predicts better, and how sure the rows make us.
+"""Paired comparisons of two models on the same rows, with intervals.
 
 Differences of rows are paired, so what makes a row hard for both cancels. The interval is
 Student's, that of `scipy.stats.ttest_rel`. Where a score is 0 or 1, that interval is too narrow at
@@ -34,7 +34,7 @@ HOTTEST = 100.0  # T is at most so much, and at least one over it
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of differences, and the ends of its 95% interval: NaN of too few rows."""
+    """Mean of differences with its 95% interval, NaN for too few rows."""
 
     mean: float
     low: float
@@ -42,7 +42,7 @@ class Interval:
 
     @property
     def verdict(self) -> Literal["better", "worse", "cannot tell"]:
-        """Say on which side of 0 all of the interval lies."""
+        """Status of the interval: entirely above 0, entirely below 0, or neither."""
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "cannot tell"
@@ -87,7 +87,7 @@ def interval_over_seeds(
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far probabilities are off, before and after they are scaled."""
+    """Calibration errors of probabilities before and after temperature scaling."""
 
     temperature: float  # geometric mean of those of both halves; above 1, the model was too sure
     ece: tuple[float, float]  # of the most probable class, before and after
@@ -95,7 +95,7 @@ class Calibration:
 
 
 def calibrate(probs: NDArray[Any], y: NDArray[Any]) -> Calibration:
-    """Scale probabilities [N, K] of y [N], half of the rows by the other half's temperature."""
+    """Scale probabilities [N, K] of y [N], each half by the temperature of the other half."""
     if len(y) < 4:
         raise ValueError(f"there are {len(y)} rows; expected 4 at least, 2 in each half")
     logs = np.log(np.clip(probs, np.finfo(np.float32).tiny, 1.0))
@@ -110,7 +110,7 @@ def calibrate(probs: NDArray[Any], y: NDArray[Any]) -> Calibration:
 
 
 def temperature(logs: NDArray[Any], y: NDArray[Any]) -> float:
-    """Return the temperature that makes rows [N] of log probabilities [N, K] most likely."""
+    """Return the temperature that maximizes the likelihood of log probabilities [N, K]."""
     from scipy.optimize import minimize_scalar
 
     def loss(cold: float) -> float:

@@ -1,4 +1,4 @@
-"""Pyro plates that are made once."""
+"""Pyro plates that are cached and used again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONCE = "once"  # key of a site: its distribution, where all draws come from one 
 
 
 class KeptPlates(ContextDecorator):
-    """Let batches enter plates that were made before; making one costs more than entering it.
+    """Cache of plates for batches, since creating a plate costs more than entering it.
 
     Such a plate leaves no node of its own in a trace, which Pyro's own inference looks for.
     """
@@ -24,16 +24,16 @@ class KeptPlates(ContextDecorator):
     depth = 0
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Start using the cache."""
         KeptPlates.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """Stop using the cache."""
         KeptPlates.depth -= 1
 
 
 class _WholePlate(pyro.plate):
-    """A plate that is never subsampled: it scales nothing, and broadcasts what lacks its axis."""
+    """Plate without subsampling: it does not scale, and broadcasts values without its axis."""
 
     @cached_property
     def _frame(self) -> CondIndepStackFrame:
@@ -55,5 +55,5 @@ def _kept(name: str, size: int, dim: int) -> pyro.plate:
 
 
 def plate(name: str, size: int, dim: int) -> pyro.plate:
-    """Return a plate of Pyro."""
+    """Return a Pyro plate, from the cache if one is active."""
     return _kept(name, size, dim) if KeptPlates.depth else pyro.plate(name, size, dim=dim)

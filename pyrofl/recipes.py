@@ -1,4 +1,4 @@
-"""How objects of the library were built, so that another process can build them again.
+"""Build specifications of objects, from which another process can build them again.
 
 Functions that are `rebuildable` are listed here with the arguments of what they returned. `told`
 writes such a `BuildSpec` as numbers, texts, tensors, lists and dicts, and `made` follows it: only
@@ -41,7 +41,7 @@ _specs: dict[int, tuple[weakref.ref[Any], BuildSpec]] = {}  # by id, as methods 
 
 
 def rebuildable(function: F) -> F:
-    """Record the arguments of all that a function returns, for as long as it exists.
+    """Decorate a function so that the arguments of its results are recorded while these exist.
 
     Threads wait for each other and for rounds of a fit, see `synchronized`: some functions run Pyro
     programs.
@@ -67,14 +67,14 @@ def rebuildable(function: F) -> F:
 
 
 def _forget(key: int) -> None:
-    """Remove the specification of an object that is gone, unless another has its id already."""
+    """Remove the specification of a deleted object, unless another object has its id."""
     known = _specs.get(key)
     if known and known[0]() is None:
         del _specs[key]
 
 
 def spec_of(value: Any) -> BuildSpec | None:
-    """Return how an object was built; None for what no function of the library returned."""
+    """Return the specification of an object; None if no function of the library built it."""
     known = _specs.get(id(value))
     return known[1] if known and known[0]() is value else None
 
@@ -84,7 +84,7 @@ def _of_module(value: Any) -> bool:
 
 
 def told(value: Any, what: str = "it") -> Any:
-    """Write down a value, and how it was made."""
+    """Return a value as a JSON-compatible specification."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, Integral | Real):
@@ -106,7 +106,7 @@ def told(value: Any, what: str = "it") -> Any:
 
 
 def made(told: Any) -> Any:
-    """Make what was written down again."""
+    """Return the value of a specification."""
     if isinstance(told, (*PLAIN, int, float)):
         return told
     if "call" in told:
@@ -126,7 +126,7 @@ def made(told: Any) -> Any:
 
 
 def _found(name: str) -> Any:
-    """Return a function or class that may be handed on, by "MODULE:NAME"; None if it is none."""
+    """Return "MODULE:NAME" of a function or class that other processes may import; else None."""
     if not any(f"{name.partition(':')[0]}.".startswith(f"{own}.") for own in HANDED_ON):
         return None
     found = _imported(name)
@@ -134,7 +134,7 @@ def _found(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """Return what a module of the library or of Pyro's distributions defines; None if nothing."""
+    """Return an object that the library or Pyro's distributions define; None for other names."""
     module, _, own = name.partition(":")
     if module.partition(".")[0] != "pyrofl" and not f"{module}.".startswith("pyro.distributions."):
         return None

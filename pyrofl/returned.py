@@ -23,7 +23,7 @@ from pyrofl.tensors import Tensors
 
 @contextmanager
 def calling(what: str, names: Collection[str] = ()) -> Iterator[None]:
-    """Name the function that is called where it raises; a ValueError is one line already.
+    """Add the function's name to errors in the body; a ValueError has one line already.
 
     Args:
         what: the function.
@@ -111,7 +111,7 @@ def explained(error: BaseException, kind: str = "program", hint: str = "") -> st
 
 
 def as_tensors(what: str, given: object, clients: int | None = None) -> Tensors:
-    """Return a dict of tensors, or refuse what is none.
+    """Return a dict of tensors; raise an error for other values.
 
     Args:
         what: the value, for errors: "what upload returns".
@@ -141,7 +141,7 @@ def as_tensors(what: str, given: object, clients: int | None = None) -> Tensors:
 
 
 def as_numbers(what: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
-    """Return a tensor of a shape, or refuse another value.
+    """Return a tensor of a given shape; raise an error for other values.
 
     Args:
         what: the value, for errors.
@@ -167,5 +167,5 @@ def as_numbers(what: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def _kind(value: object) -> str:
-    """Name the type of a value with its article."""
+    """Return the type's name with its article."""
     return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""How the command behaves before its libraries are loaded, which takes seconds."""
+"""Start of the command, before its libraries are loaded, which takes seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERRUPTED, REFUSED = 130, 2
 
 
 def begin_command() -> None:
-    """Let the command end in one line if it is interrupted while libraries are loaded.
+    """Make the command end with one line if it is interrupted while libraries are loaded.
 
     It does nothing in a process that is not the command `pyrofl` or `python -m pyrofl`.
     """
@@ -27,7 +27,7 @@ def begin_command() -> None:
 
 
 def end_loading() -> None:
-    """Let an interrupt raise KeyboardInterrupt again."""
+    """Restore KeyboardInterrupt on interruption."""
     if signal.getsignal(signal.SIGINT) is _interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

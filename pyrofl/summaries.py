@@ -1,4 +1,4 @@
-"""Values that tell what they are in a few lines, in a terminal and in a notebook."""
+"""Short summaries of values, for a terminal and a notebook."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Summarised(ABC):
-    """A value with a summary; dataclasses need `repr=False`."""
+    """Base class of values with a summary; dataclasses need `repr=False`."""
 
     @abstractmethod
     def summary(self) -> Mapping[str, object]:
-        """Tell what the value is, in about five named facts."""
+        """Return a summary: about five labels with their texts."""
 
     @property
     def title(self) -> str:
-        """What the value is, above the facts."""
+        """Title of the summary."""
         return type(self).__name__
 
     def __repr__(self) -> str:
-        """Tell what the value is."""
+        """Return the title and the summary as text."""
         facts = self.summary()
         width = max(map(len, facts))
         lines = (f"\n  {name:<{width}}  {fact}" for name, fact in facts.items())
@@ -42,12 +42,12 @@ class Summarised(ABC):
         return told + self._more_html()
 
     def _more_html(self) -> str:
-        """Return what a notebook shows below the facts."""
+        """Return additional HTML below the summary in a notebook."""
         return ""
 
 
 def picture(figure: Figure, about: str) -> str:
-    """Return a figure as HTML that needs no file; `about` is for who cannot see it."""
+    """Return a figure as self-contained HTML; `about` is its alternative text."""
     file = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)

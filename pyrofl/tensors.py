@@ -1,4 +1,4 @@
-"""The one state type: a flat dict of tensors, named "role/parameter" ("loc/fc1.weight")."""
+"""Flat dicts of tensors, the state type, with names "role/parameter" ("loc/fc1.weight")."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SEEDED, HEAD, WORDS = torch.Generator().get_state().numpy(), 24, 624
 
 
 def is_measured(value: Tensor) -> bool:
-    """Say whether entries are real or complex numbers, which may be NaN, and not counts."""
+    """Return whether entries are real or complex numbers, which may be NaN, and not counts."""
     return value.is_floating_point() or value.is_complex()
 
 
 @contextmanager
 def unwritten(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Refuse a function of a method that writes into tensors that it received."""
+    """Raise an error if a method's function modifies the tensors that it received."""
     before = [(n, v, v._version) for state in states for n, v in state.items()]
     yield
     for name, value, version in before:
@@ -38,7 +38,7 @@ def unwritten(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def matches(name: str, patterns: str) -> bool:
-    """Say whether a name matches one of several shell patterns separated by spaces.
+    """Return whether a name matches one of several shell patterns separated by spaces.
 
     >>> matches("loc/fc1.weight", "scale/* loc/*")
     True
@@ -47,7 +47,7 @@ def matches(name: str, patterns: str) -> bool:
 
 
 def role(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors of one role, by their names without it.
+    """Return the tensors of one role, with names without the role.
 
     >>> role("loc", {"loc/w": torch.zeros(1), "tau": torch.ones(1)})
     {'w': tensor([0.])}
@@ -57,12 +57,12 @@ def role(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Put tensors under a role; the inverse of `role`."""
+    """Return the tensors with a role added to their names; the inverse of `role`."""
     return {f"{prefix}/{n}": v for n, v in tensors.items()}
 
 
 def renamed(tensors: Mapping[str, Tensor], roles: Mapping[str, str]) -> Tensors:
-    """Return the tensors of some roles under new ones: {"mean": "loc"} makes "loc/w" of "mean/w".
+    """Return the tensors with renamed roles: {"mean": "loc"} renames "mean/w" to "loc/w".
 
     >>> renamed({"mean/w": torch.zeros(1), "tau": torch.ones(1)}, {"mean": "loc"})
     {'loc/w': tensor([0.])}
@@ -77,12 +77,12 @@ def pick(tensors: Mapping[str, Tensor], patterns: str) -> Tensors:
 
 
 def spread_out(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
-    """Give every tensor [*p] a leading client axis, [C, *p], without copying it."""
+    """Return tensors [*p] with a leading client axis, [C, *p], as views."""
     return {n: v.expand(clients, *v.shape) for n, v in tensors.items()}
 
 
 def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
-    """Index the leading axis of every tensor; one that was only expanded stays so."""
+    """Return every tensor indexed along its leading axis; expanded tensors stay expanded."""
     if not isinstance(index, slice):
         index = as_run(index)
     if isinstance(index, slice):
@@ -96,7 +96,7 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
 
 
 def as_run(index: Tensor) -> Tensor | slice:
-    """Return a slice for an index [C] that is one, which copies nothing."""
+    """Return the slice equal to an index [C], if there is one; slices copy nothing."""
     found = index.tolist() if index.dtype == torch.long else [-1]
     first = found[0] if found else 0
     is_run = first >= 0 and found == [*range(first, first + len(found))]
@@ -104,22 +104,22 @@ def as_run(index: Tensor) -> Tensor | slice:
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
-    """Give values [C] the axes of a tensor [C, *p]."""
+    """Return values [C] with trailing axes that broadcast with a tensor [C, *p]."""
     return value.reshape(-1, *(1 for _ in other.shape[1:]))
 
 
 def total(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Sum over all entries of every client: [C, *p] -> [C]."""
+    """Return the sum over all entries of every client: [C, *p] -> [C]."""
     return torch.stack([v.reshape(len(v), -1).sum(1) for v in tensors.values()]).sum(0)
 
 
 def squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
-    """Return ||one - other||^2 over the tensors of `one` for every client: [C, *p] -> [C]."""
+    """Return the squared distance ||one - other||^2 of every client: [C, *p] -> [C]."""
     return total({n: (v - other[n]).square() for n, v in one.items()})
 
 
 def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
-    """Join dicts along leading axes; a tensor that is only expanded, the same in all, stays so."""
+    """Concatenate dicts along leading axes; tensors expanded from the same tensor stay expanded."""
     parts = list(parts)
     return {n: _joined([part[n] for part in parts]) for n in parts[0]} if parts else {}
 
@@ -131,13 +131,13 @@ def _joined(values: list[Tensor]) -> Tensor:
 
 
 def _expanded(values: Sequence[Tensor]) -> bool:
-    """Say whether all are one tensor, expanded."""
+    """Return whether all tensors are expanded from the same tensor."""
     views = {(v.data_ptr(), v.shape[1:], v.stride(), v.dtype) for v in values}
     return len(views) == 1 and all(len(v) > 1 and not v.stride(0) for v in values)
 
 
 def placed(values: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Join tensors along leading axes, each row at its place; see `join_up`."""
+    """Concatenate tensors along leading axes, each row at its index; see `join_up`."""
     first, count = values[0], sum(map(len, values))
     if _expanded(values):
         return first[:1].expand(count, *first.shape[1:])
@@ -150,17 +150,17 @@ def placed(values: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
 
 
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Return what tensors [C, ...] weigh on the wire, per client."""
+    """Return the message size in bytes of tensors [C, ...], per client."""
     return sum(v[0].numel() * v.element_size() for v in tensors.values() if len(v))
 
 
 def dense(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return what tensors [C, ...] weigh on the wire, every entry counted: bytes [C]."""
+    """Return the message size in bytes [C] of dense tensors [C, ...]."""
     return torch.full((len(next(iter(tensors.values()))),), size_in_bytes(tensors))
 
 
 def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the bytes [C] of tensors whose zeros stay at home, at a bit per entry, if less."""
+    """Return bytes [C] of tensors sent without zeros and with a bit mask, if that is smaller."""
     total = torch.zeros_like(dense(tensors))
     for value in tensors.values():
         size = value.shape[1:].numel()
@@ -171,7 +171,7 @@ def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def generator(*key: int | str) -> Generator:
-    """Return a random generator that depends on the key alone: another key, another stream."""
+    """Return a random generator seeded by the key alone: other keys give other streams."""
     parts = [str(part) if isinstance(part, str) else index(part) for part in key]
     if any(isinstance(part, int) and part < 0 for part in parts):
         raise ValueError(f"key of a random generator is {parts}; expected no negative number")
@@ -189,7 +189,7 @@ def _state(key: str) -> Tensor:
 
 @contextmanager
 def lent(generator: torch.Generator) -> Iterator[None]:
-    """Let torch's global generator of the CPU go on with another's numbers, then give both back."""
+    """Use a generator as torch's global CPU generator in the body; then restore both."""
     own = torch.default_generator
     before = own.get_state()
     own.set_state(generator.get_state())
@@ -202,7 +202,7 @@ def lent(generator: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def default_type(dtype: torch.dtype) -> Iterator[None]:
-    """Make numbers that a program writes tensors of this floating-point type."""
+    """Set torch's default floating-point type in the body."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -213,7 +213,7 @@ def default_type(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generator of the CPU, and give it back as it was."""
+    """Seed torch's global CPU generator in the body, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed the caller's accelerators too.
         torch.default_generator.manual_seed(seed)

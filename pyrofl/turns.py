@@ -1,4 +1,4 @@
-"""One thread at a time: Pyro's handlers and settings, and torch's generator, are the process's."""
+"""Synchronization of threads, as Pyro's handlers and torch's generator are process-wide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCK = RLock()
 
 
 def synchronized(function: F) -> F:
-    """Let threads that call such functions wait for each other, so that several may fit."""
+    """Decorate a function so that only one thread at a time runs such functions."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

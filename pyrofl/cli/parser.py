@@ -60,7 +60,7 @@ FIRST = """three commands to try:
 
 
 class Row(NamedTuple):
-    """An argument of a command."""
+    """Argument of a command, for argparse."""
 
     words: str
     """Its option and a name for its value, such as "--out DIR"."""
@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
 
 def rows_of(names: Collection[str]) -> Iterator[Row]:
-    """Yield options of an experiment."""
+    """Yield the options of an experiment."""
     for one in options():
         if one.name in names:
             words = " ".join(filter(None, (flag_of(one), one.metadata["metavar"])))
@@ -123,7 +123,7 @@ UNTUNED |= {"save_predictions", "log", "seeds", "tune"}
 
 
 def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[[Namespace], None]:
-    """Return a command that is called with an experiment."""
+    """Return a command function whose argument is an experiment."""
 
     def do(args: Namespace) -> None:
         methods = args.methods if isinstance(args.methods, list) else [args.methods or ""]
@@ -136,7 +136,7 @@ def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[
 
 
 def on_data(command: Callable[[Experiment], None]) -> Callable[[Namespace], None]:
-    """Return a command that is called with an experiment without methods."""
+    """Return a command function whose argument is an experiment without methods."""
     return lambda args: command(Experiment.of(args))
 
 
@@ -239,7 +239,7 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
 
 
 def flower(name: str) -> Callable[[Namespace], None]:
-    """Return a command of `pyrofl flower`, which is loaded when it is called."""
+    """Return a command function of `pyrofl flower`, imported when it is called."""
 
     def do(args: Namespace) -> None:
         module = import_module(f"pyrofl.flower.{'predict' if name == 'predict' else 'commands'}")
@@ -250,21 +250,21 @@ def flower(name: str) -> Callable[[Namespace], None]:
 
 
 class Parser(ArgumentParser):
-    """A parser whose complaints are one line, and whose help is printed or is not."""
+    """Argument parser with one-line error messages and checked output of the help."""
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help; argparse would not notice that it cannot."""
+        """Print the help; raise an error if it cannot be written."""
         show(self.format_help().rstrip("\n"))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Read words; of --flag=-- argparse would make an empty list."""
+        """Parse words; keep the value of --flag=--, which argparse would make an empty list."""
         for word in sys.argv[1:] if args is None else args:
             if re.fullmatch(r"--[\w-]+=--", word):
                 self.error(f"argument {word.partition('=')[0]}: found '--'; expected a value")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Leave with one line and exit code 2."""
+        """Exit with a one-line message and exit code 2."""
         self.exit(2, complaint(f"{message}; see {self.prog} --help"))
 
 
@@ -284,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def with_config(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with the options of its --config in front of its own."""
+    """Return the words of a command, with the options of its --config before its own."""
     words = list(words)
     at = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--config"), None)
     if at is None or words[0] not in ("run", "compare", "tune") or "--help" in words:
@@ -302,7 +302,7 @@ def with_config(words: Sequence[str]) -> list[str]:
 
 
 def parser() -> ArgumentParser:
-    """Describe the commands and their arguments."""
+    """Return the parser of all commands and their arguments."""
     what: dict[str, Any] = {"description": "Bayesian and personalised federated learning"}
     what |= {"formatter_class": RawDescriptionHelpFormatter, "epilog": FIRST}
     top = Parser(prog="pyrofl", **what)

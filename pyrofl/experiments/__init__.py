@@ -1,1 +1,1 @@
-"""Experiments: what is fitted to which data, and the folder that a run leaves."""
+"""Experiments: methods, data, settings and output folders of fits."""

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one line with the reason.
+"""End of a command: its exit code, and a one-line message.
 
 0 if it is done, 2 if it was refused before any work, 3 if it ended on its way, 4 if all rounds were
 made and a run diverged or aggregated no update, 130 if it was interrupted. If standard output is
@@ -24,10 +24,10 @@ TRACEBACK = "PYROFL_TRACEBACK"  # set to 1, it shows where an error was raised
 
 
 class Stopped(Exception):
-    """Ends a command with an exit code and one line."""
+    """Exception that ends a command with an exit code and a one-line message."""
 
     def __init__(self, text: str, code: int) -> None:
-        """Take what happened, in one line, and 3 or 4, or 130 if it was interrupted."""
+        """Store the one-line message and the exit code: 3, 4, or 130 for an interruption."""
         super().__init__(text)
         self.code = code
 
@@ -65,7 +65,7 @@ def flushed(code: int) -> int:
 
 @contextmanager
 def ending(tell: Callable[[str], str]) -> Iterator[None]:
-    """Turn whatever ends a command on its way into one line."""
+    """Convert any exception in the body to a one-line message."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, Exception) as error:
@@ -74,7 +74,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
 
 
 def show(text: str = "", kept: str = "") -> None:
-    """Print the result of a command at once; `kept` names the files that exist if that fails."""
+    """Print the result of a command; `kept` names the files that exist if printing fails."""
     try:
         if text:
             print(text)
@@ -89,7 +89,7 @@ def show(text: str = "", kept: str = "") -> None:
 
 
 def what(error: BaseException) -> str:
-    """Return an error in words; for an unexpected kind, also how to get the traceback."""
+    """Describe an error; for an unexpected type, also explain how to get the traceback."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, OSError) and error.strerror:
@@ -137,7 +137,7 @@ def tell(text: str) -> None:
 
 
 class CanBeQuiet(Protocol):
-    """Options of a command, of which one is --quiet."""
+    """Mixin of command options with --quiet."""
 
     @property
     def quiet(self) -> bool:
@@ -151,7 +151,7 @@ def say(options: CanBeQuiet, text: str) -> None:
 
 
 def _open_streams() -> None:
-    """Let both streams take any text: there may be none, or one that knows only ASCII."""
+    """Make both standard streams accept any text; they may be missing or limited to ASCII."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the parent process

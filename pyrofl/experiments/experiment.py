@@ -223,7 +223,7 @@ def default_interval(rounds: int) -> int:
 
 
 def options() -> list[Field[Any]]:
-    """Return the fields that are options of the command line."""
+    """Return the fields that are command-line options."""
     return [one for one in fields(Experiment) if one.name != "methods"]
 
 
@@ -276,7 +276,7 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def as_text(value: Any) -> str:
-    """Write a value of YAML or JSON as on the command line."""
+    """Format a value of YAML or JSON as on the command line."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

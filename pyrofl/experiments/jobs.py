@@ -1,4 +1,4 @@
-"""Jobs: one method on one task each, with the folder of what comes out."""
+"""Jobs: a method, a task and an output folder each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pyrofl.inference.transport.start import create_engine
 
 @dataclass(frozen=True)
 class Job:
-    """One method that a command fits to one task."""
+    """Method, task and output folder of one fit of a command."""
 
     experiment: Experiment
     name: str
@@ -55,7 +55,7 @@ class Job:
 
 
 def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = None) -> list[Job]:
-    """Return a job for each method and seed, with folders of their own in `folder`, if given."""
+    """Return a job for each method and seed, with its own folder in `folder`, if given."""
     names = experiment.methods
     tasks = [task(experiment, seed) for seed in seeds]
     if len({(found.split, found.seeds) for found in tasks}) < len(tasks):
@@ -80,7 +80,7 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
 
 
 def foldable(name: str, method: Scheduled) -> None:
-    """Refuse a method that needs all messages at once."""
+    """Raise ValueError for a method that needs all messages at once."""
     now = by_round(method)(0)
     try:
         inbox(now, {}, torch.zeros(0), keep_messages=False)
@@ -89,7 +89,7 @@ def foldable(name: str, method: Scheduled) -> None:
 
 
 def privacy(text: str | None) -> Privacy | None:
-    """Return the privacy of "clip=1.0,noise_multiplier=1.1" and further fields of `Privacy`."""
+    """Parse the privacy option "clip=1.0,noise_multiplier=1.1" into a `Privacy`."""
     if text is None:
         return None
     kinds = get_type_hints(Privacy)

@@ -20,7 +20,7 @@ Scheduled = Method | Callable[[int], Method]
 
 
 def builds() -> dict[str, Build]:
-    """Find the methods: every module of `pyrofl.models` that has a `build`."""
+    """Return the methods by name: modules of `pyrofl.models` with a `build`."""
     names = [found.name for found in pkgutil.iter_modules(pyrofl.models.__path__)]
     modules = {name: import_module(f"pyrofl.models.{name}") for name in sorted(names)}
     return {name: module.build for name, module in modules.items() if hasattr(module, "build")}
@@ -35,7 +35,7 @@ def about(method: str) -> str:
 def methods(
     names: Sequence[str], settings: Sequence[str], task: Task, rounds: int
 ) -> Mapping[str, Scheduled]:
-    """Build methods by name; one whose `build` has an argument `done` is built every round."""
+    """Build methods by name; a `build` with an argument `done` is called every round."""
     found = builds()
     for name in names:
         known(name, found, "method")
@@ -69,7 +69,7 @@ def _built(
 
 
 def reaching(words: Sequence[str], method: str) -> list[str]:
-    """Return the settings that reach one method, without its name, of equal ones the last."""
+    """Return the settings that apply to one method, without its name; later ones override."""
     own, told = arguments(builds()[method]), dict[str, str]()
     for word in words:
         name, _, text = word.partition("=")

@@ -44,21 +44,21 @@ def choice(literal: Any) -> Kind:
 
 
 def not_empty(text: str) -> str:
-    """Refuse an empty text, as of an unset shell variable, and NUL, which no path contains."""
+    """Return a text; raise ValueError if it is empty or contains NUL."""
     if not text or "\0" in text:
         raise ArgumentTypeError(f"found {text!r}; expected a text that is not empty, without NUL")
     return text
 
 
 def expand_home(text: str) -> str:
-    """Expand ~ at the beginning of a path: of the text, after csv: and npz:, after their commas."""
+    """Expand ~ at the start of each path in a text, also after csv:, npz: and commas."""
     comma = "|," if text.startswith("csv:") else ""
     pattern = rf"(^|\bcsv:|\bnpz:{comma})(~[^/+:,]*)"
     return re.sub(pattern, lambda m: m[1] + os.path.expanduser(m[2]), not_empty(text))
 
 
 def _groups(text: str) -> str | tuple[str, ...]:
-    """Read names of ArviZ groups, or "all"."""
+    """Parse names of ArviZ groups, or "all"."""
     names = tuple(text.split(","))
     if text != "all" and not set(names) <= set(GROUPS):
         raise ArgumentTypeError(
@@ -68,7 +68,7 @@ def _groups(text: str) -> str | tuple[str, ...]:
 
 
 def _clients(text: str) -> int | str:
-    """Read a number of clients, or their names with commas between; "5," is the name 5."""
+    """Parse a number of clients, or names separated by commas; "5," is the name 5."""
     try:
         found: int = WHOLE["type"](text)
     except ArgumentTypeError:
@@ -107,7 +107,7 @@ Settings = Annotated[tuple[str, ...], ReadBy({"nargs": "+", "action": "extend"})
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Return how a value of an annotated type is read, which may be None as well.
+    """Return how to parse a value of an annotated type, which may be optional.
 
     >>> kind_of(Literal["reject", "raise"] | None)
     {'choices': ('reject', 'raise')}

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its folder of tables, posterior and figures, and lines to read."""
+"""Results of a run: its folder of tables, posterior and figures, and printed tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
 
 
 def about(data: Federation, likelihood: str, experiment: Experiment) -> str:
-    """Tell in one line what is predicted from what, and what of a file was left out."""
+    """Describe target, features and omitted columns in one line."""
     if data.classes:
         kind = f"{len(data.classes)} classes ({listed(data.classes)})"
     else:
@@ -58,13 +58,13 @@ def about(data: Federation, likelihood: str, experiment: Experiment) -> str:
 
 
 def columns(data: Federation, likelihood: str) -> dict[str, Any]:
-    """Return what run.json says of the data."""
+    """Return the description of the data in run.json."""
     kind: dict[str, Any] = {"rows": len(data.y), "likelihood": likelihood, "classes": data.classes}
     return kind | (data.source.to_json() if data.source else {})
 
 
 def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
-    """Write a run's folder, tables, `LAST`, figures; what a former run left there goes.
+    """Write a run's folder with tables, posterior and figures; remove older results.
 
     Scores are of its end. A run that diverged has no posterior. Returns which figures could not be
     drawn, and why.
@@ -96,7 +96,7 @@ def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tenso
 
 
 def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> list[str]:
-    """Draw and write figures; say which failed, and why, as no table is to be lost by that."""
+    """Draw and write figures; return those that failed and why, since tables must be kept."""
     failed = []
     for name, make in shown:
         path = folder / f"figures/{name}.png"
@@ -109,7 +109,7 @@ def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> li
 
 
 def figures_lack(folder: Path, failed: Sequence[str]) -> None:
-    """End a command that has all its results but some figures."""
+    """End a command with complete results except some figures."""
     if failed:
         raise Stopped(f"{folder} holds all results, but no {'; no '.join(failed)}", FAILED)
 
@@ -124,7 +124,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
 def facts_of(
     experiment: Experiment, run: Run, scores: Sequence[Scores], split: int, likelihood: str
 ) -> dict[str, Any]:
-    """Return what run.json holds: how the run came about, what it cost and how it was tested.
+    """Return the content of run.json: origin, cost and evaluation of a run.
 
     There may be no scores. The `split` is the seed of the partition.
     """
@@ -164,7 +164,7 @@ def facts_of(
 
 
 def posterior_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model that draws are of, adapted as `usual` says."""
+    """Return the model of the posterior draws, adapted as by default."""
     view, main = run.method.posterior_view, default_model(run.method)
     return main if view == main[0] else (view, "none")
 
@@ -172,7 +172,7 @@ def posterior_view(run: Run) -> tuple[str, Adapted]:
 def draw(
     job: Job, run: Run, scores: list[Scores], statistics: Tensors
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Yield the figures that a run has something to show in, by name."""
+    """Yield the figures that apply to a run, by name."""
     data = run.data
     if data.classes:
         yield "partition", lambda: figures.partition(class_counts(data), data.names, data.classes)
@@ -202,7 +202,7 @@ def figures_of_rounds(
 
 
 def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
-    """Gather the predictions of every model by confidence."""
+    """Return the calibration bins of every model."""
     main, bins = default_model(run.method), {}
     for model in run.method.views:
         adaptation = main[1] if model == main[0] else "none"
@@ -212,12 +212,12 @@ def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
 
 
 def main_metric(scores: list[Scores]) -> str:
-    """Return the metric that figures show: accuracy of classes, else RMSE."""
+    """Return the metric of the figures: accuracy for classes, else RMSE."""
     return next(iter(scores[0].values))
 
 
 def score_table(scores: list[Scores], spent: PrivacySpent | None = None) -> str:
-    """Lay out the scores of one run: a line for each model and population, and what was spent."""
+    """Format the scores of one run: a line for each model and population, and the privacy cost."""
     metrics, costs = list(scores[0].values), cost(spent)
     more, told = list(costs), [f"{value:.4g}" for value in costs.values()]
     lines = ((s.model, s.adaptation, s.population, *map(s.mean, metrics), *told) for s in scores)
@@ -225,12 +225,12 @@ def score_table(scores: list[Scores], spent: PrivacySpent | None = None) -> str:
 
 
 def cost(spent: PrivacySpent | None) -> dict[str, float]:
-    """Return epsilon and delta by their names in tables; nothing for a run without privacy."""
+    """Return epsilon and delta by their names in tables; empty without privacy."""
     return {spent.label: spent.epsilon, "delta": spent.delta} if spent else {}
 
 
 def unlearned(run: Run) -> str:
-    """Say that a run diverged or merged nothing, or ""."""
+    """Describe that a run diverged or aggregated no update; "" otherwise."""
     found = run.status
     if found.kind == "diverged":
         return f"{found}; no posterior.nc; expected another, such as with smaller learning rates"
@@ -240,7 +240,7 @@ def unlearned(run: Run) -> str:
 def save_predictions(
     path: Path, owners: Sequence[str | None], found: Mapping[str | None, Predictions]
 ) -> None:
-    """Write a line for each row, in the table's order, and the folder of the file."""
+    """Write the predictions of all rows in the table's order, and create the folder."""
     each = {owner: zip(*one.columns().values(), strict=True) for owner, one in found.items()}
     names = list(next(iter(found.values())).columns())
     rows = ([n, owner or "", *next(each[owner])] for n, owner in enumerate(owners, 1))

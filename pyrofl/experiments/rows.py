@@ -1,4 +1,4 @@
-"""rows.csv: what every model of a run predicts for every test row."""
+"""The file rows.csv: predictions of every model of a run for every test row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = 1_000_000  # numbers that are written unasked
 
 
 def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Scores]) -> None:
-    """Write a line for each row, model and client: p(CLASS) of each class; or prediction and CRPS.
+    """Write a line per row, model and client: class probabilities, or prediction and CRPS.
 
     A row is told by its number in the data, from 0. Many rows are written if asked for.
     """
@@ -39,7 +39,7 @@ def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Sc
 
 
 def classes(data: Federation, scores: list[Scores]) -> tuple[str, ...]:
-    """Return the names of the classes; those of a Bernoulli response may have none."""
+    """Return the class names; a Bernoulli response may have none."""
     return data.classes or (("0", "1") if "accuracy" in scores[0].values else ())
 
 
@@ -61,7 +61,7 @@ def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterat
 
 
 def read(folder: Path) -> DataFrame:
-    """Read the rows of clients that train, as they were written."""
+    """Read the stored rows of the training clients."""
     from pandas import read_csv
 
     path = folder / NAME
@@ -85,7 +85,7 @@ def read(folder: Path) -> DataFrame:
 
 
 def classes_of(table: DataFrame) -> list[str]:
-    """Return the names of the classes that rows have probabilities of; [] for numbers."""
+    """Return the names of the classes with probabilities in the rows; [] for numbers."""
     return [c[2:-1] for c in table.columns[len(COLUMNS) :] if c.startswith("p(") and c[-1] == ")"]
 
 

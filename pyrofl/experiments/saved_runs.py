@@ -1,4 +1,4 @@
-"""Folders that `pyrofl run` and `pyrofl compare` have written, read again."""
+"""Saved runs: folders written by `pyrofl run` and `pyrofl compare`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPEN = "not converged"  # marks every difference of a run that has not
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run that was made."""
+    """Saved run: its folder, method, seed and content of run.json."""
 
     path: Path  # of its folder
     method: str
@@ -23,7 +23,7 @@ class SavedRun:
 
     @property
     def converged(self) -> bool:
-        """Whether the run ended with the verdict "converged"."""
+        """Whether the run ended with the status "converged"."""
         return bool(self.facts["status"]["kind"] == "converged")
 
 

@@ -1,4 +1,4 @@
-"""Settings of methods as words: read by the types in the signatures of their `build`."""
+"""Settings of methods as text, parsed by the types in the signatures of their `build`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KNOWN = (DONE, "unlabelled")  # no settings: the command line knows them
 
 
 def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str, dict[str, Value]]:
-    """Hand "name=value" to all methods that have it, "method.name=value" to one: method -> own."""
+    """Assign "name=value" to all methods with that setting, "method.name=value" to one method."""
     chosen: dict[str, dict[str, Value]] = {method: {} for method in builds}
     for word in words:
         name, equals, text = word.partition("=")
@@ -43,12 +43,12 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
 
 
 def arguments(build: Build) -> dict[str, Any]:
-    """Return the types of what a method can be told in words; most functions cannot."""
+    """Return the types of a method's arguments that can be given as text."""
     return {n: kind for n, kind in accepted(build).items() if n not in KNOWN and readable(kind)}
 
 
 def accepted(build: Build) -> dict[str, Any]:
-    """Return the types of a method's arguments, also of those that it hands on."""
+    """Return the types of a method's arguments, and of arguments that it passes on."""
     hints = get_type_hints(build)
     found: dict[str, Any] = {}
     for name, parameter in inspect.signature(build).parameters.items():
@@ -70,7 +70,7 @@ def _whole(text: str) -> int:
 
 
 def within(value: N, most: N) -> N:
-    """Refuse a number that tensors do not have room for."""
+    """Return a number; raise ValueError if it exceeds the range of tensors."""
     if abs(value) > most:
         raise OverflowError(f"{most:.10g}")
     return value
@@ -95,14 +95,14 @@ READERS: dict[Any, tuple[str, Callable[[str], Value]]] = {
 
 
 def readable(kind: Any) -> list[Any]:
-    """Return the types, of the one or the union that is given, that words can stand for."""
+    """Return the types, of a type or a union, that can be parsed from text."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = get_args(kind) if union else (kind,)
     return [k for k in kinds if k in READERS or get_origin(k) is Literal]
 
 
 def parse(text: str, kind: Any, what: str) -> Value:
-    """Read a value of a type: int, float, bool, str, None, Literal, or a union of these.
+    """Parse a value of a type: int, float, bool, str, None, Literal, or a union of these.
 
     >>> parse("none", int | None, "setting batch"), parse("1e-3", float, "setting lr")
     (None, 0.001)
@@ -119,6 +119,6 @@ def parse(text: str, kind: Any, what: str) -> Value:
 
 
 def _choice(kind: Any) -> tuple[str, Callable[[str], Value]]:
-    """Read one of the words of a Literal."""
+    """Parse one of the words of a Literal."""
     words = {str(choice): choice for choice in get_args(kind)}
     return f"one of {', '.join(words)}", words.__getitem__

@@ -1,4 +1,4 @@
-"""From arguments of the command line to clients, a network and methods; bad ones are refused."""
+"""Tasks from command-line arguments: clients and a network; invalid arguments raise errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
 @dataclass(frozen=True)
 class Task:
-    """Everything but the methods: who has which rows, and what network is to learn from them."""
+    """Task: the federation and the network that methods are fitted to."""
 
     seed: int  # names the run; also the seed of all that has none of its own
     split: int  # seed of who holds what
@@ -66,7 +66,7 @@ def resolve(experiment: Experiment) -> Experiment:
 
 
 def load(experiment: Experiment, seed: int) -> Dataset:
-    """Load the data set, less rows if so many per class were asked for."""
+    """Load the data set, restricted to the requested number of rows per class."""
     asked: dict[str, Any] = {name: getattr(experiment, name) for name in OF_TABLES}
     for name in ("features", "categories"):
         text = getattr(experiment, name)
@@ -81,7 +81,7 @@ _load = lru_cache(maxsize=1)(datasets.load)
 
 
 def split(experiment: Experiment, seed: int) -> tuple[Dataset, Federation]:
-    """Load the data and split them over clients."""
+    """Load the data and partition them among clients."""
     seed = given(experiment.split_seed, seed)
     dataset = load(experiment, seed)
     federation = federations.split(
@@ -101,7 +101,7 @@ def split(experiment: Experiment, seed: int) -> tuple[Dataset, Federation]:
 
 
 def held_out(experiment: Experiment) -> int | list[str]:
-    """Return how many clients never train, or the names of groups: "A,B", or "5," for one alone."""
+    """Parse the number of held-out clients, or their names: "A,B", or "5," for a single one."""
     if isinstance(experiment.held_out, int):
         return experiment.held_out
     if str(experiment.partition).partition(":")[0] != "groups":
@@ -114,12 +114,12 @@ def held_out(experiment: Experiment) -> int | list[str]:
 
 
 def given(seed: int | None, default: int) -> int:
-    """Return a seed, or another one if there is none."""
+    """Return a seed, or a default if it is None."""
     return default if seed is None else seed
 
 
 def server_data(experiment: Experiment, shape: tuple[int, ...]) -> int | float | Dataset | None:
-    """Read what the server holds: "1000", a share "0.1", or a data set, brought to a shape."""
+    """Parse the server's rows: "1000", a fraction "0.1", or a data set, resized to a shape."""
     text = experiment.server_data
     if text is None:
         return None
@@ -132,7 +132,7 @@ def server_data(experiment: Experiment, shape: tuple[int, ...]) -> int | float |
 
 
 def task(experiment: Experiment, seed: int) -> Task:
-    """Split the data over clients and build a network for it."""
+    """Partition the data among clients and build a network for them."""
     dataset, federation = split(experiment, seed)
     net = network_for(str(experiment.net), federation, dataset.likelihood)
     own = (experiment.init_seed, experiment.participation_seed, experiment.noise_seed)
@@ -157,7 +157,7 @@ def network_for(spec: str, data: Federation, likelihood: str) -> Network:
 
 
 def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
-    """Build a network by name, or take a torch module, or what makes one, from "FILE.py:NAME"."""
+    """Build a network by name, or from a torch module or a function in "FILE.py:NAME"."""
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return nets.build(spec, shape, outputs)
@@ -182,7 +182,7 @@ def partition(spec: str) -> str | federations.Own:
 
 
 def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
-    """Return what a user's file calls so, given "FILE.py:NAME", and what is made of it `then`."""
+    """Load an object from a user's file, given "FILE.py:NAME", and apply `then` to it."""
     path, _, name = spec.rpartition(":")
     try:
         return then(runpy.run_path(path).get(name))
@@ -191,7 +191,7 @@ def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: f
 
 
 def device(name: str) -> torch.device:
-    """Return a device that works."""
+    """Return a device after checking that it works."""
     try:
         torch.zeros(1, device=name).cpu()
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
@@ -205,7 +205,7 @@ def device(name: str) -> torch.device:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads: results to the last bit depend on how many there are."""
+    """Set torch's number of threads, on which the last bits of results depend."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -215,7 +215,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def participation(text: str, clients: int) -> Draw:
-    """Read who reports: "everyone", a count "10", a share "0.1" or "bernoulli:0.1"."""
+    """Parse the participation: "everyone", a count "10", a fraction "0.1" or "bernoulli:0.1"."""
     if text == "everyone":
         return everyone
     kind, number = text.split(":", 1) if ":" in text else (text, text)

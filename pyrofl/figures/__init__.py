@@ -1,4 +1,4 @@
-"""Figures: every function returns a matplotlib Figure of its own; no window opens.
+"""Figures: every function returns a new matplotlib Figure and opens no window.
 
 Those of one panel draw in `ax=` instead, if they are given axes.
 """

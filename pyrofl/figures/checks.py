@@ -1,4 +1,4 @@
-"""Figures of checks of posteriors: ranks, coverage, predictions, calibration, newcomers.
+"""Figures of posterior checks: ranks, coverage, predictions, calibration, new clients.
 
 Places are numbers between 0 and 1 that are uniform if all is well, of `checks.sbc` or `checks.pit`.
 """
@@ -25,7 +25,7 @@ EXTREME = 0.025  # p values that are marked, at either end
 
 
 def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
-    """Draw histograms of places, with the band that holds 99% of the bins of uniform ones.
+    """Draw rank histograms, with a band that holds 99% of the bins of uniform ranks.
 
     Too few at both ends: intervals are too wide; too many: too narrow; a slope: a shifted posterior
     (Talts et al. 2018, figures 3 to 6).
@@ -55,7 +55,7 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
 
 
 def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw how often central intervals hold the truth, against how often they say they do.
+    """Draw the observed coverage of central intervals against their nominal coverage.
 
     The band holds 99% of what chance makes of calibrated intervals, at every level for itself, for
     the shortest N.
@@ -84,7 +84,7 @@ def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figure:
-    """Draw a statistic of each client's rows beside what its posterior predicts of it.
+    """Draw a statistic of each client's rows against its posterior predictive distribution.
 
     Args:
         table: what `checks.predictive_checks` returns, of one observed site: a panel for each
@@ -112,7 +112,7 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
 
 
 def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> Figure:
-    """Draw beside each other how sure every client's model is, and how often it is right.
+    """Draw a reliability diagram for every client.
 
     Args:
         bins: client -> bins [bins], as `pyrofl.checks.calibration_by_client` returns them.
@@ -148,7 +148,7 @@ def narrowing(
     truth: float | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw how a new client's posterior narrows with its rows.
+    """Draw the posterior width of a new client against its number of rows.
 
     Args:
         sizes: numbers of rows, [N].

@@ -1,4 +1,4 @@
-"""A diagram of a model: sites, the plates that they are in, and what depends on what."""
+"""Diagram of a model: sites, their plates, and dependencies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMED = 2  # names of a node's members that there is room for, in each of its li
 
 @dataclass
 class Node:
-    """Members that are drawn alike, as the weights of a network are."""
+    """Node of the diagram: sites that are drawn together, such as the weights of a network."""
 
     kind: str
     plates: tuple[str, ...]
@@ -37,7 +37,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """The names, and how they are drawn."""
+        """Label of the node: names and distribution."""
         names = [style.plain(name) for name in self.members]
         if len(names) > 2 * NAMED:
             names = [*names[:NAMED], f"and {len(names) - NAMED} more"]
@@ -47,7 +47,7 @@ class Node:
 
 
 def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
-    """Draw a model's sites in their plates, from left to right as they depend on each other.
+    """Draw a model's sites in their plates, ordered from left to right by dependency.
 
     Rounded: what is drawn; grey: what is observed; boxes: tensors, of the server to the left, and
     in the plate of the clients what each keeps. Sites that are drawn alike share a node. A legend
@@ -77,7 +77,7 @@ def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
 
 
 def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
-    """Gather tensors by role, and sites of one kind that read the same; parents come first."""
+    """Group tensors by role, and sites of one kind with equal parents; parents come first."""
     found: dict[Any, int] = {}
     nodes: list[Node] = []
     home: dict[str, int] = {}
@@ -105,7 +105,7 @@ def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
 
 
 def _placed(nodes: list[Node]) -> list[Node]:
-    """Give every node its column, by what it reads, and its height in it."""
+    """Assign a column to every node, by its parents, and a height in the column."""
     kept = any(node.kind == "client" for node in nodes)
     for node in nodes:
         before = [nodes[i].column for i in node.reads]
@@ -124,7 +124,7 @@ def _placed(nodes: list[Node]) -> list[Node]:
 
 
 def _spread_out(nodes: Iterable[Node]) -> None:
-    """Spread the nodes of each column; those read from afar lie low, where arrows pass below."""
+    """Spread the nodes of each column; nodes with long arrows are low, where arrows pass."""
     nodes = list(nodes)
     reach = [
         max((n.column - node.column for n in nodes if i in n.reads), default=0)
@@ -137,7 +137,7 @@ def _spread_out(nodes: Iterable[Node]) -> None:
 
 
 def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
-    """Draw a plate around its nodes, its words below them."""
+    """Draw a plate around its nodes, with its label below them."""
     from matplotlib.patches import FancyBboxPatch
 
     if not nodes:
@@ -155,7 +155,7 @@ def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
 
 
 def _arrow(axes: Axes, parent: Node, child: Node) -> None:
-    """Draw an arrow, bent downwards where it passes a column."""
+    """Draw an arrow, bent downwards if it passes a column."""
     far = child.column - parent.column > 1
     start, end = (parent.at[0] + 0.4 * WIDE, parent.at[1]), (child.at[0] - 0.4 * WIDE, child.at[1])
     look = {"arrowstyle": "-|>", "color": "#444444", "lw": 1.1, "shrinkA": 0, "shrinkB": 0}
@@ -186,7 +186,7 @@ def _colours(node: Node) -> tuple[str, str]:
 
 
 def _explain(axes: Axes, nodes: list[Node]) -> None:
-    """Put a legend above the diagram, of the kinds of nodes that it has."""
+    """Draw a legend of the kinds of nodes above the diagram."""
     kinds = {TENSORS.get(n.kind, "observed" if n.observed else "drawn"): n for n in nodes}
     for words in ("the server's", "kept by the client", "drawn", "observed"):
         if words in kinds:

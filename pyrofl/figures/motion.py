@@ -1,4 +1,4 @@
-"""Pictures that move: a slider in a notebook or a page, and a still picture elsewhere."""
+"""Animated figures: a slider in a notebook or a page, and a still picture elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Moving:
-    """A picture for each frame; notebooks show it with a slider, print the last one.
+    """Sequence of pictures; notebooks show it with a slider, print the last one.
 
     Attributes:
         draw: (axes, frame) -> None draws one frame on empty axes, with labels and limits.
@@ -55,7 +55,7 @@ class Moving:
 
     @cached_property
     def html(self) -> str:
-        """The pictures with a slider, as one piece of HTML; it needs no network."""
+        """Return the pictures with a slider, as HTML without external files."""
         from matplotlib.animation import FuncAnimation
 
         figure = canvas(*self.size)
@@ -85,7 +85,7 @@ class Moving:
 
 
 def moving(draw: Callable[[Axes, Any], None], frames: Sequence[Any], **how: Any) -> Moving:
-    """Make a picture that moves: `draw(axes, frame)` for every frame.
+    """Build an animated figure: `draw(axes, frame)` for every frame.
 
     Args:
         draw: draws one frame on empty axes; it sets labels and limits itself.

@@ -1,4 +1,4 @@
-"""Figures that single papers are known for: branches, ensembles, entropy, new clients, pruning."""
+"""Figures from single papers: branches, ensembles, entropy, new clients, pruning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex
 
 
 def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
-    """Draw how much every client uses each branch, round by round (pFedMB, figure 3).
+    """Draw each client's weights of the branches by round (pFedMB, figure 3).
 
     Args:
         history: title -> branch weights [rounds, clients, branches], the first before round 1.
@@ -108,7 +108,7 @@ def simplex(
 
 
 def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) -> Figure:
-    """Draw how confident right and wrong predictions are (FedBE, figures 1 and 9).
+    """Draw confidence histograms of right and wrong predictions (FedBE, figures 1 and 9).
 
     Args:
         models: title -> (confidence, right), both [N], or [members, N] for the mean over several
@@ -132,7 +132,7 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
 
 
 def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: int = 20) -> Figure:
-    """Draw how numbers are spread over many seeds, such as gains of an ensemble (FedBE, figure 1).
+    """Draw histograms of values over many seeds, such as gains of an ensemble (FedBE, figure 1).
 
     Args:
         panels_of: title -> name -> numbers [N], all in bins of the same ends.
@@ -157,7 +157,7 @@ def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: in
 
 
 def densities(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None) -> Figure:
-    """Draw how uncertain clients are about each data set (FedABML, figures 5 and 6).
+    """Draw the densities of clients' uncertainty on each data set (FedABML, figures 5 and 6).
 
     Args:
         entropy: data set -> of every client, the entropy of its predictions [N], in nats. Every
@@ -184,7 +184,7 @@ def after_epochs(
     metric: str = "accuracy",
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw how fast new clients learn: a metric against epochs of fine-tuning (FedABML).
+    """Draw a metric of new clients against epochs of fine-tuning (FedABML).
 
     Args:
         epochs: [E], 0 for none.
@@ -205,7 +205,7 @@ def after_epochs(
 
 
 def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw curves that shrink by orders of magnitude, on a scale of logarithms (FedABML, figure 2).
+    """Draw decreasing curves on a logarithmic scale (FedABML, figure 2).
 
     Args:
         measures: label of an axis -> method -> [runs, rounds], positive, the first before round 1.

@@ -27,7 +27,7 @@ NEAR = "grey: shifts below 0.2 sds, ratios within 15%"
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
-    """Draw what federation costs: both posteriors, the shift of means and the ratio of spreads.
+    """Draw the cost of federation: both posteriors, shifts of means and ratios of spreads.
 
     Args:
         table: what `pyrofl.reference.compare_posteriors` returns, or some of its rows. Several
@@ -55,7 +55,7 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
 
 
 def _note(table: Any) -> str:
-    """Say how many rows agree, what is grey, and how far chance alone moves means."""
+    """Describe how many variables agree, and the Monte Carlo error of means."""
     near = [(table[c] - target).abs() <= within for c, (target, within) in TARGETS.items()]
     agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: shift and ratio in grey"
     if "error" not in table:
@@ -67,7 +67,7 @@ def _note(table: Any) -> str:
 
 
 def _lanes(table: Any, names: tuple[str, str]) -> Figure:
-    """Draw shifts and ratios of many rows: a lane for each variable, its worst row by name."""
+    """Draw shifts and ratios of many rows: a lane for each variable, its worst row labeled."""
     lanes = dict(list(table.groupby("variable", sort=False)))
     figure, grid = panels(2, 2, 4.2, 0.8 * len(lanes), (0, 1.4), grid=None, sharey=True)
     for axes, column in zip(grid, TARGETS, strict=True):
@@ -93,7 +93,7 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
 
 
 def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:
-    """Write a name beside a dot, on the side where there are no others."""
+    """Draw a name next to a dot, on the side with space."""
     right = value < target
     look: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right" if right else "left"}
     look |= {"xytext": (-6 if right else 6, 0), "textcoords": "offset points"}
@@ -101,7 +101,7 @@ def _name(axes: Axes, name: str, value: float, place: float, target: float) -> N
 
 
 def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, str]) -> None:
-    """Draw shifts or ratios at their places, and in grey what is near."""
+    """Draw shifts or ratios, those within tolerance in grey."""
     target, near = TARGETS[column]
     if not axes.lines:
         axes.axvspan(target - near, target + near, color=GREY, alpha=0.2, linewidth=0)
@@ -113,7 +113,7 @@ def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, 
 
 
 def _reach(axes: Axes, column: str, farthest: float) -> None:
-    """Let an axis go as far to both sides as what is near, twice, and what is farthest."""
+    """Set symmetric axis limits from the tolerance and the largest value."""
     target, near = TARGETS[column]
     reach = 1.1 * max(2 * near, farthest)
     axes.set_xlim(max(target - reach, 0.0) if column == "ratio" else -reach, target + reach)
@@ -153,7 +153,7 @@ def shrinkage(
     truth: Any = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw how each client's own estimate is pulled towards the population.
+    """Draw the shrinkage of each client's own estimate towards the population.
 
     Args:
         names: of the J clients; they are sorted by their own estimate.
@@ -186,7 +186,7 @@ def pooling(
     title: str,
     unit: str = "rows of the client",
 ) -> Figure:
-    """Draw clients' estimates against their rows, each on its own and partially pooled.
+    """Draw clients' estimates, local and partially pooled, against their numbers of rows.
 
     Small clients scatter on their own, and lean on the population in a hierarchical model (Gelman
     and Hill, "Data Analysis Using Regression and Multilevel/Hierarchical Models", 2007, fig. 12.1).
@@ -216,7 +216,7 @@ def pooling(
 def courses(
     at: Sequence[float], posterior: Summary, labels: Sequence[str], across: str, up: str
 ) -> Figure:
-    """Draw how parameters change from client to client, as over years: a panel for each.
+    """Draw parameters against the client, such as years: a panel for each parameter.
 
     Args:
         at: places of the J clients.
@@ -238,7 +238,7 @@ def courses(
 
 
 def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str) -> Figure:
-    """Draw every client's rows, its line of least squares and its posterior of lines.
+    """Draw every client's rows, its least-squares line and its posterior of lines.
 
     Args:
         clients: name -> x [N] and y [N] of its rows, places [P], and draws [S, P] of its line.

@@ -69,7 +69,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
 
 
 def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """Return the rows of each panel by its title; populations with the same curves share one."""
+    """Return the rows of each panel by title; populations with equal curves share one."""
     near = 0.01 * float(np.ptp(table["value"]))
     found: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
     for (model, population), part in table.groupby(["model", "population"], sort=False):
@@ -89,7 +89,7 @@ def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 
 
 def convergence(run: Any) -> Figure:
-    """Draw how far sites still move in each round, and what counts as small; logarithmic.
+    """Draw the change of sites per round and the convergence threshold, on a log scale.
 
     Args:
         run: a `Run`, or `Chains`, whose seeds are lines that look the same. Its verdict is the
@@ -129,7 +129,7 @@ def convergence(run: Any) -> Figure:
 
 
 def watched(run: Any) -> Figure:
-    """Draw the numbers that a method watches against the round, such as dropout rates above 0.9.
+    """Draw a method's monitored quantities against the round, such as large dropout rates.
 
     A dotted line is the limit above which a method warns, where it states one.
 
@@ -209,7 +209,7 @@ def comparison(
 
 
 def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
-    """Draw how settings did on rows held back, and how far each was taken.
+    """Draw the validation scores of settings against the rounds of their trials.
 
     Args:
         rows: of tune.csv. The chosen setting and the best of the others have colours. Scores of
@@ -240,7 +240,7 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
 
 
 def reliability(bins: Mapping[str, Bins]) -> Figure:
-    """Draw how often predictions are right against how sure they are, and how sure they are.
+    """Draw a reliability diagram and a histogram of confidence.
 
     The area of a point grows with the rows of its bin. A line joins neighbouring bins that hold
     enough rows; the others are hollow: there a line would show noise as a trend.
@@ -268,7 +268,7 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure in the format of the path's ending; the file is whole or not there."""
+    """Write a figure atomically, in the format of the path's suffix."""
     with replacing(path) as temporary, warnings.catch_warnings():
         temporary.parent.mkdir(parents=True, exist_ok=True)
         # Fonts have no pictures, and few alphabets; then there is a box instead.
@@ -277,7 +277,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def try_out() -> None:
-    """Draw an empty figure: matplotlib looks for its fonts, and for a folder to keep them in."""
+    """Draw an empty figure, to check matplotlib's fonts and cache folder."""
     figure = style.canvas(1, 1)
     figure.text(0, 0, "a")
     figure.savefig(BytesIO())

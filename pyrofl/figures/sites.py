@@ -1,4 +1,4 @@
-"""Figures of clients: who holds what, how far each is from the others, and how well it does."""
+"""Figures of clients: partitions, distances between clients, scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EQUAL = 1.1  # weights of clients that differ by less are told to be equal
 
 
 def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Figure:
-    """Draw who holds how many rows of which class.
+    """Draw the number of rows of each client and class.
 
     Args:
         counts: [clients, classes] numbers of rows; of one class alone there are no colours.
@@ -48,7 +48,7 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
 def _classes(
     figure: Figure, heat: Axes, counts: Any, classes: Sequence[str], aspect: float
 ) -> None:
-    """Draw rows of each class, [clients, classes], as colours."""
+    """Draw rows of each class, [clients, classes], as colors."""
     from matplotlib.colors import PowerNorm
 
     edges = [np.arange(places + 1) - 0.5 for places in counts.shape]
@@ -63,7 +63,7 @@ def _classes(
 
 
 def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
-    """Draw what pFedVEM learned about its clients: its confidence and their distance from it.
+    """Draw pFedVEM's confidence in each client, and the clients' distances from the base.
 
     Weights are drawn from zero on, so that nearly equal ones look so.
 
@@ -124,7 +124,7 @@ def differences(
     most: int = 60,
     own: str = "own model",
 ) -> Figure:
-    """Draw how much better each site is with other models than with its own.
+    """Draw the score differences of other models from each site's own model.
 
     Args:
         sites: model -> site -> difference, and the ends of its interval; blue is better, orange is

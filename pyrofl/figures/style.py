@@ -1,4 +1,4 @@
-"""What the figures share: colours, words for axes, tables turned into lines."""
+"""Style shared by the figures: colors, axis labels, lines from tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ADAPTED = {"none": "", "fine_tune": ", adapted", "train": ", trained once more"}
 
 
 def plain(name: str) -> str:
-    r"""Return a name as matplotlib writes it letter by letter: what stands between $ is maths.
+    r"""Return a name with $ escaped, so that matplotlib does not read it as mathematics.
 
     >>> print(plain("$x_1$"))
     \$x_1\$
@@ -54,7 +54,7 @@ def plain(name: str) -> str:
 
 
 def short(name: str, most: int = 36) -> str:
-    """Return a name that leaves room for what it names.
+    """Return a name, shortened to fit its place.
 
     >>> short("the hospital at the end of the long road", 20)
     'the hospita...g road'
@@ -63,7 +63,7 @@ def short(name: str, most: int = 36) -> str:
 
 
 def canvas(width: float, height: float) -> Figure:
-    """Return an empty figure, in inches, that pyplot knows nothing of."""
+    """Return an empty figure, size in inches, that pyplot does not manage."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -80,7 +80,7 @@ def panels(
     up: str = "",
     **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `count` panels and these, in inches; `room` is beside them all."""
+    """Return a figure and its `count` panels, sizes in inches; `room` is space to their right."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = canvas(wide * columns + room[0], tall * rows + room[1])
@@ -99,7 +99,7 @@ def panels(
 def one_panel(
     wide: float, tall: float, ax: Axes | None, grid: Literal["both", "x", "y"] | None = "both"
 ) -> tuple[Figure, Axes]:
-    """Return the figure and the axes of a reader's own, or new ones of that size in inches."""
+    """Return the figure and the user's axes, or new ones of the given size in inches."""
     if ax is None:
         figure, (axes,) = panels(1, 1, wide, tall, grid=grid)
         return figure, axes
@@ -109,7 +109,7 @@ def one_panel(
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Give every name its colour, marker and kind of line."""
+    """Assign a color, marker and line style to every name."""
     looks = {}
     for i, name in enumerate(dict.fromkeys(names)):
         again, k = divmod(i, len(COLOURS))  # another round through the colours has other lines
@@ -119,7 +119,7 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFrame:
-    """Return the rows on one metric, with label texts in the column "adaptation"."""
+    """Return the rows of one metric, with a label in the column "adaptation"."""
     import pandas
 
     table = pandas.DataFrame(rows)
@@ -132,7 +132,7 @@ def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFra
 
 
 def axis_label(metric: str) -> str:
-    """Return a metric of a table in words, with its unit."""
+    """Return the label of a metric, with its unit."""
     for prefix, whose in SHARES.items():
         if metric.startswith(prefix):
             return f"{axis_label(metric.removeprefix(prefix))}, {whose}"
@@ -140,7 +140,7 @@ def axis_label(metric: str) -> str:
 
 
 def line(axes: Axes, at: Any, middle: Any, ends: Any, name: str, style: Look) -> None:
-    """Draw a line and, where there are `ends` (low, high), a band between these."""
+    """Draw a line and, if `ends` (low, high) are given, a band between them."""
     every = max(1, len(at) // 10)
     axes.plot(at, middle, label=name, markersize=4, markevery=every, **style)
     if ends is not None:
@@ -148,7 +148,7 @@ def line(axes: Axes, at: Any, middle: Any, ends: Any, name: str, style: Look) ->
 
 
 def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
-    """Draw means over seeds and one standard error around them: columns mean and sem by place."""
+    """Draw means over seeds with a band of one standard error: columns mean and sem."""
     at, mean, error = points.index, points["mean"], points["sem"].fillna(0.0)
     ends = (mean - error, mean + error) if len(at) > 1 and error.any() else None
     line(axes, at, mean, ends, name, style)
@@ -157,7 +157,7 @@ def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
 
 
 def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Estimate a density on [0, top] by normal kernels, mirrored at both ends: places, heights."""
+    """Return a kernel density on [0, top], mirrored at both ends: positions, heights."""
     counts, edges = np.histogram(np.clip(values, 0, top), 400, (0, top))
     at = (edges[1:] + edges[:-1]) / 2
     low, high = np.quantile(values, [0.25, 0.75])
@@ -171,7 +171,7 @@ def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any
 
 
 def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Look) -> None:
-    """Draw points, [N], whose area grows with their rows; a line joins all but the hollow ones."""
+    """Draw points [N] with area by number of rows; a line joins all but hollow ones."""
     colour, area = style["color"], 12 + 90 * rows / max(1, rows.max())
     axes.plot(x, np.where(joined, y, np.nan), linestyle=style["linestyle"], color=colour)
     look: dict[str, Any] = {"edgecolors": colour, "alpha": 0.85, "clip_on": False, "zorder": 3}
@@ -181,20 +181,20 @@ def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style
 
 
 def whole_numbers(most: int) -> MaxNLocator:
-    """Place at most so many steps between ticks, at whole numbers."""
+    """Place at most the given number of steps between ticks, at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
 def mark_rounds(axis: Axis) -> None:
-    """Label an axis of rounds at whole numbers only, however few they are."""
+    """Label an axis of rounds at whole numbers only."""
     axis.set_label_text("round")
     axis.set_major_locator(whole_numbers(8))
 
 
 def mark_sizes(axis: Axis, size: Any) -> None:
-    """Label an axis of clients' training rows, [J]; a logarithm if they vary much."""
+    """Label an axis of clients' training rows, [J]; logarithmic if they vary much."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_label_text("training rows of the client")
@@ -210,7 +210,7 @@ def mark_sizes(axis: Axis, size: Any) -> None:
 def label_places(
     axis: Axis, names: Sequence[str], places: int, title: str, room: float = np.inf
 ) -> None:
-    """Label places 0, 1... of an axis by name, upright if there is no `room`, or by number."""
+    """Label positions 0, 1... of an axis by name, upright without `room`, or by number."""
     axis.set_label_text(title)
     if len(names) != places or places > 20:
         axis.set_major_locator(whole_numbers(10))
@@ -223,7 +223,7 @@ def label_places(
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Label places 0, 1... from top to bottom, one for each row."""
+    """Label positions 0, 1... from top to bottom, one for each row."""
     axes.set_ylim(len(names) - 0.4, -0.6)
     size = 9 if len(names) <= 40 else 6
     axes.set_yticks(range(len(names)), [plain(short(n)) for n in names], fontsize=size)
@@ -238,7 +238,7 @@ def with_legend(
     note: str = "",
     ax: Axes | None = None,
 ) -> Figure:
-    """Put one legend above all panels, or in the reader's `ax` alone; return the figure."""
+    """Draw one legend above all panels, or in the user's `ax`; return the figure."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
@@ -255,5 +255,5 @@ def with_legend(
 
 
 def height(rows: float) -> float:
-    """Return the height of a figure, in inches, for so many rows."""
+    """Return the height of a figure, in inches, for a number of rows."""
     return 1.3 + max(0.11 if rows > 40 else 0.23, 1.5 / rows) * rows

@@ -1,1 +1,1 @@
-"""Files that are whole or absent: folders of runs, and what a run goes on from."""
+"""Files written atomically: folders of runs, checkpoints and locks."""

@@ -1,4 +1,4 @@
-"""Checkpoint files: tensors by safetensors, all else as JSON in the header. They hold no code.
+"""Checkpoint files: tensors as safetensors, the rest as JSON in the header, no code.
 
 A file is replaced as a whole, and a hash of its content is verified before it is used. The header's
 metadata has one entry, `pyrofl`: {"sha256": ..., "format": ..., "about": ..., "content": ...}. In
@@ -112,14 +112,14 @@ def read_any(path: str | Path, device: str | None = None) -> tuple[dict[str, Any
 
 
 def refuse_differences(what: str | Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to continue `what` with other settings."""
+    """Raise ValueError if `what` would be continued with other settings."""
     if names := sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n)):
         each = ", ".join(f"{n} is {now.get(n)!r} and was {was.get(n)!r}" for n in names)
         raise ValueError(f"{what} is of another run; now {each}")
 
 
 def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
-    """Return the place of a file's hash (0: it has none), its hash as it is, and as written."""
+    """Return the position of a file's hash (0: none), the actual hash, and the stored one."""
     length = int.from_bytes(file.read(8), "little")
     left = file.seek(0, os.SEEK_END) - 8
     file.seek(8)
@@ -136,7 +136,7 @@ def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON has it, and collect its tensors under their paths."""
+    """Return a JSON-compatible value, and collect its tensors by path."""
     if isinstance(value, Tensor) and value.is_complex():
         return {"@complex": _encode(torch.view_as_real(value.resolve_conj()), path, tensors)}
     if isinstance(value, Tensor):
@@ -163,7 +163,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: Any, device: str | None) -> Any:
-    """Return the value of which `_encode` made JSON."""
+    """Return the value encoded by `_encode`."""
     if isinstance(value, list):
         return [_decode(v, tensors, device) for v in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""One writer for a folder: a file in it that the system locks for as long as its process lives."""
+"""Lock of a folder: a file that the system locks while its process lives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 4096  # bytes of a lock that are read
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[str]:
-    """Hold a folder alone, and yield what is to be told of a holder that died, or "".
+    """Lock a folder; yield a message about a holder that died, or "".
 
     The lock goes with the process, however that ends. Systems without `fcntl` have none. A folder
     is refused if another process holds it, or one of another host has left its lock there.
@@ -44,7 +44,7 @@ def locked(folder: str | Path) -> Iterator[str]:
 
 
 def _taken(path: Path) -> int:
-    """Return a handle of the file that has the lock; who opens a file while it goes tries again."""
+    """Return a handle of the locked file; retry if the file is removed meanwhile."""
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o644)
@@ -65,7 +65,7 @@ def _taken(path: Path) -> int:
 
 
 def _lock(handle: int) -> bool:
-    """Lock a file unless another process has; where there are no locks nobody has."""
+    """Lock a file, if no other process has; without system locks, always succeed."""
     try:
         fcntl: Any = import_module("fcntl")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,7 +77,7 @@ def _lock(handle: int) -> bool:
 
 
 def _holder(handle: int) -> dict[str, Any] | None:
-    """Return who wrote a lock; None of an empty one, or one that no run wrote."""
+    """Return the writer of a lock; None if the lock is empty or not from a run."""
     os.lseek(handle, 0, os.SEEK_SET)
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(os.read(handle, LONGEST))

@@ -1,4 +1,4 @@
-"""Records that hold functions, which pickle alone cannot write."""
+"""Records with functions, pickled by cloudpickle."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ R = TypeVar("R")
 
 
 class Pickled:
-    """A dataclass whose functions are closures: cloudpickle writes them, where it is installed."""
+    """Dataclass with closures, which cloudpickle pickles if it is installed."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Write the fields by cloudpickle, which has to be installed."""
+        """Return the fields as pickled by cloudpickle, which must be installed."""
         try:
             cloud = import_module("cloudpickle")
         except ImportError as error:

@@ -1,4 +1,4 @@
-"""A run's directory: files that are whole or absent, and the tables in them."""
+"""Directory of a run: files written atomically, and its tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HALF = r"\.[0-9a-f]{32}(\.\w+)?|\.tmp\w{6}"  # names of what a killed write leav
 
 @checked
 def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Path:
-    """Make a directory for a run's files, and its parents; nothing is written if it is refused.
+    """Create a directory for a run's files, and its parents; write nothing on errors.
 
     With `overwrite` it may hold files, else only those with names like `holding`. They stay until
     new ones of the same name replace them. A lock, see `locked`, is no such file.
@@ -59,7 +59,7 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
 
 
 def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> None:
-    """Refuse the path of an output file with another suffix, or of what must not be replaced."""
+    """Raise ValueError for an output path with another suffix or that must not be replaced."""
     if path.suffix not in suffixes:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(suffixes)}")
     if path.is_dir() or (path.exists() and not overwrite):
@@ -68,7 +68,7 @@ def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> No
 
 @contextmanager
 def only_if_done(*paths: Path) -> Iterator[None]:
-    """Remove folders again that the body makes, if it raises and they are empty."""
+    """Remove empty folders that the body created, if it raises."""
     new: list[Path] = []
     for path in paths:
         missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
@@ -85,7 +85,7 @@ def only_if_done(*paths: Path) -> Iterator[None]:
 @checked
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give a name beside `path` to write to; the file takes its place once it is on the disk.
+    """Yield a temporary path next to `path`; the file replaces `path` once it is on the disk.
 
     Whoever reads `path` sees the old file or the new one, never a part of it. If the body raises,
     the old file stays and the new one is removed.
@@ -105,7 +105,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def _settle(folder: Path) -> None:
-    """Bring the names in a directory to the disk, on systems that can."""
+    """Flush the names in a directory to the disk, on systems that can."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -115,14 +115,14 @@ def _settle(folder: Path) -> None:
 
 
 def sweep(path: str | Path) -> None:
-    """Remove what a process that was killed while it wrote left in or below a directory."""
+    """Remove temporary files of killed processes in or below a directory."""
     for file in Path(path).rglob(".*"):
         if re.fullmatch(HALF, file.name):
             file.unlink(missing_ok=True)
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table, of which no row may be ragged; numbers keep every digit.
+    """Write a table with rows of equal length; numbers keep every digit.
 
     Texts that a spreadsheet would run as a formula are marked, see `safe_cell`.
     """
@@ -136,14 +136,14 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
 
 
 def read_csv(path: str | Path) -> list[dict[str, str]]:
-    """Read a table that `write_csv` wrote, one dict of texts per row, without its marks."""
+    """Read a table written by `write_csv` as one dict of texts per row."""
     with open(path, newline="", encoding="utf-8") as file:
         head, *rows = [[plain_cell(cell) for cell in row] for row in csv.reader(file)] or [[]]
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def safe_cell(value: Any) -> Any:
-    """Return a cell, a text that a spreadsheet would take for a formula with a quote before it.
+    """Return a cell with a quote before texts that a spreadsheet would read as a formula.
 
     Numbers stay as they are, also those that are texts.
 
@@ -159,13 +159,13 @@ def safe_cell(value: Any) -> Any:
 
 
 def plain_cell(text: str) -> str:
-    """Return the text of which `safe_cell` made a cell."""
+    """Return the original text of a cell made by `safe_cell`."""
     marked = text.startswith("'") and text.lstrip("'").startswith(FORMULAS)
     return text[1:] if marked else text
 
 
 def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
-    """Write a dict, indented, in its order."""
+    """Write a dict as indented JSON in its order."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
         file.write("\n")
@@ -182,7 +182,7 @@ def versions() -> dict[str, str]:
 
 
 def compared_versions() -> dict[str, str]:
-    """Return the versions that a run is continued with; results depend on them to the last bit.
+    """Return the versions that a resumed run is compared with; results depend on them.
 
     Python and NumPy are not among them: a run saved under one version of Python opens under others.
     """
@@ -191,7 +191,7 @@ def compared_versions() -> dict[str, str]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Lay out a table for the terminal: text to the left, numbers (None: a dash) to the right.
+    """Format a table for the terminal: text left, numbers right (None: a dash).
 
     >>> print(table(("method", "accuracy"), [("fedavg", 0.9), ("local", 0.85)]))
     method  accuracy
@@ -213,7 +213,7 @@ def _cell(value: Any) -> str:
 
 
 def decimals(value: float) -> str:
-    """Write a number with four decimals, or four digits where four decimals hold nothing of it.
+    """Format a number with four decimals, or four significant digits if it is tiny.
 
     >>> decimals(0.9), decimals(0.0), decimals(1.5e-7)
     ('0.9000', '0.0000', '1.500e-07')

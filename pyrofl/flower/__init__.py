@@ -1,4 +1,4 @@
-"""The two halves of a round carried by Flower: a server and sites on machines of their own.
+"""Deployment by Flower: a server and sites on separate machines.
 
     pyrofl flower new DIR                        a project folder, which server and sites have
     pyrofl flower up DIR --sites 3               everything on this machine, to try it

@@ -1,4 +1,4 @@
-"""What Flower calls: an app for sites and an app for the server."""
+"""Flower apps of the sites and of the server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def flower() -> Any:
 
 
 def to_record(records: Mapping[str, Any]) -> Any:
-    """Write records as Flower's record."""
+    """Convert records to a Flower record."""
     app = flower()["app"]
     content, text = serialize(records)
     arrays = app.ArrayRecord({"tensors": app.Array(np.frombuffer(content, np.uint8))})
@@ -55,7 +55,7 @@ def to_record(records: Mapping[str, Any]) -> Any:
 
 
 def from_record(record: Any) -> Records:
-    """Read records from Flower's record."""
+    """Convert a Flower record to records."""
     try:
         content, text = record["arrays"]["tensors"].numpy().tobytes(), record["words"]["json"]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -94,14 +94,14 @@ def client_app(mods: Sequence[Any] = ()) -> Any:
 
 
 class GridTransport:
-    """Carries messages over Flower's grid."""
+    """Transport of messages over Flower's grid."""
 
     def __init__(self, grid: Any) -> None:
-        """Take the grid of a run."""
+        """Store the grid of a run."""
         self.grid, self.modules = grid, flower()
 
     def present(self) -> list[int]:
-        """Return the numbers of the nodes that are there."""
+        """Return the ids of the connected nodes."""
         return list(self.grid.get_node_ids())
 
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
@@ -118,7 +118,7 @@ class GridTransport:
         return answers
 
     def tell(self, messages: Mapping[int, Records]) -> None:
-        """Send messages without waiting for answers."""
+        """Send messages without waiting for replies."""
         self._sent(messages, TOLD_WITHIN)
 
     def _sent(self, messages: Mapping[int, Records], timeout: float) -> list[str]:
@@ -172,7 +172,7 @@ def _say(log: Path, text: str) -> None:
 
 
 def _ended(folder: str, out: Path, transport: Any, settings: Settings, say: Any) -> dict[str, Any]:
-    """Make the rounds and return how they ended: exit code, what went wrong, tables."""
+    """Run the rounds; return the exit code, the error message and the tables."""
     try:
         stores = coordinate(Project.read(folder), out, transport, settings, say)
         lacking = [problem for store in stores.values() for problem in store.finish()]

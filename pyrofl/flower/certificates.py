@@ -1,4 +1,4 @@
-"""Certificates of servers, verified before Flower starts: a node of Flower's retries silently."""
+"""Validation of server certificates before Flower starts, as Flower nodes retry silently."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wait_for_server(address: str, ca: str | None) -> None:
 
 
 def refuse_unproven(host: str, port: int, ca: str) -> None:
-    """Refuse a server without a valid certificate."""
+    """Raise an error if the server has no valid certificate."""
     trusted = _trusting(ca)
     with _refused(f"the server at {host}:{port}", ca):
         plain = socket.create_connection((host, port), PATIENCE)
@@ -41,7 +41,7 @@ def refuse_unproven(host: str, port: int, ca: str) -> None:
 
 
 def refuse_certificate(host: str, cert: str, key: str, ca: str) -> None:
-    """Refuse a certificate that nodes, and Flower's own commands at `host`, would not take."""
+    """Raise an error for a certificate that nodes, or Flower's commands at `host`, would reject."""
     trusted, serving = _trusting(ca), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         serving.load_cert_chain(cert, key, password="")
@@ -70,7 +70,7 @@ def _trusting(ca: str) -> ssl.SSLContext:
 
 @contextmanager
 def _refused(party: str, ca: str, host: str = "") -> Iterator[None]:
-    """Report in one line why TLS has failed."""
+    """Describe in one line why TLS failed."""
     try:
         yield
     except ssl.SSLError as error:

@@ -104,14 +104,14 @@ def serve(args: Namespace) -> None:
 
 
 def refuse_too_few(args: Namespace) -> None:
-    """Refuse a server that would wait for more sites than there are."""
+    """Raise an error if the server would wait for more sites than exist."""
     if (args.min_sites or 0) > args.sites:
         most = f"no more than --sites, {args.sites}"
         raise ValueError(f"--min-sites is {args.min_sites}; expected {most}")
 
 
 def kept_by(group: ProcessGroup) -> list[str]:
-    """Return options with which Flower's server knows its nodes after a restart."""
+    """Return the options that make Flower's server recognize its nodes after a restart."""
     return ["--database", str(group.home / "superlink.db")]
 
 
@@ -206,7 +206,7 @@ def followed_site(
 
 
 def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
-    """Return why a node has ended."""
+    """Return the reason why a node has ended."""
     told = group.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
     if "[code: 2004]" not in told:
         return f"the node ended with {code}: {told}"
@@ -298,17 +298,17 @@ def state(group: ProcessGroup, number: str) -> str:
 
 
 def kept(out: Path, ended_by: str) -> str:
-    """Return where the results of an interrupted command are."""
+    """Return the location of the results of an interrupted command."""
     return f"{ended_by}; {out} holds the rounds that are made, the same command goes on from there"
 
 
 def gone(group: ProcessGroup, out: Path) -> str:
-    """Return the end of the server's log, and where the logs are."""
+    """Return the end of the server's log, and the location of the logs."""
     return f"{group.last_words('superlink')[-200:]}; {group.home} holds logs, {out} what is done"
 
 
 def finish(args: Namespace, out: Path, ended: dict[str, Any]) -> None:
-    """Print the tables, and end as the server ended."""
+    """Print the tables, and exit with the server's exit code."""
     show("\n\n".join(ended["tables"]), f"{out} holds all results")
     if ended["code"]:
         raise Stopped(str(ended["error"]), int(ended["code"]))

@@ -32,7 +32,7 @@ PAUSE = 0.5  # seconds between two checks for sites
 
 @dataclass(frozen=True)
 class Settings:
-    """How long a server waits, and for how many sites."""
+    """Settings of a server: timeouts and the number of sites that it waits for."""
 
     sites: int  # it begins when so many are there
     least: int  # smallest number of sites of a round; one with fewer replies is repeated
@@ -47,7 +47,7 @@ def coordinate(
     settings: Settings,
     say: Callable[[str], None],
 ) -> dict[str, ResultStore]:
-    """Make the rounds that are left, test after each, and write tables and figures.
+    """Run the remaining rounds, evaluate after each, and write tables and figures.
 
     The folder `out` holds the server's states and the results; a run in it is resumed.
     """
@@ -66,7 +66,7 @@ def coordinate(
 
 
 def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
-    """Return the sites as the run began, or all that are there now."""
+    """Return the sites of the run, as they were at its start or as they are now."""
     is_resumed = path.exists()
     if is_resumed:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
 
 
 def wait(register: Registry, count: int, timeout: float) -> None:
-    """Wait for sites."""
+    """Wait until enough sites are connected."""
     register.look()
     end = time.monotonic() + timeout
     while len(register.sites) < count:
@@ -102,7 +102,7 @@ def wait(register: Registry, count: int, timeout: float) -> None:
 
 
 class Rounds:
-    """The servers of all methods."""
+    """Rounds of all methods on the server."""
 
     def __init__(
         self,
@@ -132,11 +132,11 @@ class Rounds:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds are made and the last is tested."""
+        """Whether all rounds are complete and the last is evaluated."""
         return all(store.over for store in self.stores.values())
 
     def step(self) -> None:
-        """Evaluate the last round and make the next, of all methods that have one left."""
+        """Evaluate the last round and run the next, for all methods with rounds left."""
         wait(self.registry, self.settings.least, self.settings.timeout)
         there = self.registry.sites
         holders = {name: clients for name, (clients, _) in self.sites.items() if name in there}
@@ -170,7 +170,7 @@ class Rounds:
             )
 
     def _too_few(self, training: Sequence[str], answers: Mapping[str, Records]) -> bool:
-        """Return whether a round has to be repeated, as too few sites replied."""
+        """Return whether a round must be repeated because too few sites replied."""
         replied = min(len(_told(answers, label(REPLY, method))) for method in training)
         if replied >= self.settings.least:
             self._repeated = 0
@@ -187,7 +187,7 @@ class Rounds:
         return True
 
     def _exchange(self, messages: Mapping[str, Records]) -> dict[str, Records]:
-        """Send messages to sites and return their answers; refusals are printed and left out."""
+        """Send messages to sites and return their replies without refusals, which are printed."""
         at = {self.registry.sites[name].node: name for name, records in messages.items() if records}
         sent = {node: messages[name] for node, name in at.items()}
         answers = {}
@@ -210,7 +210,7 @@ class Rounds:
         self._take_back(method, answers)
 
     def _take_back(self, method: str, answers: Mapping[str, Records]) -> None:
-        """Make new clients of those that report that their state is lost."""
+        """Reset the clients that report that their state is lost."""
         for site, lost in _told(answers, label(LOST, method)).items():
             names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]
             try:
@@ -223,5 +223,5 @@ class Rounds:
 
 
 def _told(answers: Mapping[str, Records], what: str) -> Records:
-    """Return one record of the answers that have it, site -> record."""
+    """Return the named record of all replies that contain it: site -> record."""
     return {site: answer[what] for site, answer in answers.items() if what in answer}

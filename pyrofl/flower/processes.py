@@ -1,4 +1,4 @@
-"""Flower's programs as child processes, which are ended with this process."""
+"""Flower's programs as child processes that end with this process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ProcessGroup:
         return {**os.environ, **own}
 
     def start(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a program, whose output goes to HOME/name.log."""
+        """Start a program with its output in HOME/name.log."""
         with open(self.home / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 [program(words[0]), *words[1:]],
@@ -82,7 +82,7 @@ class ProcessGroup:
         return " ".join(text.split())[-400:]
 
     def stop(self) -> None:
-        """End all that is running, the nodes first."""
+        """Stop all running programs, the nodes first."""
         for name in reversed(self.running):
             end(self.running[name])
         for _ in range(20):
@@ -95,7 +95,7 @@ class ProcessGroup:
 
 
 def _not_to_outlive() -> Callable[[], None] | None:
-    """Return a function that ends a child when this process is killed (Linux); else None."""
+    """Return a function that ends a child if this process is killed (Linux); else None."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl  # before the fork: nothing may be loaded after it
@@ -115,7 +115,7 @@ def program(name: str) -> str:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end; kill it if it does not."""
+    """Terminate a process; kill it if it does not end."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -126,7 +126,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes that have a mark in their environment, where the system shows it."""
+    """Return the processes with a mark in their environment, on systems that show it."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -137,7 +137,7 @@ def marked(mark: str) -> list[int]:
 
 @contextmanager
 def process_group(home: Path) -> Iterator[ProcessGroup]:
-    """Yield a group of processes and end it on every way out; SIGTERM is an interrupt."""
+    """Yield a group of processes and end it in any case; SIGTERM acts as an interrupt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -165,7 +165,7 @@ def free_port() -> int:
 
 
 def connect(home: Path, address: str, ca: str = "") -> None:
-    """Write how Flower's own commands reach the server."""
+    """Write the address of the server for Flower's own commands."""
     safe = f"root-certificates = {json.dumps(ca)}" if ca else "insecure = true"
     lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
     lines += [f'address = "{address}"', safe, ""]
@@ -185,7 +185,7 @@ def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:
 
 
 def words_of(settings: Mapping[str, str | int | float]) -> str:
-    """Write settings as Flower's --run-config and --node-config take them: TOML in one line.
+    """Format settings as Flower's --run-config and --node-config require: TOML in one line.
 
     >>> words_of({"a": "b c", "n": 3})
     'a="b c" n=3'

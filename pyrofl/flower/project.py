@@ -1,4 +1,4 @@
-"""A project: the settings that the server and all sites have in common."""
+"""Projects: the settings that the server and all sites have in common."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN = ("folder", "unlabelled")  # of one side: not compared
 
 @dataclass(frozen=True)
 class Project:
-    """What is in the table [tool.pyrofl] of a project folder."""
+    """Settings in the table [tool.pyrofl] of a project folder."""
 
     folder: Path  # where it was read
     # Names as `pyrofl list` has them, or "FILE.py:NAME", a function of a federation without rows
@@ -72,7 +72,7 @@ class Project:
 
     @classmethod
     def _of(cls, path: Path, found: dict[str, Any]) -> Project:
-        """Check the entries of a table."""
+        """Return the project after validation of the entries of its table."""
         kinds = {f.name: str(f.type) for f in fields(cls) if f.name != "folder"}
         if unknown := sorted(found.keys() - kinds):
             told = ", ".join(n.replace("_", "-") for n in kinds)
@@ -87,7 +87,7 @@ class Project:
         return made
 
     def _check(self, path: Path) -> None:
-        """Refuse values of another type or out of range."""
+        """Raise ValueError for values of a wrong type or out of range."""
         try:
             check_fields(self)
         except ValueError as error:
@@ -119,17 +119,17 @@ class Project:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the methods are called."""
+        """Names of the methods in results."""
         return tuple(one.rpartition(":")[2] for one in self.methods)
 
     @property
     def agreed(self) -> Flat:
-        """What has to be the same at the server and at every site, as words."""
+        """Return the settings that must agree between server and sites, as text."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in OWN}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
     def outline(self, clients: int) -> Federation:
-        """Return a federation of so many clients without rows; methods are built from it."""
+        """Return a federation without rows, from which methods are built."""
         names = [f"client {j}" for j in range(clients)]
         return outline(names, [1] * clients, (len(self.features),), (), self.classes, self.type)
 
@@ -149,7 +149,7 @@ class Project:
         return {label: (found | own)[label] for label in self.labels}
 
     def columns(self, path: str, owners: Sequence[str] = ()) -> dict[str, Column]:
-        """Read the columns of a CSV file; features and owners must be there, without gaps."""
+        """Read the columns of a CSV file; features and owners must exist without gaps."""
         table = read(path)
         for name in (*self.features, *owners):
             known(name, list(table), f"column in {path}:")
@@ -164,15 +164,15 @@ class Project:
         return torch.from_numpy(np.stack([columns[n].single() for n in self.features], 1))
 
     def spare(self) -> Tensor:
-        """Read the server's rows without target, [U, x]."""
+        """Read the server's unlabeled rows, [U, x]."""
         return self.x(self.columns(str(self.folder / self.unlabelled))).to(self.type)
 
     def _here(self, spec: str) -> str:
-        """Find "FILE.py:NAME" in the project folder."""
+        """Return the path of "FILE.py:NAME" in the project folder."""
         return str(self.folder / spec) if ".py:" in spec else spec
 
     def _own(self, spec: str, data: Federation) -> Scheduled:
-        """Return the method that a function in a file of the project makes."""
+        """Return the method that a function in a file of the project builds."""
         file, _, name = self._here(spec).rpartition(":")
         try:
             method: Scheduled = runpy.run_path(file)[name](data)

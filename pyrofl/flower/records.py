@@ -1,4 +1,4 @@
-"""The content of a message: records by label, as one array of bytes and a text in JSON."""
+"""Serialization of messages: records by label, as one array of bytes and a JSON text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARK = "|"  # in front of the name of a tensor
 
 
 def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
-    """Return all tensors of records as bytes of safetensors, and all else as JSON.
+    """Serialize records: tensors as safetensors bytes, everything else as JSON.
 
     The tensors are one array, as Flower stores each array by itself and slows down with hundreds.
     A tensor that is one row for all its clients, as what all of them receive, travels as that row.
@@ -41,7 +41,7 @@ def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
 
 
 def deserialize(content: bytes, text: str) -> Records:
-    """Return the records that `serialize` was given."""
+    """Return the records from the output of `serialize`."""
     try:
         tensors = load(content)
         return {
@@ -66,7 +66,7 @@ def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[
 
 
 def _word(what: str, value: Any) -> Any:
-    """Return what JSON has; refuse anything else."""
+    """Return a JSON-compatible value; raise an error for other values."""
     texts = isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
     if not texts and not isinstance(value, bool | int | float | str):
         raise ValueError(f"{what} is {value!r}; expected a tensor, a number, a text or texts")

@@ -1,4 +1,4 @@
-"""The sites of a study and their nodes: sites are known by name, and nodes may restart."""
+"""Registry of a study's sites and their nodes: sites have names, and nodes may restart."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ GREETING = 60.0  # seconds that a node has to introduce its site; it is asked ag
 
 
 class Transport(Protocol):
-    """Sends messages to nodes and returns their answers."""
+    """Transport of messages to nodes and of their replies."""
 
     def present(self) -> Sequence[int]:
-        """Return the numbers of the nodes that are there."""
+        """Return the ids of the connected nodes."""
 
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
-        """Send messages, node -> message, and return the answers that come in time."""
+        """Send messages, node -> message, and return the replies that arrive in time."""
 
     def tell(self, messages: Mapping[int, Records]) -> None:
-        """Send messages without waiting for answers."""
+        """Send messages without waiting for replies."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A site: its node now, its clients, and how many training rows each has."""
+    """Site: its current node, its clients, and their numbers of training rows."""
 
     node: int
     names: tuple[str, ...]
@@ -41,7 +41,7 @@ class Member:
 
 @dataclass
 class Registry:
-    """The sites that are there."""
+    """Registry of the connected sites."""
 
     project: Project
     transport: Transport
@@ -54,7 +54,7 @@ class Registry:
     _said: set[tuple[int, str]] = field(default_factory=set)
 
     def look(self) -> None:
-        """Contact nodes that are new, and remove those that are gone."""
+        """Contact new nodes, and remove nodes that are gone."""
         present = set(self.transport.present())
         self._met = {node: said for node, said in self._met.items() if node in present}
         self.sites = {n: site for n, site in self.sites.items() if site.node in present}
@@ -67,7 +67,7 @@ class Registry:
                 self._place(node, said)
 
     def _heard(self, node: int, answer: Records) -> Flat | None:
-        """Return the introduction of a node; None, with a line, if there is none."""
+        """Return the introduction of a node; print a line and return None if there is none."""
         if odd := answer.get(REFUSED):
             self._tell(node, f"{odd.get('site')} is refused: {odd.get('why')}")
             return None
@@ -95,7 +95,7 @@ class Registry:
         self.say(f"{name} is there: {len(names)} clients, {sum(site.sizes)} training rows")
 
     def _refusal(self, name: str, site: Member) -> str:
-        """Return why a node may not speak for a site, or ""."""
+        """Return why a node may not represent a site, or ""."""
         if self.whose is not None and (owner := self.whose.get(site.node)) != name:
             has = f"the key of {owner}" if owner else "none of the keys"
             return f"its node has {has}; expected {name}.pub's"
@@ -115,7 +115,7 @@ class Registry:
         return ""
 
     def _tell(self, node: int, text: str) -> None:
-        """Report once, here and to its site, why a node is refused."""
+        """Report the reason for a node's refusal once, here and to its site."""
         if (node, text) not in self._said:
             self._said.add((node, text))
             self.say(text)

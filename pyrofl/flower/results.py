@@ -45,7 +45,7 @@ class ResultStore:
     def __init__(
         self, folder: Path, project: Project, name: str, method: Method, server: Server
     ) -> None:
-        """Load what the folder holds, up to the server's round."""
+        """Load the content of the folder up to the server's round."""
         self.folder, self.project, self.name = folder, project, name
         self.method, self.server = method, server
         self.scores: list[Scores] = []
@@ -62,7 +62,7 @@ class ResultStore:
 
     @property
     def asked(self) -> list[EvaluationFields]:
-        """Evaluations after a round: every view, the personal one also adapted."""
+        """Evaluations after a round: every model, the personal one also adapted."""
         part: EvaluationFields = {"part": "test" if self.project.test_fraction else "train"}
         found: list[EvaluationFields] = [{"model": view, **part} for view in self.method.views]
         if self.method.adapt and "personal" in self.method.views:
@@ -71,7 +71,7 @@ class ResultStore:
 
     @property
     def due(self) -> bool:
-        """Whether the last round is to be tested, and has not been."""
+        """Whether the last round needs an evaluation."""
         number, rounds = self.server.state.number, self.project.rounds
         every = default_interval(rounds)
         over = number >= rounds
@@ -81,11 +81,11 @@ class ResultStore:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds are made, and the last is tested."""
+        """Whether all rounds are complete, and the last is evaluated."""
         return self.server.state.number >= self.project.rounds and not self.due
 
     def scored(self, answers: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
-        """Store an evaluation; answers: one for each of `asked`, site -> answer."""
+        """Store an evaluation; replies: one for each of `asked`, site -> reply."""
         try:
             self.scores = [self.server.aggregate_evaluate(each) for each in answers]
         except ValueError:  # no answers, or of different evaluations
@@ -101,14 +101,14 @@ class ResultStore:
         self._write()
 
     def made(self, old: RoundState, new: RoundState, seconds: float) -> None:
-        """Store a round."""
+        """Store a completed round."""
         self.run = self.run.copy(state=new)
         self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
         self._tries = 0
         self._write()
 
     def finish(self) -> list[str]:
-        """Write tables and figures; return why figures are lacking."""
+        """Write tables and figures; return why figures are missing."""
         run, scores, folder = self.run, self.scores, self.folder
         write_tables(folder, run, scores, {})
         run_folder.write_json(folder / "run.json", self._facts())
@@ -123,7 +123,7 @@ class ResultStore:
         return unlearned(self.run)
 
     def table(self) -> str:
-        """Lay out the last scores."""
+        """Format a table of the last scores."""
         if not self.scores:
             return f"{self.name}: no scores"
         scored, clients = len(self.scores[0].ids), self.server.roster.clients
@@ -131,7 +131,7 @@ class ResultStore:
         return f"{self.name}{few}\n{score_table(self.scores)}"
 
     def _facts(self) -> dict[str, Any]:
-        """Return what run.json holds."""
+        """Return the content of run.json."""
         run, project, names = self.run, self.project, self.server.roster.names
         same: dict[str, Any] = {name: getattr(project, name) for name in SAME}
         experiment = Experiment(

@@ -1,4 +1,4 @@
-"""The rows of a site: a CSV file as a federation of the site's clients."""
+"""Rows of a site: a CSV file as a federation of the site's clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def features_of(project: Project, path: str) -> tuple[Tensor, list[str]]:
 
 
 def _response(project: Project, column: Column) -> Tensor:
-    """Return y: a number, or the place of its word among the project's classes."""
+    """Return y: a number, or the index of its word among the project's classes."""
     if not project.classes:
         column.refuse_text("numbers as target")
         column.refuse_odd("write numbers")

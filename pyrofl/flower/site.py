@@ -1,4 +1,4 @@
-"""A site: answers messages of the server, and predicts from the state of its clients."""
+"""Site: replies to messages of the server, and predicts from the state of its clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ABOUT = "site.json"  # name, project and rows of the site that has a folder
 
 
 def label(kind: str, method: str, which: int = 0) -> str:
-    """Name a record of a method.
+    """Return the label of a record of a method.
 
     >>> label("ask", "fedavg", 1)
     'ask/fedavg/1'
@@ -71,7 +71,7 @@ class Site:
         rejoin: bool = False,
         min_scored_rows: int | None = MIN_SCORED_ROWS,
     ) -> None:
-        """Read the rows."""
+        """Read the rows and build the methods."""
         self.name, self.project, self.rejoin = name, project, rejoin
         self.min_scored_rows = min_scored_rows
         self.data = rows_of(project, data, name)
@@ -84,7 +84,7 @@ class Site:
 
     @classmethod
     def read(cls, state: str | Path) -> Site:
-        """Return the site that has a folder."""
+        """Return the site stored in a folder."""
         path = Path(state, ABOUT)
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ class Site:
         return cls(name, Project.read(folder), data, state)
 
     def answer(self, records: Mapping[str, Flat]) -> Records:
-        """Answer a message: questions first, as they are about the state before the orders."""
+        """Reply to a message: evaluations first, since they concern the state before training."""
         if HELLO in records:
             return {HELLO: self.hello(records[HELLO])}
         found: Records = {}
@@ -108,7 +108,7 @@ class Site:
         return found
 
     def hello(self, told: Flat) -> Flat:
-        """Return the clients and their numbers of rows; refuse a server with another project."""
+        """Return clients and numbers of rows; raise an error for a server of another project."""
         mine = greeting(self.project)[HELLO]
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
@@ -117,7 +117,7 @@ class Site:
         return {"site": self.name, "names": names, "sizes": self.data.sizes.clone()}
 
     def _done(self, kind: str, method: str, which: int, flat: Flat) -> Records:
-        """Follow one order or answer one question."""
+        """Execute one training request or evaluation."""
         client = self.client(method, flat)
         try:
             if kind == ASK:
@@ -153,13 +153,13 @@ class Site:
         return self.client(method, question).predict(question, x, client, **asked)
 
     def _question(self, method: str, model: str) -> Path:
-        """Return the file of the last question about a model."""
+        """Return the file of the last evaluation request for a model."""
         folder = self.state / RECEIVED
         folder.mkdir(exist_ok=True)
         return folder / f"{method} {Path(model).name}.safetensors"
 
     def client(self, method: str, flat: Flat) -> Client:
-        """Return the clients of this site, under a method."""
+        """Return the clients of this site for a method."""
         if method not in self.project.labels:
             known = ", ".join(self.project.labels)
             raise InvalidRequestError(f"an order is of method {method!r}; expected one of {known}")
@@ -172,7 +172,7 @@ class Site:
 
 
 def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
-    """Answer a message whatever happens; site: arguments of `Site`, with the project's folder.
+    """Reply to a message in any case; site: arguments of `Site`, with the project's folder.
 
     The server receives only the kind of an error, as its text may hold a value of a row; the log at
     the site has the text. Names, numbers or versions that do not fit are sent in full.

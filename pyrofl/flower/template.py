@@ -72,7 +72,7 @@ LICENSE = "All rights reserved.\n"
 
 
 def new(folder: str | Path) -> Path:
-    """Write a project folder, and simulated rows of three sites."""
+    """Write a project folder with simulated rows of three sites."""
     path = run_folder.prepare(folder)
     files = {"pyproject.toml": SETTINGS, "LICENSE": LICENSE, "study/__init__.py": ""}
     files |= {f"study/{k}_app.py": APP.format(kind=k, place=at) for k, at in PLACES.items()}
@@ -88,7 +88,7 @@ def new(folder: str | Path) -> Path:
 
 
 def _patients(random: np.random.Generator, count: int, shift: float) -> list[list[object]]:
-    """Return simulated rows; hospitals differ in how many patients recover."""
+    """Return simulated rows; hospitals differ in the fraction of patients that recover."""
     x = random.normal(size=(count, 3)).round(3)
     odds = x @ [-1.0, 1.5, 0.5] + 0.8 * shift
     recovered = random.random(count) < 1 / (1 + np.exp(-odds))

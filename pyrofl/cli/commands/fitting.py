@@ -1,4 +1,4 @@
-"""The commands: list, explain, run, compare and partition."""
+"""Commands that fit and inspect: list, explain, run, compare and partition."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def compare(experiment: Experiment) -> None:
 
 
 def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
-    """Fit all that is compared, and write and print what came out."""
+    """Fit all methods and seeds of a comparison, write the results and print them."""
     # Each leaves a checkpoint, so that those which are done need not be done again.
     keepers = [keeping(job, experiment.rounds) for job in asked]
     run_folder.sweep(folder)
@@ -124,7 +124,7 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
 def write_comparison(
     folder: Path, finals: list[CompareRow], history: list[dict[str, object]], metric: str
 ) -> list[str]:
-    """Write the table of all runs and its figures; say which figures could not be drawn."""
+    """Write the table of all runs and its figures; report figures that could not be drawn."""
     run_folder.write_csv(folder / COMPARISON[0], run_folder.COMPARE, finals)
     rows = [dict(zip(run_folder.COMPARE, row, strict=True)) for row in finals]
     curves = ("curves", lambda: figures.curves(history, metric))
@@ -132,7 +132,7 @@ def write_comparison(
 
 
 def partition(experiment: Experiment) -> None:
-    """Draw who holds how many rows of which class."""
+    """Draw the number of rows of each client and class, and save the figure."""
     experiment = resolve(experiment)
     path = Path(str(experiment.out))
     run_folder.refuse_no_output(path, SUFFIXES, experiment.overwrite)
@@ -153,7 +153,7 @@ def partition(experiment: Experiment) -> None:
 
 
 def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]]:
-    """Fit a method, test it and write its folder; say which figures could not be drawn."""
+    """Fit a method, evaluate it and write its folder; report figures that could not be drawn."""
     experiment, task, data = job.experiment, job.task, job.task.data
     of = f"{experiment.partition} of {experiment.data}"
     say(experiment, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{drawn_of(job)}")
@@ -186,14 +186,14 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
 
 
 def logger(job: Job) -> loggers.Log | None:
-    """Return what every round is told to beside the tables, if that is asked for."""
+    """Return the logger that --log selects, or None."""
     if job.experiment.log == "tensorboard":
         return loggers.tensorboard(job.path / "tensorboard")
     return loggers.mlflow(str(job.path)) if job.experiment.log else None
 
 
 def drawn_of(job: Job) -> str:
-    """Say which groups posterior.nc gets where nobody asked for some."""
+    """Report which groups posterior.nc gets if --arviz-groups does not name any."""
     if job.experiment.arviz_groups or not job.experiment.posterior_draws:
         return ""
     if job.groups == "all":
@@ -205,7 +205,7 @@ def drawn_of(job: Job) -> str:
 
 
 def blamed(reason: str, names: Sequence[str]) -> str:
-    """Return whom a reason for a rejection names.
+    """Return the names of the clients in the reason for a rejection.
 
     >>> blamed("ward 3: left: tau is nan; expected a finite number", ["ward 3", "ward 3: left"])
     'ward 3: left'

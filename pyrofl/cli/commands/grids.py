@@ -1,4 +1,4 @@
-"""Which settings are tried: those that --over names, or a method's TUNE_OVER."""
+"""Settings that are tried: those of --over, or a method's TUNE_OVER."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Words = dict[str, str]
 
 
 def asked(method: str, over: Sequence[str], fixed: Sequence[str]) -> list[Words]:
-    """Read "name=value,value ..." into all combinations, in their order.
+    """Return all combinations of settings in texts "name=value,value ...", in their order.
 
     >>> asked("fedavg", ["lr=0.1,0.3", "fine_tune=0,5"], [])[1]
     {'lr': '0.1', 'fine_tune': '5'}
@@ -63,7 +63,7 @@ def chosen(
     fixed: Sequence[str],
     seed: int,
 ) -> list[Words]:
-    """Return so many settings to try, no two of which make the same method.
+    """Return the given number of settings to try, each of which builds a different method.
 
     They are of --over, by default all; without it of the method's own values, by default `TRIES`.
     What is drawn goes by the seed. `build` makes the method of a setting, and refuses a bad one.

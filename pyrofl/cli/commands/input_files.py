@@ -1,4 +1,4 @@
-"""Input files of a command, which none of its output files may replace."""
+"""Input files of a command, which its output files must not replace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITTEN = re.compile(  # names of the files that run, compare, tune, benefit and
 
 
 def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
-    """Refuse a folder in which an output file could replace an input file of the command."""
+    """Raise ValueError if an output file in the folder could replace an input of the command."""
     for flag, file in input_files(given):
         for path in {os.path.abspath(file), os.path.realpath(file)}:
             below = any(Path(path).is_relative_to(one) for one in _both(folder))
@@ -35,7 +35,7 @@ def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
 
 
 def refuse_replaced_input(given: object, path: str | Path, run: str | Path | None = None) -> None:
-    """Refuse an output file that is an input of the command or of a run, or one of its results."""
+    """Raise ValueError if an output file is an input of the command or of a run, or its result."""
     path = Path(path)
     if WRITTEN.fullmatch(path.name) and os.path.lexists(path.with_name("run.json")):
         raise ValueError(f"--out {path} belongs to the results of a run; expected another file")
@@ -49,7 +49,7 @@ def refuse_replaced_input(given: object, path: str | Path, run: str | Path | Non
 
 
 def _options(run: str | Path) -> object:
-    """Return the options of a run; none where its folder does not record them."""
+    """Return the options of a run, or none if its folder does not record them."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(Path(run, "run.json").read_text(encoding="utf-8"))
         return Experiment.of(told["experiment"])
@@ -66,7 +66,7 @@ def input_files(given: object) -> Iterator[tuple[str, str]]:
 
 
 def _files(spec: str, is_path: bool) -> list[str]:
-    """Return the files that the value of a flag names."""
+    """Return the files that the value of an option names."""
     kind, _, path = spec.partition(":")
     if is_path or kind == "csv":
         return files_of(spec if is_path else path)

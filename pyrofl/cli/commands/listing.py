@@ -1,4 +1,4 @@
-"""The commands list and explain: what can be chosen."""
+"""Commands that list and explain the available choices: list and explain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECTIONS = ("methods", "data", "partitions", "tests", "networks", "likelihoods")
 
 
 def list_all(args: Namespace) -> None:
-    """Print what can be chosen: names of all, or a section with a line for each."""
+    """Print the names of all choices, or a section with a line for each."""
     if args.section:
         show(entries(sections()[args.section]) if args.section != "settings" else variants())
         return
@@ -34,14 +34,14 @@ def list_all(args: Namespace) -> None:
 
 
 def sections() -> dict[str, Mapping[str, str]]:
-    """Return what can be chosen: section -> name -> what it is."""
+    """Return the available choices: section -> name -> description."""
     partitions = dict(text.split(": ", 1) for text in PARTITIONS.values())
     found = ({n: about(n) for n in builds()}, DATASETS, partitions, TEST_POLICIES, NETWORKS)
     return dict(zip(SECTIONS, (*found, LIKELIHOODS), strict=True))
 
 
 def entries(lines: Mapping[str, str]) -> str:
-    """Lay out names and what they are, a line each."""
+    """Format names and descriptions, one per line."""
     width = max(map(len, lines))
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
 
@@ -52,7 +52,7 @@ def explain(args: Namespace) -> None:
 
 
 def variants() -> str:
-    """Say what every method can be told by --set, with the words that it takes."""
+    """Describe the variants that --set selects in every method, with their valid values."""
     under = TextWrapper(100, initial_indent="  ", subsequent_indent=" " * 12)
     under.break_long_words = under.break_on_hyphens = False
     return "\n".join(
@@ -62,6 +62,6 @@ def variants() -> str:
 
 
 def told(name: str, kind: Any) -> str:
-    """Name a setting, and its words if it has some to choose from."""
+    """Format the name of a setting, with its valid values if they are words."""
     words = [str(word) for one in readable(kind) for word in get_args(one) if one != Epochs]
     return f"{name}={'|'.join(words)}" if words else name

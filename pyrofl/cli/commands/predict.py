@@ -1,4 +1,4 @@
-"""The command predict: new rows of a table, and what a run's folder makes of them."""
+"""The command predict: predictions for new rows of a table by a saved run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WHOSE = ("client", "client_column", "new_client")
 
 
 def predict(args: Namespace) -> None:
-    """Predict the rows of a table by a run's folder, and write a table of what was predicted."""
+    """Predict the rows of a table by a saved run, and write a table of the predictions."""
     whose = [name for name in WHOSE if getattr(args, name)]
     if len(whose) != 1:
         told = " and ".join(f"--{name.replace('_', '-')}" for name in whose) or "none of them"
@@ -65,7 +65,7 @@ def predict(args: Namespace) -> None:
 
 
 def refuse_no_run(folder: Path) -> None:
-    """Refuse a folder without a checkpoint, and point to the command that keeps one."""
+    """Raise ValueError for a folder without a checkpoint, with the command that writes one."""
     if not folder.is_dir() or os.path.lexists(folder / run_folder.CHECKPOINT):
         return  # `load` reports what is wrong
     has = f"{folder} holds no {run_folder.CHECKPOINT}"
@@ -80,13 +80,13 @@ def refuse_no_run(folder: Path) -> None:
 
 
 def table_of(path: str) -> dict[str, Column]:
-    """Read columns by name; of several files, one that says of which each row is, too."""
+    """Read columns by name, with the column of the file of each row if there are several files."""
     found = load_table(path)
     return found.columns | ({SITE: found.site} if found.site else {})
 
 
 def method_of(folder: Path, spec: str | None) -> Scheduled | None:
-    """Return the method of a run whose network is one's own; None where the library makes it.
+    """Return the method of a run with a user's network; None if the library builds the network.
 
     The user's file is run only if it is named again: a folder may come from somebody else.
     """
@@ -118,14 +118,14 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
 
 
 def adapts(run: Run, args: Namespace) -> bool:
-    """Say whether a client's training rows are needed before it predicts."""
+    """Return whether a client needs its training rows before it predicts."""
     view, adaptation = default_model(run.method)
     asked = args.model in (None, view) and not args.unadapted
     return asked and adaptation != "none" and not args.new_client
 
 
 def rows_of(folder: Path) -> Federation:
-    """Return the federation that a run of the command line was fitted to, from its run.json."""
+    """Return the federation that a command-line run was fitted to, as recorded in run.json."""
     path = folder / "run.json"
     cure = "expected its data where they were, or --unadapted"
     try:
@@ -142,7 +142,7 @@ def rows_of(folder: Path) -> Federation:
 
 
 def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[str | None]:
-    """Return whose each row is; None is a client that was never seen."""
+    """Return the client of each row; None for a client without training rows."""
     count = len(next(iter(table.values())).words)
     if args.new_client:
         return [None] * count
@@ -162,7 +162,7 @@ def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[s
 def ask(
     run: Run, table: Mapping[str, Column], owners: Sequence[str | None], args: Namespace
 ) -> dict[str | None, Predictions]:
-    """Return the predictions of every client's rows."""
+    """Return the predictions for every client's rows."""
     x = inputs(run, table, args.data)
     how: dict[str, Any] = {"model": args.model, "draws": args.draws or run.draws}
     if args.unadapted:
@@ -202,7 +202,7 @@ def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
 
 
 def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
-    """Return the target of labelled rows: texts of classes, or numbers."""
+    """Return the target of labeled rows: class names, or numbers."""
     target = run.data.source.target if run.data.source else "y"
     known(target, list(table), f"column in {path}: this run predicts")
     column = table[target]
@@ -214,7 +214,7 @@ def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
 
 
 def columns_told(table: Mapping[str, Column], run: Run, args: Namespace) -> str:
-    """Say which columns were taken in another order, and which were not used."""
+    """Report columns that are in another order, and columns that are not used."""
     columns = run.data.source.columns if run.data.source else ()
     there = [name for name in table if name in columns]
     told = f"{args.data}: {len(columns)} columns as in training"

@@ -1,4 +1,4 @@
-"""What a run needs at its end, tried before its first round."""
+"""Checks before the first round of everything that a run needs at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyrofl.nets import NETWORKS
 
 
 def preflight(jobs: Sequence[Job]) -> list[Job]:
-    """Load what writes results, check methods, and try out draws and groups of posterior.nc.
+    """Load the modules that write results, validate methods, and try out posterior.nc.
 
     Returns the jobs, which differ in method and seed, with the groups that they are to write.
     """
@@ -47,7 +47,7 @@ def preflight(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _check(job: Job) -> None:
-    """Refuse what `fit` would refuse before round one, once it has made a folder."""
+    """Raise the errors that `fit` would raise before round one, before a folder is made."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which the fit gives again
         try:
@@ -59,13 +59,13 @@ def _check(job: Job) -> None:
 
 
 def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
-    """Return a job with its groups, and labels of those axes: a table's columns go by the seed."""
+    """Return a job with its ArviZ groups and the axis labels of its variables."""
     labels = labels_of(str(job.experiment.net), job.task).items()
     return replace(job, groups=groups, coords={n: words for n, words in labels if n in axes})
 
 
 def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
-    """Return the groups that a job is to write, by those of one draw of one client, and axes."""
+    """Return the ArviZ groups and axes of a job, found with one draw of one client."""
     experiment, task = job.experiment, job.task
     method = by_round(job.method)(0)
     run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)
@@ -89,7 +89,7 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
 
 
 def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:
-    """Return labels of the axes of a network's inputs and outputs, if we have built it."""
+    """Return labels of the axes of a network's inputs and outputs, if the library built it."""
     data, net, found = task.data, task.net, {}
     first, *_, last = (*net.shapes, *net.shapes)
     classes, features = data.classes, data.source.features if data.source else ()
@@ -103,7 +103,7 @@ def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:
 
 
 def _find_room(job: Job) -> None:
-    """Refuse more draws than there is memory for; a test has those of one client or more."""
+    """Raise an error if the requested draws do not fit in memory."""
     experiment, task = job.experiment, job.task
     asked = [("--draws", experiment.draws or 0, 1)]
     asked += [("--posterior-draws", experiment.posterior_draws, task.data.clients)]

@@ -1,4 +1,4 @@
-"""The command report: one page of HTML, with all its figures in it, of a run or a comparison."""
+"""The command report: an HTML page with all figures of a run or a comparison."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def report(args: Namespace) -> None:
 
 
 def html(folder: Path, made: Sequence[SavedRun]) -> str:
-    """Return the page; every text in it is escaped."""
+    """Return the HTML page; all texts are escaped."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
@@ -62,7 +62,7 @@ def html(folder: Path, made: Sequence[SavedRun]) -> str:
 
 
 def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
-    """Return the parts of the page; of several seeds the figures are those of the first."""
+    """Return the sections of the page; with several seeds, figures are those of the first."""
     first = list({one.method: one for one in reversed(made)}.values())[::-1]
     several = folder != made[0].path
     found = [bought(folder, made)] if several else []
@@ -85,7 +85,7 @@ def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
-    """Answer what federation bought, if the runs can."""
+    """Add the comparison with local models, if the runs allow it."""
     section = Section("What did federation buy?")
     try:
         found = benefit.compare_with_local(folder, made, None)

@@ -1,4 +1,4 @@
-"""Runs that can be stopped and gone on with: their folders, their checkpoints, how they end."""
+"""Runs that can be interrupted and resumed: folders, checkpoints and exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
 
 @contextmanager
 def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
-    """Hold the folders of jobs, and those `above`, alone; make them, or empty them.
+    """Lock the folders of jobs and of `above`; create or empty them.
 
     Nothing is removed if one is refused, as is a folder whose results would replace an input file.
     """
@@ -56,7 +56,7 @@ def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
 
 
 def keeping(job: Job, every: int | None = None) -> Keeper:
-    """Return what keeps a job, `every` rounds if it is not told, and the round to go on from."""
+    """Return the checkpoint writer of a job and the state that it resumes from."""
     experiment, task = job.experiment, job.task
     about = experiment.key()
     about |= {"method": job.name, "set": reaching(experiment.settings, job.name)}
@@ -79,7 +79,7 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
 
 
 def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
-    """Refuse to make a run again where run.json is of another one, or of more rounds."""
+    """Raise ValueError if run.json belongs to another run, or to one with more rounds."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         number, had = int(facts["rounds"]), facts["experiment"] | {"seeds": facts["seeds"]}
@@ -93,13 +93,13 @@ def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) ->
 
 
 def far_enough(rounds: int, number: int, path: Path) -> None:
-    """Refuse to leave fewer rounds than there are."""
+    """Raise ValueError if a resumed run has more rounds than requested."""
     if number > rounds:
         raise ValueError(f"--rounds is {rounds}; expected at least {number}, which {path} holds")
 
 
 def not_past(run: Run, until: str | None, path: Path) -> None:
-    """Refuse to stop a run where it has already gone on."""
+    """Raise ValueError if a resumed run is past the round at which it should stop."""
     judge = ConvergenceMonitor(trained=trained_by(run.method))
     for record in run.records[:-1] if until else ():
         judge.add(record)
@@ -113,7 +113,7 @@ def not_past(run: Run, until: str | None, path: Path) -> None:
 
 
 def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
-    """Leave a run the tests that it would have had if it had been asked for `rounds` at once."""
+    """Keep only the evaluations that an uninterrupted run of `rounds` rounds would have."""
     number = run.state.number
     far_enough(rounds, number, path)
     had = {row["round"] for row in run.history}
@@ -128,7 +128,7 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
 
 
 def rescued(keeper: Keeper, ended_by: str) -> str:
-    """Leave a checkpoint of the last whole round, and say where what ended the run."""
+    """Write a checkpoint of the last complete round after an interruption, and report its path."""
     problem = ""
     try:
         keeper.rescue()

@@ -1,4 +1,4 @@
-"""The command tune, and compare --tune: settings chosen on rows held back inside the clients."""
+"""The commands tune and compare --tune: settings chosen on validation rows of the clients."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ FOLDER = "tune"  # behind the method's name, in the folder of a comparison
 
 @dataclass(frozen=True)
 class Search:
-    """One method whose settings are to be chosen."""
+    """Search for the settings of one method."""
 
     job: Job  # with the settings that --set gives
     fixed: tuple[str, ...]  # these settings
     path: Path  # of the folder of what comes out
 
     def build(self, **setting: str) -> Scheduled:
-        """Make the method with a setting."""
+        """Build the method with the given settings."""
         job, words = self.job, [f"{name}={text}" for name, text in setting.items()]
         every = [*reaching(self.fixed, job.name), *words]
         return methods([job.name], every, job.task, job.experiment.rounds)[job.name]
@@ -52,7 +52,7 @@ class Search:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the choice depends on, as JSON has it."""
+        """Inputs of the choice as JSON-compatible values."""
         experiment, task = self.job.experiment, self.job.task
         return experiment.key() | {
             "method": self.job.name,
@@ -67,7 +67,7 @@ class Search:
 
 
 def tune(experiment: Experiment) -> None:
-    """Choose the settings of one method, and write which."""
+    """Choose the settings of one method, and write them."""
     experiment = resolve(experiment)
     figures.try_out()
     (job,) = jobs(experiment, [experiment.seed])
@@ -89,7 +89,7 @@ def tune(experiment: Experiment) -> None:
 
 
 def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
-    """Return what `compare --tune` has to do first: every method once, by its first seed."""
+    """Return the searches of `compare --tune`: every method once, with its first seed."""
     if not experiment.tune:
         for flag, dest in (("--settings", "tries"), ("--metric", "metric")):
             if getattr(experiment, dest) is not None:
@@ -116,7 +116,7 @@ def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
 
 
 def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
-    """Choose the settings of several methods: words for --set, and by method what was chosen."""
+    """Choose the settings of several methods; return words for --set, and choices by method."""
     words, text = list[str](), dict[str, str]()
     for search in some:
         experiment, name = search.job.experiment, search.job.name
@@ -137,7 +137,7 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
 
 
 def done(search: Search) -> TuningResult:
-    """Choose settings, or read which were chosen by a command that is gone on with."""
+    """Choose settings, or read those chosen by the command that is resumed."""
     job, path, experiment = search.job, search.path, search.job.experiment
     file = path / FACTS
     if experiment.resume and file.exists():
@@ -169,7 +169,7 @@ def done(search: Search) -> TuningResult:
 
 
 def facts(search: Search, found: TuningResult) -> dict[str, Any]:
-    """Return what tune.json holds."""
+    """Return the content of tune.json."""
     none = {"score": None}  # of NaN and infinity, which JSON lacks
     tries = [asdict(t) | ({} if isfinite(t.score) else none) for t in found.tries]
     return {
@@ -188,13 +188,13 @@ def facts(search: Search, found: TuningResult) -> dict[str, Any]:
 
 
 def margin(found: TuningResult, one: Margin) -> dict[str, Any]:
-    """Return how far a finalist is behind the chosen setting; JSON has no NaN."""
+    """Return the score difference of a finalist from the chosen setting; JSON has no NaN."""
     error = one.error if isfinite(one.error) else None
     return {**asdict(one), "setting": found.settings[one.setting], "error": error}
 
 
 def read(path: Path, about: dict[str, Any]) -> TuningResult:
-    """Read what was chosen, and refuse a choice of another command."""
+    """Read the chosen settings; raise ValueError if another command chose them."""
     try:
         had = json.loads(path.read_text(encoding="utf-8"))
         scores = [nan if t["score"] is None else t["score"] for t in had["tries"]]
@@ -208,13 +208,13 @@ def read(path: Path, about: dict[str, Any]) -> TuningResult:
 
 
 def until(search: Search) -> str:
-    """Say how settings are chosen."""
+    """Describe the criterion by which settings are chosen."""
     share = f"{search.job.experiment.hold_back:g} of the training rows of every client"
     return f"chosen on {share}, which are held back; no test row is looked at"
 
 
 def sentences(search: Search, found: TuningResult) -> Iterator[str]:
-    """Say what was chosen, by what margin, and what it took."""
+    """Describe the choice, its margin and its cost."""
     yield f"{told(found.best)} is the best of {len(found.settings)} settings, {until(search)}:"
     yield f"{found.metric} {found.score:.4f} there, {found.rounds} rounds, {found.seconds:.1f} s."
     if found.margin:
@@ -222,7 +222,7 @@ def sentences(search: Search, found: TuningResult) -> Iterator[str]:
 
 
 def table(found: TuningResult) -> str:
-    """Lay out all tries."""
+    """Format a table of all trials."""
     lines = []
     for (name, *_, chosen, _), t in zip(found.lines(), found.tries, strict=True):
         score, mark = None if t.problem else t.score, "*" if chosen else ""
@@ -232,13 +232,13 @@ def table(found: TuningResult) -> str:
 
 
 def command(search: Search, found: TuningResult) -> str:
-    """Return the command that runs the method with what was chosen."""
+    """Return the command that runs the method with the chosen settings."""
     chosen = (f"{n}={v}" for n, v in found.best.items())
     fitted = replace(search.job.experiment, settings=(*search.fixed, *chosen))
     return spelled(["run", search.job.name], fitted, search.job.task.seed)
 
 
 def drawn_of(search: Search, found: TuningResult) -> list[str]:
-    """Draw all tries; say which figure could not be."""
+    """Draw all trials; report the figure if it could not be drawn."""
     run_folder.prepare(search.path / "figures", overwrite=True)
     return drawn(search.path, [(FIGURE, lambda: figures.tuning(found.frame(), found.metric))])

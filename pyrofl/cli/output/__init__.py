@@ -1,1 +1,1 @@
-"""What the commands show: cards of methods, comparisons and sections of a report."""
+"""Output of the commands: cards of methods, comparisons and sections of a report."""

@@ -1,4 +1,4 @@
-"""A method's card: what it is, its equations and settings, and what it sends, from the code."""
+"""Card of a method: description, equations, settings and messages, read from the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INPUTS, OUTPUTS, SPEC = 64, 10, "mlp:50"  # the network of the digits
 
 @dataclass(frozen=True)
 class Setting:
-    """An argument of a method's `build`: its name, what it may be, its default, what it means."""
+    """Argument of a method's `build`: name, valid values, default, description."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Wire:
-    """What a client and the server exchange in a round, as measured."""
+    """Messages between a client and the server in a round, as measured."""
 
     parameters: tuple[int, int]  # of the network, and of its head
     down: int  # bytes to a client
@@ -50,7 +50,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Card:
-    """All that there is to say about a method."""
+    """Card of a method: all its documentation for the terminal."""
 
     key: str
     paper: docstrings.Paper
@@ -60,7 +60,7 @@ class Card:
     plain: Wire
 
     def told(self) -> str:
-        """Lay the card out for a terminal."""
+        """Format the card for a terminal."""
         paper, wire = self.paper, self.wire
         words = [f"{paper.name} ({self.key}): {paper.headline}.", paper.source, paper.use]
         words += [f"Models that can be tested: {', '.join(self.views)}.", self.bytes]
@@ -74,7 +74,7 @@ class Card:
 
     @property
     def bytes(self) -> str:
-        """What a round costs on the wire, as measured."""
+        """Bytes per round of the messages, as measured."""
         (all_, head), down, up = self.wire.parameters, self.wire.down, self.wire.up
         beside = f"{down / self.plain.down:.2f} and {up / self.plain.up:.2f} times FedAvg's"
         return (
@@ -84,7 +84,7 @@ class Card:
 
 
 def card(name: str) -> Card:
-    """Return a method's card; with the defaults of its settings."""
+    """Return a method's card, with the defaults of its settings."""
     known(name, builds(), "method")
     module = import_module(f"pyrofl.models.{name}")
     views = tuple(made(name, network()).views)
@@ -93,12 +93,12 @@ def card(name: str) -> Card:
 
 
 def network() -> Network:
-    """Return the network of a card's numbers."""
+    """Return the network that a card's message sizes are measured with."""
     return nets.build(SPEC, (INPUTS,), OUTPUTS)
 
 
 def made(name: str, net: Network) -> Method:
-    """Return a method with its defaults, for `rows`."""
+    """Return a method with default settings, built for `rows`."""
     build = builds()[name]
     own = {"unlabelled": rows().x} if "unlabelled" in inspect.signature(build).parameters else {}
     method: Method = build(net, **own)
@@ -107,7 +107,7 @@ def made(name: str, net: Network) -> Method:
 
 @lru_cache
 def rows() -> Federation:
-    """Return a few rows of two clients, as numbers count here and not what they mean."""
+    """Return a small federation of two clients, for measurements of message sizes."""
     one = torch.linspace(-1, 1, 6 * INPUTS).reshape(6, INPUTS), torch.arange(6) % OUTPUTS
     sites = {"one": one, "two": one}
     return Federation.from_arrays(sites, classes=OUTPUTS)
@@ -115,7 +115,7 @@ def rows() -> Federation:
 
 @lru_cache
 def wire(name: str) -> Wire:
-    """Make a round, and see what a client and the server exchange in it."""
+    """Run a round and return the messages between a client and the server."""
     net = network()
     (state,) = federate(made(name, net), rows(), 1, check=False)
     sizes = {n: shape.numel() for n, shape in net.shapes.items()}
@@ -130,7 +130,7 @@ def _roles(tensors: Any) -> tuple[str, ...]:
 
 
 def settings(build: Callable[..., Any]) -> Iterator[Setting]:
-    """Yield the settings of a method, its own first and then those that it hands on."""
+    """Yield the settings of a method, its own first, then those of the functions that it calls."""
     hints, about = get_type_hints(build, include_extras=True), docstrings.arguments(build)
     for name, parameter in inspect.signature(build).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and name not in ("unlabelled", "done"):
@@ -140,7 +140,7 @@ def settings(build: Callable[..., Any]) -> Iterator[Setting]:
 
 
 def _handed_on(fields: Any) -> Iterator[Setting]:
-    """Yield the settings of a TypedDict, as functions of its module or of methods there explain."""
+    """Yield the settings of a TypedDict, described in its module or in methods there."""
     home = import_module(fields.__module__)
     near = [m for m in vars(home).values() if inspect.ismodule(m) and "pyrofl.models" in m.__name__]
     makers = [f for m in (home, *near) for f in vars(m).values() if _belongs(f, m)]
@@ -156,7 +156,7 @@ def _belongs(function: Any, module: ModuleType) -> bool:
 
 
 def kind(hint: Any) -> str:
-    """Tell in words what a setting may be.
+    """Describe the valid values of a setting.
 
     >>> from pyrofl.arguments import Count
     >>> kind(Count | None), kind(Literal["full", "deviation"])
@@ -178,7 +178,7 @@ def _kind(hint: Any) -> str:
 
 
 def value(default: Any) -> str:
-    """Write a default as it is typed.
+    """Format a default value as it is typed.
 
     >>> value(None), value(True), value(0.001), value(torch.relu)
     ('none', 'true', '0.001', 'relu')

@@ -1,4 +1,4 @@
-"""The table of a comparison: means over seeds, differences from the best, what was tuned."""
+"""Table of a comparison: means over seeds, differences from the best, tuned settings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
 
 
 def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
-    """Lay out mean ± standard error over seeds, a line for each method and model; see below."""
+    """Format mean ± standard error over seeds, a line for each method and model, with notes."""
     head, lines, notes = compare_lines(rows, open_runs)
     return "\n".join([run_folder.table(head, lines), *notes])
 
@@ -72,7 +72,7 @@ def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = 
 def compare_lines(
     rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
-    """Return the head and the lines of that table, and the notes below it.
+    """Return the header and the lines of the comparison table, and the notes below it.
 
     The best mean of a column has a star. The last column is the difference of each line from the
     best of the main metric, on the same seeds, its 95% interval, and which of both has not
@@ -116,14 +116,14 @@ def compare_lines(
 
 
 def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
-    """Return the words for a line whose runs, of known seeds, have not all converged."""
+    """Return a note on runs that have not converged, for one line of the table."""
     seeds = [int(seed) for seed in values.dropna().index]
     count = sum((method, seed) in open_runs for seed in seeds)
     return "" if not count else OPEN if count == len(seeds) else f"{OPEN}: {count} of {len(seeds)}"
 
 
 def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] = ("", "")) -> str:
-    """Write a mean difference of paired seeds and, of two or more, its 95% interval.
+    """Format a mean difference of paired seeds and, for two or more, its 95% interval.
 
     The metric is accuracy, whose scores lie between 0 and 1, or an error, from 0. Words are added
     for the runs of both lines that have not converged, `opens`.
@@ -143,7 +143,7 @@ def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] 
 
 
 def spread(values: Series) -> str:
-    """Write a mean and, of two values or more, its standard error.
+    """Format a mean and, for two values or more, its standard error.
 
     >>> from pandas import Series
     >>> spread(Series([0.9, 0.92])), spread(Series([0.9]))

@@ -1,4 +1,4 @@
-"""The same test rows, predicted by each site's own model and by another one."""
+"""Paired comparison of each site's own model with another model on the same test rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS = {"personal": "personalised model", "global": "global model"}
 
 @dataclass(frozen=True)
 class Site:
-    """A site: its training and test rows, what both models score, and by how much they differ."""
+    """Comparison at one site: numbers of rows, scores of both models, and their difference."""
 
     client: str
     size: int
@@ -42,7 +42,7 @@ class Site:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """A model beside those of the sites' own; of scores, the larger is better."""
+    """Comparison of a model with the sites' own models; larger scores are better."""
 
     model: Model
     sites: list[Site]  # the smallest first
@@ -55,13 +55,13 @@ class ModelComparison:
 
     @property
     def name(self) -> str:
-        """Which model, in words."""
+        """Name of the model."""
         method, view, _ = self.model
         return f"{WORDS.get(view, view)} of {method}"
 
     @property
     def shortfall(self) -> str:
-        """Return which of both models has not converged, in words; "" if both have."""
+        """Description of which of both models has not converged; "" if both have."""
         opens = {"the sites' own models": self.open_own, f"the {self.name}": self.open}
         opened = [(what, n) for what, n in opens.items() if n]
         parts = ["" if n == self.runs else f" in {n} of {self.runs} runs" for _, n in opened]
@@ -71,7 +71,7 @@ class ModelComparison:
 
 
 def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
-    """Return every run beside that of `local` with the same seed."""
+    """Return each run paired with the run of `local` with the same seed."""
     owns = {one.seed: one for one in made if one.method == OWN}
     found = [(owns[one.seed], one) for one in made if one.method != OWN and one.seed in owns]
     if not found:
@@ -84,7 +84,7 @@ def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, Saved
 
 
 def chosen(table: DataFrame, by: By | None) -> By:
-    """Return the score to go by; refuse one that the predictions do not have."""
+    """Return the score of the comparison; raise ValueError if the predictions lack it."""
     classes = rows.classes_of(table)
     fits: tuple[By, ...] = ("accuracy", "log_score") if classes else ("error", "log_score", "crps")
     if by and by not in fits:
@@ -97,12 +97,12 @@ def chosen(table: DataFrame, by: By | None) -> By:
 
 
 def has_crps(table: DataFrame) -> bool:
-    """Say whether rows tell their CRPS, as those of classes and of odd families do not."""
+    """Return whether rows have a CRPS; classes and unusual likelihoods do not."""
     return "crps" in table and bool(table["crps"].notna().all())
 
 
 def scored(table: DataFrame, by: By) -> DataFrame:
-    """Return the rows with a column of their score, the larger the better."""
+    """Return the rows with a column of their score, larger for better predictions."""
     if by == "log_score":
         score = table["log_score"]
     elif by == "crps":
@@ -116,7 +116,7 @@ def scored(table: DataFrame, by: By) -> DataFrame:
 
 
 def models(made: SavedRun, table: DataFrame) -> list[Model]:
-    """Return the models of a method: the global one, if there is one, and its main one."""
+    """Return the models of a method that are compared: the global one, if any, and the main one."""
     there = set(zip(table["model"], table["adaptation"], strict=True))
     main = tuple(made.facts["tested"]["main"])
     asked = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
@@ -124,12 +124,12 @@ def models(made: SavedRun, table: DataFrame) -> list[Model]:
 
 
 def of_model(table: DataFrame, model: Model) -> DataFrame:
-    """Return the rows that are about one model."""
+    """Return the rows of one model."""
     return table[(table["model"] == model[1]) & (table["adaptation"] == model[2])]
 
 
 def same_sites(made: Sequence[SavedRun]) -> bool:
-    """Say whether clients are the same sites in all seeds: natural groups, or one split."""
+    """Return whether clients are the same sites for all seeds: natural groups, or one split."""
     natural = all(str(one.facts["experiment"]["partition"]).startswith("groups") for one in made)
     return natural or len({one.facts["seeds"]["split"] for one in made}) == 1
 
@@ -137,7 +137,7 @@ def same_sites(made: Sequence[SavedRun]) -> bool:
 def joined(
     pairs: Sequence[tuple[SavedRun, SavedRun]], model: Model, tables: Tables, by: By
 ) -> DataFrame:
-    """Return all seeds' rows that both models predicted: site, size, row, seed, own, score."""
+    """Return rows of all seeds that both models predicted: site, size, row, seed, own, score."""
     from pandas import concat
 
     parts = []
@@ -165,7 +165,7 @@ def joined(
 def compare_models(
     table: DataFrame, model: Model, by: By, pairs: Sequence[tuple[SavedRun, SavedRun]] = ()
 ) -> ModelComparison:
-    """Compare a model with the sites' own on rows that `joined` returns.
+    """Compare a model with the sites' own models on rows that `joined` returns.
 
     A row that several seeds tested is one row, of their mean; so is one that several sites hold.
     """
@@ -189,7 +189,7 @@ def compare_models(
 
 
 def calibration(tables: Sequence[DataFrame]) -> Calibration | None:
-    """Calibrate the predictions of each seed, and average; None of numbers and of too few rows."""
+    """Return the mean calibration over seeds; None for numbers or too few rows."""
     found = []
     for table in tables:
         if not rows.classes_of(table) or len(table) < 4:

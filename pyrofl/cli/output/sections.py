@@ -1,4 +1,4 @@
-"""The sections of a report: words, tables and figures from what runs have written."""
+"""Sections of a report: text, tables and figures from the files of runs."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ CAPTIONS = {
 
 @dataclass
 class Section:
-    """A title, and parts below it: said, note, command, figure and table."""
+    """Section of a report: a title, and parts of kinds said, note, command, figure and table."""
 
     title: str
     parts: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, text: str, kind: str = "note") -> Section:
-        """Add a remark; or a sentence that is "said" first, or a "command" line."""
+        """Add a note, a sentence or a command line to the section."""
         self.parts.append({"kind": kind, "text": text})
         return self
 
@@ -60,7 +60,7 @@ class Section:
         return any(part["kind"] == kind for part in self.parts)
 
     def figure(self, path: Path, text: str = "") -> Section:
-        """Add a figure that is there, or say that it is not."""
+        """Add a figure, or a note that it is missing."""
         if not path.is_file():
             return self.note(f"No figure {path.name} in {path.parent.parent.name}.")
         image = b64encode(path.read_bytes()).decode("ascii")
@@ -68,7 +68,7 @@ class Section:
         return self
 
     def table(self, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> Section:
-        """Add a table, its first lines if they are many."""
+        """Add a table, only its first lines if it is long."""
         found = list(lines)
         shown = [[_cell(value) for value in line] for line in found[:MOST]]
         self.parts.append({"kind": "table", "head": head, "rows": shown})
@@ -76,7 +76,7 @@ class Section:
 
 
 def _cell(value: Any) -> tuple[str, str]:
-    """Return a cell's text and its class."""
+    """Return a cell's text and its CSS class."""
     if isinstance(value, float):
         return f"{value:.4g}", "number"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -85,7 +85,7 @@ def _cell(value: Any) -> tuple[str, str]:
 
 
 def verdicts(made: Sequence[SavedRun]) -> Section:
-    """Say what became of every run."""
+    """Add the status of every run."""
     lines = ((one.path.name, one.facts["rounds"], one.facts["status"]["text"]) for one in made)
     section = Section("Convergence").table(("run", "rounds", "status"), lines)
     for one in made:
@@ -95,7 +95,7 @@ def verdicts(made: Sequence[SavedRun]) -> Section:
 
 
 def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
-    """Show the scores: over seeds, or of one run with intervals over its test rows."""
+    """Add the scores: over seeds, or of one run with intervals over its test rows."""
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
         read = run_folder.read_csv(folder / "compare.csv")
@@ -147,7 +147,7 @@ def _ends(of: Any) -> str:
 
 
 def classes(made: Sequence[SavedRun]) -> Section:
-    """Show how well each class is told from the others, over the test rows of all clients."""
+    """Add the scores of each class over the test rows of all clients."""
     from pyrofl.inference.checks.by_class import scores_by_class
 
     section = Section("Classes")
@@ -168,14 +168,14 @@ def classes(made: Sequence[SavedRun]) -> Section:
 
 
 def _plain(line: Sequence[Any]) -> list[Any]:
-    """Return a line of a data frame without the types of NumPy, and "-" for what is not known."""
+    """Return a row of a data frame with plain Python values, and "-" for missing ones."""
     return [
         "-" if value != value else getattr(value, "item", lambda v=value: v)() for value in line
     ]
 
 
 def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
-    """Say how settings were chosen, if a comparison has chosen some."""
+    """Add the tuned settings of a comparison, if there are any."""
     section, lines = Section("How settings were chosen"), []
     for one in made:
         path = folder / f"{one.method}-tune"
@@ -200,7 +200,7 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def asked(made: Sequence[SavedRun]) -> Section:
-    """Say what was asked for, as far as all runs were asked for the same."""
+    """Add the options that all runs have in common."""
     facts = made[0].facts
     section = Section("What was asked")
     same = {n: v for n, v in facts["experiment"].items() if n not in UNTOLD and v not in (None, [])}
@@ -209,14 +209,14 @@ def asked(made: Sequence[SavedRun]) -> Section:
 
 
 def _words(value: Any) -> str:
-    """Write a value of run.json."""
+    """Format a value of run.json."""
     if isinstance(value, dict):
         return ", ".join(f"{n} {v}" for n, v in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def held(made: Sequence[SavedRun]) -> Section:
-    """Say who holds what."""
+    """Add the partition of rows among clients."""
     one = made[0]
     section, told = Section("Who holds what"), one.facts["data"]
     plain = {n: v for n, v in told.items() if not isinstance(v, dict) and v not in (None, [], "")}
@@ -232,14 +232,14 @@ def _clients(made: SavedRun) -> list[dict[str, str]]:
 
 
 def learned(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
-    """Show scores and movement by round."""
+    """Add the curves of scores and parameter changes by round."""
     section = Section("Learning curves")
     section.figure(folder / "figures/curves.png", CAPTIONS["curves"])
     return _each(section, made, "convergence", "watched")
 
 
 def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
-    """Add figures of several runs, those that are there."""
+    """Add the figures of several runs that exist."""
     for one in made:
         for name in names:
             path = one.path / f"figures/{name}.png"
@@ -250,12 +250,12 @@ def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
 
 
 def calibrated(made: Sequence[SavedRun]) -> Section:
-    """Show how sure and how right predictions are."""
+    """Add the calibration of predictions."""
     return _each(Section("Calibration"), made, "reliability")
 
 
 def clients(made: Sequence[SavedRun]) -> Section:
-    """Show every client by its size, the smallest first."""
+    """Add the scores of every client by size, the smallest first."""
     section = Section("Clients")
     for one in made:
         main = tuple(one.facts["tested"].get("main", ()))
@@ -272,7 +272,7 @@ def clients(made: Sequence[SavedRun]) -> Section:
 
 
 def posteriors(made: Sequence[SavedRun]) -> Section:
-    """Summarise the posteriors by ArviZ, as far as a page has room."""
+    """Add ArviZ summaries of the posteriors, as many as a page can hold."""
     section = Section("Posterior")
     for one in made:
         path = one.path / "posterior.nc"
@@ -305,7 +305,7 @@ def _summarise(section: Section, made: SavedRun, path: Path) -> None:
 
 
 def bytes_sent(made: Sequence[SavedRun]) -> Section:
-    """Say what travelled, and how long it took."""
+    """Add the bytes sent and the time used."""
     lines = [
         (one.path.name, one.facts["message_scalars"], *(sum(one.facts[n]) for n in TRAVELLED))
         for one in made
@@ -315,7 +315,7 @@ def bytes_sent(made: Sequence[SavedRun]) -> Section:
 
 
 def faults(made: Sequence[SavedRun]) -> Section:
-    """Say who was rejected or not heard."""
+    """Add the clients that were rejected or dropped out."""
     section = Section("Faults and rejections")
     for one in made:
         silent = Counter(name for some in one.facts["silent"] for name in some)
@@ -331,13 +331,13 @@ def faults(made: Sequence[SavedRun]) -> Section:
 
 
 def repeated(made: Sequence[SavedRun], several: bool) -> Section:
-    """Give the command that makes all of this again."""
+    """Add the command that repeats the runs."""
     section = Section("To repeat it").note(repeating(made, several), "command")
     return section.note("In the same folder, with the same versions and the same files.")
 
 
 def repeating(made: Sequence[SavedRun], several: bool) -> str:
-    """Return the command line of a run, or of a comparison, with all that had a value."""
+    """Return the command line of a run or a comparison, with all options that have a value."""
     methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
     command = ["compare" if several else "run", *methods]
     text = spelled(command, Experiment.of(made[0].facts["experiment"]), seeds[0])
