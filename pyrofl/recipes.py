@@ -126,7 +126,7 @@ def made(told: Any) -> Any:
 
 
 def _found(name: str) -> Any:
-    """Return "MODULE:NAME" of a function or class that other processes may import; else None."""
+    """Return the object "MODULE:NAME" if other processes may import it; else None."""
     if not any(f"{name.partition(':')[0]}.".startswith(f"{own}.") for own in HANDED_ON):
         return None
     found = _imported(name)

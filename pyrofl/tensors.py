@@ -189,7 +189,7 @@ def _state(key: str) -> Tensor:
 
 @contextmanager
 def lent(generator: torch.Generator) -> Iterator[None]:
-    """Use a generator as torch's global CPU generator in the body; then restore both."""
+    """Use a generator as torch's global CPU generator in the body, and advance it."""
     own = torch.default_generator
     before = own.get_state()
     own.set_state(generator.get_state())

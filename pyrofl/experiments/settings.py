@@ -70,7 +70,7 @@ def _whole(text: str) -> int:
 
 
 def within(value: N, most: N) -> N:
-    """Return a number; raise ValueError if it exceeds the range of tensors."""
+    """Return a number; raise OverflowError if its absolute value exceeds a maximum."""
     if abs(value) > most:
         raise OverflowError(f"{most:.10g}")
     return value

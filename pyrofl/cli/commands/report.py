@@ -85,7 +85,7 @@ def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
-    """Add the comparison with local models, if the runs allow it."""
+    """Return the section that compares with local models, if the runs allow it."""
     section = Section("What did federation buy?")
     try:
         found = benefit.compare_with_local(folder, made, None)

@@ -56,7 +56,7 @@ def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
 
 
 def keeping(job: Job, every: int | None = None) -> Keeper:
-    """Return the checkpoint writer of a job and the state that it resumes from."""
+    """Return the checkpoint writer of a job, with the run that it resumes."""
     experiment, task = job.experiment, job.task
     about = experiment.key()
     about |= {"method": job.name, "set": reaching(experiment.settings, job.name)}
@@ -113,7 +113,7 @@ def not_past(run: Run, until: str | None, path: Path) -> None:
 
 
 def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
-    """Keep only the evaluations that an uninterrupted run of `rounds` rounds would have."""
+    """Return the run with the evaluations that an uninterrupted run would have."""
     number = run.state.number
     far_enough(rounds, number, path)
     had = {row["round"] for row in run.history}

@@ -188,7 +188,7 @@ def facts(search: Search, found: TuningResult) -> dict[str, Any]:
 
 
 def margin(found: TuningResult, one: Margin) -> dict[str, Any]:
-    """Return the score difference of a finalist from the chosen setting; JSON has no NaN."""
+    """Return the margin of a finalist as JSON-compatible values, without NaN."""
     error = one.error if isfinite(one.error) else None
     return {**asdict(one), "setting": found.settings[one.setting], "error": error}
 

@@ -115,7 +115,7 @@ def rows() -> Federation:
 
 @lru_cache
 def wire(name: str) -> Wire:
-    """Run a round and return the messages between a client and the server."""
+    """Run a round and measure the messages between a client and the server."""
     net = network()
     (state,) = federate(made(name, net), rows(), 1, check=False)
     sizes = {n: shape.numel() for n, shape in net.shapes.items()}

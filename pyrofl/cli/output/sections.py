@@ -85,7 +85,7 @@ def _cell(value: Any) -> tuple[str, str]:
 
 
 def verdicts(made: Sequence[SavedRun]) -> Section:
-    """Add the status of every run."""
+    """Return the section with the status of every run."""
     lines = ((one.path.name, one.facts["rounds"], one.facts["status"]["text"]) for one in made)
     section = Section("Convergence").table(("run", "rounds", "status"), lines)
     for one in made:
@@ -95,7 +95,7 @@ def verdicts(made: Sequence[SavedRun]) -> Section:
 
 
 def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
-    """Add the scores: over seeds, or of one run with intervals over its test rows."""
+    """Return the section with the scores, over seeds or with intervals over test rows."""
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
         read = run_folder.read_csv(folder / "compare.csv")
@@ -147,7 +147,7 @@ def _ends(of: Any) -> str:
 
 
 def classes(made: Sequence[SavedRun]) -> Section:
-    """Add the scores of each class over the test rows of all clients."""
+    """Return the section with the scores of each class over the test rows of all clients."""
     from pyrofl.inference.checks.by_class import scores_by_class
 
     section = Section("Classes")
@@ -200,7 +200,7 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def asked(made: Sequence[SavedRun]) -> Section:
-    """Add the options that all runs have in common."""
+    """Return the section with the options that all runs have in common."""
     facts = made[0].facts
     section = Section("What was asked")
     same = {n: v for n, v in facts["experiment"].items() if n not in UNTOLD and v not in (None, [])}
@@ -216,7 +216,7 @@ def _words(value: Any) -> str:
 
 
 def held(made: Sequence[SavedRun]) -> Section:
-    """Add the partition of rows among clients."""
+    """Return the section with the partition of rows among clients."""
     one = made[0]
     section, told = Section("Who holds what"), one.facts["data"]
     plain = {n: v for n, v in told.items() if not isinstance(v, dict) and v not in (None, [], "")}
@@ -232,7 +232,7 @@ def _clients(made: SavedRun) -> list[dict[str, str]]:
 
 
 def learned(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
-    """Add the curves of scores and parameter changes by round."""
+    """Return the section with curves of scores and parameter changes by round."""
     section = Section("Learning curves")
     section.figure(folder / "figures/curves.png", CAPTIONS["curves"])
     return _each(section, made, "convergence", "watched")
@@ -250,12 +250,12 @@ def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
 
 
 def calibrated(made: Sequence[SavedRun]) -> Section:
-    """Add the calibration of predictions."""
+    """Return the section with the calibration of predictions."""
     return _each(Section("Calibration"), made, "reliability")
 
 
 def clients(made: Sequence[SavedRun]) -> Section:
-    """Add the scores of every client by size, the smallest first."""
+    """Return the section with every client's scores, the smallest client first."""
     section = Section("Clients")
     for one in made:
         main = tuple(one.facts["tested"].get("main", ()))
@@ -272,7 +272,7 @@ def clients(made: Sequence[SavedRun]) -> Section:
 
 
 def posteriors(made: Sequence[SavedRun]) -> Section:
-    """Add ArviZ summaries of the posteriors, as many as a page can hold."""
+    """Return the section with ArviZ summaries of the posteriors, as far as a page has room."""
     section = Section("Posterior")
     for one in made:
         path = one.path / "posterior.nc"
@@ -305,7 +305,7 @@ def _summarise(section: Section, made: SavedRun, path: Path) -> None:
 
 
 def bytes_sent(made: Sequence[SavedRun]) -> Section:
-    """Add the bytes sent and the time used."""
+    """Return the section with the bytes sent and the time used."""
     lines = [
         (one.path.name, one.facts["message_scalars"], *(sum(one.facts[n]) for n in TRAVELLED))
         for one in made
@@ -315,7 +315,7 @@ def bytes_sent(made: Sequence[SavedRun]) -> Section:
 
 
 def faults(made: Sequence[SavedRun]) -> Section:
-    """Add the clients that were rejected or dropped out."""
+    """Return the section with the clients that were rejected or dropped out."""
     section = Section("Faults and rejections")
     for one in made:
         silent = Counter(name for some in one.facts["silent"] for name in some)
@@ -331,7 +331,7 @@ def faults(made: Sequence[SavedRun]) -> Section:
 
 
 def repeated(made: Sequence[SavedRun], several: bool) -> Section:
-    """Add the command that repeats the runs."""
+    """Return the section with the command that repeats the runs."""
     section = Section("To repeat it").note(repeating(made, several), "command")
     return section.note("In the same folder, with the same versions and the same files.")
 
