@@ -166,7 +166,7 @@ def _columns(where: str, frame: Any, wanted: Words) -> tuple[Floats, Words]:
     names = names_of(f"{where}: columns", names)
     if lacking := [name for name in wanted if name not in names]:
         told = f"{where} lacks column {listed(lacking)}"
-        raise ValueError(f"{told}; its columns are {listed(names)}")
+        raise ValueError(f"{told}; expected its name among {listed(names)}")
     made = [_column(f"{where}: column {name}", frame[name]) for name in wanted or names]
     if not made:
         raise ValueError(f"{where} has no column; expected at least one")
@@ -253,7 +253,7 @@ def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
     if -1 in found:
         row = found.index(-1)
         told = f"{where} is {y.tolist()[row]!r} in row {row}"
-        raise ValueError(f"{told}; expected one of the classes {listed(classes)}")
+        raise ValueError(f"{told}; expected one of {listed(classes)}")
     return np.array(found, dtype=np.int64)
 
 
@@ -265,7 +265,7 @@ def _refuse_unlike(parts: Sequence[Rows], names: Words) -> None:
         if part.features != first.features and set(part.features) == set(first.features):
             raise ValueError(
                 f"{name}: its columns are {listed(part.features)}, in another order than those of "
-                f"{names[0]}; pass features={list(first.features)} for one order"
+                f"{names[0]}; expected one order: features={list(first.features)}"
             )
         if part.features != first.features:
             odd = sorted(set(part.features) ^ set(first.features))

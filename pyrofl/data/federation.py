@@ -195,7 +195,7 @@ class Federation(FederationFields, Summarised):
             ValueError: if y is a number, a class is unknown, or a weight is negative or not finite.
         """
         if not self.classes:
-            raise ValueError("y is a number; class weights need data with classes")
+            raise ValueError("y is a number; expected data with classes for class weights")
         ones = torch.ones(len(self.y), dtype=torch.float64)
         before, y = ones if self.weights is None else self.weights, self.y.cpu()
         each = of_classes(classes, self.classes, y, self.train[: self.clients], before)

@@ -54,8 +54,8 @@ class Hidden(Federation):
     def gather(self, *args: Any, **kwargs: Any) -> Batch:
         """Raise ValueError: the rows are not available."""
         raise ValueError(
-            "the rows of this run's clients are not here, as it was loaded without them; load it "
-            "by pyrofl.load(DIR, data=...) with the federation that it was fitted to"
+            "the rows of this run's clients are not here, as it was loaded without them; expected "
+            "pyrofl.load(DIR, data=...), with the federation that it was fitted to"
         )
 
 

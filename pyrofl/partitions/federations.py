@@ -200,7 +200,7 @@ def class_counts(federation: Federation, part: str = "train") -> Tensor:
         ValueError: if the federation has no classes.
     """
     if not federation.classes:
-        raise ValueError("y is a number; class counts need data with classes")
+        raise ValueError("y is a number; expected data with classes for class counts")
     y, kinds = federation.y.cpu(), len(federation.classes)
     table = federation.train if part == "train" else federation.test
     return torch.stack([torch.bincount(y[rows], minlength=kinds) for rows in table])

@@ -116,7 +116,7 @@ def test_the_seed_decides():
             lambda: gaussian_means([[1.0]], [1.0, 2.0]),
             r"means and variances have shapes \[1, 1\] and \[2\]; expected \[J, d\]",
         ),
-        (lambda: gaussian_means([[1.0]], [0.0]), "variances go down to 0.0; expected positive"),
+        (lambda: gaussian_means([[1.0]], [0.0]), "the smallest variance is 0.0; expected positive"),
         (lambda: conjugate([torch.ones(2, 1)], [torch.ones(3)]), r"clients of \[2\] rows and y of"),
         (lambda: conjugate([], []), "at least one client"),
         (lambda: linear_regression(0, 1, 1), "clients is 0"),

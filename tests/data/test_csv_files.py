@@ -86,15 +86,18 @@ def test_spaces_blank_lines_and_a_byte_order_mark_do_no_harm(table):
         ({"target": "mass", "features": ["species"]}, "column species holds text"),
         (
             {"target": "mass", "features": ["mass"]},
-            "features are mass; expected no target or group",
+            "features are mass; expected at least one column",
         ),
         ({"target": "note"}, "column note lacks 4 of 6 values"),
         ({"target": "mass", "features": ["note"]}, "column note holds text such as 'old'"),
-        ({"target": "mass", "features": ["rank", "rank"]}, "features are rank, rank; expected no"),
-        ({"target": "mass", "features": []}, "features are ; expected no target or group, one"),
+        (
+            {"target": "mass", "features": ["rank", "rank"]},
+            "features are rank, rank; expected distinct",
+        ),
+        ({"target": "mass", "features": []}, "features are ; expected at least one column"),
         (
             {"target": "site", "client_column": "site"},
-            "target and client column are site; expected two columns",
+            "target and client column are both site; expected two different",
         ),
         (
             {"target": "mass", "missing": "mode"},
@@ -130,10 +133,10 @@ def test_refuses_arguments(table, arguments, message):
         ('a,b\n1,"2\n3"\n4\n', "line 4 has 1 cells; expected 2"),
         ('a,b\n"1,2\n', "cannot be read as CSV after line 1: unexpected end of data"),
         ("", "is empty; expected a header and at least one row"),
-        ("a,a\n1,2\n", "expected no two columns alike, found a twice"),
+        ("a,a\n1,2\n", "expected distinct column names, found a twice"),
         ("a,b\n", "has a header only; expected a header and at least one row"),
         ("a;b\n1;2\n", "the header has ';' and no comma; expected commas"),
-        ("b\n1\n2\n", "no column of numbers besides b"),
+        ("b\n1\n2\n", "no numeric column besides b"),
         ("a,b\n1,2\n3,2\n", "column b holds only '2'; expected at least two different values"),
         ("a,b\n1,x\n3,x\n", "column b holds only 'x'; expected at least two different values"),
         ('a,b\n1,"0,5"\n2,"1,5"\n3,"2,5"\n', "column b holds 3 different texts, such as '0,5', in"),
@@ -233,7 +236,7 @@ def test_a_number_that_is_a_name_is_written_in_one_way(table, column):
     text = f"x,{column},z\n1,1,5\n2,2,6\n3,1.0,7\n"
     given = {"target": "y", "likelihood": "categorical"}
     given = given if column == "y" else {"target": "z", "client_column": "g"}
-    told = f"column {column} holds '1' and, in line 4, '1.0'; expected one way"
+    told = f"column {column} holds '1' and, in line 4, '1.0'; expected one spelling"
     with pytest.raises(ValueError, match=told):
         load(table(text), **given)
 

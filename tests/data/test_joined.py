@@ -69,7 +69,7 @@ def test_data_sets_are_joined_by_name(tmp_path):
     assert data.classes == ("a+b 0", "a+b 1", "c 0", "c 1", "2")
     assert load(paths[0]).name == "a+b"
     with pytest.raises(
-        ValueError, match=r"client_column is 'g'; expected none, as npz:.* has no choice"
+        ValueError, match=r"client_column is 'g'; expected none, as npz:.* does not accept"
     ):
         load("+".join(paths), client_column="g")
     with pytest.raises(ValueError, match="unknown data set 'mnsit'; did you mean mnist"):

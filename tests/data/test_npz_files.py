@@ -98,7 +98,7 @@ MANY = np.array([0, 1, 2, 0, 1, 2 * 10**12])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": None}, "has no array labels; expected one, found images, is_test, classes"),
+        ({"labels": None}, "has no array labels; expected it among images, is_test, classes"),
         ({"images": None}, "has no array images"),
         ({"is_test": None}, "has no array is_test"),
         ({"jpeg": FILES["jpeg"]}, "has no array offsets"),

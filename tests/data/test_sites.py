@@ -88,14 +88,14 @@ def test_a_method_learns_from_own_sites():
 
 GAP = FRAME.assign(age=[1.0, np.nan, 2, 3, np.nan, 4])
 BAD = [
-    ({}, {}, "sites are empty; expected a dict"),
-    ([("A", (X, Y))], {}, "sites are a list; expected a dict"),
+    ({}, {}, "sites is empty; expected a non-empty dict"),
+    ([("A", (X, Y))], {}, "sites is a list; expected a non-empty dict"),
     ({1: (X, Y)}, {}, "names of sites[0] is 1; expected a text"),
     ({"": (X, Y)}, {}, "names of sites[0] is ''; expected a text"),
     ({"A": (X, Y, X)}, {}, "A has a tuple of 3; expected (x, y) or (x, y, x_test, y_test)"),
     ({"A": X}, {}, "A has a ndarray; expected (x, y)"),
-    ({"A": (X, Y[:5])}, {}, "A: x has 6 rows and y 5; expected as many"),
-    ({"A": (X, Y, X, Y[:2])}, {}, "A: test x has 6 rows and y 2; expected as many"),
+    ({"A": (X, Y[:5])}, {}, "A: x has 6 rows and y has 5; expected the same number"),
+    ({"A": (X, Y, X, Y[:2])}, {}, "A: test x has 6 rows and y has 2; expected the same number"),
     ({"A": (X[:0], Y[:0])}, {}, "A has no training row"),
     ({"A": ((255 * X).astype(np.uint8), Y)}, {}, "A: x is uint8, 0 to 255 as in images"),
     ({"A": (X[:, 0], Y)}, {}, "A: x has shape [6]; expected [N, columns]: x[:, None]"),
@@ -108,7 +108,7 @@ BAD = [
     ({"A": (GAP, Y)}, {}, "A: x: column age is missing, NaN or infinite in 2 rows, first in row 1"),
     ({"A": (FRAME.assign(sex="m"), Y)}, {}, "A: x: column sex holds"),
     ({"A": (FRAME.assign(age=1e300 * X[:, 0]), Y)}, {}, "age runs from"),
-    ({"A": (FRAME.assign(age=1e12 + X[:, 0]), Y)}, {}, "torch.float32 tells apart"),
+    ({"A": (FRAME.assign(age=1e12 + X[:, 0]), Y)}, {}, "torch.float32 distinguishes"),
     ({"A": (FRAME, pd.Series(Y, index=range(1, 7)))}, {}, "A: x and y have different indexes"),
     ({"A": (FRAME, Y), "B": (FRAME[["dose", "age"]], Y)}, {}, "B: its columns are dose, age, in"),
     (
@@ -117,12 +117,16 @@ BAD = [
         "B and A differ in columns: only one has age",
     ),
     ({"A": (FRAME, Y), "B": (X, Y)}, {}, "B and A differ in columns"),
-    ({"A": (X, Y), "B": (X[:, :1], Y)}, {}, "B: x has rows of shape [1]; expected [2], as A has"),
-    ({"A": (X, X), "B": (X, Y)}, {}, "B: y has [] per row; expected [2], as A has"),
+    (
+        {"A": (X, Y), "B": (X[:, :1], Y)},
+        {},
+        "B: x has rows of shape [1]; expected [2], the shape of A",
+    ),
+    ({"A": (X, X), "B": (X, Y)}, {}, "B: y has [] per row; expected [2], the shape of A"),
     (
         {"A": (FRAME, Y)},
         {"features": ["age", "size"]},
-        "A: x lacks column size; expected it among age, dose",
+        "A: x lacks column size; expected its name among age, dose",
     ),
     ({"A": (X, Y)}, {"features": ["age"]}, "A: x has rows of shape [2]; expected [1]"),
     ({"A": (X, Y)}, {"features": "ab"}, "features is a str"),

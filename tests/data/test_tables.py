@@ -78,7 +78,10 @@ def test_one_file_with_a_comma_in_its_name_is_one(tmp_path):
         ),
         ({"lyon": ""}, "lyon.csv is empty; expected a header and at least one row"),
         ({"lyon": "age,dose,won\n"}, "lyon.csv has a header only; expected a header and at least"),
-        ({"lyon": "age,age,dose,won\n1,1,2,y\n"}, "lyon.csv: expected no two columns alike, found"),
+        (
+            {"lyon": "age,age,dose,won\n1,1,2,y\n"},
+            "lyon.csv: expected distinct column names, found",
+        ),
         ({"lyon": "age;dose;won\n1;2;y\n"}, "lyon.csv: the header has ';' and no comma; expected"),
         (
             {"lyon": 'age,dose,won\n1,"2,5",y\n2,"3,5",n\n'},
@@ -139,7 +142,7 @@ def test_a_column_of_their_own_may_say_whose_a_row_is(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.csv").write_text("site,x,y\np,1,2\nq,2,3\n")
     with pytest.raises(
-        ValueError, match=r"have a column site, .*; expected --client-column site to take"
+        ValueError, match=r"have a column site, .*; expected --client-column site to use"
     ):
         datasets.load(f"csv:{tmp_path}", target="y")
     data = datasets.load(f"csv:{tmp_path}", target="y", client_column="site")
@@ -163,7 +166,7 @@ def test_text_of_many_words_is_no_category(tmp_path):
     assert data.source.left_out == {"name": "text such as 'u0'"}
     with pytest.raises(ValueError, match="name holds text such as 'u0'; expected numbers as featu"):
         datasets.load(f"csv:{path}", target="y", scaling="standardize", features=["name"])
-    with pytest.raises(ValueError, match="categories are y; expected some of the features"):
+    with pytest.raises(ValueError, match="categories are y; expected names of features"):
         datasets.load(f"csv:{path}", target="y", categories=["y"])
 
 
@@ -179,7 +182,9 @@ def test_the_last_rows_of_each_site_are_tested(tmp_path):
         for train, test in zip(data.train, data.test, strict=True):
             assert sorted(data.x[test].flatten().tolist()) == [7, 8, 9]
             assert len(train) == 7
-    with pytest.raises(ValueError, match="test_column is 'g' and test_last 'day'; expected one of"):
+    with pytest.raises(
+        ValueError, match="test_column is 'g' and test_last 'day'; expected only one of"
+    ):
         datasets.load(f"csv:{path}", target="y", test_last="day", test_column="g")
 
 

@@ -159,7 +159,7 @@ def test_weights_that_cannot_be_are_named():
         (lambda: replace(data, weights=-torch.ones(31)), "row 0 weighs -1"),
         (
             lambda: data.with_class_weights(dict.fromkeys("abcde", 0)),
-            "client 0: all its training rows weigh",
+            "client 0: all its training rows have weight",
         ),
         (
             lambda: Client(built("fedavg"), data.with_class_weights("balanced")),

@@ -65,7 +65,7 @@ def project(tmp_path):
         ({"rounds": "ten"}, "rounds is 'ten'; expected a whole number"),
         ({"dtype": "float16"}, "dtype is 'float16'; expected one of float32, float64"),
         ({"classes": ()}, r"classes is \(\); expected two names or more for categorical"),
-        ({"classes": ("no", "no")}, "expected no two alike, found 'no' twice"),
+        ({"classes": ("no", "no")}, "expected distinct names, found 'no' twice"),
         ({"likelihood": "cauchy"}, "likelihood is 'cauchy'; expected one of categorical"),
         ({"methods": ()}, "methods is missing; expected it in"),
         ({"methods": ("fedavg", "f.py:fedavg")}, "names of methods: expected no two alike"),

@@ -290,8 +290,11 @@ def test_columns_are_found_by_name():
     assert torch.equal(done.predict(other, "A").mean, found.mean)
     assert list(found.frame()) == ["class", "p(no)", "p(yes)", "entropy"]
     for x, told in (
-        (frame[["age"]], "x lacks column dose; expected it among age"),
-        (frame.rename(columns={"age": "Age"}), "x lacks column age; expected it among Age, dose"),
+        (frame[["age"]], "x lacks column dose; expected its name among age"),
+        (
+            frame.rename(columns={"age": "Age"}),
+            "x lacks column age; expected its name among Age, dose",
+        ),
         (frame.assign(age="old"), "x: column age holds 'old'; expected numbers"),
         (frame.assign(age=np.nan), "x: column age is missing, NaN or infinite in 20 rows"),
         (frame.to_numpy()[:, :1], "x has rows of shape [1]; expected [2]"),

@@ -89,7 +89,7 @@ def load_csv(
     _refuse_names(path, columns, roles, features, (*categories, *time))
     if test_column and test_last:
         found = f"test_column is {test_column!r} and test_last {test_last!r}"
-        raise ValueError(f"{found}; they are mutually exclusive: pass one of them")
+        raise ValueError(f"{found}; expected only one of them, as they are mutually exclusive")
     if likelihood is not None:
         known(likelihood.partition(":")[0], LIKELIHOODS, "likelihood")
         likelihood = LEARNED if likelihood == "normal" else likelihood
@@ -180,7 +180,7 @@ def _with_sites(path: str, table: Table, client_column: str | None) -> tuple[Col
     if SITE in table.columns:
         raise ValueError(
             f"{path}: the files have a column {SITE}, the name reserved for the file of each row; "
-            f"pass --client-column {SITE} to use that column, or rename it"
+            f"expected --client-column {SITE} to use that column, or another name"
         )
     return {**table.columns, SITE: table.site}, SITE
 
@@ -263,7 +263,7 @@ def _refuse_names(
     if len(set(owners)) < len(owners):
         twice = next(name for name in owners if owners.count(name) > 1)
         told = " and ".join(role for role, name in roles.items() if name == twice)
-        raise ValueError(f"{path}: {told} are both {twice}; pass two different columns")
+        raise ValueError(f"{path}: {told} are both {twice}; expected two different columns")
     if wanted is not None and (set(owners) & set(wanted) or not wanted):
         told = f"{path}: features are {', '.join(wanted)}"
         raise ValueError(f"{told}; expected at least one column, without the target and the group")

@@ -129,7 +129,7 @@ def load(
     for argument, value in given.items():
         if kind != "npz" or len(names) > 1 or argument not in ("target", "client_column"):
             raise ValueError(
-                f"{argument} is {value!r}, but {name} does not accept {argument}; omit it"
+                f"{argument} is {value!r}; expected none, as {name} does not accept it"
             )
     if len(names) > 1:
         return join([load(one, data_dir=data_dir, seed=seed) for one in names])
@@ -199,7 +199,7 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
     parts = [resized(part, shape) if shape else part for part in datasets]
     if len({part.x.shape[1:] for part in parts}) > 1:
         found = f"rows of {', '.join(names)} have shapes {sorted(shapes)}"
-        raise ValueError(f"{found}; pass `shape` or data sets of one shape")
+        raise ValueError(f"{found}; expected one shape")
     every = [(part.name, label) for part in parts for label in part.classes]
     often = Counter(label for _, label in every)
     types = [part.y if part.types is None else part.types for part in parts]

@@ -113,7 +113,7 @@ class Arrays:
         """Return the header of an array; raise ValueError if it is missing or its size is wrong."""
         if name not in self.headers:
             arrays_found = ", ".join(self.headers)
-            raise ValueError(f"{self.path} has no array {name}; its arrays are {arrays_found}")
+            raise ValueError(f"{self.path} has no array {name}; expected it among {arrays_found}")
         found = self.headers[name]
         size = prod(found.shape) * found.dtype.itemsize
         if not found.dtype.hasobject and (size != found.stored or min(found.shape, default=0) < 0):

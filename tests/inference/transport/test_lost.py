@@ -378,7 +378,7 @@ def test_a_client_without_test_rows_has_nothing_to_tell():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"names": ["a", "a"], "sizes": [1, 2]}, "names: expected no two alike, found 'a' twice"),
+        ({"names": ["a", "a"], "sizes": [1, 2]}, "names: expected distinct names, found 'a' twice"),
         ({"names": ["a"], "sizes": [1, 2]}, "names and sizes differ in length: 1, 2"),
         ({"names": ["a", "b"], "sizes": [1, 0]}, "b has 0 training rows; expected at least one"),
         ({"dtype": torch.int64}, "dtype is torch.int64; expected torch.float32"),
