@@ -238,9 +238,7 @@ def test_a_number_is_one_category_however_it_is_written():
     made = Preprocessor.of([summarize_columns({"k": ["1", "2", "x"]}, ["k"], ["k"])], fill=True)
     new = made.apply(pd.DataFrame({"k": [1.0, None, 2.0]}))
     assert new.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
-    with pytest.raises(
-        ValueError, match=r"k has categories '1' and '1\.0'; expected one way to wr"
-    ):
+    with pytest.raises(ValueError, match=r"k has categories '1' and '1\.0'; expected one spelling"):
         Preprocessor.of(
             [summarize_columns({"k": [word, "2"]}, ["k"], ["k"]) for word in ("1", "1.0")]
         )
@@ -255,7 +253,7 @@ def test_clients_that_differ_are_refused():
         Preprocessor.of([one, other])
     with pytest.raises(ValueError, match="client 1 does not have column x; expected the same"):
         Preprocessor.of([one, summarize_columns({"z": [1]}, ["z"])])
-    with pytest.raises(ValueError, match="nobody told anything of its columns; expected at least"):
+    with pytest.raises(ValueError, match="there is no column summary; expected those of at least"):
         Preprocessor.of([])
     with pytest.raises(ValueError, match="unknown column 'z'; expected one of x"):
         summarize_columns({"x": [1]}, ["z"])

@@ -70,7 +70,7 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
     except (OSError, RuntimeError) as error:
         raise ValueError(
             f"{name} can neither be read in {folder} nor downloaded "
-            f"to it ({' '.join(str(error).split())}); expected torchvision's files: copy them there, "
+            f"to it ({' '.join(str(error).split())}); expected torchvision's files: copy them there "
             "or pass their folder as data_dir"
         ) from error
     images = np.concatenate([_pixels(name, part) for part in parts])
