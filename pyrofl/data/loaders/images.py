@@ -70,8 +70,8 @@ def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
     except (OSError, RuntimeError) as error:
         raise ValueError(
             f"{name} can neither be read in {folder} nor downloaded "
-            f"to it ({' '.join(str(error).split())}); expected torchvision's files: copy them there "
-            "or pass their folder as data_dir"
+            f"to it ({' '.join(str(error).split())}); expected torchvision's files: copy them "
+            "there, or pass their folder as data_dir"
         ) from error
     images = np.concatenate([_pixels(name, part) for part in parts])
     labels = [np.asarray(p.labels if hasattr(p, "labels") else p.targets) for p in parts]
