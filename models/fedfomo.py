@@ -24,10 +24,10 @@ some of these models help, and costs the bytes of every requested model.
 Departures from the paper and the code: where no model is better than b_j the client starts at
 its own w_j instead of b_j, and one with few rows holds none back (`least`): by one or two rows it
 would go back to b_j again and again, and on handwritten digits 20 rounds ended at 0.82 instead of
-0.91. P sums weights >= 0 (the code adds negative ones); `explore` stays as it is (the code lets it
-fall from 0.3); the validation rows are every fifth of a client in their order. Who comes later
-starts at the mean of the models that all others value most. Of the paper's text the first page was
-at hand, so equations have no numbers here.
+0.91. P sums weights >= 0 (the code adds negative ones); `explore` stays as it is (the code
+decreases it from 0.3); the validation rows are every fifth of a client in their order. Who comes
+later starts at the mean of the models that all others value most. Of the paper's text the first
+page was at hand, so equations have no numbers here.
 """
 
 from __future__ import annotations

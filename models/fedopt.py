@@ -83,7 +83,7 @@ def stepped(method: Method, make: Optim) -> Method:
     """Return a method whose server applies an optimizer to the aggregated update.
 
     Args:
-        method: any. What its server sends down moves along the gradient old - merged; what lies
+        method: any. What its server sends down moves along the gradient old - new; what lies
             under "server/" is as aggregated.
         make: the optimiser; what it remembers lies under "server/optim".
     """

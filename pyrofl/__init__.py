@@ -3,8 +3,8 @@
 A method is a Pyro model and guide, a local schedule and a server update; one loop runs them all.
 We use Pyro's effect handlers and distributions, but not its global parameter store.
 
-The names below are those of every script. All else is one dot away, in modules that are loaded when
-they are first asked for: `pyrofl.checks.sbc`, `pyrofl.figures.forest`, `pyrofl.priors.flat`.
+The names below are those of every script. The others are in modules that are loaded when
+they are first used: `pyrofl.checks.sbc`, `pyrofl.figures.forest`, `pyrofl.priors.flat`.
 """
 
 from pyrofl.starting import begin_command

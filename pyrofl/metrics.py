@@ -168,8 +168,8 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
     """Return the area under the ROC curve of a score, such as entropy, that separates data sets.
 
     It is the probability that a row from outside [M] scores higher than one from inside [N], like
-    those of training; ties count half. 0.5: the score tells nothing; 1: it separates the two; NaN:
-    there is a NaN or no row.
+    those of training; ties count half. 0.5: the score is uninformative; 1: it separates the two;
+    NaN: there is a NaN or no row.
     """
     ranked, outside = inside.sort().values, outside.contiguous()
     lower, upper = (torch.searchsorted(ranked, outside, right=r) for r in (False, True))

@@ -1,7 +1,8 @@
-"""Pages are written in the plain terms of the field: words and patterns that they must not use."""
+"""Pages, docstrings and errors use plain terms of the field: patterns that they must not match."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,7 @@ ANY = re.compile("|".join(rf"(?P<r{i}>\b{r.pattern}\b)" for i, r in enumerate(RU
 
 EXCEPTIONS = {
     "Fisher merging": "name of a method",
+    "Personalised Federated": "title of FedPop's paper",
 }
 """Phrases that stay, and why."""
 
@@ -91,6 +93,34 @@ def findings(lines: Iterator[tuple[int, str]]) -> Iterator[str]:
             yield f"line {number}: {found[0]!r}; write as in {rule.good!r}: {line.strip()}"
 
 
+SOURCES = [
+    path
+    for folder in ("pyrofl", "inference", "models")
+    for path in (ROOT / folder).rglob("*.py")
+    if not any(parent.is_symlink() for parent in path.parents)
+]
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of docstrings and the texts of errors of a module, with their numbers."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            lines = (ast.get_docstring(node, clean=False) or "").splitlines()
+            for number, line in enumerate(lines, node.body[0].lineno if lines else 0):
+                if not line.lstrip().startswith((">>>", "...")):
+                    # Neither code nor the name of an argument is prose.
+                    yield number, re.sub(r"`[^`]*`|^\s+[a-z_, *]+: ", " ", line)
+        elif isinstance(node, ast.Raise):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.lineno, part.value
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_module_uses_the_terms_of_the_field(path: Path):
+    assert list(findings(texts(path))) == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_page_uses_the_terms_of_the_field(page: Path):
     assert list(findings(prose(page))) == []
@@ -103,7 +133,7 @@ def test_a_rule_finds_its_bad_sentence_and_accepts_the_good_one(rule: Rule):
 
 
 def test_every_exception_is_needed():
-    text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (*PAGES, *SOURCES))
     assert [phrase for phrase in EXCEPTIONS if phrase not in text] == []
 
 

@@ -83,7 +83,7 @@ class InRows(NamedTuple):
     """Clients in the space of their rows, between `begin` and `end`.
 
     The local tensors of the layer's weights hold (C, X X' C, a) by clients then, [C, 2 n + k, out],
-    with the same a beside every output.
+    with the same a for every output.
     """
 
     layer: FirstLayer

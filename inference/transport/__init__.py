@@ -9,9 +9,9 @@
         orders = server.configure_train()
         server.aggregate_train({name: train(name, order) for name, order in orders.items()})
     questions = server.configure_evaluate(model="personal")
-    scores = server.scores({name: test(name, asked) for name, asked in questions.items()})
+    scores = server.aggregate_evaluate({name: test(name, spec) for name, spec in questions.items()})
 
-where `train` and `test` call client.train(order) and client.evaluate(asked) at the site `name`.
+where `train` and `test` call client.train(order) and client.evaluate(spec) at the site `name`.
 
 Both sides build the same method; clients need not have what only a server needs, such as FedBE's
 unlabeled rows (`distil="none"`). `pyrofl.validate_method(method, data)` validates it on a client's

@@ -1,9 +1,9 @@
 """Choice of settings on validation rows of the clients, by successive halving.
 
 Successive halving leaves three finalists: all settings are trained for few rounds with one seed,
-the best third of them for three times as many, and so on. Finalists are trained for all rounds with
-several seeds, each with other validation rows. The one with the best mean over the seeds is chosen;
-of equal ones, the first in the order of the settings. Its margin over the
+the best third of them for three times the number of rounds, and so on. Finalists are trained for
+all rounds with several seeds, each with other validation rows. The one with the best mean over the
+seeds is chosen; of equal ones, the first in the order of the settings. Its margin over the
 runner-up is the mean of their differences, seed by seed, with its standard error.
 
 Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization",

@@ -1,6 +1,6 @@
 """Servers that store the last model of every client.
 
-The server holds "server/model/NAME" [J, *p], and in "server/heard" [J] whether client j has sent
+The server holds "server/model/NAME" [J, *p], and in `server/heard` [J] whether client j has sent
 its own; before that its model is the common start. Clients do not learn whose models they receive.
 """
 

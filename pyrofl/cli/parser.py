@@ -272,8 +272,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     0 if it is done, 2 if it was refused before any work, 3 if a run failed on its way, 4 if a run
-    made all its rounds, and diverged or merged nothing, 130 if it was interrupted. What went wrong
-    is reported in one line.
+    made all its rounds, and diverged or aggregated no update, 130 if it was interrupted. What went
+    wrong is reported in one line.
 
     Args:
         argv: the words after `pyrofl`; None takes those of the process.

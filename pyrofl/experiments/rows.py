@@ -26,7 +26,7 @@ MOST = 1_000_000  # numbers that are written unasked
 def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Scores]) -> None:
     """Write a line per row, model and client: class probabilities, or prediction and CRPS.
 
-    A row is told by its number in the data, from 0. Many rows are written if asked for.
+    Rows are identified by their number in the data, from 0. Many rows are written on request.
     """
     asked = [s for s in scores if s.population != "pooled" and s.predicted is not None]
     if (
@@ -67,9 +67,8 @@ def read(folder: Path) -> DataFrame:
     path = folder / NAME
     if not path.is_file():
         raise ValueError(
-            f"{path} is not there; expected the rows of a run, which is made again with "
-            "--save-predictions --overwrite (those of more than a million numbers are "
-            "written only if asked for)"
+            f"{path} does not exist; run again with --save-predictions --overwrite (files of more "
+            "than a million numbers are written on request only)"
         )
     try:
         texts = dict.fromkeys(("population", "client", "model", "adaptation", "y"), str)

@@ -51,7 +51,7 @@ def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
 
     Rounded: what is drawn; grey: what is observed; boxes: tensors, of the server to the left, and
     in the plate of the clients what each keeps. Sites that are drawn alike share a node. A legend
-    says so of what there is.
+    explains the kinds that occur.
 
     Args:
         dependencies: what `pyrofl.get_dependencies` returns, site -> what it is and depends on.

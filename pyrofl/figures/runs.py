@@ -92,7 +92,7 @@ def convergence(run: Any) -> Figure:
     """Draw the change of sites per round and the convergence threshold, on a log scale.
 
     Args:
-        run: a `Run`, or `Chains`, whose seeds are lines that look the same. Its verdict is the
+        run: a `Run`, or `Chains`, whose seeds are lines that look the same. Its status is the
             heading, and the sites that moved most in the last rounds have colours.
 
     Raises:

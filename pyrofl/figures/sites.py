@@ -128,7 +128,7 @@ def differences(
 
     Args:
         sites: model -> site -> difference, and the ends of its interval; blue is better, orange is
-            worse, grey cannot tell. Every model gets a panel, sites are from top to bottom.
+            worse, grey is inconclusive. Every model gets a panel, sites are from top to bottom.
         unit: of the differences.
         most: sites that there is room for, the first ones.
         own: name of the model that the others are compared with.

@@ -87,7 +87,7 @@ def only_if_done(*paths: Path) -> Iterator[None]:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; the file replaces `path` once it is on the disk.
 
-    Whoever reads `path` sees the old file or the new one, never a part of it. If the body raises,
+    Readers of `path` see the old file or the new one, never a part of it. If the body raises,
     the old file stays and the new one is removed.
     """
     path = Path(path)

@@ -859,7 +859,7 @@ def test_a_comparison_with_a_run_that_diverged_is_whole(tmp_path, capsys):
     words = ["compare", "fedavg", "local", *SMALL, "--seeds", "1", "--set", "fedavg.lr=300"]
     assert main([*words, "--posterior-draws", "0", "--out", str(tmp_path / "all")]) == 4
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith("pyrofl: error: 1 of 2 runs diverged or merged nothing: fedavg-0 ")
+    assert told.startswith("pyrofl: error: 1 of 2 runs diverged or aggregated no update: fedavg-0 ")
     found = {row["method"] for row in read_csv(tmp_path / "all" / "compare.csv")}
     assert found == {"fedavg", "local"}
 

@@ -29,7 +29,7 @@ from pyrofl.cli import main
 from pyrofl.experiments import results
 
 REFUSED, DONE, ENDED = "refused", "done", "ended on its way"
-NOBODY = "diverged, or merged nothing"
+NOBODY = "diverged or aggregated no update"
 CODES = {0: DONE, 2: REFUSED, 3: ENDED, 4: NOBODY, -signal.SIGALRM: "hung"}
 BEGIN = "pyrofl: error: "
 LONGEST = 1000  # characters of a line that anybody reads

@@ -54,8 +54,8 @@ def compare(experiment: Experiment) -> None:
     """Fit several methods with several seeds on the same clients, and write all their folders.
 
     With --tune the settings of each are chosen first. A run that fails is named in the end, and
-    the others are compared; so is one that diverged or merged nothing, which is compared too. An
-    interrupt ends all.
+    the others are compared; so is one that diverged or aggregated no update, which is compared too.
+    An interrupt ends all.
     """
     experiment = resolve(replace(experiment, out=experiment.out or "runs/compare"))
     folder = Path(str(experiment.out))
@@ -108,7 +108,7 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
         with ending(lambda what: f"after all runs: {what}; {kept}"):
             lacking += write_comparison(folder, finals, history, results.main_metric(scores))
         show(compare_table(finals, open_runs), f"{folder} holds all results")
-    told = f"{len(lost)} of {len(asked)} runs diverged or merged nothing: {'; '.join(lost)}"
+    told = f"{len(lost)} of {len(asked)} runs diverged or aggregated no update: {'; '.join(lost)}"
     if failed:
         also = f"; {told}" if lost else ""
         told = f"{len(failed)} of {len(asked)} runs failed: {'; '.join(failed)}{also}"

@@ -88,7 +88,7 @@ def table_of(path: str) -> dict[str, Column]:
 def method_of(folder: Path, spec: str | None) -> Scheduled | None:
     """Return the method of a run with a user's network; None if the library builds the network.
 
-    The user's file is run only if it is named again: a folder may come from somebody else.
+    The user's file is run only if it is named again: a folder may come from another person.
     """
     path = folder / "run.json"
     was = "none"

@@ -45,7 +45,7 @@ CAPTIONS = {
 
 @dataclass
 class Section:
-    """Section of a report: a title, and parts of kinds said, note, command, figure and table."""
+    """Section of a report: a title, and parts of the kinds text, note, command, figure and table."""
 
     title: str
     parts: list[dict[str, Any]] = field(default_factory=list)
