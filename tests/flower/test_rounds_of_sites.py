@@ -216,8 +216,8 @@ def test_a_lost_state_is_said_and_rejoin_makes_a_newcomer(rejoin, tmp_path):
         ({"dtype": "float32"}, 'dtype is "float32", and "float64" at the server'),
         ({"seed": 3}, "seed is 3, and 0 at the server"),
         ({"settings": ("epochs=2",)}, 'settings is ["epochs=2"], and ["epochs=1"] at the server'),
-        ({"version of torch": "1.0"}, ", but 1.0 at the server; use the same"),
-        ({"version of pyrofl's code": "1f"}, ", but 1f at the server; use the same"),
+        ({"version of torch": "1.0"}, ", and 1.0 at the server; expected the same"),
+        ({"version of pyrofl's code": "1f"}, ", and 1f at the server; expected the same"),
     ],
 )
 def test_a_site_with_another_project_is_refused_by_name(change, told, tmp_path, monkeypatch):
@@ -319,7 +319,7 @@ def test_the_folder_of_a_study_is_that_of_a_run(tmp_path, capsys):
     assert run.metrics.equals(stores["pfedvem"].run.metrics)
     words = ["predict", str(folder), "--data", str(table), "--out", str(tmp_path / "p.csv")]
     assert main([*words, "--client", "hospital_1"]) == 2
-    assert "the state of 'hospital_1' is not here" in capsys.readouterr().err
+    assert "the state of 'hospital_1' is stored at the client" in capsys.readouterr().err
     assert main([*words, "--client", "hospital_1", "--model", "global"]) == 0
     x = torch.as_tensor([[1.0, 2.0, 3.0]], dtype=run.data.dtype)
     assert run.predict(x, None).mean.shape == (1, 2)

@@ -200,9 +200,7 @@ def test_site_outside_the_client_plate_is_refused(blobs):
     batch = blobs.batch(torch.arange(3))
     with (
         ClientNoise(numbers(range(3))),
-        pytest.raises(
-            ValueError, match=r"'shared' lies outside .* couples 3 clients.* chunk_size=1"
-        ),
+        pytest.raises(ValueError, match=r"'shared' is outside .* couples 3 clients.* chunk_size=1"),
     ):
         elbo()(outside, outside, {}, {}, batch)
     with ClientNoise(numbers([0])):

@@ -92,7 +92,7 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(blobs, running):
     ray.kill(carrier.post.actors[1])
     with pytest.raises(ChildProcessError, match=r"^worker 2 of 2 has died, .+; resume from"):
         next(states)
-    with pytest.raises(ChildProcessError, match="workers that have ended; expected"):
+    with pytest.raises(ChildProcessError, match="workers that have ended; resume"):
         dict(state.client_states)
 
 
