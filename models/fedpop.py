@@ -179,7 +179,7 @@ def build(
     combine = get_rule(aggregation)
 
     def robust(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Aggregate squared distances from the new m by a robust rule."""
+        """Aggregate squared distances from the new m by a robust rule, given all messages."""
         even = torch.ones_like(cohort.size)
         base = combine(role("base", message), cohort.size, role("base", server))
         mean, square = role("mean", message), role("square", message)

@@ -129,7 +129,7 @@ def build(
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Distill the combined predictions of all clients into one model."""
+        """Distill the combined predictions of all messages into one model."""
         models = role("sample", message)
         like = next(iter(models.values()))
         share = torch.tensor(beta).to(like)

@@ -158,7 +158,7 @@ def build(
     def remembered(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Aggregate the messages, and store every c_j."""
+        """Aggregate all messages, and store every c_j."""
         changed = {
             f"{KNOWN}/{n}": v.index_add(0, cohort.ids, message[f"change/{n}"])
             for n, v in role(KNOWN, server).items()

@@ -41,11 +41,11 @@ class Interval:
     high: float
 
     @property
-    def verdict(self) -> Literal["better", "worse", "cannot tell"]:
+    def verdict(self) -> Literal["better", "worse", "inconclusive"]:
         """Status of the interval: entirely above 0, entirely below 0, or neither."""
         if self.low > 0:
             return "better"
-        return "worse" if self.high < 0 else "cannot tell"
+        return "worse" if self.high < 0 else "inconclusive"
 
 
 def interval(differences: NDArray[Any], binary: bool = False) -> Interval:

@@ -226,7 +226,7 @@ def test_a_merge_that_overflows_is_undone(blobs):
     method = replace(fedavg.build(toys.net(), epochs=1), aggregate=aggregate)
     (state,) = federate(method, blobs, 1)
     toys.assert_same(state.server, first(method, blobs, 0).server)
-    assert state.rejected[0].startswith("the server: merged w/fc1.weight[0, 0] is ")
+    assert state.rejected[0].startswith("the server: aggregated w/fc1.weight[0, 0] is ")
     assert kinds(state.rejected) == {"a finite number": 1}
     with pytest.raises(BadMessage, match="the server"):
         list(federate(method, blobs, 1, on_bad_message="raise"))

@@ -208,7 +208,7 @@ def filled(forked: Nursery, begun: Path, whole: Path, out: Path, step: int) -> b
     assert ended.codes == [3]
     last = ended.told[-1]
     assert last.startswith("pyrofl: error: after round 2 of 2: No space left on device"), last
-    assert "go on with --resume" in last
+    assert "continue with --resume" in last
     assert not temporary(out)
     first, now = ((at / "checkpoint.safetensors").read_bytes() for at in (begun, out))
     assert f"checkpoint.safetensors holds round {1 if now == first else 2}" in last

@@ -31,12 +31,12 @@ def test_right_or_wrong_has_two_more_rows():
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_few_rows_that_all_agree_cannot_tell(rows):
-    assert interval(np.ones(rows), binary=True).verdict == "cannot tell"
-    assert interval(np.zeros(rows), binary=True).verdict == "cannot tell"
+    assert interval(np.ones(rows), binary=True).verdict == "inconclusive"
+    assert interval(np.zeros(rows), binary=True).verdict == "inconclusive"
 
 
 def test_one_number_has_no_interval():
-    assert interval(np.array([2.0])).verdict == "cannot tell"
+    assert interval(np.array([2.0])).verdict == "inconclusive"
     assert np.isnan(interval(np.array([])).mean)
 
 
@@ -44,7 +44,7 @@ def test_equal_models_differ_by_chance_no_more_than_said():
     rng, times = np.random.default_rng(1), 4000
     for rows in (6, 30):
         draws = rng.choice([-1, 0, 1], p=[0.2, 0.6, 0.2], size=(times, rows))
-        wrong = np.mean([interval(d, binary=True).verdict != "cannot tell" for d in draws])
+        wrong = np.mean([interval(d, binary=True).verdict != "inconclusive" for d in draws])
         assert wrong < 0.05 + 3 * np.sqrt(0.05 * 0.95 / times)
 
 
@@ -82,7 +82,7 @@ def test_the_cut_loses_no_coverage():
 
 
 def test_verdicts():
-    ends = {(0.1, 0.2): "better", (-0.2, -0.1): "worse", (-0.1, 0.2): "cannot tell"}
+    ends = {(0.1, 0.2): "better", (-0.2, -0.1): "worse", (-0.1, 0.2): "inconclusive"}
     for (low, high), said in ends.items():
         assert Interval((low + high) / 2, low, high).verdict == said
 

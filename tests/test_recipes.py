@@ -63,7 +63,10 @@ def test_arguments_change_what_is_made():
     [
         (lambda: fedavg.build(Network(torch.nn.Linear(8, 5))), "net is Network, not made by"),
         (lambda: fedavg.build(toys.net(), prior=lambda *args: None), "prior is .*lambda"),
-        (lambda: pfedvem.build(toys.net(), prior=toys.net), "prior is net, not made by"),
+        (
+            lambda: pfedvem.build(toys.net(), prior=toys.net),
+            "prior is a function .spec.; expected a function of 2",
+        ),
     ],
 )
 def test_what_is_ones_own_cannot_be_told(make, told):

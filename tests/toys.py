@@ -199,7 +199,7 @@ def written(model: Program, program: Program) -> Family:
             return {n: v[0] for n, v in own_parameters(torch.Generator().manual_seed(1), 1).items()}
 
         def moments(*_: object) -> tuple[Tensors, Tensors]:
-            raise ValueError("not asked for")
+            raise ValueError("not requested")
 
         return model, guides.Guide(program, start, moments, "q/*")
 

@@ -67,7 +67,7 @@ def margin(one: pd.Series) -> str:
 
 
 def tuned(folder: Path = EXAMPLES / "papers/tuned") -> str:
-    """Return all methods with settings chosen on rows held back, best first, and their budgets.
+    """Return all methods with settings chosen on validation rows, best first, and their budgets.
 
     The margin is that of the chosen setting over the runner-up, in points of accuracy.
     """

@@ -124,7 +124,9 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
     """
     for name, value in old.items():
         if name not in new:
-            return old, [f"the server: merged lacks {name}; expected all tensors of its state"]
+            return old, [
+                f"the server: aggregated state lacks {name}; expected all tensors of its state"
+            ]
         found = new[name]
         if found.shape == (clients, *value.shape):
             raise ValueError(
@@ -143,7 +145,7 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
         if not is_measured(value) or bool(value.sum().isfinite()):
             continue
         if not bool((holds := value.isfinite()).all()):
-            return old, [f"the server: merged {_named(name, value, holds, FINITE)}"]
+            return old, [f"the server: aggregated {_named(name, value, holds, FINITE)}"]
     return new, []
 
 

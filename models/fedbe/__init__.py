@@ -282,7 +282,7 @@ def distilled(
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Aggregate the messages and distill the ensemble of teachers."""
+        """Aggregate all messages and distill the ensemble of teachers."""
         merged = method.aggregate(server, message, cohort, generator)
         models, start = ({n: v[f"{of}/{n}"] for n in net.shapes} for v in (message, merged))
         ensemble = team(models, cohort.size, generator)

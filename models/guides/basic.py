@@ -26,7 +26,7 @@ Family = Callable[..., Guide]
 shapes: of the sites, by name.
 scale: standard deviation at the start.
 loc: role of the local tensors [C, *p] that sites are centred at, such as "mu" for "mu/NAME".
-spread: role of the other local tensors; [C, *p], unless the family says more.
+spread: role of the other local tensors; [C, *p], unless the family documents otherwise.
 
 What a family has no use for it ignores, so that any two can be exchanged.
 """

@@ -234,7 +234,7 @@ def build(
         return pruning.drop(return_received(received, local), moments, limit)
 
     def update(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Update theta, the hypernetwork psi and the embeddings e_m."""
+        """Update theta, the hypernetwork psi and the embeddings e_m by every message."""
         if limit is not None:
             message = pruning.fill(message, under("spread", source.read(server, cohort.ids)))
         mean = combine(role("loc", message), cohort.size, role("loc", server))

@@ -114,7 +114,7 @@ def learning(
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Aggregate the messages, and update the scales."""
+        """Aggregate all messages, and update the scales."""
         second = average(role("second", message), torch.ones_like(cohort.size))
         return own(rest(server), rest(message), cohort, generator) | scales(second)
 

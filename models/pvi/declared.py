@@ -61,7 +61,7 @@ class Declared:
             )
         if forgotten := ", ".join(self.forgotten()):
             warnings.warn(
-                f"each client has its own {forgotten}, and its rows cannot tell them from its "
+                f"each client has its own {forgotten}, and its rows cannot separate them from its "
                 f"other unknowns; add to shared what is one for all clients",
                 UserWarning,
                 stacklevel=4,

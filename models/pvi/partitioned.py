@@ -153,7 +153,7 @@ class Partitioned:
         return every, others, others + share * (log_prior + growth - prior)
 
     def aggregate(self, server: Tensors, message: Tensors, cohort: Cohort, _: Generator) -> Tensors:
-        """Update the factors with damping; raise AggregationError if q is improper."""
+        """Update the factors by all messages with damping; AggregationError if q is improper."""
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}

@@ -303,7 +303,7 @@ def with_config(words: Sequence[str]) -> list[str]:
 
 def parser() -> ArgumentParser:
     """Return the parser of all commands and their arguments."""
-    what: dict[str, Any] = {"description": "Bayesian and personalised federated learning"}
+    what: dict[str, Any] = {"description": "Bayesian and personalized federated learning"}
     what |= {"formatter_class": RawDescriptionHelpFormatter, "epilog": FIRST}
     top = Parser(prog="pyrofl", **what)
     top.set_defaults(do=lambda args: top.print_help())

@@ -119,7 +119,7 @@ class Experiment:
     # Training
     net: Path | None = option("SPEC", "Network, or FILE.py:NAME (default: by the data).")
     rounds: Count = free("N", "Communication rounds.", 20)
-    stop_when: Until | None = free(None, "Stop early on this verdict, or on divergence.")
+    stop_when: Until | None = free(None, "Stop early on convergence or divergence.")
     init_seed: Seed | None = free("S", "Seed of initial states (default: --seed).")
     participation_seed: Seed | None = free(
         "S", "Seed of client sampling and dropout (default: --seed)."

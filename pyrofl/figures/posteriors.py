@@ -61,7 +61,7 @@ def _note(table: Any) -> str:
     if "error" not in table:
         return f"{agree}\n{NEAR}"
     error = float(table["error"].median())
-    few = "too few draws to tell: " if error > TARGETS["difference"][1] else ""
+    few = "too few draws: " if error > TARGETS["difference"][1] else ""
     agree = "" if few else f"{agree}\n"
     return f"{agree}{NEAR}\n{few}by chance alone means shift by {error:.2g} sds"
 

@@ -235,7 +235,7 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
     axes.set_xticks(sorted(set(table["rounds"])), sorted(set(table["rounds"])))
     axes.minorticks_off()
     axes.set_xlabel("rounds of training")
-    axes.set_ylabel(f"{style.axis_label(metric)}\non rows held back")
+    axes.set_ylabel(f"{style.axis_label(metric)}\non validation rows")
     return with_legend(figure, [axes], looks, "the first one is chosen")
 
 

@@ -141,7 +141,7 @@ def differences(
     looks: dict[str, dict[str, Any]] = {
         "better than its own": {"color": COLOURS[0], "marker": "o"},
         "worse": {"color": COLOURS[1], "marker": "s"},
-        "the rows cannot tell": {"color": GREY, "marker": "D"},
+        "inconclusive": {"color": GREY, "marker": "D"},
     }
     for axes, (title, of) in zip(grid, sites.items(), strict=True):
         style.name_rows(axes, shown)

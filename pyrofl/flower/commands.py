@@ -299,7 +299,9 @@ def state(group: ProcessGroup, number: str) -> str:
 
 def kept(out: Path, ended_by: str) -> str:
     """Return the location of the results of an interrupted command."""
-    return f"{ended_by}; {out} holds the rounds that are made, the same command goes on from there"
+    return (
+        f"{ended_by}; {out} holds the rounds that are made, the same command continues from there"
+    )
 
 
 def gone(group: ProcessGroup, out: Path) -> str:

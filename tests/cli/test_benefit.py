@@ -36,7 +36,7 @@ def test_the_answer_in_plain_words(folder, capsys):
     told = capsys.readouterr().out
     assert (
         "At 1 of 3 sites the global model of fedavg predicts better than their own; at 1 it "
-        "predicts worse; at 1 the rows cannot tell. Over all 120 test rows it is worse by "
+        "predicts worse; at 1 the result is inconclusive. Over all 120 test rows it is worse by "
     ) in told
     assert "points of accuracy (95% interval -" in told
     assert "0.15 of 3 would count as better or worse by chance" in told
@@ -135,7 +135,7 @@ def test_clients_that_differ_between_seeds_are_sites_of_their_own(folder, capsys
     assert main(["benefit", str(out)]) == 0
     names = {r["client"] for r in read_csv(out / "benefit.csv")}
     assert names == {"client 0 (seed 0)", "client 0 (seed 1)"}
-    assert "dealt the rows anew" in capsys.readouterr().out
+    assert "has its own partition" in capsys.readouterr().out
 
 
 def refused(capsys, *words: str) -> str:
@@ -155,7 +155,7 @@ def test_what_lacks_is_said_in_one_line(folder, tmp_path, capsys):
         capsys, "benefit", str(folder), "--by", "error"
     )
     (folder / "fedavg-0/rows.csv").unlink()
-    assert "made again with --save-predictions --overwrite" in refused(
+    assert "run again with --save-predictions --overwrite" in refused(
         capsys, "benefit", str(folder)
     )
     (folder / "fedavg-0/run.json").write_text("[]")

@@ -387,8 +387,8 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     assert first == (
         f"csv:{table}: 30 rows; target won: numbers from 0 to 1, likelihood normal:learned (all "
         "are whole: for classes, --likelihood categorical); features: 2 (x, z); left out: kind "
-        "(text such as 'u'); rows dropped: 2 (x lacks 1, won lacks 1); target standardised inside: "
-        "mean 0.458333, standard deviation 0.498261 over the training rows; predictions and scores "
+        "(text such as 'u'); rows dropped: 2 (x lacks 1, won lacks 1); "
+        "target standardized internally: mean 0.458333, standard deviation 0.498261 over the training rows; predictions and scores "
         "are in its own unit"
     )
     facts = json.loads((tmp_path / "out" / "run.json").read_text())
@@ -419,7 +419,7 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     assert main(["partition", "--missing", "drop", "--target", "kind", *words[2:4], *figure]) == 0
     told = capsys.readouterr().out
     assert "target kind: 2 classes (u, v); features: 6 (who=a, who=b, who=c, won, x, z); " in told
-    assert "prepared: standardised by sums over clients: won, x, z; categories: who (3)" in told
+    assert "prepared: standardized by sums over clients: won, x, z; categories: who (3)" in told
 
 
 def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
@@ -543,7 +543,7 @@ BAD = {
     "compare local fedavg --set lr_base=1": "unknown setting of local, fedavg",
     "compare local --seeds 0": "--seeds: found '0'",
     "compare": "compare: METHOD is missing",
-    "partition --data eight_schools --out f.png": "no classes",
+    "partition --data eight_schools --out f.png": "expected data with classes",
     "partition --out f.txt": "expected a file that ends in .png",
     "partition": "required: --out",
     "rnu": "invalid choice: 'rnu'",
@@ -585,7 +585,7 @@ def test_an_interrupt_is_one_line(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("pyrofl.cli.commands.fitting.fit", stop)
     assert main(["run", "local", *SMALL, "--out", str(tmp_path / "out")]) == 130
-    told = "after round 0 of 2: interrupted; there is no checkpoint to go on from"
+    told = "after round 0 of 2: interrupted; there is no checkpoint to continue from"
     assert capsys.readouterr().err == f"\npyrofl: error: {told}\n"
     assert not (tmp_path / "out").exists()  # it was empty
 

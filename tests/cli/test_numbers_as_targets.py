@@ -95,7 +95,7 @@ def test_the_unit_is_stated_and_saved_with_the_run(capsys):
     words = ["run", "pvi", *[w for w in RUN if w != "--quiet"], "--rounds", "2"]
     assert main([*words, "--posterior-draws", "5", "--out", "run"]) == 0
     told = capsys.readouterr().err
-    assert "target standardised inside: mean 50" in told
+    assert "target standardized internally: mean 50" in told
     assert "predictions and scores are in its own unit" in told
     found, run = arviz.from_netcdf("run/posterior.nc"), pyrofl.load("run")
     attrs, source = found["posterior"].attrs, run.data.source

@@ -102,7 +102,7 @@ def test_it_says_what_there_is_and_what_is_not(folder):
         "fedavg-0 has no posterior.nc.",
         "No figure curves.png",
         "1 messages were rejected (a finite number 1)",
-        "local-0: trained, and were not heard:",
+        "local-0: trained, but dropped out:",
         "0.75",
         "192",
         "144",

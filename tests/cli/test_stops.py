@@ -128,7 +128,7 @@ def test_an_interrupted_run_says_where_it_stopped_and_goes_on(tmp_path, whole):
     assert told[-1].startswith("pyrofl: error: ")
     assert "interrupted" in told[-1]
     assert f"{out}/checkpoint.safetensors holds round " in told[-1]
-    assert told[-1].endswith("go on with --resume")
+    assert told[-1].endswith("continue with --resume")
     assert not any("Traceback" in line for line in told)
     resume(out, whole)
 
@@ -150,7 +150,7 @@ def test_an_interrupt_leaves_a_checkpoint_that_nobody_asked_for(
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith("pyrofl: error: after round 4 of 6: interrupted; ")
-    assert told.endswith("checkpoint.safetensors holds round 4, go on with --resume")
+    assert told.endswith("checkpoint.safetensors holds round 4, continue with --resume")
     monkeypatch.undo()
     resume(tmp_path / "run", whole)
 
@@ -166,7 +166,7 @@ def test_an_interrupt_in_a_test_loses_no_round(tmp_path, whole, monkeypatch, cap
     monkeypatch.setattr(Run, "record_scores", stop)
     assert main([*COMMAND, "--out", str(tmp_path / "run")]) == 130
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.endswith("checkpoint.safetensors holds round 4, go on with --resume")
+    assert told.endswith("checkpoint.safetensors holds round 4, continue with --resume")
     monkeypatch.undo()
     resume(tmp_path / "run", whole)
 
@@ -185,7 +185,7 @@ def test_a_failure_on_the_way_is_no_refusal(tmp_path, monkeypatch, capsys, error
     assert main([*WORDS, "1", *MORE, "--out", str(tmp_path / "run")]) == 3
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"pyrofl: error: after round 1 of 1: {told}")
-    assert last.endswith("checkpoint.safetensors holds round 1, go on with --resume")
+    assert last.endswith("checkpoint.safetensors holds round 1, continue with --resume")
 
 
 def test_what_nobody_expects_is_not_hidden_but_kept(tmp_path, monkeypatch, capsys):
@@ -222,7 +222,7 @@ def test_a_full_disk_ends_the_run_in_one_line(tmp_path, whole, capsys, extra):
     last = capsys.readouterr().err.splitlines()[-1]
     assert code == 3, last
     assert last.startswith("pyrofl: error: ")
-    assert "go on with --resume" in last
+    assert "continue with --resume" in last
     if not extra:
         assert "after round 3 of 6: File too large" in last
         assert (out / "checkpoint.safetensors").read_bytes() == kept
@@ -323,7 +323,7 @@ def test_a_bad_message_ends_the_run_if_that_is_asked(tmp_path, monkeypatch, caps
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("pyrofl: error: after round 1 of 3: client ")
     assert all(f"client {j}: tau is nan; expected a finite number; " in last for j in (1, 3))
-    assert last.endswith("checkpoint.safetensors holds round 1, go on with --resume")
+    assert last.endswith("checkpoint.safetensors holds round 1, continue with --resume")
     monkeypatch.undo()
     assert main([*words, str(out), "--resume"]) == 2
     text = capsys.readouterr().err
@@ -349,7 +349,7 @@ def test_a_disk_that_is_full_after_all_runs_is_no_refusal(tmp_path, monkeypatch,
     assert main(words) == 3
     last = capsys.readouterr().err.splitlines()[-1]
     told = "No space left on device: compare.csv"
-    kept = f"{out} holds their checkpoints, go on with --resume"
+    kept = f"{out} holds their checkpoints, continue with --resume"
     assert last == f"pyrofl: error: after all runs: {told}; {kept}"
     monkeypatch.undo()
     assert main([*words, "--resume"]) == 0

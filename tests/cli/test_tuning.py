@@ -44,7 +44,7 @@ def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys
     assert "lr=0.1" in best
     assert best in said
     assert "chosen on 0.25 of the training rows of every client" in said
-    assert "no test row is looked at" in said
+    assert "test rows are not used" in said
     assert len(table.splitlines()) == 14
     last = {(t["setting"], t["seed"]): t["rounds"] for t in facts["tries"]}
     assert facts["rounds"] == 28 == sum(last.values())
@@ -83,7 +83,9 @@ def test_tune_goes_on_after_a_kill_to_the_same_bytes(tmp_path, forked):
     assert facts[0] == facts[1]
     ended = forked([*words(out), "--resume", "--hold-back", "0.5"])
     assert ended.codes == [2]
-    assert "tune.json is of another run; now held back is 0.5 and was 0.2" in ended.told[-1]
+    assert (
+        "tune.json is of another run; now validation fraction is 0.5 and was 0.2" in ended.told[-1]
+    )
     ended = forked([*words(out), "--resume", "--tune-seeds", "2"])
     assert ended.codes == [2]
     assert "tune.json is of another run; now tune seeds is 2 and was 3" in ended.told[-1]
@@ -124,7 +126,9 @@ def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tm
     assert main(["report", str(out)]) == 0
     page = (out / "report.html").read_text()
     assert "How settings were chosen" in page
-    assert "On 0.2 of the training rows of every client, held back; no test row was seen." in page
+    assert (
+        "On 0.2 of each client's training rows as validation rows; test rows were not used." in page
+    )
 
 
 def test_a_method_all_of_whose_settings_fail_keeps_its_own(tmp_path, capsys, monkeypatch):

@@ -220,7 +220,7 @@ def test_what_is_left_out_is_said(table):
     source = load(table(text), target="y", features=["a", "k"]).source
     assert source.features == ("a", "k")
     told = source.summary()["left out"]
-    assert told == "(column 1), b, empty (not asked for)"
+    assert told == "(column 1), b, empty (not requested)"
 
 
 def test_mixed_words_are_classes_if_the_likelihood_says_so(table):

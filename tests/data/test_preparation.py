@@ -129,7 +129,7 @@ def test_clients_that_are_held_out_tell_nothing(hospitals):
     assert data.source.unseen == {"pain": "odd in 1 rows"}
     pain = [n for n, name in enumerate(made.features) if name.startswith("pain=")]
     assert data.x[8, pain].tolist() == [0, 0, 0]
-    told = data.summary()["categories that nobody trains on, taken for none"]
+    told = data.summary()["categories absent from all training rows, treated as missing"]
     assert told == "pain odd in 1 rows"
 
 

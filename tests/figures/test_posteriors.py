@@ -68,7 +68,7 @@ def test_many_rows_are_dots_in_lanes_and_the_worst_has_its_name():
     ("error", "told"),
     [
         (0.031, "\nby chance alone means shift by 0.031 sds"),
-        (0.6, "\ntoo few draws to tell: by chance alone means shift by 0.6 sds"),
+        (0.6, "\ntoo few draws: by chance alone means shift by 0.6 sds"),
     ],
 )
 @pytest.mark.parametrize("rows", [3, 40])

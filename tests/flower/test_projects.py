@@ -68,7 +68,7 @@ def project(tmp_path):
         ({"classes": ("no", "no")}, "expected distinct names, found 'no' twice"),
         ({"likelihood": "cauchy"}, "likelihood is 'cauchy'; expected one of categorical"),
         ({"methods": ()}, "methods is missing; expected it in"),
-        ({"methods": ("fedavg", "f.py:fedavg")}, "names of methods: expected no two alike"),
+        ({"methods": ("fedavg", "f.py:fedavg")}, "names of methods: expected distinct names"),
         ({"features": ("age", "recovered")}, "expected no target and no client column among them"),
         ({"test_fraction": 1.0}, "test_fraction is 1.0; expected a number from 0 to below 1"),
     ],

@@ -38,7 +38,7 @@ CURES = r"expected|did you mean|choose from|choose other|required|unrecognized|a
 CURES += r"explicit argument|cannot be (read|made)|cannot take rows|remove it|are wanted|"
 CURES += r"; (add|build|choose|draw|fit|leave out|lower|move|name|pass|remove|run|scale|set) |"
 CURES += r"no local tensor|not enough memory|run with chunk|this method (has|runs)|no client of|"
-CURES += r"too many positional"
+CURES += r"too many positional|must (be|have)"
 OUT, LIKE = "out", "like"  # folders that a command writes, and its plain twin
 SECONDS, BYTES = 300, 4 * 2**30  # for an input, beside the memory that the process has
 CALL = "call"  # instead of a command: code of `python.py`
@@ -189,7 +189,9 @@ def complaints(case: Case, lines: list[str], end: str) -> Iterable[str]:
     if end == REFUSED:
         if not re.search(CURES, line):
             yield "no word of what was expected"
-        lacking = [word for word in case.told if word not in line and repr(word)[1:-1] not in line]
+        # argparse shows runs of spaces as one.
+        words = {word: " ".join(word.split()) for word in case.told}
+        lacking = [w for w, one in words.items() if one not in line and repr(w)[1:-1] not in line]
         if lacking:
             yield f"no word of {lacking}"
 

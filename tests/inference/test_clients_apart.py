@@ -371,7 +371,7 @@ AROUND: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 @pytest.mark.parametrize("kind", AROUND)
 def test_what_is_around_a_fit_is_refused(kind):
-    with AROUND[kind](), pytest.raises(ValueError, match=f"inside .*{kind}.*; expected"):
+    with AROUND[kind](), pytest.raises(ValueError, match=f"inside .*{kind}.*; call fit outside"):
         fit(method(), numbers(), 1, progress=False, check=False)
 
 

@@ -115,5 +115,5 @@ def test_a_covariance_of_many_parameters_is_refused():
 
 @pytest.mark.parametrize("name", ["fedamp", "fedfomo", "predbayes"])
 def test_what_needs_sums_is_refused_by_name(name):
-    with pytest.raises(ValueError, match=rf"{name}: .*; expected"):
+    with pytest.raises(ValueError, match=rf"{name}: .*; use "):
         summed(contract.built(name))

@@ -158,8 +158,8 @@ class Answer:
         more = f" This may change, as {lack}: train with more rounds." if lack else ""
         return (
             f"At {ends['better']} of {len(one.sites)} sites the {one.name} predicts better than "
-            f"their own; at {ends['worse']} it predicts worse; at {ends['cannot tell']} the rows "
-            f"cannot tell. Over all {one.rows:,} test rows it is {how} by "
+            f"their own; at {ends['worse']} it predicts worse; at {ends['inconclusive']} the "
+            f"result is inconclusive. Over all {one.rows:,} test rows it is {how} by "
             f"{self._number(abs(one.better.mean))} {UNITS[self.by][1]} ({over}).{more}"
         )
 
@@ -214,7 +214,7 @@ def notes(
             "fits the other half of the test rows (scipy), one for all sites."
         )
     if not same_sites([own for own, _ in pairs]):
-        yield "Every seed has dealt the rows anew, so its clients are sites of their own."
+        yield "Each seed has its own partition, so its clients are different sites."
     if alone := sorted({one.path.name for one in made} - {m.path.name for p in pairs for m in p}):
         yield f"Left out, as no partner has their seed: {', '.join(alone)}."
     if bad := [one.path.name for one in made if one.facts["status"]["kind"] == "diverged"]:

@@ -104,7 +104,7 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
             lacking += lack
         keeper.last = None  # what clients keep may be large
     if finals:
-        kept = f"{folder} holds their checkpoints, go on with --resume"
+        kept = f"{folder} holds their checkpoints, continue with --resume"
         with ending(lambda what: f"after all runs: {what}; {kept}"):
             lacking += write_comparison(folder, finals, history, results.main_metric(scores))
         show(compare_table(finals, open_runs), f"{folder} holds all results")
@@ -158,7 +158,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
     of = f"{experiment.partition} of {experiment.data}"
     say(experiment, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{drawn_of(job)}")
     if keeper.written:
-        say(experiment, f"{keeper.path} holds round {keeper.written}; going on from there")
+        say(experiment, f"{keeper.path} holds round {keeper.written}; continuing from there")
     with threads(experiment.threads), ending(partial(rescued, keeper)):
         done = fit(
             job.method,

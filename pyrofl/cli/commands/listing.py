@@ -29,7 +29,7 @@ def list_all(args: Namespace) -> None:
     wrapped.break_long_words = wrapped.break_on_hyphens = False
     lines = [f"  {name:<{width}}  {', '.join(found)}" for name, found in sections().items()]
     lines.append(f"  {'settings':<{width}}  of methods, for --set NAME=VALUE")
-    end = "pyrofl list SECTION tells what they are, pyrofl explain METHOD all about one method."
+    end = "pyrofl list SECTION describes them, pyrofl explain METHOD describes one method."
     show("\n".join([*map(wrapped.fill, lines), "", end]))
 
 

@@ -95,7 +95,9 @@ def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
     for sentence in found.sentences:
         section.note(sentence, "said")
     section.table(found.head, found.table())
-    section.figure(folder / benefit.FIGURE, "Each site beside its own model, the smallest first")
+    section.figure(
+        folder / benefit.FIGURE, "Difference from each site's own model, smallest site first"
+    )
     if found.calibration:
         section.table(benefit.CALIBRATED, found.calibrated())
     for note in found.notes:

@@ -135,7 +135,7 @@ def rescued(keeper: Keeper, ended_by: str) -> str:
     except Exception as full:
         problem = f", and it could not be written: {what(full)}"
     number = keeper.last.state.number if keeper.last else 0
-    kept = "there is no checkpoint to go on from"
+    kept = "there is no checkpoint to continue from"
     if keeper.written:
-        kept = f"{keeper.path} holds round {keeper.written}, go on with --resume"
+        kept = f"{keeper.path} holds round {keeper.written}, continue with --resume"
     return f"after round {number} of {keeper.rounds}: {ended_by}; {kept}{problem}"

@@ -59,7 +59,7 @@ class Search:
             "rounds": experiment.rounds,
             "settings": self.settings,
             "set": reaching(self.fixed, self.job.name),
-            "held back": experiment.hold_back,
+            "validation fraction": experiment.hold_back,
             "tune seeds": experiment.tune_seeds,
             "metric": experiment.metric,
             "seeds": {"split": task.split, **vars(task.seeds)},
@@ -146,7 +146,7 @@ def done(search: Search) -> TuningResult:
         for old in (file, path / TABLE, *path.glob("*.safetensors")):
             old.unlink(missing_ok=True)
     run_folder.sweep(path)
-    kept = f"; {path} holds what there is, go on with --resume"
+    kept = f"; {path} holds what there is, continue with --resume"
     with threads(experiment.threads), ending(lambda what: f"{job.name}: {what}{kept}"):
         found = choose(
             search.build,
@@ -210,7 +210,7 @@ def read(path: Path, about: dict[str, Any]) -> TuningResult:
 def until(search: Search) -> str:
     """Describe the criterion by which settings are chosen."""
     share = f"{search.job.experiment.hold_back:g} of the training rows of every client"
-    return f"chosen on {share}, which are held back; no test row is looked at"
+    return f"chosen on {share}, as validation rows; test rows are not used"
 
 
 def sentences(search: Search, found: TuningResult) -> Iterator[str]:

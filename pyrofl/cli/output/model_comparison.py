@@ -25,7 +25,7 @@ Model = tuple[str, str, str]
 """Method, view, and how it was adapted."""
 
 OWN = "local"
-WORDS = {"personal": "personalised model", "global": "global model"}
+WORDS = {"personal": "personalized model", "global": "global model"}
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ CAPTIONS = {
 
 @dataclass
 class Section:
-    """Section of a report: a title, and parts of the kinds text, note, command, figure and table."""
+    """Section of a report: a title, and parts: text, note, command, figure or table."""
 
     title: str
     parts: list[dict[str, Any]] = field(default_factory=list)
@@ -164,7 +164,7 @@ def classes(made: Sequence[SavedRun]) -> Section:
             head = ("class", *(name.replace("_", " ") for name in found.columns))
             section.table(head, (_plain(line) for line in found.itertuples()))
             section.note(f"{one.path.name}: its {main[0]} model.")
-    return section.note(BY_CLASS if section.has("table") else "Nothing is told by class.")
+    return section.note(BY_CLASS if section.has("table") else "There are no scores by class.")
 
 
 def _plain(line: Sequence[Any]) -> list[Any]:
@@ -182,7 +182,7 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
         if (path / "tune.json").is_file():
             had = json.loads((path / "tune.json").read_text(encoding="utf-8"))
             chosen, about = _words(had["chosen"]) or "defaults", had["about"]
-            count, share = len(about["settings"]), about["held back"]
+            count, share = len(about["settings"]), about["validation fraction"]
             cost = (had["rounds"], float(had["seconds"]))
             first = next(iter(had["margins"]), None)
             margin = "-" if first is None else f"{first['behind']:.4f}"
@@ -193,7 +193,9 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
     if not lines:
         return []
     head = ("method", "chosen", "settings", "by", "score", "margin", "rounds", "seconds")
-    told = f"On {share:g} of the training rows of every client, held back; no test row was seen. "
+    told = (
+        f"On {share:g} of each client's training rows as validation rows; test rows were not used. "
+    )
     told += "The margin over the runner-up is a mean over seeds, with its standard error."
     section.table(head, lines).note(told)
     return [section]
@@ -202,7 +204,7 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 def asked(made: Sequence[SavedRun]) -> Section:
     """Return the section with the options that all runs have in common."""
     facts = made[0].facts
-    section = Section("What was asked")
+    section = Section("Command")
     same = {n: v for n, v in facts["experiment"].items() if n not in UNTOLD and v not in (None, [])}
     told = [(n.replace("_", " "), _words(v)) for n, v in same.items() if v is not False]
     return section.table((), told).note(f"Versions: {_words(facts.get('versions', {}))}.")
@@ -325,7 +327,7 @@ def faults(made: Sequence[SavedRun]) -> Section:
             section.note(f"{one.path.name}: {len(rejected)} messages were rejected ({kinds}).")
             section.table(("reason", "times"), Counter(rejected).most_common())
         if silent:
-            section.note(f"{one.path.name}: trained, and were not heard:")
+            section.note(f"{one.path.name}: trained, but dropped out:")
             section.table(("client", "rounds"), silent.most_common())
     return section if section.parts else section.note("No message was rejected, and none was lost.")
 

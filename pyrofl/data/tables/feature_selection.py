@@ -50,7 +50,7 @@ def choose(
         if name in owners:
             continue
         if wanted is not None:
-            why = "" if name in wanted else "not asked for"
+            why = "" if name in wanted else "not requested"
         elif name == UNNAMED.format(place):
             why = "it has no name"
         else:

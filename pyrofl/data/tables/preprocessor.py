@@ -262,7 +262,7 @@ class Preprocessor:
         moved = [c.name for c in self.columns if c.is_standardised]
         coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if c.levels is not None]
         marked = [c.name for c in self.columns if c.marked]
-        parts = [f"standardised by sums over clients: {listed(moved)}"] if moved else []
+        parts = [f"standardized by sums over clients: {listed(moved)}"] if moved else []
         parts += [f"categories: {listed(coded)}"] if coded else []
         parts += [f"gaps filled and marked: {listed(marked)}"] if marked else []
         parts += [f"left out: {n} ({why})" for n, why in self.left_out.items()]

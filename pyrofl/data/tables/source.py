@@ -71,8 +71,8 @@ class Source:
             "rows dropped": f"{self.dropped} ({lacking}{gone})" if self.dropped else "",
             "columns in another order": listed(self.reordered),
             "prepared": self.preparation.summary() if self.preparation else "",
-            "target standardised inside": inside if self.is_standardised else "",
-            "categories that nobody trains on, taken for none": unseen,
+            "target standardized internally": inside if self.is_standardised else "",
+            "categories absent from all training rows, treated as missing": unseen,
             "scales": self.scales,
         }
         return {name: text for name, text in told.items() if text}

@@ -56,7 +56,7 @@ def test_a_merge_that_fails_half_way_leaves_the_server_as_it_was(blobs):
 
     start = first(made(), blobs, 0)
     state = advance(made(aggregate=half), blobs, start, torch.arange(3), torch.arange(3))
-    assert state.rejected[0].startswith("the server: merged ")
+    assert state.rejected[0].startswith("the server: aggregated ")
     toys.assert_same(state.server, first(made(), blobs, 0).server)
 
 

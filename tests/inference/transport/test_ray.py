@@ -124,7 +124,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_no_process(tmp_path):
         told = process.communicate()[1]
     assert process.returncode == 130, told
     (line,) = told.strip().splitlines()
-    number = re.search(r"after round (\d+) of 5000: interrupted; .+ go on with --resume$", line)
+    number = re.search(r"after round (\d+) of 5000: interrupted; .+ continue with --resume$", line)
     assert number, line
     for _ in range(50):
         if not (left := marked(mark)):
