@@ -1,1 +1,1 @@
-"""The verbs: how a method is run. Knows no method."""
+"""Federated inference: rounds, training, posteriors, evaluation and checks of any method."""

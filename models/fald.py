@@ -241,7 +241,7 @@ class Factors:
         """Return the phases that compute the factor: two before the chain and one after it."""
 
         def slope(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Begin with the slope of -log p(D_j | w), and no information."""
+            """Set the gradient of -log p(D_j | w), and reset the information matrix."""
             found = gradient(model, guide, elbo(kl=0.0), names, received, local, data)
             none = torch.zeros_like(received["total/precision"])
             return {

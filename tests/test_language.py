@@ -113,8 +113,9 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
                 if not line.lstrip().startswith((">>>", "...")):
                     # Neither code nor the name of an argument is prose.
                     yield number, re.sub(r"`[^`]*`|^\s+[a-z_, *]+: ", " ", line)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            if "Args:" not in node.value and ">>>" not in node.value:  # no docstring
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_docstring = "Args:" in node.value or ">>>" in node.value  # whose lines are above
+            if " " in node.value and not is_docstring:
                 yield node.lineno, re.sub(r"(?m)`[^`]*`|^\s+[a-z_, *]+: ", " ", node.value)
 
 

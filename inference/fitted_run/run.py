@@ -47,7 +47,7 @@ FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 
 @dataclass(repr=False)
 class Run(Pickled, Summarised):
-    """A fitted method.
+    """Fitted method, with its records, states, posteriors and scores.
 
     Attributes:
         method: as of the last round.

@@ -285,7 +285,7 @@ def of_prior(
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,
 ) -> Groups:
-    """Return groups of draws from the model given the server; `lenient`: none if improper."""
+    """Return draws of the prior and the prior predictive distribution, given a server state."""
     try:
         known = pointwise(method, axes.data, state, axes.ids, asked, of_prior=True)
     except NotImplementedError as error:

@@ -90,7 +90,7 @@ class ClientAxes:
         return Variable(rows, ("draw", "row", *self.own(name, rows, 2)))
 
     def groups(self, known: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
-        """Return the joined groups of all clients; log densities come with log_likelihood."""
+        """Return the posterior groups of all clients, concatenated along the client axis."""
         found: Groups = {}
         for group, sites in known[0].items():
             # A log density is a scalar, without the axes of its site.

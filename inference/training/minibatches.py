@@ -1,4 +1,4 @@
-"""The rows of the clients at each step of a phase."""
+"""Minibatches: the rows of the clients at each step of a phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of one phase, for several clients in one vectorized batch."""
+"""Steps of one phase, for several clients in one vectorized batch."""
 
 from __future__ import annotations
 

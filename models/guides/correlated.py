@@ -196,7 +196,7 @@ def _deviating(
     moments: Callable[[Tensors], tuple[Tensor, Tensor]],
     rank: int = 0,
 ) -> Guide:
-    """Make a guide of random deviations from a mean, S f(e); log_sd and `first` are f's "own".
+    """Return a guide of random deviations from a mean, S f(e), with scales S and a function f.
 
     f: own, e -> f(e) [..., C, 1, d], and what its log density lacks; moments: own -> mean and
     variance of f(e); rank: entries of e beyond d, whose own density then does not count.
@@ -270,7 +270,7 @@ def _size(shapes: Shapes) -> int:
 
 
 def parted(value: Tensor, shapes: Shapes) -> Tensors:
-    """Part rows [..., d] by name: [..., *p]."""
+    """Split vectors [..., d] into named tensors [..., *p]."""
     parts = value.split([shape.numel() for shape in shapes.values()], -1)
     return {
         n: part.reshape(*value.shape[:-1], *shape)

@@ -31,7 +31,7 @@ PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"
 
 @dataclass(frozen=True)
 class Source:
-    """A source of spreads; every function runs at the server."""
+    """Source of the clients' spreads; all of its functions run at the server."""
 
     # (generator, clients) -> what the server holds for it, names under "server/"
     start: Callable[[Generator, int], Tensors] = lambda *_: {}

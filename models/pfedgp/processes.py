@@ -25,7 +25,7 @@ LOOSE = 4096  # roundings that a matrix may lack to be positive
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel s^2 k(z / l, z' / l); log l and log s are [C, 1]."""
+    """Kernel s^2 k(z / l, z' / l) with the parameters log l and log s, [C, 1] each."""
 
     kind: Literal["rbf", "linear"]
 
@@ -86,7 +86,7 @@ def sites(
 
 @dataclass(frozen=True)
 class Point:
-    """Where a climb is: f [C, N, K], pull = P^-1 f, and log p(y | f) + log p(f), [C]."""
+    """Point of the optimization: f [C, N, K], P^-1 f, and log p(y | f) + log p(f), [C]."""
 
     f: Tensor
     pull: Tensor
@@ -101,7 +101,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Hill:
-    """The log posterior of f, up to a constant (Rasmussen and Williams, equation 3.12)."""
+    """Log posterior of f, up to a constant (Rasmussen and Williams, equation 3.12)."""
 
     log_prob: Callable[[Tensor], Tensor]  # f [C, N, K] -> [C, N]
     among: Tensor  # P, [C, N, N]

@@ -20,7 +20,7 @@ TERMS = 80  # of the continued fraction: 1e-12 at the argument 1
 
 
 class Horseshoe(TorchDistribution):
-    """A location-scale family with a pole at its centre and the tails of a Cauchy.
+    """Horseshoe distribution with location and scale, unbounded at its center.
 
     Its log density is log f(x) - log scale - log(2 pi^3) / 2 with x = (w - loc)^2 / (2 scale^2)
     and f(x) = exp(x) E1(x), E1 the exponential integral (theorem 1 of the paper).
@@ -40,7 +40,7 @@ class Horseshoe(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """The centre. Strictly a horseshoe has no mean."""
+        """Location of the distribution, whose mean does not exist."""
         return self.loc
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Horseshoe:

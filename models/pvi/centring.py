@@ -52,7 +52,7 @@ class Centring:
         return u * (-power).exp(), power.sum(-1)
 
     def moved(self, server: Tensors, normals: Normals, prior: Tensors) -> Tensors:
-        """Return the server's state with the exponents that suit its q, if these differ."""
+        """Return the server's state with updated centering exponents."""
         mean, root = normals.moments(server)
         cov = root @ root.mT
         at, effect = self.scales.clamp(min=0), self.scales >= 0

@@ -28,7 +28,7 @@ DRAWS = 3  # of the prior, to see what changes with what
 
 @dataclass(frozen=True)
 class Declared:
-    """A program, run on the first client and the last one, and the sites that a user declares."""
+    """Program of a user with its declared shared sites, for validation."""
 
     program: Program
     data: Federation
@@ -168,7 +168,7 @@ def _name(site: Site) -> str:
 
 
 def _listed(sites: Iterable[Site]) -> str:
-    """Name sites, with the number of their entries where it is not 1."""
+    """Return the names of sites, with their numbers of entries where these are not 1."""
     found = []
     for site in sites:
         size = "one per row" if site.of_rows else str(len(site.mean))

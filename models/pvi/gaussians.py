@@ -46,7 +46,7 @@ class Normals:
         return whole
 
     def packed(self, matrix: Tensor) -> Tensor:
-        """Undo `matrix`."""
+        """Return a precision matrix in packed form, the inverse of `matrix`."""
         row, column = torch.tril_indices(self.size, self.size)
         return matrix[..., row, column]
 
@@ -144,7 +144,7 @@ def inverse(triangle: Tensor, upper: bool) -> Tensor:
 
 
 def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:
-    """Put together a lower triangular root [C, n, n] of three blocks."""
+    """Return a lower triangular root [C, n, n] assembled from three blocks."""
     top = torch.cat([ours, ours.new_zeros(*ours.shape[:-1], mine.shape[-1])], -1)
     return torch.cat([top, torch.cat([below, mine], -1)], -2)
 
@@ -157,7 +157,7 @@ def enough(draws: int, variables: int, covariance: str) -> int:
 
 
 def balanced(noise: Tensor) -> Tensor:
-    """Make draws of standard normal noise [S, ..., n] symmetric, and of unit covariance.
+    """Return standard normal noise [S, ..., n] made symmetric and of unit covariance.
 
     The second half mirrors the first. With at least 2 n draws their second moments are the
     identity, so that the mean of a quadratic function, and of its gradients, is exact: gradients

@@ -91,7 +91,7 @@ class Natural(Light):
 def given_others(
     own: Tensors, grad: Tensors, lr: Tensor, reach: Tensor, spread: Tensor, scales: Tensor | None
 ) -> Tensors:
-    """Make a step of a normal v = mean + slope x + root e given x, which has mean 0 and cov. I.
+    """Update a conditional normal v = mean + slope x + root e by a natural-gradient step.
 
     Args:
         own: mean [C, m], slope [C, m, d], root [C, m, m], and power [C, m, d] if there are scales.
@@ -118,7 +118,7 @@ def given_others(
 
 
 def of_one(mean: Tensor, root: Tensor, inner: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-    """Make a step of mean [d] and root [d, d], not triangular, where noise may be of any kind.
+    """Update mean [d] and root [d, d] of one normal by a bounded natural-gradient step.
 
     As it is unknown whether it raised the loss, it goes no further than half a standard
     deviation, and a variance doubles at most. `inner` [d, 1 + d] is the transpose of the root times
@@ -138,7 +138,7 @@ def halved(
     after: Tensors,
     between: Callable[[Tensors, Tensors, Tensor], Tensors],
 ) -> Tensors:
-    """Halve the steps of clients that raised their energy [C], or undo them.
+    """Halve or revert the steps of clients whose free energy [C] increased.
 
     between: start, end, a share [C] of the way -> where that leads.
     """

@@ -219,7 +219,7 @@ class Partitioned:
         return start | {"root": stacked(root, none, torch.diag_embed(sd))} | powers
 
     def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """State the same q_j with powers about its present mean, where their steps are good."""
+        """Recenter the polynomial terms of q_j at its current mean, without changing q_j."""
         mean, _ = self._parts(local["mean"])
         growth = times(local["power"], mean - local["about"]).exp()
         growth = torch.cat([torch.ones_like(mean), growth], -1)
@@ -256,7 +256,7 @@ class Partitioned:
         share: Tensor | float,
         counted: bool = False,
     ) -> None:
-        """State points of q given noise; a share of the shared sites' Jacobians counts."""
+        """Record points of q, given noise, as sample sites with their Jacobians."""
         mean, root = local["mean"], local["root"]
         with batch.clients():
             u = mean + (times(root, e) if self.full else root * e)
@@ -291,7 +291,7 @@ class Partitioned:
         """Return the free energy [C] of the client's target, given the noise of this step."""
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
-            """State q at the noise of this step."""
+            """Record the sites of q, given the noise of this step."""
             noise = local["noise"]
             noise = noise.squeeze(-2) if self.draws is None else noise.movedim(-2, 0)
             self._state(noise, received, local, batch, received.get("share", 0.0))
@@ -331,7 +331,7 @@ class Partitioned:
         return self.normals.naturals(mean, self.normals.leading(local["root"]))
 
     def together(self, received: Tensors, local: Tensors) -> Tensors:
-        """Let the shared sites follow q(g), and a client's own ones its q_j(z_j | g).
+        """Return a guide with q(g) for shared sites and q_j(z_j | g) for the client's own sites.
 
         Where a client without a factor has trained, which has joined later, its rows count too.
         """
@@ -377,23 +377,23 @@ class Partitioned:
 
     @cached_property
     def prior(self) -> Tensors:
-        """The natural parameters of p0."""
+        """Natural parameters of the prior p0 of the shared variables."""
         return self.normals.independent(*self.ours.prior())
 
     @cached_property
     def scales(self) -> Tensor | None:
-        """By what a client's own variables are scaled, if any are: 1 or 0, [n - d, d]."""
+        """Return which shared variables scale a client's own variables: 1 or 0, [n - d, d]."""
         return scaling(self.ours, self.mine) if self.covariance == "full" else None
 
     @cached_property
     def centring(self) -> Centring | None:
-        """The shared effects that are centred more or less, if there are any."""
+        """Partially centered shared effects, or None if there are none."""
         none = torch.full_like
         each = [none(s.mean, -1).long() if s.scales is None else s.scales for s in self.ours.sites]
         known = self.covariance == "full" and any(s.scales is not None for s in self.ours.sites)
         return Centring(torch.cat(each)) if known else None
 
     def _parts(self, value: Tensor) -> tuple[Tensor, ...]:
-        """Part entries [..., n] into g and z_j."""
+        """Split vectors [..., n] into the shared part g and the client's part z_j."""
         parts: tuple[Tensor, ...] = value.split([self.ours.size, self.mine.size], -1)
         return parts

@@ -58,7 +58,7 @@ STEADY = 10  # turns of the gradient that halve the rates
 
 
 class Given(Messenger):
-    """Give the normal sites of a guide their noise: what is shared [S, C, 1, k], own [.., m]."""
+    """Handler that replaces the noise of a guide's normal sites by given values."""
 
     def __init__(self, common: Tensor, own: Tensor) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Given(Messenger):
 
 @dataclass(frozen=True)
 class SharedGuide:
-    """A program whose shared variables have any guide; the server adds up clients' gradients.
+    """SFVI of a program with any guide of the shared variables.
 
     The server holds centre [d], root [d, d], and the family's parameters. A client keeps its normal
     of v_j given x = unit^-1 (u - about): own/mean [C, m], own/slope [C, m, d], own/root [C, m, m].
@@ -176,7 +176,7 @@ class SharedGuide:
         return under("own", own | powers) | {"about": centre, "unit": unit}
 
     def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """State the same q(z_j | g) about the present q(g), where steps of it are good."""
+        """Recenter q(z_j | g) at the current q(g), without changing the distribution."""
         u = self.points(received, batch)
         about, off = u.mean(0), u - u.mean(0)
         unit, info = torch.linalg.cholesky_ex(torch.einsum("sci,scj->cij", off, off) / len(off))
@@ -286,7 +286,7 @@ class SharedGuide:
 
     @cached_property
     def bend(self) -> Guide:
-        """The family's guide, of one site."""
+        """Guide of the given family for a single site."""
         try:
             return self.family(
                 {BASE: Size([self.ours.size])}, init_scale=1.0, loc="loc", spread=BEND
@@ -309,7 +309,7 @@ class SharedGuide:
 
     @cached_property
     def scales(self) -> Tensor | None:
-        """By what a client's own variables are scaled, if any are: 1 or 0, [m, d]."""
+        """Return which shared variables scale a client's own variables: 1 or 0, [m, d]."""
         return scaling(self.ours, self.mine)
 
     @property

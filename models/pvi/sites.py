@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def names(self) -> str:
-        """The sites' names, as a pattern."""
+        """Names of the sites, as one pattern."""
         return " ".join(site.name for site in self.sites)
 
     @property
@@ -95,13 +95,13 @@ class Layout:
         return self.each("mean"), self.each("sd")
 
     def joined(self, values: Tensors) -> Tensor:
-        """Lay values [*p] in one vector [n]."""
+        """Return values [*p] flattened into one vector [n]."""
         return torch.cat([s.transform.inv(values[s.name]).reshape(-1) for s in self.sites])
 
     def sample(
         self, u: Tensor, log_density: Tensor, share: Tensor | float, rows: int = 0
     ) -> Tensors:
-        """State Pyro sample sites, one point u [..., C, 1, n] each, and return their values.
+        """Record a point u [..., C, 1, n] as Pyro sample sites, and return the sites' values.
 
         The log density [..., C, 1] counts at the first site; the Jacobians, which turn it into a
         density of the sites, count in part. Of rows there are the first, and their sites are left
@@ -134,7 +134,7 @@ class Layout:
 
 
 def _parted(site: Site, free: Tensor, axis: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Part the rows that there are from those that there are not."""
+    """Split tensors into existing rows and padding."""
     if rows > site.places:
         raise ValueError(
             f"a client has {rows} rows, and the method was built for {site.places} at most, as "

@@ -48,7 +48,7 @@ def scaling(ours: Layout, mine: Layout) -> Tensor | None:
 
 
 class _Improper(Messenger):
-    """Give sites with an improper prior the middle of their support, as they cannot be drawn.
+    """Handler that sets sites with an improper prior to the middle of their support.
 
     Each further draw, along the first axis, may be a step away.
     """
@@ -67,7 +67,7 @@ class _Improper(Messenger):
 
 
 class Scaled(Messenger):
-    """Let the log densities of some sites count in part, or, for a share of None, not at all."""
+    """Handler that scales the log densities of some sites; a scale of None removes them."""
 
     def __init__(self, names: str, share: Tensor | None) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Scaled(Messenger):
 
 
 class Decentred(Messenger):
-    """State some normal sites as loc + scale * NAME_decentred, the latter standard normal."""
+    """Handler that writes normal sites as loc + scale * NAME_decentred (non-centered form)."""
 
     def __init__(self, names: set[str]) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def decentred(program: Program, batch: Batch) -> Program:
 
 
 class _Filled(dist.MaskedDistribution):
-    """A distribution of rows, where those that are hidden have the normal that stands for it."""
+    """Distribution over rows that uses a normal approximation for masked rows."""
 
     def __init__(self, fn: Any, hidden: Tensor, site: Site) -> None:
         super().__init__(fn, ~hidden)  # type: ignore[no-untyped-call]
@@ -138,7 +138,7 @@ class _Filled(dist.MaskedDistribution):
 
 
 class RowsFilled(Messenger):
-    """Give rows that a program hides at a latent site the normal that stands for its prior."""
+    """Handler that gives masked rows of latent sites a normal prior."""
 
     def __init__(self, sites: Iterable[Site]) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def with_hidden_rows(program: Program, mine: Layout) -> Program:
 def layouts(
     program: Program, batch: Batch, shared: str, wide: float, draws: int = 512, rows: int = 1
 ) -> tuple[Layout, Layout]:
-    """Part a program's latent sites, run on draws of its prior: those to share, and all others.
+    """Return the layouts of a program's shared and other latent sites, from prior draws.
 
     An improper prior of real sites has standard deviation `wide`, around 0; that of others 1, as
     for logarithms. A site of rows has as many places as the longest client has `rows`.
@@ -207,7 +207,7 @@ def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tens
 
 
 def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tuple[Layout, Layout]:
-    """Lay the parameters of a network in two vectors: those that clients share, and all others."""
+    """Return the layouts of a network's shared and other parameters as two vectors."""
 
     def drawn(received: Tensors, local: Tensors, data: Batch) -> None:
         """Sample all parameters of the network from their prior."""

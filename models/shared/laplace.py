@@ -79,7 +79,7 @@ class Laplace:
         return self.stated(*self.normals.moments(factor))
 
     def stated(self, mean: Tensor, root: Tensor) -> Tensors:
-        """State a normal as the guide reads it: mean [..., d], root, or standard deviations."""
+        """Return a normal as the guide's parameters: mean [..., d], root or standard deviations."""
         centre = parted(mean, self.net.shapes)
         if not self.normals.full:
             return self.q.start(centre, parted(root, self.net.shapes))
@@ -91,7 +91,7 @@ class Laplace:
 
     @cached_property
     def factor_of_prior(self) -> Tensors:
-        """The natural parameters of the prior."""
+        """Natural parameters of the prior."""
         return self.normals.independent(*self.layout.prior())
 
     # A client
@@ -138,7 +138,7 @@ class Laplace:
             return {"hold": torch.linalg.inv_ex(whole).inverse}
 
         def pull(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Take the proximal step: m + (I + c P)^-1 (w - m)."""
+            """Apply the proximal step m + (I + c P)^-1 (w - m)."""
             mean, hold = local["prior/mean"], local["hold"]
             away = flattened(role("w", local)) - mean
             near = mean + (times(hold, away) if self.normals.full else hold * away)
@@ -182,22 +182,22 @@ class Laplace:
 
     @cached_property
     def model(self) -> Supervised:
-        """The prior, times the likelihood of every row."""
+        """Draw the parameters from the prior and the responses from the likelihood."""
         return Supervised(self.net, self.likelihood, self.prior)
 
     @cached_property
     def point(self) -> Guide:
-        """The guide while a client trains."""
+        """Return the point guide that is used while a client trains."""
         return guides.delta(self.net.shapes, loc="w")
 
     @cached_property
     def q(self) -> Guide:
-        """The guide of the posterior."""
+        """Guide of the normal posterior."""
         return self.guide(self.net.shapes, loc="w", spread="spread")
 
     @cached_property
     def layout(self) -> Layout:
-        """The parameters, laid in one vector."""
+        """Layout of the parameters in one vector."""
         return of_network(self.net, self.prior, 1.0)[0]
 
     @cached_property

@@ -111,7 +111,7 @@ def maml(
 
 
 def _free(local: Tensors, names: str) -> tuple[Tensors, Tensors]:
-    """Let gradients of the named tensors be taken; return local and those tensors."""
+    """Enable gradients of the named tensors; return the local state and these tensors."""
     moving = {
         n: v if v.requires_grad else v.detach().requires_grad_()
         for n, v in pick(local, names).items()

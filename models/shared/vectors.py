@@ -1,4 +1,4 @@
-"""All parameters of a client in one row; `guides.correlated.parted` is the way back."""
+"""Parameters of a client flattened into one vector; see also `guides.correlated.parted`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands and their options."""
+"""Parser of the commands and their options."""
 
 from __future__ import annotations
 

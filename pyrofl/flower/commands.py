@@ -1,4 +1,4 @@
-"""The commands `pyrofl flower new`, `up`, `serve` and `init_client`."""
+"""Commands `pyrofl flower new`, `up`, `serve` and `join`."""
 
 from __future__ import annotations
 

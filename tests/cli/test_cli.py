@@ -388,7 +388,8 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         f"csv:{table}: 30 rows; target won: numbers from 0 to 1, likelihood normal:learned (all "
         "are whole: for classes, --likelihood categorical); features: 2 (x, z); left out: kind "
         "(text such as 'u'); rows dropped: 2 (x lacks 1, won lacks 1); "
-        "target standardized internally: mean 0.458333, standard deviation 0.498261 over the training rows; predictions and scores "
+        "target standardized internally: mean 0.458333, standard deviation 0.498261 over the "
+        "training rows; predictions and scores "
         "are in its own unit"
     )
     facts = json.loads((tmp_path / "out" / "run.json").read_text())

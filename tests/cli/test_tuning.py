@@ -127,7 +127,8 @@ def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tm
     page = (out / "report.html").read_text()
     assert "How settings were chosen" in page
     assert (
-        "On 0.2 of each client's training rows as validation rows; test rows were not used." in page
+        "On 0.2 of each client&#x27;s training rows as validation rows; test rows were not used."
+        in page
     )
 
 

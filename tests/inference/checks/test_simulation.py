@@ -338,7 +338,7 @@ def test_a_server_that_cannot_merge_is_told_of_its_copy_alone(raises):
     method = replace(prior_only(), phases=(Phase((nudge,)),), aggregate=aggregate)
     with pytest.warns(UserWarning, match="of 60 fits are not finite"):
         found = pyrofl.checks.sbc(method, template(), 1, 60, 19)
-    told = "too few; expected more" if raises else "merged at is nan; expected a finite number"
+    told = "too few; expected more" if raises else "aggregated at is nan; expected a finite number"
     assert 0 < len(found.failed) < 60
     assert all(f": the server: {told} in round 1" in reason for reason in found.failed)
 
