@@ -126,10 +126,7 @@ def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tm
     assert main(["report", str(out)]) == 0
     page = (out / "report.html").read_text()
     assert "How settings were chosen" in page
-    assert (
-        "On 0.2 of each client&#x27;s training rows as validation rows; test rows were not used."
-        in page
-    )
+    assert "Chosen on a fraction of 0.2 of the training rows; test rows were not used." in page
 
 
 def test_a_method_all_of_whose_settings_fail_keeps_its_own(tmp_path, capsys, monkeypatch):

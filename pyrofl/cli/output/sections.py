@@ -193,9 +193,7 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
     if not lines:
         return []
     head = ("method", "chosen", "settings", "by", "score", "margin", "rounds", "seconds")
-    told = (
-        f"On {share:g} of each client's training rows as validation rows; test rows were not used. "
-    )
+    told = f"Chosen on a fraction of {share:g} of the training rows; test rows were not used. "
     told += "The margin over the runner-up is a mean over seeds, with its standard error."
     section.table(head, lines).note(told)
     return [section]
