@@ -55,7 +55,7 @@ class Progress:
             self.bar.set_postfix_str(loss)
             self.bar.update()
         elif self.shown and _is_told(state.number, self.rounds):
-            self.tell(f"round {state.number}/{self.rounds}{loss and f': {loss}'}")
+            self.tell(f"round {state.number}/{self.rounds}{loss and f'  {loss}'}")
 
 
 def in_notebook() -> bool:
@@ -85,14 +85,16 @@ def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
         state: state after a round.
         sizes: [J], training rows of every client.
     """
-    rows, found = sizes[state.trained.cpu()], []
+    rows, per_row, others = sizes[state.trained.cpu()], list[str](), list[str]()
     steps = [s for phase in method.phases for s in phase.updates if isinstance(s, GradientStep)]
-    summed = {s.names for s in steps if isinstance(s.loss, Elbo) and not s.loss.mean}
+    # An ELBO is a sum over rows or, with mean=True, a mean; other losses have their own units.
+    is_mean = {s.names: s.loss.mean for s in steps if isinstance(s.loss, Elbo)}
     for names, value in state.loss.items():
-        each = value.cpu() / rows if names in summed else value
-        mean, per = float(each[each.isfinite()].mean()), " per row" if names in summed else ""
-        found.append(f"{moved(method, names)} {mean:.3g}{per}")
-    return f"loss of {', of '.join(found)}" if found else ""
+        each = value.cpu() / rows if is_mean.get(names) is False else value
+        text = f"{moved(method, names)} {float(each[each.isfinite()].mean()):.3g}"
+        (per_row if names in is_mean else others).append(text)
+    groups = {"loss per row: ": per_row, "loss: ": others}
+    return "; ".join(unit + ", ".join(found) for unit, found in groups.items() if found)
 
 
 def moved(method: Method, names: str) -> str:

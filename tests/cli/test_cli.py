@@ -183,7 +183,7 @@ def test_posterior_has_all_groups_if_they_are_small_or_those_that_are_asked_for(
     words = ["run", "pfedvem", "--data", "eight_schools", "--partition", "groups", "--rounds", "1"]
     words += ["--posterior-draws", "9", "--overwrite", "--out", str(tmp_path / "o")]
     assert main(words) == 0
-    assert "posterior.nc gets all groups\n" in capsys.readouterr().err
+    assert "posterior.nc: all ArviZ groups\n" in capsys.readouterr().err
     assert groups_in(tmp_path / "o") == set(GROUPS)
     assert main([*words, "--arviz-groups", "log_likelihood,posterior"]) == 0
     assert groups_in(tmp_path / "o") == {"posterior", "log_likelihood", "sample_stats"}
@@ -194,7 +194,7 @@ def test_posterior_has_all_groups_if_they_are_small_or_those_that_are_asked_for(
     capsys.readouterr()
     monkeypatch.setattr(preflight, "MAX_UNREQUESTED", 9 * 8 * 5 - 1)
     assert main(words) == 0
-    told = "posterior.nc gets posterior and sample_stats, as the others have more than"
+    told = "posterior.nc: posterior and sample_stats, as the others have more than"
     assert told in capsys.readouterr().err
     assert groups_in(tmp_path / "o") == {"posterior", "sample_stats"}
     assert main([*words, "--arviz-groups", "all"]) == 0

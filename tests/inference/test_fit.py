@@ -205,12 +205,14 @@ def test_where_no_bar_can_be_drawn_the_progress_is_lines_that_say_what_they_show
 ):
     run = pyrofl.fit(method, blobs, 25)
     shown = capsys.readouterr().err.splitlines()
-    numbers = [int(re.match(r"round (\d+)/25: loss of posterior", line)[1]) for line in shown[:-1]]
+    numbers = [
+        int(re.match(r"round (\d+)/25  loss per row: posterior", line)[1]) for line in shown[:-1]
+    ]
     assert numbers == [*range(3, 25, 3), 25]
     assert shown[-1] == str(run.status)
     # The head's loss is a client's total; here it is per row, so that it can be judged.
     total = run.state.loss["mu/* pi/*"]
-    per_row, base = (float(v) for v in re.findall(r"[\d.]+(?= per row|$)", shown[-2]))
+    per_row, base = (float(v) for v in re.findall(r"[\d.]+(?=,|$)", shown[-2]))
     assert per_row == pytest.approx(float((total / blobs.sizes).mean()), rel=0.01)
     assert base == pytest.approx(float(run.state.loss["base/*"].mean()), rel=0.01)
     pyrofl.fit(method, blobs, 1, progress=False)
@@ -227,8 +229,8 @@ def test_the_progress_bar_shows_rounds_and_loss(
     pyrofl.fit(method, blobs, 2)
     shown = capsys.readouterr().err
     assert "2/2" in shown
-    assert "loss of posterior" in shown
-    assert ", of base" in shown
+    assert "loss per row: posterior" in shown
+    assert ", base " in shown
 
 
 def test_negative_intervals_are_refused(method: Method, blobs: Federation):

@@ -197,9 +197,9 @@ def drawn_of(job: Job) -> str:
     if job.experiment.arviz_groups or not job.experiment.posterior_draws:
         return ""
     if job.groups == "all":
-        return "; posterior.nc gets all groups"
+        return "; posterior.nc: all ArviZ groups"
     return (
-        f"; posterior.nc gets {' and '.join(job.groups)}, as the others have more than "
+        f"; posterior.nc: {' and '.join(job.groups)}, as the others have more than "
         f"{MAX_UNREQUESTED:,} numbers (--arviz-groups all)"
     )
 
