@@ -164,7 +164,7 @@ def build(
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Store the clients' models, and choose those to send in the next round."""
+        """Store every message as its client's model; choose the models to send next."""
         server = kept_models.keep(server, message, cohort, generator)
         if downloads is None:
             return server
