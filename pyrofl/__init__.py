@@ -19,6 +19,7 @@ from types import ModuleType
 from pyrofl.data import Batch, Federation, Preprocessor
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.budget import Privacy
+from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -60,6 +61,7 @@ __all__ = [
     "Server",
     "Tensors",
     "adam",
+    "conformal",
     "elbo",
     "evaluate",
     "federate",

@@ -109,7 +109,7 @@ def predictions(
     **asked: Unpack[PredictionAsked],
 ) -> Predictions:
     """Predict rows for one client; see `Run.predict`."""
-    rows = _rows(data, x)
+    rows = input_rows(data, x)
     data, i = _with_newcomer(data, own) if client is None else _known(data, client, own)
     how = _asked(method, asked, client is None, own is not None)
     cohort = torch.tensor([i])
@@ -143,7 +143,7 @@ def predictions(
     return Predictions(told, classes if mean.dim() > 1 else (), mean, values)
 
 
-def _rows(data: Federation, x: Any, what: str = "x") -> Tensor:
+def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
     """Return rows in the form of the training rows, validated."""
     source = data.source
     made = source.preparation if source else None
@@ -188,7 +188,7 @@ def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federat
     if own is not None:
         if not isinstance(own, tuple | list) or len(own) != 2:
             raise ValueError(f"own is a {type(own).__name__}; expected (x, y)")
-        x = _rows(data, own[0], "own x")
+        x = input_rows(data, own[0], "own x")
         y = responses_of("own y", own[1], data.classes).to(data.y)
         if len(x) != len(y):
             raise ValueError(

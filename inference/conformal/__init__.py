@@ -1,0 +1,1 @@
+"""Conformal prediction: sets and intervals with guaranteed coverage."""

@@ -1,0 +1,117 @@
+"""Conformity scores of rows: adaptive prediction sets for classes, scaled errors for numbers.
+
+Classes have the score of Romano, Sesia and Candes, "Classification with Valid and Adaptive
+Coverage", NeurIPS 2020. With probabilities p sorted in descending order and u uniform on (0, 1),
+
+    s(x, y) = sum of p_k of the classes above y + u p_y
+
+Numbers have s(x, y) = |y - m(x)| / sd(x), with mean and standard deviation of the predictive
+distribution (Lei et al., "Distribution-Free Predictive Inference for Regression", JASA 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.engine.state import RoundState
+from pyrofl.inference.evaluation.predict import CLASSES, answers, probabilities
+from pyrofl.inference.evaluation.specification import EvaluationSpec
+from pyrofl.inference.method import Method
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predictive distributions of N rows of a client.
+
+    Attributes:
+        mean: [N, K] probabilities, or [N] expected responses.
+        sd: [N] standard deviations of numbers, in units of y; zeros for classes.
+        u: [N] uniform numbers of randomized scores; ones for deterministic scores.
+    """
+
+    mean: Tensor
+    sd: Tensor
+    u: Tensor
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the response is a class."""
+        return self.mean.dim() == 2
+
+    def scores(self, y: Tensor) -> Tensor:
+        """Return the scores [N] of responses [N]."""
+        if self.has_classes:
+            return aps_scores(self.mean, self.u).gather(1, y.long()[:, None])[:, 0]
+        return (y - self.mean).abs() / self.sd
+
+    def select(self, rows: Tensor) -> Forecast:
+        """Return the forecast of some rows."""
+        return Forecast(self.mean[rows], self.sd[rows], self.u[rows])
+
+
+def aps_scores(probs: Tensor, u: Tensor) -> Tensor:
+    """Return the score of every class of rows: probabilities [N, K] and u [N] -> [N, K].
+
+    Classes of equal probability keep their order.
+
+    >>> aps_scores(torch.tensor([[0.2, 0.5, 0.3]]), torch.tensor([0.5]))
+    tensor([[0.9000, 0.2500, 0.6500]])
+    """
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    above = ordered.cumsum(-1) - ordered
+    return torch.empty_like(probs).scatter(-1, order, above + u[:, None] * ordered)
+
+
+def forecasts(
+    method: Method, data: Federation, state: RoundState, asked: EvaluationSpec
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """Yield id, mean, sd and y of the test rows of every client that has some, in float64."""
+    for ids, mean, _, sd, y, mask in answers(method, data, state, asked, _moments):
+        for i, *values, seen in zip(ids.tolist(), mean, sd, y, mask, strict=True):
+            own_mean, own_sd, own_y = (v[seen].cpu().double() for v in values)
+            check_scale(data.names[i], own_sd, own_mean.dim() == 2)
+            yield i, own_mean, own_sd, own_y
+
+
+def check_scale(name: str, sd: Tensor, has_classes: bool) -> None:
+    """Raise ValueError if a standard deviation of a number is not positive and finite."""
+    bad = ~(sd.isfinite() & (sd > 0))
+    if not has_classes and bool(bad.any()):
+        raise ValueError(
+            f"{name}: the predictive standard deviation of a row is {float(sd[bad][0]):g}; "
+            "conformal intervals need a likelihood with a positive, finite variance"
+        )
+
+
+def _moments(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
+    """Return mean probabilities or means, an undefined log density, and standard deviations."""
+    found, shape = list(members), batch.mask.shape
+    unknown = torch.full(shape, -torch.inf, device=batch.mask.device)
+    if isinstance(found[0], CLASSES):
+        every = [probabilities(fn) for fn in found]
+        probs = torch.cat(
+            [p.expand(*p.shape[:-3], *shape, -1).reshape(-1, *shape, p.shape[-1]) for p in every]
+        )
+        return probs.mean(0), unknown, torch.zeros_like(unknown)
+    means, variances = (
+        torch.cat([_flat(getattr(fn, what), shape) for fn in found])
+        for what in ("mean", "variance")
+    )
+    spread = means.var(0, correction=0)
+    return means.mean(0), unknown, (variances.mean(0) + spread).sqrt()
+
+
+def _flat(value: Tensor, shape: torch.Size) -> Tensor:
+    """Return a moment as [S, C, B]."""
+    if value.shape[-2:] != shape:
+        raise ValueError(
+            "the response is a vector; conformal prediction needs a single number or a class per "
+            "row"
+        )
+    return value.reshape(-1, *shape)
