@@ -32,7 +32,7 @@ class Stream(IntEnum):
     ROWS = 9  # TEST or PRIOR, round, client: replicated responses; SAMPLER, chain
     SAMPLER = 10  # chain: draws of Pyro's samplers and automatic guides
     PRIVACY = 12  # round, client: noise of a message, see `PrivacyAccountant.privatize`
-    CONFORMAL = 13  # client: its calibration rows; then, and a name: uniform numbers of its scores
+    CONFORMAL = 13  # client: calibration rows; client, purpose: uniform numbers of scores
     CALIBRATION = 11  # seeds of replications; and, by those seeds, ties of ranks
 
 

@@ -61,8 +61,12 @@ def title(text: str) -> str:
     return text.partition("\n")[0].removeprefix("## ")
 
 
-@pytest.mark.parametrize("page", ["what_leaves_a_client", "own_tables", "../../CONTRIBUTING"])
-def test_a_page_prints_what_it_says(page):
+PRINTING = ["conformal", "what_leaves_a_client", "own_tables", "../../CONTRIBUTING"]
+
+
+@pytest.mark.parametrize("page", PRINTING)
+def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     text = (DOCS / f"{page}.md").read_text()
     assert printed(text, {}) == told(text)
 

@@ -156,7 +156,7 @@ def test_a_fit_does_not_load_the_compiler_of_torch():
 
 # What is not on top is one dot away.
 ONE_DOT_AWAY = {
-    "checks": "calibration calibration_by_client classification_report compare_loo loo "
+    "checks": "calibration calibration_by_client classification_report compare_loo Conformal loo "
     "new_client_posterior pit predict predict_batch predictive_checks Ranks sbc Scores uncertainty",
     "data": "Cohort Dataset",
     "datasets": "load per_class",

@@ -6,6 +6,7 @@ from pyrofl.inference.checks.leave_one_out import compare_loo, loo
 from pyrofl.inference.checks.new_clients import new_client_posterior
 from pyrofl.inference.checks.predictive import STATISTICS, pit, predictive_checks
 from pyrofl.inference.checks.simulation import Ranks, sbc
+from pyrofl.inference.conformal.sets import Conformal, PredictionSets
 from pyrofl.inference.evaluation.evaluate import (
     Scores,
     calibration,
@@ -26,4 +27,4 @@ __all__ = [
     "predictive_checks",
 ]
 __all__ += ["Scores", "calibration", "calibration_by_client", "predict", "predict_batch", "sbc"]
-__all__ += ["uncertainty"]
+__all__ += ["Conformal", "PredictionSets", "uncertainty"]

@@ -102,7 +102,8 @@ def conformal(
             model with the method's adaptation if it is personal, and seed and draws of the run.
 
     Returns:
-        The calibrated run: `predict` returns sets or intervals, `frame` the coverage by client.
+        The calibrated run, see `checks.Conformal`: `predict` returns sets or intervals, `frame` the
+        coverage by client.
 
     Raises:
         ValueError: if there are no test rows, test rows were used for training, or no threshold is
@@ -173,7 +174,8 @@ def conformal(
         for i in sorted(own)
         for pooling in kinds
     ]
-    lines += [_line(made, i, "new_client", every, f, y) for i, f, y in _held_out(made)]
+    new = sorted(_held_out(made), key=lambda one: one[0])
+    lines += [_line(made, i, "new_client", every, forecast, y) for i, forecast, y in new]
     return replace(made, rows=lines)
 
 
@@ -266,6 +268,7 @@ def _line(
         "client": name,
         "population": "training" if i < data.clients else "held_out",
         "pooling": pooling,
+        "target": 1 - alpha,
         "calibration_rows": count,
         "test_rows": n,
     }

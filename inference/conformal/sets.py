@@ -120,12 +120,13 @@ class Conformal(Summarised):
     def frame(self) -> DataFrame:
         """Return the coverage on the test rows of each client, with a row for each pooling.
 
-        Columns: client; population, "training" or "held_out"; pooling, see `predict`;
-        calibration_rows and test_rows, their numbers; threshold, largest of the rows; coverage, the
-        fraction of test rows with the true response in the set; error, the binomial standard error
-        of a coverage of 1 - alpha; low and high, the range that has the coverage with probability
-        0.95 if all rows are exchangeable (beta-binomial: it includes the random calibration rows);
-        size, the mean number of classes or width of intervals; empty, the fraction of empty sets.
+        Columns: client; population, "training" or "held_out"; pooling, see `predict`; target,
+        1 - alpha; calibration_rows and test_rows, their numbers; threshold, the largest of the
+        rows; coverage, the fraction of test rows with the true response in the set; error, the
+        binomial standard error of a coverage of 1 - alpha; low and high, the range that has the
+        coverage with probability 0.95 if all rows are exchangeable (beta-binomial: it includes the
+        random calibration rows); size, the mean number of classes or width of intervals; empty, the
+        fraction of empty sets.
         """
         from pandas import DataFrame
 

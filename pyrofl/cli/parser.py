@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
-from pyrofl.cli.commands import fitting, listing, predict, tune
+from pyrofl.cli.commands import conformal, fitting, listing, predict, tune
 from pyrofl.cli.commands.benefit import benefit
 from pyrofl.cli.commands.report import report
 from pyrofl.cli.output.model_comparison import By
@@ -28,6 +28,7 @@ from pyrofl.experiments.experiment import (
 from pyrofl.experiments.options import (
     COUNT,
     FLAG,
+    FRACTION,
     PATH,
     PORT,
     POSITIVE,
@@ -50,6 +51,7 @@ EXAMPLES = {
     "tune": "pyrofl tune fedavg --over lr=0.01,0.03,0.1 --rounds 18 --out tuned",
     "partition": "pyrofl partition --partition dirichlet:0.3 --clients 10 --out who.png",
     "predict": "pyrofl predict runs/fedavg-0 --data new.csv --client hospital_3 --out p.csv",
+    "conformal": "pyrofl conformal runs/fedavg-0 --alpha 0.1",
     "benefit": "pyrofl benefit results",
     "report": "pyrofl report results",
 }
@@ -102,7 +104,20 @@ PREDICT: tuple[Any, ...] = (
     ),
     Row("--unadapted", FLAG, "Do not adapt; the training data are not needed then.", False),
     Row("--draws S", COUNT, "Posterior draws to average over (default: as in the run)."),
+    Row("--alpha A", FRACTION, "Add prediction sets that miss the truth with probability A."),
     Row("--overwrite", FLAG, "Overwrite an existing file.", False),
+)
+CONFORMAL: tuple[Any, ...] = (
+    Row("folder DIR", PATH, "Directory of pyrofl run."),
+    Row("--alpha A", FRACTION, "Probability that a set misses the truth.", 0.1),
+    Row(
+        "--calibration-fraction F",
+        FRACTION,
+        "Fraction of the test rows for calibration; the others measure coverage.",
+        0.5,
+    ),
+    Row("--deterministic", FLAG, "Sets without randomization: larger, never empty.", False),
+    *(row for row in PREDICT if row.words.split()[0] in ("--model", "--net", "--draws")),
 )
 SECTION = Row(
     "section SECTION",
@@ -164,6 +179,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         (*rows_of(OF_DATA), FIGURE),
     ),
     "predict": ("predict new rows with a saved run", predict.predict, PREDICT),
+    "conformal": (
+        "calibrate prediction sets on test rows, and report their coverage",
+        conformal.measure,
+        CONFORMAL,
+    ),
     "benefit": ("estimate the benefit of federation for each client", benefit, (RUNS, SCORE)),
     "report": ("write one page of HTML about a run or a comparison", report, (RUNS,)),
 }

@@ -11,7 +11,7 @@ from math import inf
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pyrofl.arguments import Count, Positive, Whole
+from pyrofl.arguments import Count, Positive, ProperShare, Whole
 from pyrofl.data.tables.wording import composed
 from pyrofl.inference.posteriors.axes import GROUPS
 
@@ -87,6 +87,7 @@ REQUIRED = PATH | {"required": True}
 FLAG: Kind = {"action": "store_true"}
 COUNT, WHOLE = map(number, (Count, Whole))
 PORT, POSITIVE = number(Count, 65535), number(Positive, 1e9)
+FRACTION = number(ProperShare)
 THREADS = number(Count, MAX_THREADS)
 
 

@@ -19,6 +19,7 @@ from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
 from pyrofl.files import run_folder
 from pyrofl.inference.budget import PrivacySpent
+from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.predictions import Predictions
@@ -238,7 +239,9 @@ def unlearned(run: Run) -> str:
 
 
 def save_predictions(
-    path: Path, owners: Sequence[str | None], found: Mapping[str | None, Predictions]
+    path: Path,
+    owners: Sequence[str | None],
+    found: Mapping[str | None, Predictions | PredictionSets],
 ) -> None:
     """Write the predictions of all rows in the table's order, and create the folder."""
     each = {owner: zip(*one.columns().values(), strict=True) for owner, one in found.items()}

@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["coverage", "narrowing", "predictive_checks", "ranks", "reliability_by_client"]
+__all__ = ["coverage", "coverage_by_client", "narrowing", "predictive_checks", "ranks"]
+__all__ += ["reliability_by_client"]
 
 BAND = 0.99
+POOLINGS = {
+    "client": "threshold of the client",
+    "pooled": "pooled threshold",
+    "new_client": "threshold for new clients",
+}
 EXTREME = 0.025  # p values that are marked, at either end
 
 
@@ -81,6 +87,36 @@ def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the central interval")
     grid[0].set_ylabel("held the truth (share)")
     return with_legend(figure, grid, look)
+
+
+def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
+    """Draw the coverage of each client's prediction sets, with the range of chance.
+
+    Args:
+        table: `Conformal.frame()`, with test rows. Every client gets a lane; every kind of
+            threshold a color, its coverage a mark on the 95% range of exchangeable rows.
+        ax: where to draw; None makes a figure.
+
+    Raises:
+        ValueError: if the table has no test rows.
+    """
+    table = table[table["test_rows"] > 0]
+    if not len(table):
+        raise ValueError("the table has no test rows, so no coverage; expected share below 1")
+    sizes = table.groupby("client", sort=False)["test_rows"].first()
+    lanes = {name: lane for lane, name in enumerate(sizes.index)}
+    looks = styles(POOLINGS[kind] for kind in table["pooling"].unique())
+    figure, axes = style.one_panel(6.4, style.height(1.6 * len(lanes)), ax, grid=None)
+    for i, (kind, part) in enumerate(table.groupby("pooling", sort=False)):
+        look = looks[POOLINGS[str(kind)]] | {"linestyle": "none", "markersize": 5}
+        at = part["client"].map(lanes) + 0.36 * (i - (len(looks) - 1) / 2) / len(looks)
+        axes.hlines(at, part["low"], part["high"], color=look["color"], lw=5, alpha=0.25)
+        axes.plot(part["coverage"], at, label=POOLINGS[str(kind)], **look)
+    axes.axvline(float(table["target"].iloc[0]), color="black", linewidth=0.8, linestyle=":")
+    style.name_rows(axes, [f"{name} ({rows:.0f} rows)" for name, rows in sizes.items()])
+    axes.set_xlabel("coverage (share of test rows)")
+    note = "band: 95% range of exchangeable rows; dotted: target"
+    return with_legend(figure, [axes], note=note, ax=ax)
 
 
 def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from itertools import product
 
@@ -85,6 +86,16 @@ def test_all_streams_that_the_library_uses_are_different(monkeypatch):
     pyrofl.checks.sbc(method, data, 1, replications=3, draws=3)
     reference.nuts(method, data, 4, warmup=2, chains=2, state=run.state)
     reference.centralised(method, data, 2, steps=2, state=run.state)
+    tested = run.copy(
+        data=dataclasses.replace(
+            data,
+            x=data.x.repeat(2, 1),
+            y=data.y.repeat(2),
+            test=[rows + len(data.x) for rows in data.train],
+        )
+    )
+    found = pyrofl.conformal(tested, 0.4, chunk_size=1)
+    found.predict(data.x[:2], data.names[0], pooling="pooled")
     assert {key[1] for key in asked} == set(Stream) - {Stream.PRIVACY}  # which is not asked for
     assert all(key[1] in tuple(Stream) for key in asked)
     assert any(key[1:3] == (Stream.ROWS, Stream.PRIOR) for key in asked)  # not those of the sites

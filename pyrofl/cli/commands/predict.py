@@ -27,6 +27,8 @@ from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.results import save_predictions
 from pyrofl.experiments.tasks import Task, network_for, participation, resolve, split, threads
 from pyrofl.files import checkpoint_file, run_folder
+from pyrofl.inference.conformal.conformal import conformal
+from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.loading import load
@@ -54,7 +56,9 @@ def predict(args: Namespace) -> None:
     with threads(1):
         method = method_of(Path(args.folder), args.net)
         run = load(args.folder, method=method)
-        if adapts(run, args):
+        if args.alpha:
+            run = load(args.folder, method=method, data=test_rows_of(Path(args.folder)))
+        elif adapts(run, args):
             run = load(args.folder, method=method, data=rows_of(Path(args.folder)))
         table = table_of(args.data)
         owners = whose_rows(table, run, args)
@@ -124,10 +128,16 @@ def adapts(run: Run, args: Namespace) -> bool:
     return asked and adaptation != "none" and not args.new_client
 
 
-def rows_of(folder: Path) -> Federation:
+ADAPTS = "holds a method that adapts to training rows"
+
+
+def rows_of(
+    folder: Path,
+    needed: str = ADAPTS,
+    cure: str = "expected its data where they were, or --unadapted",
+) -> Federation:
     """Return the federation that a command-line run was fitted to, as recorded in run.json."""
     path = folder / "run.json"
-    cure = "expected its data where they were, or --unadapted"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         experiment, seed = Experiment.of(told["experiment"]), int(told["seed"])
@@ -136,9 +146,17 @@ def rows_of(folder: Path) -> Federation:
         return split(resolve(experiment), seed)[1]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{folder} holds a method that adapts to training rows, and {path} does not lead to "
-            f"them ({error}); {cure}"
+            f"{folder} {needed}, and {path} does not lead to them ({error}); {cure}"
         ) from error
+
+
+def test_rows_of(folder: Path) -> Federation:
+    """Return the federation of a run that is calibrated on its test rows."""
+    return rows_of(
+        folder,
+        "is calibrated on its test rows",
+        "expected its data where they were, or conformal(run) in a script",
+    )
 
 
 def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[str | None]:
@@ -161,8 +179,8 @@ def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[s
 
 def ask(
     run: Run, table: Mapping[str, Column], owners: Sequence[str | None], args: Namespace
-) -> dict[str | None, Predictions]:
-    """Return the predictions for every client's rows."""
+) -> Mapping[str | None, Predictions | PredictionSets]:
+    """Return the predictions for every client's rows, with --alpha as prediction sets."""
     x = inputs(run, table, args.data)
     how: dict[str, Any] = {"model": args.model, "draws": args.draws or run.draws}
     if args.unadapted:
@@ -171,14 +189,14 @@ def ask(
     if args.own_rows:
         rows = table_of(args.own_rows)
         own = (inputs(run, rows, args.own_rows), answers(run, rows, args.own_rows))
-    found = {}
+    each = {n: np.array([name == n for name in owners]) for n in dict.fromkeys(owners)}
     with catch_warnings():
         # `inputs` has warned of them already.
         filterwarnings("ignore", ".* standard deviations from its mean", UserWarning)
-        for owner in dict.fromkeys(owners):
-            mine = np.array([name == owner for name in owners])
-            found[owner] = run.predict(x[mine], owner, own, **how)
-    return found
+        if args.alpha:
+            made = conformal(run, args.alpha, share=1.0, **how)
+            return {owner: made.predict(x[mine], owner, own) for owner, mine in each.items()}
+        return {owner: run.predict(x[mine], owner, own, **how) for owner, mine in each.items()}
 
 
 def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:

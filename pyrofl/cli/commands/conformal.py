@@ -1,0 +1,38 @@
+"""The command conformal: coverage of a saved run's prediction sets, by client."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from pyrofl import figures
+from pyrofl.cli.commands.predict import method_of, refuse_no_run, test_rows_of
+from pyrofl.experiments.console import ending, show
+from pyrofl.experiments.tasks import threads
+from pyrofl.files import run_folder
+from pyrofl.files.lock import locked
+from pyrofl.inference.conformal.conformal import conformal
+from pyrofl.inference.fitted_run.loading import load
+
+FILE, FIGURE = "conformal.csv", "figures/conformal.png"
+
+
+def measure(args: Namespace) -> None:
+    """Calibrate prediction sets of a saved run; write the table and the figure of coverage."""
+    folder = Path(args.folder)
+    refuse_no_run(folder)
+    with threads(1), locked(folder):
+        run = load(folder, method=method_of(folder, args.net), data=test_rows_of(folder))
+        found = conformal(
+            run,
+            args.alpha,
+            share=args.calibration_fraction,
+            randomized=not args.deterministic,
+            model=args.model,
+            draws=args.draws,
+        )
+        with ending(lambda what: f"the result cannot be written to {folder}: {what}"):
+            columns = tuple(found.rows[0])
+            run_folder.write_csv(folder / FILE, columns, [tuple(r.values()) for r in found.rows])
+            figures.save(figures.coverage_by_client(found.frame()), folder / FIGURE)
+    show(f"{found}\n\n{folder} holds {FILE} and {FIGURE}")
