@@ -38,7 +38,7 @@ class Network(Summarised):
         module: a copy of the module; calls use only the values of its constants.
         shapes: name -> shape of every trainable parameter, in the module's order.
         head: shell patterns of the names that form the head; the rest is the base.
-        keep: whether training starts at the module's own values.
+        keep: patterns of the parameters that start at the module's own values.
 
     Examples:
         >>> import torch
@@ -50,7 +50,7 @@ class Network(Summarised):
 
     @checked
     def __init__(
-        self, module: nn.Module, head: str | None = None, *, pretrained: bool = False
+        self, module: nn.Module, head: str | None = None, *, pretrained: bool | str = False
     ) -> None:
         """Wrap a copy of a module: hooks that are added to the module later have no effect.
 
@@ -59,20 +59,24 @@ class Network(Summarised):
             head: shell patterns separated by spaces; default: the last trainable layer.
             pretrained: start at the module's values, such as pretrained ones, instead of drawing
                 new ones. Runs with different seeds then start alike, as do states that a method
-                would initialize differently (branches, clusters).
+                would initialize differently (branches, clusters). Or shell patterns of the
+                parameters that do so.
 
         Raises:
-            ValueError: if the module has no trainable parameter, no name matches `head`, or a
-                layer mixes rows, draws random numbers or keeps running statistics.
+            ValueError: if the module has no trainable parameter, no name matches `head` or
+                `pretrained`, or a layer mixes rows, draws random numbers or keeps running
+                statistics.
         """
         refuse(module)
-        self.module, self.keep = copy.deepcopy(module), pretrained
+        self.module = copy.deepcopy(module)
+        self.keep = pretrained if isinstance(pretrained, str) else "*" * bool(pretrained)
         self.shapes: dict[str, Size] = _trained(self.module)
         if not self.shapes:
             kind = type(module).__name__
             raise ValueError(f"{kind} has no parameters that train; expected requires_grad of some")
         self.head = _last_layer(self.module) if head is None else head
-        self.select_params(self.head)
+        for patterns in filter(None, (self.head, self.keep)):
+            self.select_params(patterns)
         self.parts = stacked.parts(self.module)
 
     def summary(self) -> dict[str, str]:
@@ -86,8 +90,14 @@ class Network(Summarised):
             + (f", and {constants:,} that are constants" if constants else ""),
             "head": f"{head:,} ({self.head})",
             "base": f"{every - head:,}",
-            "start": "the module's own values" if self.keep else "drawn by the layers' rules",
+            "start": self._start(),
         }
+
+    def _start(self) -> str:
+        """Return how parameters start, as text."""
+        if self.keep in ("", "*"):
+            return "the module's own values" if self.keep else "drawn by the layers' rules"
+        return f"the module's own values of {self.keep}; others drawn by the layers' rules"
 
     def select_params(self, patterns: str) -> dict[str, Size]:
         """Return the shapes of the parameters with matching names; raise ValueError if none do."""
@@ -118,7 +128,7 @@ class Network(Summarised):
         `pretrained`. A layer's rule runs after those of the layers inside it.
         """
         fresh = copy.deepcopy(self.module).cpu()
-        if self.keep:
+        if self.keep == "*":
             return fresh
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
         drawn = Drawn(torch.Generator().manual_seed(int(seed)))
@@ -126,9 +136,10 @@ class Network(Summarised):
             for layer in reversed(list(fresh.modules())):
                 for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
                     getattr(layer, rule, lambda: None)()
+        own = dict(fresh.named_parameters())
         for name, value in self.module.named_parameters():
-            if not value.requires_grad:  # the rules draw whole layers
-                fresh.get_parameter(name).copy_(value)
+            if not value.requires_grad or matches(name, self.keep):  # rules draw whole layers
+                own[name].detach().copy_(value)
         return fresh
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -317,6 +328,9 @@ def _last_layer(module: nn.Module) -> str:
 
 def _axes_of(layer: nn.Module, leaf: str) -> tuple[str, ...]:
     """Return the names of the axes of a layer's weight or bias; () if it has none."""
+    if leaf in (named := getattr(layer, "axis_names", {})):
+        axes: tuple[str, ...] = named[leaf]
+        return axes
     if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return ()
     space = ("depth", "height", "width")[5 - layer.weight.dim() :]
