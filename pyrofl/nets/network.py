@@ -124,8 +124,8 @@ class Network(Summarised):
     def init_module(self, generator: Generator) -> nn.Module:
         """Return a copy of the module with trainable parameters drawn by its layers' rules.
 
-        Parameters of layers without `reset_parameters` keep the module's values, as do all with
-        `pretrained`. A layer's rule runs after those of the layers inside it.
+        Parameters of layers without `reset_parameters` and adapters of peft keep the module's
+        values, as do all with `pretrained`. A layer's rule runs after those of the layers inside it.
         """
         fresh = copy.deepcopy(self.module).cpu()
         if self.keep == "*":
@@ -137,8 +137,12 @@ class Network(Summarised):
                 for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
                     getattr(layer, rule, lambda: None)()
         own = dict(fresh.named_parameters())
+        modules = self.module.named_modules()
+        # Adapters of peft add zero at the start, which the rules of their layers would change.
+        peft = tuple(f"{n}." for n, layer in modules if hasattr(layer, "adapter_layer_names"))
         for name, value in self.module.named_parameters():
-            if not value.requires_grad or matches(name, self.keep):  # rules draw whole layers
+            kept = matches(name, self.keep) or name.startswith(peft)
+            if kept or not value.requires_grad:  # the rules draw whole layers
                 own[name].detach().copy_(value)
         return fresh
 
