@@ -124,8 +124,8 @@ class Network(Summarised):
     def init_module(self, generator: Generator) -> nn.Module:
         """Return a copy of the module with trainable parameters drawn by its layers' rules.
 
-        Parameters of layers without `reset_parameters` and adapters of peft keep the module's
-        values, as do all with `pretrained`. A layer's rule runs after those of the layers inside it.
+        Layers without `reset_parameters` and adapters of peft keep the module's values, as do all
+        parameters with `pretrained`. A layer's rule runs after those of the layers inside it.
         """
         fresh = copy.deepcopy(self.module).cpu()
         if self.keep == "*":
