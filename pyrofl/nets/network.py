@@ -75,8 +75,9 @@ class Network(Summarised):
             kind = type(module).__name__
             raise ValueError(f"{kind} has no parameters that train; expected requires_grad of some")
         self.head = _last_layer(self.module) if head is None else head
-        for patterns in filter(None, (self.head, self.keep)):
-            self.select_params(patterns)
+        self.select_params(self.head)
+        if self.keep:
+            self.select_params(self.keep)
         self.parts = stacked.parts(self.module)
 
     def summary(self) -> dict[str, str]:

@@ -74,7 +74,12 @@ SHARES = {
     f"{RUN} {SCHOOLS} --drop-rate": 0.0,
     f"{RUN} {SCHOOLS} --min-work": 1e-30,
 }  # from here to 1
-SHARES |= {f"{TUNE} --hold-back": 1.0}  # of which only what is out of range is tried
+SHARES |= {
+    f"{TUNE} --hold-back": 1.0,
+    "predict run --data new.csv --out out.csv --alpha": 1.0,
+    "conformal run --alpha": 1.0,
+    "conformal run --calibration-fraction": 1.0,
+}  # of which only what is out of range is tried
 NEITHER = ("nan", "inf", "-inf", "1e308", "2.5", "", " ", "ten", "0x10", "1,000", "1 000", "½", "²")
 NEITHER += ("None", "true", "-1", "1/2", "3%", "1e-3", "--", "1\n2", "1\0", "\x1b[31m1", LONG)
 ODD_ONES = ("+1", " 1", "1 ", "\uff11", "\u0661", "01")  # as Python reads numbers
