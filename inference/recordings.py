@@ -1,4 +1,4 @@
-"""Report of the updates of a method that run by recorded operations."""
+"""Report on which updates of a method are replayed from recorded tensor operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyrofl.inference.recording.recorder import RECORDINGS, Recorder
 
 
 class RecordedUpdate(NamedTuple):
-    """Update of a method, and how often it ran by a recording.
+    """Update of a method, and how often it was replayed from recorded tensor operations.
 
     Attributes:
         name: patterns of the tensors of a gradient step, or the name of a closed form.
@@ -32,7 +32,7 @@ class RecordedUpdate(NamedTuple):
 def recordings(
     method: Method, data: Federation, rounds: Count = 3, **options: Any
 ) -> tuple[RecordedUpdate, ...]:
-    """Train for a few rounds, and report which updates run by recorded operations.
+    """Train for a few rounds, and report which updates run by recorded tensor operations.
 
     Pyro programs and autograd spend more time in Python than in the kernels of small networks. A
     repeated update is therefore recorded, and later runs only execute its tensor operations, with

@@ -37,7 +37,7 @@ OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
 
 
 class Fitted(Protocol):
-    """Attributes of a run that the export reads; see `Run` and `RoundRecord`."""
+    """Protocol of a run's attributes that the export to ArviZ reads; see `RoundRecord`."""
 
     method: Method
     data: Federation
@@ -47,11 +47,11 @@ class Fitted(Protocol):
 
     @property
     def status(self) -> ConvergenceStatus:
-        """Return whether the run has converged, has not converged, is stuck or has diverged."""
+        """Return the status of the run: converged, not converged, stuck or diverged."""
         ...
 
     def statistics(self) -> Tensors:
-        """Return the method's client statistics: name -> [J], or [J, *p]."""
+        """Return the method's statistics of each client: name -> [J, *p] for J clients."""
         ...
 
 
@@ -173,7 +173,7 @@ def to_arviz(
 
 
 def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[ConvergenceStatus]:
-    """Return the status of each run; raise ValueError if one diverged and none may."""
+    """Return the convergence status of each run; raise ValueError if a run diverged."""
     verdicts = [run.status for run in runs]
     for run, verdict in zip(runs, verdicts, strict=True):
         if verdict.kind == "diverged" and not allow_diverged:
@@ -185,7 +185,7 @@ def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[Conver
 
 
 def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise ValueError if names of axes are reserved, or used twice for one site."""
+    """Raise ValueError if names given for axes are reserved, or occur twice for one sample site."""
     for site, axes in dims.items():
         if isinstance(axes, str) or not isinstance(axes, Sequence):
             raise ValueError(f"dims of {site!r} are {axes!r}; expected a tuple of axis names")
@@ -203,7 +203,7 @@ def _refuse_unknown_names(
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
 ) -> dict[str, Sequence[Any]]:
-    """Return the labels of axes; raise ValueError for unknown sites and axes."""
+    """Return the labels of the axes of sites; raise ValueError for unknown sites or axes."""
     sites = {n: None for variables in made.values() for n in variables}
     # A point parameter has no draws, but its axes may be named.
     states = (*sites, *state.server, *state.client_states)
@@ -223,7 +223,7 @@ def chained(
     coords: Mapping[str, Sequence[Any]] | None = None,
     attrs: Mapping[str, Fact] | None = None,
 ) -> Any:
-    """Return groups of all chains for ArviZ; `ids` are clients, `coords` label further axes.
+    """Join the ArviZ groups of all chains; `ids` label clients, `coords` further axes.
 
     Groups of class responses have the names of the classes as the coordinate "class".
     """
@@ -246,7 +246,7 @@ def chained(
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
-    """Return the loss of every run, round, client and gradient step, and the rounds and steps."""
+    """Return training losses by run, round, client and gradient step, and their labels."""
     records = [record for run in runs for record in run.records]
     steps = list(dict.fromkeys(name for record in records for name in record.loss))
     numbers = {record.number for record in records}
@@ -261,7 +261,7 @@ def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
 
 
 def movements(runs: Sequence[Fitted]) -> tuple[list[str], list[dict[str, Variable]]]:
-    """Return all sites, and for each run the parameter changes, [rounds, sites]."""
+    """Return the sites' names, and for each run how far parameters moved, [rounds, sites]."""
     records = [record for run in runs for record in run.records]
     numbers = {record.number for record in records}
     keys = {(n, part): None for r in records for n, of in (r.moved or {}).items() for part in of}
@@ -285,7 +285,7 @@ def of_prior(
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,
 ) -> Groups:
-    """Return draws of the prior and the prior predictive distribution, given a server state."""
+    """Return draws from the prior and the prior predictive distribution, given a server state."""
     try:
         known = pointwise(method, axes.data, state, axes.ids, asked, of_prior=True)
     except NotImplementedError as error:
@@ -306,7 +306,7 @@ def _groups(
     lenient: bool,
     correction: Correction,
 ) -> Groups:
-    """Return the groups of one run; `lenient` leaves out the prior if it is improper."""
+    """Return the ArviZ groups of one run; `lenient` leaves out an improper prior."""
     found: Groups = {}
     method, data, state = run.method, run.data, run.state
     known: list[Pointwise] | None = None
@@ -335,7 +335,7 @@ def _groups(
 
 
 def without_rows(known: Sequence[Pointwise]) -> list[Pointwise]:
-    """Return pointwise results of clients without the sites inside `batch.rows()`."""
+    """Remove latent sites with one value per row from the clients' posterior draws."""
     return [
         one | {"posterior": {n: v for n, v in one["posterior"].items() if not v.rows}}
         for one in known
@@ -355,7 +355,7 @@ def refuse_other_data(one: Federation, other: Federation) -> None:
 
 
 def _check_sites(one: Groups, other: Groups) -> None:
-    """Raise ValueError if the variables of two runs differ."""
+    """Raise ValueError if two runs have different variables."""
     found, expected = (
         {f"{group}/{n} {list(v.value.shape)}" for group in each for n, v in each[group].items()}
         for each in (one, other)

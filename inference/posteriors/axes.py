@@ -1,4 +1,4 @@
-"""Labeled axes of clients' variables: joins the values of clients and names every axis."""
+"""Named, labeled axes for ArviZ; joins values of clients along the client or row axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DENSITIES = ("log_likelihood", "log_prior")
 
 
 class Variable(NamedTuple):
-    """An array and the names of its axes."""
+    """Array of an ArviZ group, with the names of its axes."""
 
     value: Tensor
     axes: tuple[str, ...]
@@ -37,7 +37,7 @@ def labels(data: Federation) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class ClientAxes:
-    """Some clients of a federation; joins their values and names the axes."""
+    """Some clients of a federation; joins their values to arrays with named axes for ArviZ."""
 
     data: Federation
     ids: Tensor  # of the clients
@@ -46,7 +46,7 @@ class ClientAxes:
     made: Mapping[str, bool] = field(default_factory=dict)  # deterministic site -> see `read_own`
 
     def own(self, name: str, value: Tensor, lead: int) -> tuple[str, ...]:
-        """Return the names of a site's own axes, after the first `lead` axes."""
+        """Return the names of a site's axes after the first `lead` axes (draw, client)."""
         default = tuple(f"{name}_dim_{i}" for i in range(value.dim() - lead))
         given = self.dims.get(name, default)
         if len(given) != len(default):
@@ -57,7 +57,7 @@ class ClientAxes:
         return given
 
     def reported(self, name: str, value: Tensor) -> Variable:
-        """Return a statistic [C, *p] with named axes; "WHAT/SITE" has the site's names."""
+        """Return a statistic [C, *p] with named axes; "WHAT/SITE" has the axes of SITE."""
         own = self.own(name.partition("/")[2] or name, value, 1)
         return Variable(value, ("client", *own))
 
@@ -72,7 +72,7 @@ class ClientAxes:
         return Variable(value, ("draw", "client", *own))
 
     def _one_for_all(self, name: str, value: Tensor) -> bool:
-        """Return whether a site not declared as shared is equal for all clients."""
+        """Return whether a site not declared as shared has the same draws for all clients."""
         if len(self.ids) < 2 or len(value) < 2:
             return False
         if name not in self.made:  # a point, or draws of the server's posterior
@@ -81,7 +81,7 @@ class ClientAxes:
         return not self.made[name] and agrees(value)
 
     def joined(self, name: str, parts: Sequence[Values]) -> Variable:
-        """Return values [S, 1, B or 1, *p] of clients joined along their axis, or their rows."""
+        """Join clients' draws [S, 1, B or 1, *p] by client, or by row if values have rows."""
         if not any(part.rows or part.value.shape[2] > 1 for part in parts):
             return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
         sizes = self.data.sizes[self.ids].tolist()
@@ -104,7 +104,7 @@ class ClientAxes:
         return found
 
     def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
-        """Return log_p and log_q of every draw, per client if clients share no site."""
+        """Return log p and log q of every draw, for each client if the clients share no site."""
         everyone = torch.isin(torch.arange(self.data.clients), self.ids).all()
         if "density" not in known[0] or (self.shared and not everyone):
             return {}  # shared sites depend on the other clients too
@@ -117,7 +117,7 @@ class ClientAxes:
         return found
 
     def constants(self) -> dict[str, Variable]:
-        """Return x, the table row of every row, and clients' sizes.
+        """Return constant data for ArviZ: x, row indices in the data table, client sizes.
 
         If x was computed from a table, also the centre and scale of each column.
         """

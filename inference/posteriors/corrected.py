@@ -59,7 +59,7 @@ YES = "yes"
 
 
 def reason_against(method: Method, data: Federation, ids: Tensor, asked: EvaluationSpec) -> str:
-    """Return why draws are not corrected by default although no error occurred, or "".
+    """Return the reason not to correct draws by default although no error occurred, or "".
 
     For such draws the correction is undefined, would violate privacy, or has no chance to succeed,
     as for thousands of network weights.
@@ -92,7 +92,7 @@ def corrected(
     strict: bool = True,
     progress: bool = False,
 ) -> tuple[list[Pointwise] | None, Weights]:
-    """Return `pointwise` results of clients for draws of the exact posterior, and the weights."""
+    """Return `pointwise` results for importance-corrected draws, and the weights' reliability."""
     if method.shared and int(ids.max()) >= data.clients:
         raise ValueError(
             f"{data.names[int(ids.max())]!r} is held out; corrected=True needs training clients, "
@@ -120,14 +120,14 @@ def corrected(
 
 
 class Bar:
-    """Progress bar of the clients with weighted draws."""
+    """Progress bar over the clients, for which draws are weighted by importance."""
 
     def __init__(self, shown: bool) -> None:
-        """Enable the bar if requested, in a terminal or a notebook only."""
+        """Enable the progress bar if requested, but only in a terminal or a notebook."""
         self.shown = shown and (sys.stderr.isatty() or in_notebook())
 
     def __call__(self, clients: Mapping[int, Client], count: int) -> Iterator[int]:
-        """Yield the clients, each of which weights `count` draws."""
+        """Iterate over the clients with a progress bar; `count` draws are weighted for each."""
         names: Iterable[int] = clients
         if self.shown:
             from tqdm.auto import tqdm
@@ -137,7 +137,7 @@ class Bar:
 
 
 def untrusted(weights: Weights) -> Tensor:
-    """Return which weights are unreliable, of all clients together, [1], or of each, [C]."""
+    """Return whether importance weights are unreliable, of all clients, [1], or of each, [C]."""
     # Where weights are nearly equal there is no tail whose shape would show anything.
     even = weights.ess > EVEN * weights.tried
     return ((weights.k > BAD) & ~even) | (weights.ess < ENOUGH)
@@ -146,7 +146,7 @@ def untrusted(weights: Weights) -> Tensor:
 def statistics_of(
     weights: Weights, axes: ClientAxes, strict: bool, verdict: ConvergenceStatus
 ) -> tuple[dict[str, Variable], str]:
-    """Return Pareto k and effective sample size, and the correction outcome; warn if bad."""
+    """Return Pareto k, effective sample size and correction outcome; warn of bad weights."""
     together, bad, corrected = bool(axes.shared), untrusted(weights), YES
     if bool(bad.any()):
         ids = axes.ids[bad].tolist() if not together else []
@@ -169,7 +169,7 @@ def statistics_of(
 
 @dataclass
 class Correction:
-    """Settings and outcome of the correction of a run's draws.
+    """Settings of the importance correction of a run's draws, and its outcome.
 
     Attributes:
         wanted: True or False; None corrects draws where possible.
@@ -191,7 +191,7 @@ class Correction:
         axes: ClientAxes,
         asked: EvaluationSpec,
     ) -> tuple[list[Pointwise] | None, dict[str, Variable]]:
-        """Return corrected draws and their diagnostics; None to use draws of the guide."""
+        """Return corrected draws and their diagnostics; None to use uncorrected draws."""
         if self.wanted is False:
             return None, {}
         strict = bool(self.wanted)
@@ -217,7 +217,7 @@ class Correction:
 
 
 def advice(verdict: ConvergenceStatus) -> str:
-    """Return advice to bring the guide closer to the posterior, for a run of this status."""
+    """Return advice to bring the guide closer to the posterior, given the status of the run."""
     if verdict.kind in ("stuck", "diverged"):
         return f"the run is {verdict.kind}, see Run.status"
     if verdict.kind == "not converged":

@@ -30,14 +30,14 @@ from pyrofl.turns import synchronized
 
 
 class Values(NamedTuple):
-    """Values of a site in every draw."""
+    """Draws of one site, [S, C, B or 1, *p], and whether every row has its own value."""
 
     value: Tensor  # [S, C, B or 1, *p]
     rows: bool  # whether every row has its own value
 
 
 class JointNoise(ClientNoise):
-    """Messenger that draws shared sites from one generator, other sites from each client's own."""
+    """Messenger that draws shared sites from a common generator, others from each client's own."""
 
     def __init__(
         self, own: Sequence[Generator], shared: str, common: Callable[[], Generator]
@@ -85,7 +85,7 @@ def posterior(
 
 
 def asked_of(method: Method, given: Mapping[str, Any]) -> EvaluationSpec:
-    """Return the validated request for draws; a server posterior cannot be adapted."""
+    """Return validated settings of draws; raise ValueError to adapt a server posterior."""
     how = EvaluationSpec.of(given, without="population part")
     how = replace(how, model=method.posterior_view if how.model is None else how.model)
     if how.adaptation != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
@@ -97,7 +97,7 @@ def asked_of(method: Method, given: Mapping[str, Any]) -> EvaluationSpec:
 
 
 def those(data: Federation, ids: Tensor | None) -> Tensor:
-    """Return validated ids of clients, by default those of all training clients."""
+    """Return the given client ids after validation, by default those of all training clients."""
     if ids is None:
         return torch.arange(data.clients)
     most = len(data.train) - 1
@@ -113,7 +113,7 @@ def those(data: Federation, ids: Tensor | None) -> Tensor:
 def draw(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Tensors:
-    """Draw from the posterior of every client, as `posterior`, given a validated request."""
+    """Draw from the posterior of every client, as `posterior`, given validated settings."""
     draws, found = asked.draws or 1, []
     common = partial(stream, asked.seed, Stream.TEST, state.number)
     server, asked = of_server(method, state, asked)
@@ -145,7 +145,7 @@ def draw(
 def read_own(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> dict[str, bool]:
-    """Return, for each deterministic site, whether it depends on a client's own values.
+    """Return, for each deterministic site, whether it depends on values of single clients.
 
     Own values are the client's latent sites, its rows and its client state; shared sites and
     constants are not. Dependence is determined by gradients.
@@ -171,7 +171,7 @@ def read_own(
 
 
 def _followed(value: Tensor, leaves: list[Tensor]) -> Tensor:
-    """Return a differentiable copy of a value, if possible, and append its leaf to the list."""
+    """Return a differentiable copy of a value if possible; append its leaf to the list."""
     if not value.is_floating_point():
         return value
     leaves.append(value.detach().clone().requires_grad_())
@@ -179,7 +179,7 @@ def _followed(value: Tensor, leaves: list[Tensor]) -> Tensor:
 
 
 def _reached(value: Tensor, leaves: list[Tensor]) -> bool:
-    """Return whether the gradient of a value reaches one of some leaves."""
+    """Return whether the gradient of a value with respect to any of the given leaves exists."""
     if not value.requires_grad or not leaves:
         return False
     slopes = torch.autograd.grad(value.sum(), leaves, allow_unused=True, retain_graph=True)
@@ -187,7 +187,7 @@ def _reached(value: Tensor, leaves: list[Tensor]) -> bool:
 
 
 def agreed(name: str, value: Tensor) -> Tensor:
-    """Return the draws [S, *p] of a shared site, given [S, C, *p]."""
+    """Return the common draws [S, *p] of a shared site; raise ValueError if clients differ."""
     if not agrees(value):
         raise ValueError(
             f"site {name!r} is declared as shared, but its draws differ between clients; its guide "
@@ -197,12 +197,12 @@ def agreed(name: str, value: Tensor) -> Tensor:
 
 
 def agrees(value: Tensor) -> bool:
-    """Return whether draws [S, C, *p] of all clients are equal up to rounding."""
+    """Return whether the draws [S, C, *p] of a site are equal for all clients, up to rounding."""
     return torch.allclose(value, value[:, :1].expand_as(value), rtol=1e-4, atol=1e-5)
 
 
 def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
-    """Return the named sites: latent ones of the guide, deterministic ones of the model."""
+    """Return sites by name: latent ones of the guide, deterministic ones of the model."""
     sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
     sites |= {n: s for n, s in p.nodes.items() if is_made(s)}
     found = {}
@@ -222,5 +222,5 @@ def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
 
 
 def of_rows(site: Any) -> bool:
-    """Return whether a site lies inside `batch.rows()`."""
+    """Return whether a site lies inside `batch.rows()`, the Pyro plate over rows."""
     return any(frame.name == "rows" for frame in site["cond_indep_stack"])

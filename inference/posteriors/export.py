@@ -41,7 +41,7 @@ def inference_data(
     attrs: Mapping[str, Fact] | None = None,
     listed: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
-    """Return arrays for ArviZ: an InferenceData for ArviZ 0.x, an xarray.DataTree for 1.x.
+    """Convert arrays to the container of ArviZ: InferenceData for 0.x, an xarray.DataTree for 1.x.
 
     A slash is special in such data; in names it becomes a dot. The attributes of the container and
     of every group record the library and the date, as those of ArviZ do.
@@ -64,7 +64,7 @@ def inference_data(
 
 
 def _library() -> dict[str, Fact]:
-    """Return the attributes of ArviZ for the creating library and the date."""
+    """Return the attributes in which ArviZ files state the creating library and the date."""
     version = versions()["pyrofl"]
     return {
         "created_at": now().isoformat(),
@@ -77,7 +77,7 @@ def _library() -> dict[str, Fact]:
 
 
 def now() -> datetime:
-    """Return the current time, or SOURCE_DATE_EPOCH for reproducible files."""
+    """Return the current time, or that of SOURCE_DATE_EPOCH, with which files are reproducible."""
     stopped = os.environ.get(STOPPED)
     if stopped and not (stopped.isdecimal() and int(stopped) < LATEST):
         raise ValueError(
@@ -87,7 +87,7 @@ def now() -> datetime:
 
 
 def refuse_no_runs(runs: Sequence[object]) -> None:
-    """Raise ValueError unless all objects are runs that `fit` returned."""
+    """Raise ValueError unless all objects are runs, as `fit` returns them."""
     for run in runs:
         if not hasattr(run, "state") or not hasattr(run, "method"):
             raise ValueError(f"runs hold a {type(run).__name__}; expected runs returned by `fit`")
@@ -103,7 +103,7 @@ def refuse_no_groups(found: object) -> None:
 
 
 def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
-    """Return log importance weights [S], normalized, with a Pareto tail, and its shape."""
+    """Return Pareto-smoothed, normalized log weights [S], and the Pareto shape of the tail."""
     log_weights = log_weights.double()
     if float(log_weights.amax() - log_weights.quantile(1 - TAIL)) < ROUNDING:
         return log_weights - log_weights.logsumexp(0), 0.0  # a fit of the tail would divide by 0
@@ -116,7 +116,7 @@ def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
 
 
 def save(data: Any, path: str | Path) -> None:
-    """Write a result of `inference_data` as netCDF-4; the file is complete or absent (OSError).
+    """Write a result of `inference_data` as netCDF-4, completely or not at all (OSError).
 
     `arviz.from_netcdf` of 0.23 and 1.x, and `xarray.open_datatree`, open it.
     """
@@ -126,7 +126,7 @@ def save(data: Any, path: str | Path) -> None:
 
 
 def _find_room(data: Any, path: Path) -> None:
-    """Reserve disk space, or raise OSError: HDF5 could fail midway and crash the process."""
+    """Reserve the disk space of a file, or raise OSError; HDF5 might crash the process."""
     groups = data.groups() if callable(data.groups) else data.children
     parts = [data[group] for group in groups]
     size = sum(part.nbytes + VARIABLE * (1 + len(part.variables)) for part in parts)
@@ -137,7 +137,7 @@ def _find_room(data: Any, path: Path) -> None:
 
 @checked
 def load(path: str | Path) -> Any:
-    """Load such a file into memory, written for any version of ArviZ, and close it."""
+    """Load a netCDF file of any version of ArviZ into memory, and close the file."""
     import xarray
 
     with xarray.open_datatree(path, engine="h5netcdf") as tree:
@@ -146,7 +146,7 @@ def load(path: str | Path) -> Any:
 
 
 def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]:
-    """Yield the name of every entry of an array, as in `arviz.summary`, and its index."""
+    """Yield the label of every entry of an array, as in `arviz.summary`, and the entry's index."""
     for place in np.ndindex(*array.shape):
         at = dict(zip(array.dims, place, strict=True))
         labels = ", ".join(str(array[d].values[i]) for d, i in at.items())
@@ -154,7 +154,7 @@ def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]
 
 
 def import_arviz() -> Any:
-    """Return the imported ArviZ, without the notice about version 1 that 0.23 shows daily."""
+    """Import and return ArviZ, without the notice about version 1 that 0.23 shows daily."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
         try:
@@ -178,7 +178,7 @@ def _environment(**words: str) -> Iterator[None]:
 def gathered(
     datasets: Mapping[str, xarray.Dataset], attrs: Mapping[str, Fact] | None = None
 ) -> Any:
-    """Return groups in the container of the installed ArviZ; attrs are of the container."""
+    """Combine datasets into the container of the installed ArviZ; `attrs` are its attributes."""
     import xarray
 
     arviz = import_arviz()
@@ -197,7 +197,7 @@ def _dataset(
     coords: Mapping[str, Sequence[Any]],
     along: Mapping[str, tuple[str, Sequence[Any]]],
 ) -> xarray.Dataset:
-    """Return the dataset of one group; arguments as of `inference_data`."""
+    """Return the dataset of one ArviZ group; the arguments are those of `inference_data`."""
     import xarray
 
     arrays = {}
@@ -222,7 +222,7 @@ def _dataset(
 
 
 def _axes(name: str, array: np.ndarray, axes: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the names of an array's axes."""
+    """Return the names of an array's axes after draw and chain, given or default ones."""
     if axes is None:
         raise ValueError(f"{name}: its axes have no names; pass {array.ndim} names in dims")
     if axes[:2] == SAMPLES and array.ndim == len(axes) - 2:

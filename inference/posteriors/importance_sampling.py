@@ -48,7 +48,7 @@ WIDER = 2.0  # scale of one draw of z in eight
 
 
 class CannotCorrect(ValueError):
-    """Error for draws that cannot be weighted by importance.
+    """Error for draws that cannot be corrected by importance sampling.
 
     Attributes:
         reason: the reason, without the remedy.
@@ -61,7 +61,7 @@ class CannotCorrect(ValueError):
 
 
 class Weights(NamedTuple):
-    """Reliability of weighted draws: of all clients together, [1], or of each client, [C]."""
+    """Reliability of importance weights: of all clients together, [1], or of each client, [C]."""
 
     k: Tensor  # Pareto shape
     ess: Tensor  # effective sample size
@@ -69,7 +69,7 @@ class Weights(NamedTuple):
 
 
 class ClientTerms(NamedTuple):
-    """Contribution of one client to the importance weights of S values of g."""
+    """Contribution of one client to the importance weights of S values of the shared sites g."""
 
     log_l: Tensor  # log L_js, [S]
     noise: Tensor  # relative variance of L_js, [S]
@@ -79,7 +79,7 @@ class ClientTerms(NamedTuple):
 
 
 class Proposed(Messenger):
-    """Messenger that sets the noise of normal sites in order: shared ones [S, d], then others."""
+    """Messenger that sets the noise of normal sites: shared ones [S, d], then others."""
 
     def __init__(self, shared: str, noise: Tensor, own: Tensor) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Proposed(Messenger):
 
 
 def width(fn: Any) -> int:
-    """Return the number of entries of a normal distribution of a client; 0 of any other."""
+    """Return a normal distribution's number of entries per client; 0 for any other distribution."""
     normal = isinstance(base_of(fn), torch.distributions.Normal) and fn.batch_shape[2:] in (
         (),
         (1,),
@@ -118,7 +118,7 @@ class Weighing:
     shown: Callable[[Mapping[int, Client], int], Iterable[int]] = lambda clients, _: clients
 
     def apart(self) -> Weighed:
-        """Return draws and weights of each client separately."""
+        """Return corrected draws and importance weights of each client separately."""
         drawn, made = {}, []
         for i in self.shown(self.clients, self.count):
             noise = torch.zeros(1, self.sizes[0]).double()
@@ -130,7 +130,7 @@ class Weighing:
         return drawn, log_w, Weights(k, torch.stack([effective(w) for w in log_w]), self.count)
 
     def together(self) -> Weighed:
-        """Return draws and weights of the shared sites, with the clients' own sites."""
+        """Return corrected draws of shared and of clients' own sites, and their weights."""
         size, draws = self.sizes[0], dict.fromkeys(self.clients, LEAST)
         normal = dist.Normal(torch.zeros(size, dtype=torch.float64), 1.0).to_event(1)
         proposal, worth, count = normal, 0.0, self.count
@@ -164,7 +164,7 @@ class Weighing:
         modes: Mapping[int, Predicted],
         sets: int = 1,
     ) -> tuple[Tensor, dict[int, ClientTerms], Tensor, float]:
-        """Return noise of a proposal, the clients' terms, log weights and Pareto shape."""
+        """Draw noise of shared sites; return it, client terms, log weights, Pareto shape."""
         with seeded(int(torch.randint(2**62, (), generator=self.common))):
             e = proposal.sample((count,))
         terms = {
@@ -183,7 +183,7 @@ class Weighing:
 
     @cached_property
     def _guided(self) -> list[tuple[str, Any]]:
-        """Return the latent sites of a client's guide."""
+        """Return the latent sites of the guide of one client."""
         i, client = next(iter(self.clients.items()))
         with self._alone(i):
             q, _ = traces(self.method.guide, self.method.guide, *client, 2)
@@ -191,7 +191,7 @@ class Weighing:
 
     @cached_property
     def _others(self) -> bool:
-        """Return whether a client has random variables of its own that are not normal."""
+        """Return whether the clients have local latent variables that are not normal."""
         own = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
         return any(not is_point(fn) and not width(fn) for fn in own)
 
@@ -223,7 +223,7 @@ class Weighing:
     def terms(
         self, i: int, noise: Tensor, draws: int, near: Predicted | None = None, sets: int = 1
     ) -> ClientTerms:
-        """Return a client's contribution to the weights of values of g with noise [S, d]."""
+        """Return a client's contribution to the weights of shared values with noise [S, d]."""
         draws, sets = (draws, sets) if self.sizes[1] or self._others else (1, 1)
         step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws * sets))
         parts = [self._terms_of_part(i, some, near, draws, sets) for some in noise.split(step)]
@@ -254,7 +254,7 @@ class Weighing:
     def _ratios(
         self, i: int, noise: Tensor, mode: Tensor, root: Tensor, draws: int, sets: int = 1
     ) -> tuple[Tensor, Tensor, dict[str, Values]]:
-        """Return log weights [S, sets * draws] of z, log p(g) - log q(g) [S], and all draws."""
+        """Return log weights of local values, log p(g) - log q(g) of shared g, and all draws."""
         s, size = len(noise), len(noise) * draws * sets
         own, wider = self._own(mode, root, draws, sets, self.sources[i])
         with torch.no_grad():
@@ -269,7 +269,7 @@ class Weighing:
         return ratio.nan_to_num(nan=-torch.inf), prior, sites
 
     def _mode(self, i: int, noise: Tensor, near: Predicted | None) -> tuple[Tensor, Tensor]:
-        """Return the mode of a client's own noise given g, [S, n], and a root of its variance."""
+        """Return the mode [S, n] of local noise given shared values, and a covariance root."""
         size = self.sizes[1]
         at, root = noise.new_zeros(len(noise), size), torch.eye(size).double()
         root = root.repeat(len(noise), 1, 1)
@@ -290,7 +290,7 @@ class Weighing:
         return at, root
 
     def _slopes(self, i: int, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return gradient [S, n] and negative Hessian [S, n, n] of log p at a client's noise."""
+        """Return gradient [S, n] and negative Hessian [S, n, n] of log p by local noise."""
         at = at.detach().requires_grad_()
         with torch.enable_grad():
             found, _ = self._densities(i, noise, at)
@@ -305,7 +305,7 @@ class Weighing:
     def _own(
         self, mode: Tensor, root: Tensor, draws: int, sets: int, source: Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw a client's own noise, [S * sets * draws, n], and return it with log r - log q."""
+        """Draw local noise [S * sets * draws, n] from a proposal r; also return log r - log q."""
         s, n = mode.shape
         wide = (torch.arange(draws) % 8 == 7).repeat(sets)
         inner = torch.empty(s, sets * draws, n, dtype=torch.float64)
@@ -323,7 +323,7 @@ class Weighing:
         return noise.flatten(0, 1), log_r - log_det[:, None] + noise.square().sum(-1) / 2
 
     def _densities(self, i: int, noise: Tensor, own: Tensor) -> tuple[Tensors, Any]:
-        """Return log densities [S] of a client's draws with given noise, and their trace."""
+        """Return log densities [S] of a client's draws with given noise, and the guide's trace."""
         method, client = self.method, self.clients[i]
         with self._alone(i), Proposed(method.shared, noise, own):
             q, p = traces(method.model, method.guide, *client, len(noise))
@@ -333,20 +333,20 @@ class Weighing:
 
     @contextmanager
     def _alone(self, i: int) -> Iterator[None]:
-        """Draw the remaining sites of a client from its own generator, as a context manager."""
+        """Draw sites without given noise from the client's own generator, as a context manager."""
         source = self.sources[i]
         others = JointNoise([source], self.method.shared, lambda: source)
         with pyro.validation_enabled(False), others:
             yield
 
     def _enough(self, noise: Tensor, draws: int) -> int:
-        """Return the number of draws of z that limits a client's part of the variance."""
+        """Return the number of local draws that limits a client's share of the variance."""
         excess = float(noise) * len(self.clients) / NOISE
         many: float = draws * excess ** (1 / ORDER)
         return math.ceil(min(max(many, LEAST), MANY))
 
     def resampled(self, log_w: Tensor, draws: int) -> Tensor:
-        """Return indices of draws, resampled systematically by their log weights [S]."""
+        """Return the indices of draws after systematic resampling by their log weights [S]."""
         edges = log_w.exp().cumsum(0)
         at = (torch.arange(draws) + torch.rand((), generator=self.common)) / draws * edges[-1]
         order = torch.randperm(draws, generator=self.common)

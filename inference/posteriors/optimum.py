@@ -55,7 +55,7 @@ CELLS = 1_000_000  # maximum copies of rows in one run of the programs
 
 
 class Found(NamedTuple):
-    """Result of the test of the optimum, as ends of sentences or ""."""
+    """Result of the test whether a posterior is at the optimum, as phrases or ""."""
 
     off: str  # step to the optimum
     note: str  # width of the guide relative to the posterior
@@ -63,7 +63,7 @@ class Found(NamedTuple):
 
 @synchronized
 def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> Found | None:
-    """Return how far the shared posterior is from its optimum; None if this is unknown.
+    """Return how far the posterior of shared sites is from the ELBO's optimum; None if unknown.
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
@@ -81,7 +81,7 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
 
 
 class Noise(Messenger):
-    """Messenger that sets antithetic noise of normal sites; for shared sites it is common noise."""
+    """Messenger that sets antithetic noise of normal sites, the same in shared sites."""
 
     def __init__(
         self, shared: str, key: int, client: str, again: int = 1, wider: float = 1.0
@@ -108,7 +108,7 @@ class Noise(Messenger):
 def _said(
     method: Method, client: Client, local: Tensors, copies: int, noise: Noise
 ) -> tuple[Tensor, Tensor, Any]:
-    """Return log p - log q of a client's own and of shared sites, [copies], and the trace of q."""
+    """Return log p - log q [copies] of local and of shared sites, and the guide's trace."""
     received, _, batch = client
 
     def many(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -129,7 +129,7 @@ def _said(
 
 
 def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
-    """Return the site that a natural-gradient step would move most, as a phrase, or ""."""
+    """Return the site that a natural-gradient step would change most, as a phrase, or ""."""
     total: tuple[Tensor, Tensor] | None = None
     for name, client in clients.items():
         local = {n: v.expand(2 * PAIRS, *v.shape[1:]) for n, v in client[1].items()}
@@ -171,7 +171,7 @@ def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int)
 
 
 def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
-    """Return by how much the guide is too narrow or wide, by weighted draws, as a phrase, or ""."""
+    """Return how much too narrow or wide the guide is, by weighted draws, as a phrase or ""."""
     copies, values = DRAWS * OWN, {}
     log_w = doubt = given = torch.zeros(DRAWS, dtype=torch.float64)
     for i, (name, client) in enumerate(clients.items()):
@@ -212,7 +212,7 @@ def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int
 
 
 def _site(fact: Optimal, at: int) -> str:
-    """Return the name of the site of an entry."""
+    """Return the name of the site to which an entry of the flat mean vector belongs."""
     for name, size in fact.sites.items():
         if at < size:
             return name

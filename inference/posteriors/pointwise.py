@@ -152,7 +152,7 @@ def _said(
 def _in_draws(
     model: Program, shared: str, guide: Program, client: Client, draws: int, source: Generator
 ) -> Pointwise:
-    """Return values and log densities of one client in draws of a guide."""
+    """Return values and log densities of one client's sites in draws of the guide or the prior."""
     q, p = traces(model, guide, *client, draws)
     density = densities(shared, q, p, client[2].size.new_zeros(draws, 1))
     prior = {
@@ -181,7 +181,7 @@ def _in_draws(
 
 
 def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
-    """Return the log densities of one client's draws by name, each as a sum that starts at zero."""
+    """Return the log densities of one client's draws by name, as sums over sites plus `zero`."""
     found = dict.fromkeys(DENSITIES, zero)
     for name, site in latent(q):
         whose = "shared " if matches(name, shared) else ""
@@ -204,16 +204,16 @@ def _with_gaps(site: Any) -> Tensor:
 
 
 def _counted(site: Any, value: Tensor) -> Tensor:
-    """Return values of a discrete distribution as integers."""
+    """Return the values of a site, converted to integers if its distribution is discrete."""
     return value.long() if site["fn"].support.is_discrete else value
 
 
 def _weighed(site: Any) -> Tensor:
-    """Return the log density of a site, scaled by row weights and poutine.scale."""
+    """Return the log density of a site, multiplied by row weights and `poutine.scale`."""
     return weighed(site, site["fn"].log_prob(site["value"]))
 
 
 def _log_prob(site: Any) -> Tensor:
-    """Return the log density of a site of the model, without the scale of minibatches."""
+    """Return the log density of a site of the model, without the scaling of minibatches."""
     value: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]), mask=site["mask"])
     return value

@@ -21,7 +21,7 @@ def facts(
     how: EvaluationSpec,
     begun: float,
 ) -> dict[str, Fact]:
-    """Return the attributes of draws: method, model, rounds, seeds, status and times."""
+    """Return the attributes of ArviZ draws: method, model, rounds, seeds, status and times."""
     method = runs[0].method
     drawn = made.get("posterior", {}).items()
     points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]
@@ -44,13 +44,13 @@ def facts(
 
 
 def _seed(seed: Seed) -> Fact:
-    """Return the seed, or a text with all three seeds where they differ."""
+    """Return the seed of a run, or a text with its three seeds if they differ."""
     each = separate(seed)
     return each.noise if each.init == each.participation == each.noise else str(each)
 
 
 def together(values: Sequence[Fact]) -> Fact:
-    """Return the common value of all runs, or a text with the value of each.
+    """Return the attributes common to all runs; where runs differ, a text with all values.
 
     >>> together([20, 20]), together([0, 1])
     (20, '0; 1')

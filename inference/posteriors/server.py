@@ -19,7 +19,7 @@ from pyrofl.turns import synchronized
 
 
 class Given(Messenger):
-    """Messenger that sets latent sites of these names to values [S, C, *p]."""
+    """Messenger that sets the latent sites with given names to given values [S, C, *p]."""
 
     def __init__(self, values: Tensors) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Given(Messenger):
 def of_server(
     method: Method, state: RoundState, asked: EvaluationSpec, of_prior: bool = False
 ) -> tuple[Callable[[Cohort], Tensors], EvaluationSpec]:
-    """Return a function of clients that draws [S, C, *p] from the server's posterior, or {}.
+    """Return a function that draws sites [S, C, *p] from the server's posterior, if any.
 
     Other sites are drawn from the main view.
     """

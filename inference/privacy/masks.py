@@ -36,7 +36,7 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Masks:
-    """Masks of one client for its messages: a new key pair for every object.
+    """Masks of one client for its messages; every object creates a new key pair.
 
     Attributes:
         public: the public key, 32 bytes, for all other clients.
@@ -59,7 +59,7 @@ class Masks:
     def mask(
         self, reply: Mapping[str, Any], keys: Mapping[str, bytes], step: Positive = STEP
     ) -> dict[str, Any]:
-        """Return a reply of `Client.train` with its message masked, without losses.
+        """Return a reply of `Client.train` with a masked message and without losses.
 
         Args:
             reply: reply of one client with a `summed` method.
@@ -100,7 +100,7 @@ class Masks:
         return told | under(UP, _shaped(words, message))
 
     def _words(self, public: bytes, about: bytes, count: int) -> Words:
-        """Return the random words shared with another client for a round."""
+        """Return the pseudorandom words shared with another client in one round."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -153,7 +153,7 @@ def unmask(
 
 
 def _fixed(name: str, message: Tensors, step: float, clients: int) -> Words:
-    """Return a message [1, *p] as whole multiples of the step, one tensor after the other."""
+    """Return a message's tensors [1, *p] as one flat array of integer multiples of `step`."""
     most = (2**63 - 1) // clients * step
     for n, value in message.items():
         if not matches(n, f"{SUM}/* {WEIGHT}/*"):
@@ -170,19 +170,19 @@ def _fixed(name: str, message: Tensors, step: float, clients: int) -> Words:
 
 
 def _shaped(words: Words, message: Tensors) -> Tensors:
-    """Return words with the names and shapes of a message."""
+    """Split a flat array of 64-bit words into tensors with the names and shapes of a message."""
     names = sorted(message)
     parts = torch.from_numpy(words.view(np.int64)).split([message[n].numel() for n in names])
     return {n: p.reshape(message[n].shape).clone() for n, p in zip(names, parts, strict=True)}
 
 
 def _about(number: int, keys: Mapping[str, bytes]) -> bytes:
-    """Return the context of masks as bytes: the round and its clients."""
+    """Return the round number and its clients as bytes, from which masks are derived."""
     return repr(("pyrofl secure sum", number, sorted(keys))).encode()
 
 
 def _form(reply: Mapping[str, Any]) -> tuple[float, str, dict[str, Size]]:
-    """Return step and type of a masked message, and the shapes of its tensors."""
+    """Return the step size and the data type of a masked message, and the shapes of its tensors."""
     shapes = {n: v.shape for n, v in role(UP, reply).items()}
     return reply["mask/step"], reply["mask/type"], shapes
 

@@ -50,7 +50,7 @@ def with_privacy(
     clients: int,
     participation: Draw,
 ) -> Method | Callable[[int], Method]:
-    """Return `private` methods, of one or of each round, if privacy is requested."""
+    """Apply `private` to a method, or to the method of each round, unless `privacy` is None."""
     if privacy is None:
         return method
     if large := too_large(privacy.delta, clients):
@@ -64,7 +64,7 @@ def with_privacy(
 def private(
     method: Method, privacy: Privacy, clients: Count, participation: Draw = everyone
 ) -> Method:
-    """Return a method with differentially private server states.
+    """Return a method in which every new server state is differentially private.
 
     Args:
         method: a method that aggregates by an `Aggregator` of weighted means; with where="client"
@@ -96,7 +96,7 @@ def private(
     if changes:
 
         def download(server: Tensors, cohort: Cohort) -> Tensors:
-            """Return the download with the values that messages are changes of."""
+            """Return the download with the server tensors that messages are changes of."""
             return method.download(server, cohort) | shown(server, cohort, changes)
 
         return replace(
@@ -115,7 +115,7 @@ def private(
 
 @dataclass(frozen=True)
 class Bounds:
-    """Clipping and noise of clients' contributions to sums.
+    """Clipping bound and noise scale of the clients' contributions to sums.
 
     The weights have a total norm of at most 1, the other tensors of at most `clip`. If there are
     weights, both groups get 2^1/2 times the noise, which gives the same privacy.
@@ -124,18 +124,18 @@ class Bounds:
     privacy: Privacy
 
     def clipped_of(self, server: Tensors, message: Tensors) -> Tensors:
-        """Return clients' clipped contributions; as `transform` of an `Aggregator`."""
+        """Clip the clients' contributions to sums, as the `transform` of an `Aggregator`."""
         return self.clipped(pick(message, f"{SUM}/* {WEIGHT}/*"))
 
     def clipped(self, added: Tensors) -> Tensors:
-        """Return contributions [C, ...] within the bounds; zeros for non-finite ones."""
+        """Clip contributions [C, ...] to the norm bounds; non-finite ones become zeros."""
         light = _scaled(added, pick(added, f"{WEIGHT}/*"), 1.0)
         weights = pick(light, f"{WEIGHT}/*")
         rest = {n: v for n, v in light.items() if n not in weights}
         return weights | _scaled(rest, rest, self.privacy.clip)
 
     def noisy(self, added: Tensors, source: Generator) -> Tensors:
-        """Return sums [*p] with Gaussian noise added.
+        """Return sums over clients, [*p] each, with Gaussian noise added.
 
         The noise comes from the operating system's entropy or, if the privacy has a seed, from
         that seed and the next number of `source`.
@@ -156,7 +156,7 @@ class Bounds:
     def protected(
         self, received: Tensors, message: Tensors, sources: Sequence[Generator]
     ) -> Tensors:
-        """Return messages [C, ...] of clients that add the noise, each from its own stream."""
+        """Clip messages [C, ...] and add Gaussian noise from each client's own generator."""
         base = {n: v for n, v in role(AT, received).items() if n in message}
         near = self.clipped({n: v - base[n] if n in base else v for n, v in message.items()})
         each = [self.noisy({n: v[c] for n, v in near.items()}, g) for c, g in enumerate(sources)]
@@ -165,7 +165,7 @@ class Bounds:
 
 
 def _scaled(values: Tensors, measured: Tensors, most: float) -> Tensors:
-    """Return values [C, ...] scaled down where the measured norm exceeds `most`."""
+    """Scale each client's values [C, ...] down if the norm of `measured` exceeds `most`."""
     if not measured:
         return values
     norm = total({n: v.double().square() for n, v in measured.items()}).sqrt()
@@ -181,7 +181,7 @@ def _multiplied(value: Tensor, factor: Tensor, good: Tensor) -> Tensor:
 
 
 def secret_normals(shape: Sequence[int]) -> Tensor:
-    """Draw standard normal numbers from the operating system's entropy.
+    """Draw standard normal numbers from the operating system's cryptographic random generator.
 
     Each is the normal quantile of a uniform number of 53 random bits, so that no generator state
     can reproduce the noise.

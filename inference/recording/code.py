@@ -40,7 +40,7 @@ UNPLACED = {"aten.sum.default", *(f"aten.where.Scalar{n}" for n in ("", "Other",
 
 
 class Given(NamedTuple):
-    """Tensors that are the inputs of a recorded function."""
+    """Tensors that are the inputs of a recorded function: bound to it, or passed in every call."""
 
     moving: Sequence[Tensor]  # it only modifies these
     placed: Sequence[Tensor] = ()  # other functions modify these between two runs
@@ -49,7 +49,7 @@ class Given(NamedTuple):
 
     @property
     def bound(self) -> list[Tensor]:
-        """Return the tensors that are the same in all runs."""
+        """Return the input tensors that are the same in all runs of the code."""
         return [*self.moving, *self.placed, *self.still]
 
 
@@ -61,7 +61,7 @@ Tree = Any
 
 
 class Line(NamedTuple):
-    """Operation of the generated code, without constants."""
+    """Operation in the generated code, without its constants."""
 
     name: int  # of its variable
     target: Any  # a function, or the name of a method
@@ -69,12 +69,12 @@ class Line(NamedTuple):
     options: tuple[tuple[str, Tree], ...]
 
     def used(self) -> Iterator[int]:
-        """Yield the variables that it reads."""
+        """Yield the variables that this line of code reads."""
         yield from _variables((self.args, tuple(tree for _, tree in self.options)))
 
 
 def compiled(tape: Tape, given: Given) -> tuple[Bind, object]:
-    """Return a function that repeats the operations of a tape, and its shape-independent code."""
+    """Return a function that repeats a tape's operations, and its shape-independent code."""
     if tape.reason:
         raise NotRecorded(tape.reason)
     calls = _needed(tape.calls, given)
@@ -85,7 +85,7 @@ def compiled(tape: Tape, given: Given) -> tuple[Bind, object]:
 
 
 def _needed(calls: list[Call], given: Given) -> list[Call]:
-    """Return the calls that depend on the inputs and that the modified tensors depend on."""
+    """Return recorded calls that depend on the inputs and that modified tensors depend on."""
     live = {storage(v) for v in given.moving}
     known = {storage(v) for some in given for v in some}
     written = {v for call in calls for v in call.written}
@@ -105,7 +105,7 @@ def _needed(calls: list[Call], given: Given) -> list[Call]:
 
 
 class _Code:
-    """Lines of code, with variables identified by storage, offset, size and stride."""
+    """Lines of generated code; each variable is a storage with an offset, a size and a stride."""
 
     def __init__(self, given: Given, calls: list[Call]) -> None:
         self.written = {v for call in calls for v in call.written}  # by any call
@@ -134,7 +134,7 @@ class _Code:
         self.roots.setdefault(storage(value), []).append((name, value))
 
     def add(self, position: int, call: Call) -> None:
-        """Add a call, unless it only creates views."""
+        """Add a recorded call to the code, unless it only creates views."""
         if not call.written and call.made <= call.read:
             return
         name, out = str(call.op._schema.name).rpartition("::")[2], call.out
@@ -183,7 +183,7 @@ class _Code:
                 self._know(value, part)
 
     def _memory(self, out: Tensor, zeros: bool) -> int:
-        """Add memory that is the same in all runs, set to zero in each run if `zeros`."""
+        """Allocate memory that all runs of the code use, set to zero in each run if `zeros`."""
         options = {"dtype": out.dtype, "device": out.device}
         values, args = [tuple(out.shape), tuple(out.stride()), *options.values()], (None, None)
         named = tuple((n, None) for n in options)
@@ -195,13 +195,13 @@ class _Code:
         return home
 
     def _join(self, out: Tensor, value: Tensor) -> None:
-        """Record that a result shares the memory of another tensor."""
+        """Record that the result of an operation shares the memory of another tensor."""
         if storage(value) in self.homes:
             self.homes[storage(value)].append(storage(out))
             self.homes[storage(out)] = self.homes[storage(value)]
 
     def _overwritten(self, position: int, name: str, call: Call) -> int | None:
-        """Return an argument that is not read again and can store the result, or None."""
+        """Return an argument of a call that is not read later and can store the result, or None."""
         values = tensors((*call.args, *call.options.values()))
         for value in values if name in ELEMENTWISE else ():
             sharing = self.homes.get(storage(value), ())
@@ -231,7 +231,7 @@ class _Code:
         return name
 
     def _lower(self, value: Any, constants: list[Any]) -> Tree:
-        """Return an argument without its constants, which are appended."""
+        """Return an argument as code; its constants are appended to a list."""
         if isinstance(value, Tensor):
             return self._name(value)
         if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
@@ -240,7 +240,7 @@ class _Code:
         return None
 
     def _name(self, value: Tensor) -> int:
-        """Return the variable of a tensor: known, a view of a known one, or captured."""
+        """Return the variable of a tensor: existing, a view of an existing one, or constant."""
         seen = _seen(value)
         if seen not in self.known:
             self.known[seen] = self._view(value) if storage(value) in self.roots else -1
@@ -265,7 +265,7 @@ class _Code:
         return self._line(target, args, (), where, once, root in self.still)
 
     def done(self) -> tuple[Bind, object]:
-        """Return the function, and its code."""
+        """Return the generated function, and its code."""
         run, once = (tuple(lines) for lines in self.lines)
         made = {line.name for line in once}
         used = {v for line in run for v in line.used()}
@@ -288,7 +288,7 @@ class _Code:
 def _generated(
     lines: tuple[Line, ...], passing: tuple[int, ...], results: tuple[int, ...]
 ) -> Callable[..., Any]:
-    """Return a function of an object with constants and bound tensors, and of passing tensors."""
+    """Compile code to a function of constants, bound tensors and tensors passed per call."""
     graph, constants = fx.Graph(), count()
     nodes = {i: graph.placeholder(f"v{i}") for i in passing}
 
@@ -314,12 +314,12 @@ def _generated(
 
 
 def part_of(root: Tensor, size: Sequence[int], stride: Sequence[int], apart: int) -> Tensor:
-    """Return a view that begins `apart` numbers after the start of the root."""
+    """Return a strided view that begins `apart` elements after the start of the tensor `root`."""
     return root.as_strided(size, stride, root.storage_offset() + apart)
 
 
 def _variables(tree: Any) -> Iterator[int]:
-    """Yield the variables among arguments."""
+    """Yield the variables among the arguments of an operation, also inside lists."""
     if type(tree) is int:
         yield tree
     elif type(tree) is tuple:
@@ -328,7 +328,7 @@ def _variables(tree: Any) -> Iterator[int]:
 
 
 def _target(name: str, op: Any) -> Any:
-    """Return the fastest implementation of an operation."""
+    """Return the fastest callable that implements a torch operation."""
     if name.endswith("_") and hasattr(Tensor, name):
         return name
     module = torch.linalg if name.startswith("linalg_") else torch
@@ -337,7 +337,7 @@ def _target(name: str, op: Any) -> Any:
 
 
 def _numbers(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with Python numbers converted to tensors, as torch does in every run."""
+    """Convert Python numbers among arguments to tensors, as torch would do in every call."""
     if name not in NUMBERS or len(args) < 2 or type(args[1]) not in (int, float):
         return args
     one = args[0]
@@ -356,7 +356,7 @@ def _layout(value: Tensor) -> tuple[Any, ...]:
 
 
 def _is_placed(name: str, call: Call) -> bool:
-    """Return whether an operation can write its small result into given memory."""
+    """Return whether an operation can write its result, a small one, into preallocated memory."""
     known = name in PLACED and str(call.op) not in UNPLACED
     return known and call.out.numel() <= FEW and _is_whole(call.out)
 
@@ -367,13 +367,13 @@ def _is_whole(value: Tensor) -> bool:
 
 
 def _holds(whole: Tensor, part: Tensor) -> bool:
-    """Return whether the first of two tensors of a storage contains all numbers of the second."""
+    """Return whether the first of two tensors of one storage covers all elements of the second."""
     (begin, end), (first, last) = map(_reach, (whole, part))
     return whole.dtype == part.dtype and begin <= first and last <= end
 
 
 def _reach(value: Tensor) -> tuple[int, int]:
-    """Return a tensor's first position in its storage, and the one after its last."""
+    """Return the first position of a tensor in its storage, and the one after its last."""
     begin = int(value.storage_offset())
     if not value.numel():
         return begin, begin
@@ -382,5 +382,5 @@ def _reach(value: Tensor) -> tuple[int, int]:
 
 
 def _seen(value: Tensor) -> tuple[Any, ...]:
-    """Return the view of a storage that a tensor is; equal for tensors that are the same."""
+    """Return storage, offset, shape, strides and type of a tensor, equal for identical views."""
     return storage(value), value.storage_offset(), value.shape, value.stride(), value.dtype

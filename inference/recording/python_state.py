@@ -1,4 +1,4 @@
-"""The Python state that functions read: variables of closures, attributes, global names.
+"""Python state that functions read: closure variables, attributes and global variables.
 
 A recorded update does not run its Python code again. If this state changes from update to update,
 such as a counter of an annealed loss, the update runs as written; see `recorder`.
@@ -37,7 +37,7 @@ Read = Callable[[], Iterable[Any]]
 
 
 class PythonState:
-    """State of functions in Python, at any depth, compared from update to update."""
+    """Python state that functions read, at any depth, to be compared between updates."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.reads = list[Read]()
@@ -53,12 +53,12 @@ class PythonState:
         self.seen = seen  # references, so that no id is reused
 
     def now(self) -> tuple[object, ...]:
-        """Return the current state, which is equal for equal states."""
+        """Return the current Python state; equal states are equal objects."""
         return tuple(_shown(value) for read in self.reads for value in read())
 
 
 def _reads(value: Any) -> Iterator[Read]:
-    """Yield functions that return the parts of a value."""
+    """Yield functions, each of which returns current parts of a value, such as its attributes."""
     if isinstance(value, FunctionType):
         yield from _reads_of_function(value)
     elif isinstance(value, MethodType):
@@ -88,7 +88,7 @@ def _reads_of_function(function: FunctionType) -> Iterator[Read]:
 
 
 def _of_module(module: nn.Module) -> Iterator[Any]:
-    """Yield the parts of layers except trainable weights."""
+    """Yield the attributes, hooks and untrained tensors of all layers of a PyTorch module."""
     for layer in module.modules():
         held = vars(layer)
         for name, value in held.items():
@@ -104,17 +104,17 @@ def _of_module(module: nn.Module) -> Iterator[Any]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a class has the name by default."""
+    """Return whether a class attribute is a special one like `__dict__`, except `__call__`."""
     return name.startswith("__") and name.endswith("__") and name != "__call__"
 
 
 def _fills(name: str, held: Any) -> bool:
-    """Return whether an attribute may be a cache: a private collection."""
+    """Return whether an attribute may be a cache, as private collections are."""
     return name.startswith("_") and isinstance(held, (dict, list, set))
 
 
 def _shown(value: Any) -> object:
-    """Return a representation that is equal as long as the value is unchanged."""
+    """Return a fingerprint of a value, which is equal as long as the value is unchanged."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, Tensor):
@@ -130,7 +130,7 @@ def _shown(value: Any) -> object:
 
 
 def _position(iterator: Iterator[Any]) -> tuple[object, ...]:
-    """Return the position of an iterator, if it is known without reading it."""
+    """Return the position of an iterator if it is known without advancing the iterator."""
     frame = getattr(iterator, "gi_frame", None)
     if frame is not None:  # of a generator
         return frame.f_lasti, repr([v for v in frame.f_locals.values() if type(v) in PLAIN])

@@ -1,4 +1,4 @@
-"""Updates of a phase that run by recorded operations after enough equal ones.
+"""Recorder of repeated updates of a training phase, which then run without Pyro and autograd.
 
 An update of few clients spends more time in Python than in kernels. It runs as written until more
 than `HOT` of one shape have run or are scheduled. Then it is recorded, and the next ones run both
@@ -43,7 +43,7 @@ Requested = tuple[Any, ...]
 
 
 class Noise(Protocol):
-    """Protocol of noise sources that store their draws in `noted`, if that is a list."""
+    """Protocol of noise generators that append their draws to `noted`, unless it is None."""
 
     noted: list[tuple[Requested, Tensor]] | None
 
@@ -62,10 +62,10 @@ CHANGES = "Python variables or attributes that it reads change from update to up
 
 
 class Recording:
-    """Recording of one kind of update for one set of shapes."""
+    """Recorded operations of one kind of update for one set of tensor shapes."""
 
     def __init__(self, values: object) -> None:
-        """Store the values that identify the recording, so that their ids stay unique."""
+        """Store the objects that identify the recording, so that their `id` is not reused."""
         self.values, self.seen, self.checked = values, 0, 0
         self.reason = ""  # why it runs as written
         self.requested: list[Requested] = []  # the noise that it needs
@@ -74,7 +74,7 @@ class Recording:
 
 
 class Functions:
-    """Functions of one kind of update: their networks, and a user's own functions."""
+    """Networks and user-defined functions that one kind of update calls."""
 
     def __init__(self, values: object) -> None:
         self.values, self.nets = values, list[Network]()
@@ -85,7 +85,7 @@ class Functions:
         self.state, self.last = PythonState(()), tuple[object, ...]()
 
     def python(self) -> tuple[object, ...]:
-        """Return the Python state that a user's functions read; see `PythonState`."""
+        """Return the Python state that user-defined functions read; see `PythonState`."""
         if (now := self.state.now()) != self.last or not now:
             self.state = PythonState(self.roots)
             self.last = self.state.now()
@@ -93,7 +93,7 @@ class Functions:
 
 
 class Kept(threading.local):
-    """Recordings of a thread."""
+    """Thread-local storage of all recordings."""
 
     def __init__(self) -> None:
         self.found: OrderedDict[object, Recording] = OrderedDict()
@@ -108,14 +108,14 @@ RECORDINGS = Kept()
 
 
 def forget() -> None:
-    """Delete the recordings of this thread."""
+    """Delete all recordings of this thread."""
     for kept in (RECORDINGS.found, RECORDINGS.plain, RECORDINGS.sure, RECORDINGS.known):
         kept.clear()
 
 
 @contextmanager
 def recording(is_on: bool) -> Iterator[None]:
-    """Enable or disable recordings in this thread, as a context manager."""
+    """Enable or disable the recording of updates in this thread, as a context manager."""
     before, RECORDINGS.is_on = RECORDINGS.is_on, is_on
     try:
         yield
@@ -124,10 +124,10 @@ def recording(is_on: bool) -> Iterator[None]:
 
 
 class Recorder:
-    """Runs the updates of one kind of some clients in a phase, by recordings if possible."""
+    """Runner of one kind of update in a training phase, by recorded operations if possible."""
 
     def __init__(self, name: str, values: tuple[Any, ...], whole: bool, noise: Noise) -> None:
-        """Prepare a recorder for one kind of update.
+        """Create a recorder for one kind of update.
 
         Args:
             name: name of the update, for `recordings`.
@@ -158,11 +158,11 @@ class Recorder:
             RECORDINGS.log.append(self)
 
     def is_plain(self, params: Tensors) -> bool:
-        """Return whether first steps of this kind are known to keep the parameters' layout."""
+        """Return whether first steps of this kind are known to keep parameters contiguous."""
         return RECORDINGS.is_on and self._first(params) in RECORDINGS.plain
 
     def note_layout(self, params: Tensors) -> None:
-        """Store the layout of parameters after a first step."""
+        """Store whether the parameters are contiguous after the first step."""
         self.made[0] += 1
         if all(p.is_contiguous() for p in params.values()):
             RECORDINGS.plain[self._first(params)] = self.values
@@ -172,13 +172,13 @@ class Recorder:
         return self.kind, *((n, p.shape[1:], p.dtype, p.device) for n, p in params.items())
 
     def forget(self) -> None:
-        """Reset the recorder, as other tensors replaced the known ones."""
+        """Forget the current recording, after the tensors of the update were replaced by others."""
         self.recording = self.run = None
 
     def make(
         self, written: Callable[[], None], touched: Touched, batch: Batch, ahead: int = 1
     ) -> None:
-        """Run an update by a recording or by `written`, the first of `ahead` equal ones.
+        """Run an update, the first of `ahead` equal ones, by a recording or by `written`.
 
         `touched` returns the tensors of updates except the batch, the same until `forget`.
         """
@@ -199,7 +199,7 @@ class Recorder:
             self._compare(found, written, batch)
 
     def _find(self, touched: tuple[Tensors, ...], batch: Batch) -> Recording:
-        """Return the recording for these tensors, or a new one."""
+        """Return the recording for tensors of these shapes, or a new one."""
         self.touched = tuple(list(some.values()) for some in touched)
         given = self._given(batch, [])
         names = [tuple(some) for some in touched]
@@ -222,7 +222,7 @@ class Recorder:
         return Given(moving, placed, [*still, *alike], [*others, *noise])
 
     def _start(self, found: Recording, given: Given) -> None:
-        """Use the recording for the next updates, if it is known to be correct."""
+        """Replay a recording in the next updates, if comparisons have shown it correct."""
         if found.bind and not found.reason and found.checked >= CHECKS:
             self.run = found.bind(*given.bound)
 
@@ -275,23 +275,23 @@ class Recorder:
         self._start(found, given)
 
     def _has_changed(self) -> bool:
-        """Return whether Python state of a user's functions has changed in this phase."""
+        """Return whether Python state of user-defined functions changed in this phase."""
         return not self.known and self.functions.python() != self.python
 
 
 def shorten(kept: dict[object, Any]) -> None:
-    """Delete the first entries beyond the limit."""
+    """Delete the oldest entries of a dict beyond the size limit."""
     while len(kept) > KEPT:
         kept.pop(next(iter(kept)))
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether all bits are the same; all NaN are equal."""
+    """Return whether tensors are bitwise equal; all NaN count as equal."""
     return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
-    """Return types, shapes and memory layouts, as far as code for tensors depends on them."""
+    """Return types, devices, shapes and strides of tensors, and which of them share a storage."""
     first: dict[int, int] = {}
     return tuple(
         (
@@ -306,7 +306,7 @@ def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
 
 
 def identity(value: object) -> object:
-    """Return a key of a value: its parts, or else the identity of the object.
+    """Return a hashable key of a value: the keys of its parts, or else the identity of the object.
 
     >>> identity(("a", 0.1)) == identity(("a", 0.1))
     True
@@ -323,7 +323,7 @@ def identity(value: object) -> object:
 
 
 def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) -> None:
-    """Collect the networks and a user's own functions that functions of the library refer to."""
+    """Collect the networks and the user-defined functions to which a function refers."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -350,7 +350,7 @@ def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) ->
 
 
 def _held(net: Network) -> tuple[object, ...]:
-    """Return the state of a network except its trainable weights."""
+    """Return the state of a network except its trainable weights: buffers, attributes and hooks."""
     module = net.module
     still = [v for v in (*module.parameters(), *module.buffers()) if not v.requires_grad]
     values: list[object] = [(id(v), v._version, v.data_ptr()) for v in still]
@@ -363,7 +363,7 @@ def _held(net: Network) -> tuple[object, ...]:
 
 
 def _is_of_library(net: Network) -> bool:
-    """Return whether all layers only run functions of the library or of torch."""
+    """Return whether all layers of a network only run functions of pyrofl or of torch."""
     return all(
         _is_in_library(type(layer))
         and "forward" not in vars(layer)
@@ -378,7 +378,7 @@ def _is_in_library(value: object) -> bool:
 
 
 def is_known(value: object) -> bool:
-    """Return whether a value only consists of numbers and of functions of the library.
+    """Return whether a value only consists of numbers, texts and functions of the library.
 
     >>> from json import dumps
     >>> is_known(("a", 0.1)), is_known(dumps)

@@ -21,11 +21,11 @@ UNKNOWN = {
 
 
 class NotRecorded(Exception):
-    """Reason why recorded operations cannot replace a function."""
+    """Exception with the reason why a function cannot be replaced by recorded operations."""
 
 
 class Call(NamedTuple):
-    """Operation with its tensors, and the storages that it creates, reads and modifies.
+    """Recorded operation with its tensors, and the storages that it creates, reads and modifies.
 
     The tensors exist as long as the call, so that no storage is reused.
     """
@@ -71,7 +71,7 @@ Tape.__torch_dispatch__ = unwrap(Tape.__torch_dispatch__)  # type: ignore[method
 
 
 class Reads(TorchFunctionMode):
-    """Detector of Python functions that read a tensor's numbers without an operation."""
+    """Detector of Python code that reads a tensor's values other than by a torch operation."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Reads(TorchFunctionMode):
 
 @cache
 def _obstacle(op: Any, masked: bool) -> str:
-    """Return why an operation cannot be repeated, or ""; `masked` is whether it has a mask."""
+    """Return why an operation cannot be replayed, or ""; `masked`: whether it has a mask."""
     if "index" in op.__name__ and not masked:  # its shape depends on the numbers of masks alone
         return ""
     return next((f"{why} ({op})" for tag, why in UNKNOWN.items() if tag in op.tags), "")
@@ -101,7 +101,7 @@ def _written(op: Any) -> list[tuple[int, str]]:
 
 
 def tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors among values and in lists of them."""
+    """Return the tensors among arguments, also those inside lists."""
     found = []
     for value in values:
         if isinstance(value, Tensor):
@@ -112,5 +112,5 @@ def tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 def storage(value: Tensor) -> int:
-    """Return the identity of a tensor's memory."""
+    """Return a key that identifies the memory of a tensor."""
     return int(value.untyped_storage()._cdata)

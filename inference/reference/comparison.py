@@ -70,7 +70,7 @@ def compare_posteriors(
 
 
 def _drawn(found: Any, group: str, draws: int) -> Any:
-    """Return the draws of a run, or the given draws."""
+    """Return posterior draws: those of a run, or the given draws unchanged."""
     if isinstance(found, Run):
         return found.to_arviz(draws, groups=(group,))
     refuse_no_groups(found)
@@ -78,12 +78,12 @@ def _drawn(found: Any, group: str, draws: int) -> Any:
 
 
 def _summary(draws: np.ndarray) -> dict[str, float]:
-    """Return mean, standard deviation and the ends of the central 95% of draws [S]."""
+    """Return mean, standard deviation and central 95% interval of draws [S]."""
     low, high = np.quantile(draws, [0.025, 0.975])
     return {"mean": draws.mean(), "sd": draws.std(ddof=1), "low": low, "high": high}
 
 
 def _effective(draws: xarray.DataArray) -> float:
-    """Return the effective sample size of the mean, given the draws of all chains."""
+    """Return the effective sample size for the mean of a variable, given all chains' draws."""
     chains = draws.unstack("sample").transpose("chain", "draw").to_numpy()
     return float(import_arviz().ess(chains, method="mean"))

@@ -36,7 +36,7 @@ class Alternatives(NamedTuple):
     most: float  # largest number of rows for which the second is faster
 
     def of(self, rows: int) -> tuple[Phase, ...]:
-        """Return the fastest phases for a client with this number of rows."""
+        """Return the fastest training phases for a client with this number of rows."""
         return self.rewritten if rows <= self.most else self.written
 
 
@@ -100,7 +100,7 @@ def shortened(loss: Loss, rows: InRows) -> Loss:
 def with_few_rows(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> tuple[tuple[Phase, ...], float] | None:
-    """Return a phase rewritten for clients with few rows, and the maximum rows, or None.
+    """Return a training phase rewritten for few rows, and the most rows of its use, or None.
 
     It must have steps on minibatches, by SGD, on ELBOs that only depend on the layer by the
     network's outputs and perhaps a normal prior with one scale per client around received values.
@@ -131,7 +131,7 @@ def with_few_rows(
 
 
 class Reading(NamedTuple):
-    """Tensors of the first layer of a network that a step reads."""
+    """Tensors of the first layer of a network that a gradient step reads."""
 
     layer: FirstLayer
     reads: set[str]  # local tensors
@@ -152,7 +152,7 @@ def reading(
     local: Tensors,
     data: Federation,
 ) -> Reading | None:
-    """Return the tensors of the first layer that a step reads; None if they are unknown."""
+    """Return which tensors of the network's first layer a gradient step reads, or None."""
     views, core, model, guide = list[Seen](), step.loss, method.model, method.guide
     while isinstance(core, (On, Seen)):
         if isinstance(core, On):

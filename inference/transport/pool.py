@@ -106,13 +106,13 @@ class Pool:
         return PoolRound(self, request, before)
 
     def states(self) -> RemoteStates:
-        """Return new states at the workers."""
+        """Create a reference to new client states in the worker processes, and return it."""
         made = RemoteStates(self, next(self.numbers))
         self.held[made.number] = made
         return made
 
     def kept(self, number: int) -> Tensors:
-        """Return the states of all clients, [J, ...], from the workers; zeros for new clients."""
+        """Return all clients' states, [J, ...], from the workers; zeros for new clients."""
         tickets = [self.post.send(worker, "kept", number) for worker in range(len(self.mine))]
         whole: Tensors = {}
         for mine, ticket in zip(self.mine, tickets, strict=True):

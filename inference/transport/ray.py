@@ -25,7 +25,7 @@ SET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def hired(workers: int | None, data: Federation) -> int:
-    """Return the validated number of workers."""
+    """Return the validated number of Ray workers, chosen automatically if it is None."""
     if lacking := [name for name in ("ray", "cloudpickle") if find_spec(name) is None]:
         raise ValueError(
             f"engine is 'ray', but {' and '.join(lacking)} cannot be imported; run "
@@ -55,7 +55,7 @@ def _joined() -> bool:
 
 
 def _room(device: torch.device) -> int | None:
-    """Return the number of workers that fit; None if only a cluster knows."""
+    """Return the number of Ray workers that fit; None if only a remote cluster knows it."""
     kind = "CPU" if device.type == "cpu" else "GPU"
     if _joined():
         return int(sys.modules["ray"].cluster_resources().get(kind, 0))

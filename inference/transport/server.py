@@ -299,7 +299,7 @@ class Server:
         return {"clients": clients, "dtype": str(self.roster.dtype), **compared_versions(), **seeds}
 
     def _called(self, method: Method) -> tuple[Tensor, Tensor]:
-        """Return the reporting and the training clients of the next round."""
+        """Return the ids of clients that report, and of those that train, in the next round."""
         draws = self.participation, self.trains
         return sample_clients(method, self.roster.clients, self.seed, self.state.number, *draws)
 

@@ -85,7 +85,7 @@ class TuningResult(Summarised):
 
     @property
     def score(self) -> float:
-        """Return the score of the chosen setting after its last rounds, averaged over seeds."""
+        """Return the chosen setting's score at its final round, averaged over seeds."""
         return fmean(self._scores(self.chosen).values())
 
     @property
@@ -158,7 +158,7 @@ class TuningResult(Summarised):
 
     @property
     def margin(self) -> str:
-        """Return the margin over the runner-up as text; "" without one."""
+        """Return the margin over the second-best setting as text; "" if there is none."""
         if not self.margins:
             return ""
         first = self.margins[0]
@@ -175,7 +175,7 @@ class TuningResult(Summarised):
         return max(one.rounds for one in self.tries if one.setting == self.chosen)
 
     def _scores(self, place: int) -> dict[int, float]:
-        """Return the scores of a setting by seed, after the last rounds of the chosen one."""
+        """Return the scores of a setting by seed, at the chosen setting's number of rounds."""
         return {
             one.seed: one.score
             for one in self.tries

@@ -185,7 +185,7 @@ def halved(
 
 
 def rungs(count: int, rounds: int) -> list[int]:
-    """Return the numbers of rounds after which settings are compared.
+    """Return the numbers of rounds after which successive halving compares the settings.
 
     >>> rungs(9, 45), rungs(10, 45), rungs(3, 20), rungs(9, 1)
     ([15, 45], [5, 15, 45], [20], [1])

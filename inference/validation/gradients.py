@@ -87,7 +87,7 @@ class WatchedStep:
 
     @property
     def still(self) -> list[str]:
-        """Return the names of the tensors that never had a gradient."""
+        """Return the names of the trained tensors that never received a gradient."""
         return [n for n in self.names if n not in self.live]
 
 

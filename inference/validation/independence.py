@@ -206,7 +206,7 @@ def named(move: object) -> str:
 
 
 class Made(NamedTuple):
-    """Results of a round for some clients, [C, ...] each."""
+    """Tensors of a round for some clients, [C, ...] each, before and after training."""
 
     received: Tensors
     client_states: Tensors
@@ -345,7 +345,7 @@ class Trial:
         return found
 
     def _prefixes(self) -> Iterator[Trial]:
-        """Yield trials of the first updates of the first phases, one more each time."""
+        """Yield trials of the first 1, 2, ... updates of the training phases."""
         for i, phase in enumerate(self.phases):
             for j in range(len(phase.updates)):
                 last = replace(phase, updates=phase.updates[: j + 1])

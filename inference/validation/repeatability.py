@@ -119,7 +119,7 @@ class Reruns:
 
     @cached_property
     def after(self) -> Any:
-        """Return a trace of the model on the other rows, with the draws of the first run."""
+        """Return a trace of the model on reordered rows, with the draws of the first run."""
         with torch.enable_grad():
             return self._on_others(self.values)
 
@@ -281,7 +281,7 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str 
 
 
 def _parts(site: Any) -> Iterator[Tensor]:
-    """Yield the value of a site, unless it is data, and its density."""
+    """Yield the value of a site, unless it is data, and its log density."""
     if is_made(site) or not site["is_observed"]:
         yield site["value"]
     if not is_made(site):
@@ -296,7 +296,7 @@ def _weight(site: Any, batch: Batch) -> Tensor:
 
 
 def _taken(value: Tensor, source: Tensor, axis: int) -> Tensor:
-    """Return the rows of a tensor [..., C, B, *event] at the given sources."""
+    """Return the rows of a tensor [..., C, B, *event] at given row indices [C, W]."""
     shape = [1] * value.dim()
     shape[axis - 1], shape[axis] = source.shape
     return torch.take_along_dim(value, source.reshape(shape), dim=axis)

@@ -210,7 +210,7 @@ def _made(trial: Trial) -> Made:
     few = trial.data
 
     def look() -> Look:
-        """Return the checker of the programs before the phases."""
+        """Return a checker of the model and guide with the clients' untrained tensors."""
         cohort = few.cohort(torch.arange(few.clients))
         received, private = client_inputs(trial.method, few, trial.state, cohort, 0)
         return Look(trial.method, few, received, private | received)
