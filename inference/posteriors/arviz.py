@@ -173,7 +173,7 @@ def to_arviz(
 
 
 def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[ConvergenceStatus]:
-    """Return the convergence status of each run; raise ValueError if a run diverged."""
+    """Return each run's status; raise ValueError if one diverged, unless `allow_diverged`."""
     verdicts = [run.status for run in runs]
     for run, verdict in zip(runs, verdicts, strict=True):
         if verdict.kind == "diverged" and not allow_diverged:

@@ -222,7 +222,7 @@ def _dataset(
 
 
 def _axes(name: str, array: np.ndarray, axes: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the names of an array's axes after draw and chain, given or default ones."""
+    """Return the names of an array's axes; raise ValueError if they do not fit its shape."""
     if axes is None:
         raise ValueError(f"{name}: its axes have no names; pass {array.ndim} names in dims")
     if axes[:2] == SAMPLES and array.ndim == len(axes) - 2:

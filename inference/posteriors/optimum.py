@@ -81,7 +81,7 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
 
 
 class Noise(Messenger):
-    """Messenger that sets antithetic noise of normal sites, the same in shared sites."""
+    """Messenger that sets antithetic noise of normal sites; clients share it in shared sites."""
 
     def __init__(
         self, shared: str, key: int, client: str, again: int = 1, wider: float = 1.0

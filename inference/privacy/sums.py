@@ -142,7 +142,7 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
 
 
 def poolable(method: Method) -> Aggregator:
-    """Return a method's `Aggregator`; raise ValueError if it computes no weighted mean."""
+    """Return a method's `Aggregator`; raise ValueError if it is not one of weighted means."""
     aggregate = method.aggregate
     if isinstance(aggregate, Aggregator) and aggregate.rule == "mean":
         return aggregate

@@ -100,7 +100,7 @@ def shortened(loss: Loss, rows: InRows) -> Loss:
 def with_few_rows(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> tuple[tuple[Phase, ...], float] | None:
-    """Return a training phase rewritten for few rows, and the most rows of its use, or None.
+    """Return a training phase rewritten for few rows and its largest row number, or None.
 
     It must have steps on minibatches, by SGD, on ELBOs that only depend on the layer by the
     network's outputs and perhaps a normal prior with one scale per client around received values.
