@@ -239,7 +239,7 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
         ),
     ),
     "predict": (
-        "predict rows at a site, from the state that its clients keep",
+        "predict new rows at a site with the client states stored there",
         (
             Row("folder DIR", PATH, "State directory of the site (--state of join)."),
             Row(
@@ -331,7 +331,7 @@ def parser() -> ArgumentParser:
     for name, (about, do, rows) in COMMANDS.items():
         epilog = "examples:\n  " + EXAMPLES[name].replace("\n", "\n  ")
         describe(add(name, help=about, **what | {"description": None, "epilog": epilog}), do, rows)
-    sites = add("flower", help="a server and sites on their own machines, by Flower")
+    sites = add("flower", help="run a server and sites on separate machines with Flower")
     add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
     for name, (about, rows) in FLOWER.items():
         describe(add(name, help=about), flower(name), rows)

@@ -142,7 +142,7 @@ class Experiment:
         None, "Invalid client messages: reject the client's, or raise.", "reject"
     )
     fold_messages: bool = option(
-        None, "Aggregate messages on arrival, which saves memory; means only.", False
+        None, "Aggregate messages on arrival to save memory; for means only.", False
     )
     # Output
     eval_every: Count | None = free("N", "Rounds between evaluations (default: rounds / 20).")
@@ -167,7 +167,7 @@ class Experiment:
     state_memory: Whole = free(
         "GIB", "Memory for client states; the rest is mapped to a temporary file.", 4
     )
-    engine: Engine = free(None, "Execution engine: this process, or several by Ray.", "local")
+    engine: Engine = free(None, "Execution: in this process, or in several with Ray.", "local")
     workers: Few | None = free("N", "Ray workers (default: one per core or GPU).")
     threads: Threads = option("N", "CPU threads.", 1)
     device: str = option("NAME", "PyTorch device.", "cpu")
@@ -185,8 +185,8 @@ class Experiment:
     hold_back: ProperShare = free(
         "SHARE", "Validation fraction of every client's training rows.", 0.2
     )
-    tune_seeds: Count = free("N", "Seeds with which the finalists are compared.", 3)
-    over: Settings = free("NAME=VALUE,...", "All combinations to try.", ())
+    tune_seeds: Count = free("N", "Number of seeds with which the best settings are compared.", 3)
+    over: Settings = free("NAME=VALUE,...", "Values to try; all combinations are tried.", ())
 
     @classmethod
     def of(cls, given: Namespace | Mapping[str, Any]) -> Experiment:
