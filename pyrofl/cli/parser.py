@@ -88,47 +88,64 @@ RUNS = Row("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare
 SCORE = Row(
     "--by",
     choice(By),
-    "score of rows; default accuracy, or error where y is a number, which has a crps too",
+    "Score to compare by (default: accuracy, or error where the target is numeric).",
 )
 PREDICT: tuple[Any, ...] = (
     Row("folder DIR", PATH, "Directory of pyrofl run or Run.save."),
     Row("--data FILE.csv", REQUIRED, "Rows to predict, with the feature columns of training."),
     Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
-    Row("--client NAME", TEXT, "Client that all rows belong to."),
+    Row("--client NAME", TEXT, "Name of the client to which all rows belong."),
     Row("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
     Row("--new-client", FLAG, "Predict for a client that was not trained.", False),
-    Row("--own-rows FILE.csv", PATH, "Labelled rows of the new client for its adaptation."),
+    Row("--own-rows FILE.csv", PATH, "Labeled rows on which the new client's model is adapted."),
     Row("--model VIEW", TEXT, "Model: personal, global or ensemble (default: by the method)."),
     Row(
-        "--net FILE.py:NAME", PATH, "Function that makes the network of the run, if it is your own."
+        "--net FILE.py:NAME",
+        PATH,
+        "Function that builds the run's network (only for your own networks).",
     ),
-    Row("--unadapted", FLAG, "Do not adapt; the training data are not needed then.", False),
-    Row("--draws S", COUNT, "Posterior draws to average over (default: as in the run)."),
-    Row("--alpha A", FRACTION, "Add prediction sets that miss the truth with probability A."),
+    Row(
+        "--unadapted", FLAG, "Do not adapt the model; the training data are then not needed.", False
+    ),
+    Row("--draws S", COUNT, "Number of posterior draws to average over (default: as in the run)."),
+    Row(
+        "--alpha A",
+        FRACTION,
+        "Add prediction sets that contain the true value with probability 1 - A.",
+    ),
     Row("--overwrite", FLAG, "Overwrite an existing file.", False),
 )
 CONFORMAL: tuple[Any, ...] = (
     Row("folder DIR", PATH, "Directory of pyrofl run."),
-    Row("--alpha A", FRACTION, "Probability that a set misses the truth.", 0.1),
+    Row("--alpha A", FRACTION, "Probability that a set does not contain the true value.", 0.1),
     Row(
         "--calibration-fraction F",
         FRACTION,
-        "Fraction of the test rows for calibration; the others measure coverage.",
+        "Fraction of the test rows used for calibration; the rest measure coverage.",
         0.5,
     ),
-    Row("--deterministic", FLAG, "Sets without randomization: larger, never empty.", False),
+    Row(
+        "--deterministic",
+        FLAG,
+        "Build sets without randomization: they are larger and never empty.",
+        False,
+    ),
     *(row for row in PREDICT if row.words.split()[0] in ("--model", "--net", "--draws")),
 )
 SECTION = Row(
     "section SECTION",
     {"nargs": "?", "choices": (*listing.SECTIONS, "settings")},
-    f"{', '.join(listing.SECTIONS)} or settings (default: names of all).",
+    f"What to list: {', '.join(listing.SECTIONS)} or settings (default: a short list of each).",
 )
 METHOD = Row("method METHOD", TEXT, "Method (see pyrofl list methods).")
 ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods).")
 SEVERAL = Row("methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", [])
 FIGURE = Row("--out FIG.png", REQUIRED, "Output file of the figure.")
-CONFIG = Row("--config FILE", PATH, "YAML file with options, or run.json; options given here win.")
+CONFIG = Row(
+    "--config FILE",
+    PATH,
+    "YAML file with options, or a run.json; options on the command line override it.",
+)
 HEADINGS = list(SECTIONS.values())
 OF_DATA = {n for n, section in sections().items() if section in HEADINGS[:3]} | {"overwrite"}
 OF_RUN = {n for n, section in sections().items() if section != HEADINGS[-1]}
@@ -157,7 +174,11 @@ def on_data(command: Callable[[Experiment], None]) -> Callable[[Namespace], None
 
 COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = {
     "list": ("list methods, data sets, partitions and other choices", listing.list_all, (SECTION,)),
-    "explain": ("print a method's equations, settings, bytes and use", listing.explain, (METHOD,)),
+    "explain": (
+        "print what a method computes, its settings, message sizes and when to use it",
+        listing.explain,
+        (METHOD,),
+    ),
     "run": (
         "fit one method",
         on_experiment(fitting.run, "run"),
@@ -169,12 +190,12 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         (SEVERAL, CONFIG, *rows_of((OF_RUN | OF_TUNING) - {"over"})),
     ),
     "tune": (
-        "choose a method's settings on validation rows of the clients",
+        "select a method's settings by their scores on validation rows",
         on_experiment(tune.tune, "tune"),
         (ONE, CONFIG, *rows_of((OF_RUN | OF_TUNING) - UNTUNED)),
     ),
     "partition": (
-        "draw a figure of the classes that each client holds",
+        "plot how many rows of each class every client holds",
         on_data(fitting.partition),
         (*rows_of(OF_DATA), FIGURE),
     ),
@@ -185,32 +206,40 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         CONFORMAL,
     ),
     "benefit": ("estimate the benefit of federation for each client", benefit, (RUNS, SCORE)),
-    "report": ("write one page of HTML about a run or a comparison", report, (RUNS,)),
+    "report": ("write an HTML report about a run or a comparison", report, (RUNS,)),
 }
 
 WAITING: tuple[Row, ...] = (  # for sites
     Row("--min-sites N", COUNT, "Smallest number of sites in a round (default: all)."),
     Row("--timeout S", POSITIVE, "Seconds to wait for sites and for their replies.", 600.0),
-    Row("--out DIR", PATH, "Output directory; an existing run is resumed (default: DIR/run)."),
+    Row(
+        "--out DIR",
+        PATH,
+        "Output directory; a run that exists there is resumed (default: DIR/run).",
+    ),
     Row("--quiet", FLAG, "Print the result tables only.", False),
 )
 FOLDER = Row("folder DIR", PATH, "Project folder.")
 FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
-    "new": ("write a project folder, and rows to try it with", (FOLDER,)),
+    "new": ("write a project folder with example data", (FOLDER,)),
     "up": (
-        "run a project on this machine alone, with a node for each file of DIR/sites",
+        "simulate a project on this machine, with one node for each file in DIR/sites",
         (FOLDER, Row("--sites N", COUNT, "Number of sites to simulate.", 3), *WAITING),
     ),
     "serve": (
-        "run a project's server for sites elsewhere",
+        "run the server of a project whose sites are on other machines",
         (
             FOLDER,
             Row("--sites N", COUNT, "Number of sites that must be connected before round one.", 3),
             Row("--host ADDRESS", TEXT, "Address to listen on.", "127.0.0.1"),
             Row("--port PORT", PORT, "Port to listen on.", 8443),
-            Row("--cert FILE", PATH, "Certificate of the server."),
-            Row("--cert-key FILE", PATH, "Private key of the server's certificate."),
-            Row("--ca FILE", PATH, "Certificate of the authority that signed it."),
+            Row("--cert FILE", PATH, "Server certificate."),
+            Row("--cert-key FILE", PATH, "Private key of the server certificate."),
+            Row(
+                "--ca FILE",
+                PATH,
+                "Certificate of the authority that signed the server certificate.",
+            ),
             Row(
                 "--nodes DIR", PATH, "Directory with the public keys of the sites' nodes, NAME.pub."
             ),
@@ -218,20 +247,24 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
         ),
     ),
     "join": (
-        "take part with the rows of a site",
+        "connect a site to a server and train on the site's rows",
         (
             Row("server HOST:PORT", TEXT, "Address of the server."),
             Row("--data FILE.csv", REQUIRED, "Rows of the site."),
             Row("--name NAME", TEXT | {"required": True}, "Unique name of the site."),
-            Row("--state DIR", REQUIRED, "Directory for the states of its clients and its log."),
+            Row("--state DIR", REQUIRED, "Directory for client states and the log."),
             Row("--project DIR", PATH, "The site's copy of the project folder.", "."),
             Row("--key FILE", PATH, "Private key of the site's node."),
-            Row("--ca FILE", PATH, "Certificate of the authority that signed the server's."),
+            Row(
+                "--ca FILE",
+                PATH,
+                "Certificate of the authority that signed the server certificate.",
+            ),
             Row("--rejoin", FLAG, "Rejoin as a new client if the state was lost.", False),
             Row(
                 "--min-scored-rows N",
                 COUNT,
-                "Smallest number of test rows of which a client's scores are sent.",
+                "Send a client's scores only if it has at least this number of test rows.",
                 MIN_SCORED_ROWS,
             ),
             Row("--no-scores", FLAG, "Send no scores; losses are still sent.", False),
@@ -245,13 +278,21 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
             Row(
                 "--rows FILE.csv",
                 REQUIRED,
-                "Rows to predict, with the study's features.",
+                "Rows to predict, with the feature columns of training.",
             ),
-            Row("--out FILE.csv", REQUIRED, "Predictions, a line for each row."),
-            Row("--method NAME", TEXT, "Method (default: the only one of the study)."),
-            Row("--client NAME", TEXT, "Client (default: the only one, or by the group)."),
+            Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
+            Row("--method NAME", TEXT, "Method; needed if the project has several."),
+            Row(
+                "--client NAME",
+                TEXT,
+                "Client; needed if the site has several and the rows do not identify them.",
+            ),
             Row("--model VIEW", TEXT, "Model: personal, global or ensemble."),
-            Row("--draws S", COUNT, "Posterior draws (default: the guide's mean)."),
+            Row(
+                "--draws S",
+                COUNT,
+                "Number of posterior draws to average over (default: the guide's mean).",
+            ),
             Row("--overwrite", FLAG, "Overwrite an existing file.", False),
         ),
     ),
@@ -331,7 +372,7 @@ def parser() -> ArgumentParser:
     for name, (about, do, rows) in COMMANDS.items():
         epilog = "examples:\n  " + EXAMPLES[name].replace("\n", "\n  ")
         describe(add(name, help=about, **what | {"description": None, "epilog": epilog}), do, rows)
-    sites = add("flower", help="run a server and sites on separate machines with Flower")
+    sites = add("flower", help="run a federation on separate machines with Flower")
     add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
     for name, (about, rows) in FLOWER.items():
         describe(add(name, help=about), flower(name), rows)

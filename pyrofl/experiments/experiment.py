@@ -55,8 +55,8 @@ PRIVACY = (
     "where=server or client; seed= makes the noise repeatable and therefore not private."
 )
 GROUPS = (
-    "Groups of posterior.nc, or all (default: all, but posterior,sample_stats alone where the "
-    f"others have more than {MAX_UNREQUESTED:,} numbers)."
+    "ArviZ groups of posterior.nc, or all (default: all; only posterior,sample_stats if the other "
+    f"groups have more than {MAX_UNREQUESTED:,} numbers)."
 )
 
 
@@ -81,7 +81,9 @@ class Experiment:
 
     methods: tuple[str, ...] = field(default=(), metadata={"resumable": True})
     # Data
-    data: Path = option("NAME", "Data set, csv:PATH or npz:PATH; see pyrofl list.", "digits")
+    data: Path = option(
+        "NAME", "Name of a data set (see pyrofl list data), csv:PATH or npz:PATH.", "digits"
+    )
     data_dir: Path | None = free("DIR", "Download directory (default: ~/.cache/pyrofl).")
     # Tables
     target: str | None = option("COLUMN", "Column to predict.")
@@ -91,36 +93,51 @@ class Experiment:
     likelihood: str | None = option("NAME", "Likelihood (default: inferred from the target).")
     missing: Missing | None = option(
         None,
-        "Missing values: error, drop or impute (mean and an indicator; default: error).",
+        "Missing values: error, drop (the rows) or impute (the mean, with an indicator column; "
+        "default: error).",
     )
-    scaling: Prepare | None = option(None, "Scaling of numbers (default: standardize).")
+    scaling: Prepare | None = option(None, "Scaling of numeric columns (default: standardize).")
     test_fraction: ShareBelowOne | None = option(
         "SHARE", "Test fraction of each client (default: 0.2)."
     )
     test_column: str | None = option("COLUMN", "Column that marks test rows.")
     test_last: str | None = option("COLUMN", "Time column; the latest rows are test rows.")
-    row_weights: str | None = option("COLUMN", "Column of the training rows' weights.")
+    row_weights: str | None = option("COLUMN", "Column with the weights of training rows.")
     # Partition
-    class_weights: str | None = option("W", "Weights of classes: balanced or CLASS=WEIGHT,...")
-    per_class: Count | None = option("N", "Training rows of each class (default: all).")
+    class_weights: str | None = option("W", "Class weights: balanced or CLASS=WEIGHT,...")
+    per_class: Count | None = option("N", "Number of training rows of each class (default: all).")
     partition: Path | None = option(
-        "SPEC", "Partition, or FILE.py:NAME (default: groups, or slices:5)."
+        "SPEC",
+        "Partition of the rows into clients: a name (see pyrofl list partitions) or FILE.py:NAME "
+        "(default: groups for tables with a client column, slices:5 otherwise).",
     )
-    clients: Count | None = option("N", "Training clients (default: 20, or one for each group).")
+    clients: Count | None = option(
+        "N", "Number of training clients (default: 20, or one per value of the client column)."
+    )
     held_out: Clients = option(
-        "N|A,B", "Clients that never train: their number, or names of groups.", 0
+        "N|A,B", "Clients excluded from training: their number, or their names.", 0
     )
     server_data: Path | None = option(
-        "DATA", "The server's unlabelled rows: number, fraction or data set."
+        "DATA",
+        "Unlabeled rows for the server: a number or fraction of the training rows, or a data set.",
     )
-    test: str = option("POLICY", "Test rows of each client.", "same_shares")
+    test: str = option(
+        "POLICY",
+        "Selection of the test rows of each client (see pyrofl list tests).",
+        "same_shares",
+    )
     seed: Seed = free("S", "Random seed.", 0)
     split_seed: Seed | None = free("S", "Seed of the partition (default: --seed).")
     # Training
-    net: Path | None = option("SPEC", "Network, or FILE.py:NAME (default: by the data).")
+    net: Path | None = option(
+        "SPEC",
+        "Network: a name (see pyrofl list networks) or FILE.py:NAME (default: by the data).",
+    )
     rounds: Count = free("N", "Communication rounds.", 20)
     stop_when: Until | None = free(None, "Stop early on convergence or divergence.")
-    init_seed: Seed | None = free("S", "Seed of initial states (default: --seed).")
+    init_seed: Seed | None = free(
+        "S", "Seed of the initial server and client states (default: --seed)."
+    )
     participation_seed: Seed | None = free(
         "S", "Seed of client sampling and dropout (default: --seed)."
     )
@@ -128,59 +145,82 @@ class Experiment:
         "S", "Seed of minibatches and Monte Carlo noise (default: --seed)."
     )
     participation: str = option(
-        "SPEC", "Clients per round: everyone, 10, 0.1 or bernoulli:0.1.", "everyone"
+        "SPEC",
+        "Clients per round: everyone, a number, a fraction, or bernoulli:P, which includes each "
+        "client with probability P.",
+        "everyone",
     )
     settings: Settings = free(
-        "NAME=VALUE", "Settings of methods; METHOD.NAME=VALUE for one of several.", (), flag="--set"
+        "NAME=VALUE",
+        "Settings of the method (see pyrofl explain METHOD); METHOD.NAME=VALUE sets those of one "
+        "method among several.",
+        (),
+        flag="--set",
     )
     drop_rate: Share = option("P", "Probability that a client drops out after training.", 0.0)
     min_work: PositiveShare = option(
-        "SHARE", "Smallest fraction of its epochs that a client does.", 1.0
+        "SHARE",
+        "Smallest fraction of its epochs that a client completes; fractions are drawn uniformly "
+        "between it and 1.",
+        1.0,
     )
     privacy: str | None = option("clip=C,noise_multiplier=Z", PRIVACY)
     on_bad_message: OnBadMessage = free(
-        None, "Invalid client messages: reject the client's, or raise.", "reject"
+        None, "What to do with an invalid client message: reject it, or raise an error.", "reject"
     )
     fold_messages: bool = option(
-        None, "Aggregate messages on arrival to save memory; for means only.", False
+        None,
+        "Aggregate each message when it arrives, to save memory; for methods whose server computes "
+        "means.",
+        False,
     )
     # Output
     eval_every: Count | None = free("N", "Rounds between evaluations (default: rounds / 20).")
     draws: Count | None = option(
-        "S", "Posterior draws for predictions (default: the guide's mean)."
+        "S", "Number of posterior draws to average for predictions (default: the guide's mean)."
     )
-    posterior_draws: Whole = free("S", "Draws of every client in posterior.nc; 0 writes none.", 100)
+    posterior_draws: Whole = free(
+        "S", "Number of posterior draws in posterior.nc; 0 writes no file.", 100
+    )
     arviz_groups: ArvizGroups | None = free("GROUP,...", GROUPS)
     save_predictions: bool = free(
-        None, "Write rows.csv, a line for each test row, even if large.", False
+        None, "Write rows.csv, with one line per test row, even if it is large.", False
     )
     out: Path | None = free("DIR", "Output directory (default: runs/METHOD-SEED or runs/compare).")
-    checkpoint_every: Count | None = free("N", f"Rounds between writings of {CHECKPOINT}.")
+    checkpoint_every: Count | None = free(
+        "N", f"Number of rounds between writes of {CHECKPOINT}."
+    )
     log: Logger | None = free(
-        None, "Logger of every round: tensorboard, in the output directory, or mlflow."
+        None, "Log every round with TensorBoard (in the output directory) or MLflow."
     )
     resume: bool = free(None, "Resume from the last checkpoint.", False)
     overwrite: bool = free(None, "Overwrite existing files.", False)
     quiet: bool = free(None, "Print the result table only.", False)
     # Execution
-    chunk_size: Count | None = option("C", "Clients per vectorized batch (default: by memory).")
-    state_memory: Whole = free(
-        "GIB", "Memory for client states; the rest is mapped to a temporary file.", 4
+    chunk_size: Count | None = option(
+        "C", "Number of clients that train together in one vectorized batch (default: by memory)."
     )
-    engine: Engine = free(None, "Execution: in this process, or in several with Ray.", "local")
+    state_memory: Whole = free(
+        "GIB", "Memory for client states, in GiB; larger states are kept in a temporary file.", 4
+    )
+    engine: Engine = free(
+        None, "Where clients train: in this process (local), or in several with Ray.", "local"
+    )
     workers: Few | None = free("N", "Ray workers (default: one per core or GPU).")
     threads: Threads = option("N", "CPU threads.", 1)
     device: str = option("NAME", "PyTorch device.", "cpu")
     # Tuning
     seeds: Few = free("N", "Runs of each method, with consecutive seeds.", 3)
-    tune: bool = free(None, "Choose settings first, see pyrofl tune.", False)
+    tune: bool = free(None, "Select settings first, as pyrofl tune does.", False)
     tries: Few | None = free(
         "N",
-        f"Settings to try of every method (default: all of --over, or {TRIES} of its own).",
+        f"Number of settings to try for each method (default: all combinations of --over, or "
+        f"{TRIES} of the method's own values).",
         flag="--settings",
     )
     metric: Metric | None = free(
-        None, "Metric to choose by (default: accuracy, or nll where y is a number)."
+        None,
+        "Metric that selects settings (default: accuracy, or nll where the target is numeric).",
     )
     hold_back: ProperShare = free(
         "SHARE", "Validation fraction of every client's training rows.", 0.2
