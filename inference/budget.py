@@ -56,7 +56,7 @@ class Privacy:
 
 
 class Sampling(NamedTuple):
-    """Sampling of a round's clients, in the probabilities that a privacy accountant needs."""
+    """Probability that a client takes part in a round, for the privacy accountant."""
 
     law: Literal["all", "without replacement", "each by itself"]
     expected: float  # expected clients of a round
@@ -125,7 +125,7 @@ class PrivacyAccountant:
             )
 
     def spent(self, rounds: int, times: Sequence[int]) -> PrivacySpent:
-        """Return the privacy spent by rounds, given each client's participations, [J]."""
+        """Return the privacy spent in some rounds, given each client's number of rounds, [J]."""
         if len(times) != self.clients:
             raise ValueError(
                 f"the method was made private for {self.clients} clients, but {len(times)} train; "
@@ -157,7 +157,7 @@ class PrivacyAccountant:
 
 
 def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) -> float:
-    """Return epsilon of an event that happened `times` times."""
+    """Return the epsilon of an event that is repeated `times` times."""
     if not times:
         return 0.0
     from dp_accounting import NeighboringRelation
@@ -168,7 +168,7 @@ def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) ->
 
 
 def _event(words: tuple[Any, ...]) -> Any:
-    """Return the library's event of a nested description, such as ("Gaussian", 1.0)."""
+    """Return dp-accounting's event of a nested description, such as ("Gaussian", 1.0)."""
     import dp_accounting
 
     name, *values = words

@@ -36,7 +36,7 @@ UNCALLED = ("__init__", "__repr__", "__new__")  # methods that no prediction use
 
 @dataclass
 class Description:
-    """Description of a method, and the constants of its networks.
+    """Textual description of a method, and the constants of its networks.
 
     Attributes:
         parts: name of a part -> text that is equal for equal parts.
@@ -64,7 +64,7 @@ class Description:
 
 
 def describe(method: Method) -> Description:
-    """Return the description of a method: "phases.0.updates.0.optim.lr" -> "0.01", and so on.
+    """Return a method's description, such as "phases.0.updates.0.optim.lr" -> "0.01".
 
     Functions are described by their source and the values they refer to: closure variables, such
     as the family and the scale of a prior, defaults, fields of objects, tensors by their values.
@@ -136,13 +136,13 @@ def clients_part(method: Method) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Trained:
-    """Layer of a network of `pyrofl.nets`, without its trainable weights."""
+    """Layer of a `pyrofl.nets` network, described without its trainable weights."""
 
     layer: nn.Module
 
 
 def _kind(value: Any) -> str:
-    """Return a description of a value without its parts."""
+    """Return a short description of a value, such as its type, without its parts."""
     if isinstance(value, np.ndarray):
         objects = value.dtype.hasobject
         content = repr(value.tolist()).encode() if objects else value.tobytes()
@@ -312,7 +312,7 @@ def is_own(module: str | None) -> bool:
 
 
 def _fills(whole: Any, name: str, value: Any) -> bool:
-    """Return whether an attribute is a cache, which does not change the behaviour of its owner."""
+    """Return whether an attribute is a cache, which does not affect what its object computes."""
     private = name.startswith("_") and isinstance(value, dict | list | set)
     return private or isinstance(getattr(type(whole), name, None), cached_property)
 
@@ -337,7 +337,7 @@ def _home(function: FunctionType) -> str:
 
 
 def _is_written(function: FunctionType) -> bool:
-    """Return whether a user wrote a function; those of dataclasses differ by version."""
+    """Return whether a function is written by a user instead of generated, as by dataclasses."""
     return is_own(_home(function)) and function.__code__.co_filename != "<string>"
 
 

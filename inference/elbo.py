@@ -27,7 +27,7 @@ from pyrofl.tensors import Tensors, default_type
 
 @dataclass(frozen=True)
 class Elbo:
-    """Negative ELBO of every client; see `elbo`. A dataclass, so that its settings can be read."""
+    """Loss: the negative ELBO of every client, with its settings as attributes; see `elbo`."""
 
     num_particles: int | None
     kl: float | Callable[[Tensors, Tensors, Batch], Tensor]
@@ -80,7 +80,7 @@ Look = Callable[[Tensors, Tensors], Tensors]
 
 @dataclass(frozen=True)
 class Seen:
-    """Loss for which the programs read views of local and received; None leaves them unchanged."""
+    """Loss whose programs read modified received and local tensors."""
 
     loss: Loss
     view: Look
@@ -96,7 +96,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class On:
-    """Loss of given programs, in a method with other programs."""
+    """Loss that is computed with other programs than the method's model and guide."""
 
     loss: Loss
     model: Program
@@ -182,14 +182,14 @@ def with_rows(tensors: Tensors, clients: int) -> Tensors:
 
 
 def latent(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the sample sites of a trace that are neither observed nor a plate."""
+    """Yield the latent sample sites of a trace, with their names."""
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site):
             yield name, site
 
 
 def observed(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the observed sites of a trace, without deterministic ones."""
+    """Yield the observed sample sites of a trace with their names, without deterministic ones."""
     for name, site in trace.nodes.items():
         seen = site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site)
         if seen and not is_made(site):
@@ -206,7 +206,7 @@ def is_made(site: Any) -> bool:
 
 
 def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tensor, Tensor]:
-    """Return log q, masked, and log q - log p of one latent site, scaled and masked.
+    """Return log q, and log q - log p, of one latent site, with its scale and mask applied.
 
     Auxiliary sites of automatic guides have no partner in the model: they count as log q alone. A
     Delta counts its log density (the Jacobian of a transformed site), never an analytic KL. The
@@ -230,7 +230,7 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
 
 
 def pulled(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
-    """Yield the distances of points from the centres of their sites' priors."""
+    """Yield the scaled squared distances of point estimates from the centers of normal priors."""
     together: dict[tuple[object, float], list[tuple[Spherical, Tensor]]] = {}
     for site, value in pulls:
         fn = site["fn"]
@@ -277,7 +277,7 @@ def base_of(fn: Any) -> Any:
 
 
 def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
-    """Return the costs with those of equal shape summed."""
+    """Return costs in which tensors of the same shape have been added."""
     found: dict[torch.Size, Tensor] = {}
     for cost in costs:
         found[cost.shape] = found[cost.shape] + cost if cost.shape in found else cost

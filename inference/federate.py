@@ -174,7 +174,7 @@ def federate(
 
 
 def _listed(reasons: Sequence[str]) -> str:
-    """Return the first reasons in one line, and the number of the others."""
+    """Return the first reasons as one line of text, with the number of the others."""
     more = len(reasons) - SHOWN
     shown = [*reasons[:SHOWN], f"and {more} more"] if more > 0 else reasons
     return "; ".join(shown)

@@ -155,7 +155,7 @@ def fit(
     again = 0  # first round in which the end is tested again
 
     def at_end() -> bool:
-        """Return whether this round is the last; test the objective first."""
+        """Return whether to stop after this round; first test convergence to the optimum."""
         nonlocal again
         number = run.state.number
         run.ending = {}

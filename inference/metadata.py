@@ -35,7 +35,7 @@ class Rule:
     holds: Callable[[Tensor], Tensor]
 
     def validate(self, name: str, value: Tensor) -> Tensor:
-        """Return which entries of a tensor [C, *p] satisfy the rule, bool [C, ...]; see `holds`."""
+        """Return which entries of a tensor [C, *p] satisfy the rule, as bool [C, ...]."""
         what = f"rule {self.text!r} of {name!r}"
         with calling(what):
             found = as_numbers(what, self.holds(value), (len(value), -1), torch.bool)
@@ -49,7 +49,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class WireCost:
-    """Message size of a tensor, if it differs from that of all its entries.
+    """Message size of a tensor that is sent in compressed form.
 
     Attributes:
         bytes: (name, all tensors of the message [C, ...]) -> bytes [C].
@@ -58,7 +58,7 @@ class WireCost:
     bytes: Callable[[str, Tensors], Tensor]
 
     def count(self, name: str, tensors: Tensors) -> Tensor:
-        """Return the bytes of a tensor, int64 [C]; see `bytes`."""
+        """Return the bytes in which each client sends a tensor, int64 [C]."""
         what = f"the wire cost of {name!r}"
         with calling(what):
             found = self.bytes(name, tensors)
@@ -67,14 +67,14 @@ class WireCost:
 
 @dataclass(frozen=True)
 class Mark:
-    """Metadata without parameters, such as `SHARED` and `PER_CLIENT`."""
+    """Metadata without parameters: a label such as `SHARED` or `PER_CLIENT`."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of tensors that define a distribution; changes are measured in their sds.
+    """Means and sds of a distribution with the given tensors; they measure parameter changes.
 
     Attributes:
         of: all tensors -> site -> mean and standard deviation, [*p] each.
@@ -83,7 +83,7 @@ class Moments:
     of: Callable[[Tensors], dict[str, tuple[Tensor, Tensor]]]
 
     def compute(self, tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return site -> mean and standard deviation; see `of`."""
+        """Return the mean and standard deviation of each site."""
         with calling("moments"):
             found = {n: (mean, sd) for n, (mean, sd) in self.of(tensors).items()}
         for site, (mean, sd) in found.items():
@@ -94,7 +94,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Factors:
-    """Tables with a row for every client: its factor of the posterior of the shared sites.
+    """Server tensors with one row per client: the client's factor of the shared posterior.
 
     Attributes:
         others: the `View` in which shared sites follow the product of all other clients' factors.
@@ -112,7 +112,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Monitor:
-    """Number in the server state, [], that every round records.
+    """Metadata of a number in the server state that is recorded in every round.
 
     Attributes:
         high: limit above which `Run.warnings` reports `why` after the last round; None for none.
@@ -141,7 +141,7 @@ class Optimal:
 
 
 def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:
-    """Return Moments of normals with means "LOC/SITE" and sds computed from "WIDTH/SITE"."""
+    """Return metadata of normals with means "LOC/SITE" and sds computed from "WIDTH/SITE"."""
 
     def of(tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         wide = role(width, tensors)
@@ -183,7 +183,7 @@ MetadataByPattern = Mapping[str, TensorMetadata | tuple[TensorMetadata, ...]]
 
 
 def keep_server_state(server: Tensors, cohort: Cohort) -> Tensors:
-    """Return the server's state unchanged, if it does not depend on client states."""
+    """Return the server state unchanged, for methods whose server never reads client states."""
     return server
 
 
@@ -244,7 +244,7 @@ class Metadata:
                     raise ValueError(f"metadata of {name!r}: {error}") from error
 
     def count(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the statistics of clients, [C, ...] each; see `statistics`."""
+        """Return the method's statistics of clients, such as numbers of pruned weights."""
         with calling("statistics"):
             found = self.statistics(received, local, batch)
         return as_tensors("what statistics returns", found, len(batch))
@@ -258,7 +258,7 @@ Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Monitor, Optimal, Mark)
 
 
 def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
-    """Return the numbers of the server with a `Monitor`, by their names without "server/"."""
+    """Return the monitored numbers of the server state, by their names without "server/"."""
     seen = pick(server, " ".join(of_kind(metadata, Monitor)))
     for name, value in seen.items():
         as_numbers(f"{name!r}, which a Monitor watches,", value, (), None)
@@ -266,12 +266,12 @@ def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
 
 
 def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:
-    """Return patterns -> their metadata of a kind."""
+    """Return the entries of metadata that have a given type, by name patterns."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return {names: fact for names, known in each for fact in known if isinstance(fact, kind)}
 
 
 def marked(metadata: MetadataByPattern, mark: Mark) -> str:
-    """Return the patterns with a mark, joined by spaces."""
+    """Return the name patterns that have a given mark, joined by spaces."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return " ".join(names for names, known in each if any(fact == mark for fact in known))

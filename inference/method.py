@@ -59,7 +59,7 @@ class GradientStep:
 
 @dataclass(frozen=True)
 class Phase:
-    """Local optimization phase: updates that run on every minibatch of a client's rows.
+    """Stage of local training: updates that run on every minibatch of a client's rows.
 
     Attributes:
         updates: gradient steps and closed-form updates.
@@ -98,7 +98,7 @@ class Phase:
 
 
 def send_all(server: Tensors, cohort: Cohort) -> Tensors:
-    """Return a download of all tensors except names under "server/", equal for all clients."""
+    """Send all server tensors to every client, except those with names under "server/"."""
     public = {n: v for n, v in server.items() if not n.startswith("server/")}
     return spread_out(public, len(cohort.ids))
 
@@ -109,17 +109,17 @@ def keep_nothing(received: Tensors, cohort: Cohort, generator: Generator) -> Ten
 
 
 def return_received(received: Tensors, local: Tensors) -> Tensors:
-    """Return the local values of the received names as the upload."""
+    """Send the client's current values of the tensors that it received."""
     return {n: local[n] for n in received}
 
 
 def as_trained(received: Tensors, local: Tensors) -> Tensors:
-    """Return the client's local tensors unchanged."""
+    """Return the client's tensors unchanged, as the tensors of its predictive model."""
     return local
 
 
 def as_received(received: Tensors, local: Tensors) -> Tensors:
-    """Return the local tensors, with received values in place of trained ones."""
+    """Return the client's tensors, with received values in place of trained ones."""
     return local | received
 
 
@@ -145,7 +145,7 @@ class View:
     posterior: ServerPosterior | None = None
 
     def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
-        """Return the tensors that the programs read as local; a list is an ensemble."""
+        """Return the model's tensors, which programs read as local; a list for an ensemble."""
         return self.read(received, local)
 
 
@@ -245,17 +245,17 @@ class Method(Pickled, Summarised):
 
     @property
     def main_view(self) -> str:
-        """Return the name of the main model: "personal" if it exists, otherwise the first."""
+        """Return the name of the main predictive model: "personal" if the method has one."""
         return "personal" if "personal" in self.views else next(iter(self.views))
 
     @property
     def posterior_view(self) -> str:
-        """Return the name of the model with a server posterior, or of the main model."""
+        """Return the name of the model from which the posterior is drawn."""
         own = (n for n, view in self.views.items() if getattr(view, "posterior", None))
         return next(own, self.main_view)
 
     def read_view(self, view: str, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
-        """Return the tensors [C, ...] that the programs read as local; a list is an ensemble."""
+        """Return the tensors [C, ...] of a predictive model; a list for an ensemble."""
         known, what = received | local, f"what view {view!r} returns"
         with calling(f"view {view!r}", known):
             found = self.views[view](received, local)
@@ -270,13 +270,13 @@ class Method(Pickled, Summarised):
         return found
 
     def deployed(self, view: str) -> Method:
-        """Return the method with the download that this view needs for predictions."""
+        """Return the method with the download that one predictive model needs."""
         download = getattr(self.views[view], "download", None)
         return self if download is None else replace(self, download=download)
 
     @property
     def shared(self) -> str:
-        """Return patterns of sites shared by all clients although each holds a copy."""
+        """Return patterns of the sites that all clients share."""
         return marked(self.metadata.tensors, SHARED)
 
     @property
@@ -286,7 +286,7 @@ class Method(Pickled, Summarised):
 
     @property
     def rules(self) -> dict[str, Rule]:
-        """Return patterns of names -> condition on message tensors besides being finite."""
+        """Return the rules that messages must satisfy besides being finite, by name patterns."""
         return of_kind(self.metadata.tensors, Rule)
 
     def message_bytes(self, tensors: Tensors) -> Tensor:
@@ -304,7 +304,7 @@ class Method(Pickled, Summarised):
 
     @property
     def programs(self) -> str:
-        """Return the names of model and guide in one phrase."""
+        """Return the names of model and guide as text."""
         return f"{_name(self.model)}, with the guide {_name(self.guide)}"
 
     def summary(self) -> Mapping[str, object]:
@@ -332,6 +332,6 @@ def _moved(move: GradientStep | ClosedFormUpdate) -> str:
 
 
 def _told(phase: Phase) -> str:
-    """Return a phase in one phrase: its updates, epochs and batch size."""
+    """Describe a phase in one line: its updates, epochs and batch size."""
     epochs = "epochs by client" if callable(phase.epochs) else f"{phase.epochs}"
     return f"{', '.join(map(_moved, phase.updates))} ({epochs} x {phase.batch or 'all'} rows)"

@@ -25,7 +25,7 @@ class Light(Optimizer):
 
 
 def lightly(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the step of an optimizer without torch's wrapper, except its gradient mode."""
+    """Return an optimizer's step method without torch's wrapper, except its gradient mode."""
     plain = unwrap(step)
 
     def go(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -36,20 +36,20 @@ def lightly(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LightSgd(Light, torch.optim.SGD):
-    """SGD of torch without the import of its compiler."""
+    """SGD of torch, without the slow import of torch's compiler."""
 
     step = lightly(torch.optim.SGD.step)
 
 
 class LightAdam(Light, torch.optim.Adam):
-    """Adam of torch without the import of its compiler."""
+    """Adam of torch, without the slow import of torch's compiler."""
 
     step = lightly(torch.optim.Adam.step)
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """Factory of plain SGD optimizers; see `sgd`. A dataclass, so that its settings can be read."""
+    """Factory of plain SGD optimizers, with its settings as attributes; see `sgd`."""
 
     lr: float
     momentum: float
@@ -68,7 +68,7 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adam:
-    """Factory of Adam optimizers; see `adam`."""
+    """Factory of Adam optimizers, with its settings as attributes; see `adam`."""
 
     lr: float
     options: Mapping[str, Any]
@@ -126,7 +126,7 @@ class Clipped:
         return optimiser
 
     def clip(self, optimiser: Optimizer, *_: Any) -> None:
-        """Scale down the gradients of every client to the norm."""
+        """Scale down each client's gradient to the largest permitted norm."""
         moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
         squares = torch.stack([p.grad.reshape(len(p), -1).square().sum(1) for p in moving]).sum(0)
         factor = (self.norm / (squares.sqrt() + 1e-6)).clamp(max=1)
@@ -151,14 +151,14 @@ def initial(make: Optim, param: Tensor) -> dict[str, Tensor] | None:
 
 
 def numbers(optimiser: Optimizer) -> list[Any]:
-    """Return the values in an optimizer's state and options other than tensors."""
+    """Return the values in an optimizer's state and options that are not tensors."""
     known = [v for state in optimiser.state.values() for v in state.values()]
     known += [v for g in optimiser.param_groups for n, v in g.items() if n != "params"]
     return [v for v in known if not torch.is_tensor(v)]
 
 
 def narrow(optimiser: Optimizer, clients: int) -> None:
-    """Restrict an optimizer to the first clients; the others keep their values."""
+    """Restrict an optimizer to the first clients of its stacked tensors."""
     for group in optimiser.param_groups:
         for p in group["params"]:
             p.data = p.data[:clients]

@@ -1,4 +1,4 @@
-"""Pyro programs as dataclasses, which can be called and inspected."""
+"""Pyro programs as callable objects with readable settings."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
 def flat(
     name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
 ) -> TorchDistribution:
-    """Return an improper uniform prior: with a delta guide, maximum likelihood."""
+    """Return an improper uniform prior, which with a delta guide gives maximum likelihood."""
     return _improper(len(batch), shape)
 
 
 class Flat(dist.ImproperUniform):
-    """Improper uniform prior that `pyro.render_model` can draw."""
+    """Improper uniform prior that `pyro.render_model` can run."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Draw, which raises an error, except zeros while dependencies are tracked."""
@@ -65,7 +65,7 @@ def _improper(clients: int, shape: Size) -> TorchDistribution:
 def around(
     family: LocationScale, centre: Tensor, scale: Tensor, group: object = None
 ) -> TorchDistribution:
-    """Return a family centered at parameters [C, 1, *p] with one scale per client, [C, 1].
+    """Return a prior centered at parameters [C, 1, *p], with one scale per client, [C, 1].
 
     Parameters of one `group` have the same scale.
     """
@@ -97,7 +97,7 @@ class Proximal:
 
 @dataclass(frozen=True)
 class ByName:
-    """Priors by patterns of names, of which the first match counts; see `priors.by_name`."""
+    """Prior that uses the first prior with a matching pattern of names; see `priors.by_name`."""
 
     priors: Mapping[str, Prior]
 
@@ -161,7 +161,7 @@ class Supervised:
         return self.prior.of(name) if isinstance(self.prior, ByName) else self.prior
 
     def homes(self, guide: Program, local: Tensors) -> dict[str, str]:
-        """Return, for each point parameter, the name of its local tensor."""
+        """Return the names of the local tensors that hold point parameters."""
         roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
         at = {n: [f"{r}/{n}" for r in roles if f"{r}/{n}" in local] for n in self.net.shapes}
         return {n: found[0] for n, found in at.items() if found}

@@ -1,4 +1,4 @@
-"""Seeds, and the random number streams of every purpose; all streams are independent.
+"""Seeds of a run, and independent random streams for each purpose.
 
 Partitions use NumPy's streams instead, keyed by (seed, purpose); see `federations`.
 """
@@ -15,7 +15,7 @@ from pyrofl.tensors import generator
 
 
 class Stream(IntEnum):
-    """Purpose of a random stream; the comments name the further parts of its key.
+    """Purposes of random streams; each is a part of a stream's key.
 
     A client is identified by its name: its draws depend neither on its position in the federation
     nor on the other clients.
@@ -66,19 +66,19 @@ Seed = int | Seeds
 
 
 def separate(seed: Seed) -> Seeds:
-    """Return the seed of each purpose."""
+    """Return the seed of each purpose: init, participation and noise."""
     return seed if isinstance(seed, Seeds) else Seeds(seed, seed, seed)
 
 
 def later(seed: Seed, k: int) -> Seed:
-    """Return the seed increased by k; of several seeds, each."""
+    """Return the seed plus k, or each of several seeds plus k."""
     if not isinstance(seed, Seeds):
         return seed + k
     return Seeds(seed.init + k, seed.participation + k, seed.noise + k)
 
 
 def continued(seed: Seed | None, last: Seed | None) -> Seed:
-    """Return the seed of a run: that of the resumed run, or else 0, if none is given."""
+    """Return the given seed, or that of the resumed run, or 0."""
     if seed is None or last is None:
         return next(known for known in (seed, last, 0) if known is not None)
     if separate(seed) != separate(last):
@@ -89,5 +89,5 @@ def continued(seed: Seed | None, last: Seed | None) -> Seed:
 
 
 def stream(seed: Seed, purpose: Stream, *key: int | str) -> Generator:
-    """Return the random generator of a run for a purpose; `Stream` describes its key."""
+    """Return the random generator of a run for a purpose and further keys."""
     return generator(getattr(separate(seed), SEED_OF.get(purpose, "noise")), purpose, *key)

@@ -1,4 +1,4 @@
-"""Normal priors with one scale per client, and their gradients in few operations."""
+"""Normal priors with one scale per client, with fast gradients."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pyrofl.tensors import like
 
 
 def spherical(fn: TorchDistribution, axes: int, group: object = None) -> Spherical:
-    """Return a normal with equal scales over the last axes, with these axes as one event."""
+    """Convert a normal with equal scales over its last axes to one event with one scale."""
     found = Spherical(fn, axes)
     found.group = group
     return found
 
 
 class Spherical(dist.Independent):
-    """Independent normals with one scale per event, which need one logarithm per event.
+    """Independent normals with a common scale, as one event.
 
     Attributes:
         group: Sites of one group have the same scale; None has no group.
@@ -37,7 +37,7 @@ class Spherical(dist.Independent):
         return -self.distance(value) - self.entries * constant
 
     def distance(self, value: Tensor) -> Tensor:
-        """Return the log density of the centre minus that of events: half the squares."""
+        """Return half the scaled squared distance of a value from the center."""
         squares: Tensor = (value - self.base_dist.loc).square().sum(tuple(range(-self._axes, 0)))
         return squares / 2 / self.scale.square()
 
@@ -69,14 +69,14 @@ def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
 
 
 class HalfSquares(torch.autograd.Function):
-    """Half the sum of squared differences of several values from their centres.
+    """Autograd function: half the sum of squared differences of values from their centers.
 
     All differences are in one tensor, so that one operation computes all norms.
     """
 
     @staticmethod
     def forward(ctx: Any, many: int, *given: Tensor) -> Tensor:
-        """Return [C, 1] of values [C, 1, *p] and their centres."""
+        """Return half the squared distances [C, 1] of values [C, 1, *p] from their centers."""
         values, centres = given[:many], given[many:]
         ctx.save_for_backward(*given)
         ctx.sizes = [v[0].numel() for v in values]
@@ -89,7 +89,7 @@ class HalfSquares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients by values and centres."""
+        """Return the gradients with respect to values and centers."""
         given = ctx.saved_tensors
         values, centres = given[: len(given) // 2], given[len(given) // 2 :]
         if torch.is_grad_enabled():  # second derivatives need the inputs

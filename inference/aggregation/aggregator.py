@@ -198,7 +198,7 @@ def _pool(
 
 
 def _mean_of_any(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
-    """Return the weighted mean, or the default values if all weights are zero."""
+    """Return the weighted mean over clients, or default values if all weights are zero."""
     return mean(values, weight, none) if weight.any() else none
 
 

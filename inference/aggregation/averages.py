@@ -134,7 +134,7 @@ def trimmed(message: Tensors, weight: Tensor, share: float) -> Tensors:
 
 
 def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
-    """Return the mean of values [C, *p] without the `each` largest and smallest per coordinate."""
+    """Return the mean of values [C, *p] after removing the `each` largest and smallest ones."""
     if not each:
         return weighted_mean(value, weight)
     order = value.sort(0)

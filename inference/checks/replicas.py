@@ -42,7 +42,7 @@ def with_responses(data: Federation, y: Tensor) -> Federation:
 
 
 def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = None) -> Method:
-    """Return the method for copies of a federation of J clients, each with its own server.
+    """Return a method that trains several copies of a federation, each with its own server.
 
     Client j of copy r has the id r J + j; the server state of copy r is under "server/r/".
     `refused` collects copies with a rejected aggregation, and the reason.
@@ -57,7 +57,7 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
             yield r, at, Cohort(cohort.ids[at] % clients, cohort.size[at])
 
     def joined(cohort: Cohort, make: Callable[[int, Tensor, Cohort], Tensors]) -> Tensors:
-        """Return the results of a function for every copy, in the order of all clients."""
+        """Return a function's results for all copies, joined along the clients."""
         found = [(at, make(r, at, mine)) for r, at, mine in parts(cohort)]
         order = torch.cat([at for at, _ in found]).argsort()
         return cut(join_up(part for _, part in found), order)
@@ -110,13 +110,13 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
 
 
 def first_of(server: Tensors, copies: int, clients: int) -> RoundState:
-    """Return the state before the first round, in which every copy's server is equal."""
+    """Return the initial state of all copies, with the same server state in each copy."""
     seen = torch.zeros(copies * clients, dtype=torch.bool)
     return RoundState(0, _whole(dict.fromkeys(range(copies), server)), {}, seen)
 
 
 def rounds_of(state: RoundState, clients: int) -> list[RoundState]:
-    """Return the state of each copy, as a round of its J clients."""
+    """Split the joint state of all copies into one round state for each copy."""
     each, found = _parted(state.server), []
     for r in range(len(state.seen) // clients):
         mine = slice(r * clients, (r + 1) * clients)
@@ -127,7 +127,7 @@ def rounds_of(state: RoundState, clients: int) -> list[RoundState]:
 
 
 def _parted(server: Tensors) -> dict[int, Tensors]:
-    """Return the server state of every copy."""
+    """Return the server state of each copy from the joint server state."""
     found: dict[int, Tensors] = defaultdict(dict)
     for name, value in server.items():
         _, copy, own = name.split("/", 2)
@@ -136,7 +136,7 @@ def _parted(server: Tensors) -> dict[int, Tensors]:
 
 
 def _whole(servers: Mapping[int, Tensors]) -> Tensors:
-    """Return one server state of those of all copies, named "server/r/NAME"."""
+    """Join the server states of all copies into one, with tensors named "server/r/NAME"."""
     return {n: v for r, server in servers.items() for n, v in under(f"server/{r}", server).items()}
 
 
@@ -144,7 +144,7 @@ def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
     """Return the method with programs, losses and updates that receive changed batches."""
 
     def changed(function: Any) -> Any:
-        """Return a function whose last argument, the batch, is changed."""
+        """Return a function with its last argument, the batch, replaced by the changed batch."""
         return lambda *args: function(*args[:-1], change(args[-1]))
 
     def moved(phase: Phase) -> Phase:

@@ -67,7 +67,7 @@ class Ranks:
 
     @property
     def places(self) -> xarray.Dataset:
-        """Return ranks between 0 and 1: (rank + 1/2) / (L + 1), uniform if the ranks are."""
+        """Return ranks scaled to (0, 1), as (rank + 1/2) / (L + 1) with L posterior draws."""
         return (self.ranks + 0.5) / (self.draws + 1)
 
     def of_client(self, client: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Ranks:
         }
 
     def coverage(self, levels: Sequence[float] = LEVELS) -> xarray.Dataset:
-        """Return how often central intervals contained the true value, with a new dim, level.
+        """Return the fraction of central intervals that contain the true value, for several levels.
 
         Intervals end at draws, which avoids interpolation; levels are rounded to those of such
         intervals, (L + 1 - 2 k) / (L + 1). With R replications, the standard error of a coverage
@@ -272,7 +272,7 @@ def _fits(
     allow_diverged: bool,
     **how: Any,
 ) -> Iterator[tuple[RoundState, str]]:
-    """Yield the last round of each replication, and the reason of failure or ""."""
+    """Yield the final state of the fit to each simulated data set, and why it failed or ""."""
     clients, refused = data.clients, dict[int, str]()
     step = max(1, BYTES // max(data.x.nbytes, 1))
 

@@ -180,7 +180,7 @@ def conformal(
 
 
 def _check_rows(data: Federation) -> None:
-    """Raise ValueError if there are no test rows, or some that were used for training."""
+    """Raise ValueError if the federation has no test rows, or trained on some of them."""
     if not any(map(len, data.test[: data.clients])):
         raise ValueError(
             "no client has test rows, and rows that trained the model cannot calibrate it; "
@@ -248,7 +248,7 @@ def _forecasts(
 
 
 def _held_out(made: Conformal) -> Iterator[tuple[int, Forecast, Tensor]]:
-    """Yield the test rows of held-out clients, as `_forecasts`; none if they have no model."""
+    """Yield id, forecast and responses of the test rows of every held-out client with a model."""
     run, how = made.run, made.how
     if not any(map(len, run.data.test[run.data.clients :])):
         return
@@ -261,7 +261,7 @@ def _held_out(made: Conformal) -> Iterator[tuple[int, Forecast, Tensor]]:
 def _line(
     made: Conformal, i: int, pooling: Pooling, count: int, forecast: Forecast, y: Tensor
 ) -> dict[str, Any]:
-    """Return a row of `Conformal.frame`: `count` calibration rows, and n test rows."""
+    """Return one client's row of the table of coverage, `Conformal.frame`."""
     data, alpha, n = made.run.data, made.alpha, len(y)
     name = data.names[i]
     line: dict[str, Any] = {

@@ -40,7 +40,7 @@ class ScoreSummary(NamedTuple):
 
     @property
     def rank_error(self) -> int:
-        """Largest number of scores strictly between two that are sent."""
+        """Largest number of scores that lie strictly between two neighboring quantiles sent."""
         return max(-(-int(self.num_scores) // max(len(self.upper), 1)) - 1, 0)
 
     @property
@@ -61,7 +61,7 @@ def summarize(scores: Tensor, num_quantiles: int, weights: Tensor | None = None)
 
 
 def _ranks(count: int, bins: int) -> Tensor:
-    """Return the ranks ceil(b count / bins), b = 1..bins."""
+    """Return the ranks of the order statistics that a client sends: ceil(b count / bins)."""
     return -(-torch.arange(1, bins + 1) * count // max(bins, 1))
 
 

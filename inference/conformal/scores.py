@@ -56,7 +56,7 @@ class Forecast:
 
 
 def aps_scores(probs: Tensor, u: Tensor) -> Tensor:
-    """Return the score of every class of rows: probabilities [N, K] and u [N] -> [N, K].
+    """Return the adaptive-prediction-set score of every class, from probabilities [N, K].
 
     Classes of equal probability keep their order.
 
@@ -90,7 +90,7 @@ def check_scale(name: str, sd: Tensor, has_classes: bool) -> None:
 
 
 def _moments(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
-    """Return mean probabilities or means, an undefined log density, and standard deviations."""
+    """Return predictive means (or class probabilities) and standard deviations of rows."""
     found, shape = list(members), batch.mask.shape
     unknown = torch.full(shape, -torch.inf, device=batch.mask.device)
     if isinstance(found[0], CLASSES):
@@ -108,7 +108,7 @@ def _moments(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tu
 
 
 def _flat(value: Tensor, shape: torch.Size) -> Tensor:
-    """Return a moment as [S, C, B]."""
+    """Return a predictive mean or variance as draws, clients and rows, [S, C, B]."""
     if value.shape[-2:] != shape:
         raise ValueError(
             "the response is a vector; conformal prediction needs a single number or a class per "

@@ -19,7 +19,7 @@ Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 class Block:
-    """Tables [R, ...], name -> tensor, and the indices of their free rows."""
+    """Stacked tensors of several clients, [R, ...], with the indices of unused rows."""
 
     def __init__(self, tables: Mapping[str, Tensor], free: Iterable[int] = ()) -> None:
         self.tables, self.free = tables, list(free)
@@ -27,7 +27,7 @@ class Block:
 
 
 class Row:
-    """Row of a block for one client; it becomes free when no state refers to it any more."""
+    """One client's row in a block of stacked tensors, freed when no state refers to it."""
 
     __slots__ = ("block", "index")
 
@@ -80,7 +80,7 @@ class RowStore:
         return self.blocks[-1]
 
     def table(self, rows: int, like: Tensor, size: int) -> Tensor:
-        """Return memory [rows, ...] for tensors of clients with `size` bytes each."""
+        """Return uninitialized memory for the tensors of some clients, in RAM or in a file."""
         shape = rows, *like.shape[1:]
         if self.memory is not None and self.room * size > self.memory:
             return mapped(shape, like.dtype)
@@ -88,7 +88,7 @@ class RowStore:
 
 
 class Tables(Mapping[str, Tensor]):
-    """Mapping of tables that are assembled when they are read."""
+    """Mapping of stacked tensors that are assembled from blocks when they are read."""
 
     def __or__(self, other: Mapping[str, Tensor]) -> Tensors:
         return {**self, **other}
@@ -122,7 +122,7 @@ class ClientStates(Tables):
 
     @classmethod
     def of(cls, tables: Mapping[str, Tensor], seen: Tensor, memory: int | None) -> ClientStates:
-        """Return tables [J, ...] as states, in which the clients `seen` [J] have rows.
+        """Return client states from stacked tensors [J, ...]; `seen` marks valid rows.
 
         Args:
             tables: states, or tensors of the caller, which are not modified.
@@ -183,17 +183,17 @@ class ClientStates(Tables):
 
 
 def none(clients: int, room: int) -> ClientStates:
-    """Return the states of J unseen clients, with room for `room` clients."""
+    """Return client states in which no client has a state yet."""
     return ClientStates(clients, RowStore(room), {}, {})
 
 
 def layout_of(tables: Mapping[str, Tensor]) -> Layout:
-    """Return the layout of tables [R, ...]."""
+    """Return the names, shapes and types of stacked client tensors."""
     return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(tables.items()))
 
 
 def row_bytes(tables: Mapping[str, Tensor]) -> int:
-    """Return the bytes of a row of tables [R, ...]."""
+    """Return the bytes that one client needs in stacked tensors [R, ...]."""
     return sum(v.shape[1:].numel() * v.element_size() for v in tables.values())
 
 

@@ -68,7 +68,7 @@ class Reply:
 
 
 def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
-    """Return the replies of all chunks as one, in the order of the clients' ids [C]."""
+    """Join the replies of all chunks of clients into one, in the order of the clients' ids."""
     if odd := next(filter(None, (unlike(reply.form, replies[0].form) for reply in replies)), ""):
         raise ValueError(
             f"messages of clients in different chunks differ: {odd}; upload must not depend on the "
@@ -93,7 +93,7 @@ class RunningRound(AbstractContextManager["RunningRound", None], Protocol):
         ...
 
     def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """Return the states of all clients, [J, ...]; clients `back` keep their old ones."""
+        """Return the states of all clients, [J, ...], restoring those of the clients `back`."""
         ...
 
 
@@ -102,7 +102,7 @@ Backend = Callable[[RoundRequest], RunningRound]
 
 
 class LocalRound(RunningRound):
-    """Round of clients with rows and states in this process."""
+    """Round of clients that train in this process."""
 
     def __init__(self, data: Federation, request: RoundRequest) -> None:
         self.data, self.request = data, request
@@ -124,7 +124,7 @@ class LocalRound(RunningRound):
         return map(self.train, self.chunks())
 
     def close(self, back: Tensor) -> ClientStates:
-        """Return the states of all clients; clients `back` keep their old ones."""
+        """Return the states of all clients, restoring those of the clients `back`."""
         gone = set(back.tolist())
         return self.states.updated({i: r for i, r in self.written.items() if i not in gone})
 

@@ -61,7 +61,7 @@ def inspect(
 def _duties(
     message: Tensors, private: Tensors, cohort: Cohort, rules: Mapping[str, Rule]
 ) -> Iterator[tuple[str, Tensor, Rule]]:
-    """Yield tensors with the rules they must satisfy, messages before client states."""
+    """Yield the tensors of messages and client states, with the rules that they must satisfy."""
     yield "its size", cohort.size, FINITE
     yield "its size", cohort.size, POSITIVE
     for name, value in (*message.items(), *private.items()):
@@ -73,19 +73,19 @@ def _duties(
 
 
 def _named(name: str, value: Tensor, holds: Tensor, rule: Rule) -> str:
-    """Return a description of the first entry of a client's tensor [*p] that violates a rule."""
+    """Return an error text for the first entry of a client's tensor that violates a rule."""
     at = tuple((~holds).nonzero()[0].tolist())
     shown = f"{value[at].item():.6g}" if holds.shape == value.shape else "not"
     return f"{name}{list(at) if at else ''} is {shown}; expected {rule.text}"
 
 
 def form_of(message: Tensors) -> Form:
-    """Return the form of a message [C, *p]."""
+    """Return the names, shapes and types of the tensors of a message [C, *p]."""
     return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(message.items()))
 
 
 def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Form:
-    """Return the form that messages must have, given the sent forms and their numbers of clients.
+    """Return the tensor shapes and types that messages must have, by a vote of the clients.
 
     It is the sent form, if several clients agree, or if new tensors have the form of the server's.
     Otherwise it is that of the last round, if it has a name in common with the most frequent form,
@@ -103,7 +103,7 @@ def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Fo
 
 
 def unlike(form: Form, expected: Form) -> str:
-    """Return the first difference between the form of a message and the expected one, or ""."""
+    """Describe the first difference between a message's shapes or types and the expected ones."""
     known = {name: (shape, dtype) for name, shape, dtype in expected}
     for name in sorted({name for name, *_ in form} ^ known.keys()):
         return f"{name} is {'missing' if name in known else 'there'}; expected {sorted(known)}"
@@ -116,7 +116,7 @@ def unlike(form: Form, expected: Form) -> str:
 
 
 def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]]:
-    """Return the server's next state, and the reasons if it is the old one.
+    """Return the server's next state, or the old one and why it could not be updated.
 
     Raises:
         ValueError: if a tensor has a row for each aggregated client, or another shape or type than
@@ -150,12 +150,12 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
 
 
 def kinds(rejected: Iterable[str]) -> dict[str, int]:
-    """Return the number of rejections by the rule in the reason, after "; expected "."""
+    """Count the rejected messages by the rule that they violated."""
     return dict(Counter(reason.rpartition("; expected ")[2] for reason in rejected))
 
 
 class Inbox:
-    """Messages of a round in tables [reporters, ...], one per form, until aggregation."""
+    """Stored messages of a round, until they are aggregated."""
 
     def __init__(self, method: Method, server: Tensors, reporters: Tensor) -> None:
         """Prepare for messages of the reporters, sorted ids of clients that may send one."""
@@ -174,7 +174,7 @@ class Inbox:
             held[name][torch.searchsorted(self.reporters, cohort.ids.cpu())] = value
 
     def left(self, form: Form, cohort: Cohort) -> Tensors:
-        """Return the messages of these clients for the `RoundState`, sorted: [M, ...]."""
+        """Return the stored messages of the given clients, sorted by client: [M, ...]."""
         held = self.by_form.get(form, {})
         if len(cohort.ids) == len(self.reporters):
             return held
@@ -186,7 +186,7 @@ class Inbox:
 
 
 class FoldingInbox(Inbox):
-    """Messages of a round, folded into one per form, so that memory holds one chunk."""
+    """Messages of a round that are added up on arrival, to save memory."""
 
     def __init__(self, aggregate: Aggregator, server: Tensors) -> None:
         self.aggregate, self.server = aggregate, server
@@ -207,7 +207,7 @@ class FoldingInbox(Inbox):
             self.folded[form] = error
 
     def left(self, form: Form, cohort: Cohort) -> Tensors:
-        """Return empty tensors with the form of the messages."""
+        """Return empty tensors with the shapes and types of the messages."""
         return self.message
 
     def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:

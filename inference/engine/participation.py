@@ -149,7 +149,7 @@ class Stragglers:
         check_fields(self)
 
     def reported(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
-        """Return those of the clients `ids` that do not drop out in a round."""
+        """Return the clients among `ids` that do not drop out in a round."""
         return (
             ids[_uniform(ids, names, seed, number)[:, 0] >= self.drop_rate]
             if self.drop_rate
@@ -157,7 +157,7 @@ class Stragglers:
         )
 
     def working(self, method: Method, names: Sequence[str], seed: Seed, number: int) -> Method:
-        """Return the method with fewer epochs, rounded up, for some clients."""
+        """Return the method with fewer local epochs for the stragglers of a round."""
         if self.min_work == 1:
             return method
 
@@ -178,7 +178,7 @@ class Stragglers:
 
 
 def _uniform(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
-    """Return two random numbers from 0 to 1 for every client of a round: [C, 2]."""
+    """Draw two uniform random numbers for every client of a round: [C, 2]."""
     drawn = torch.zeros(len(ids), 2, dtype=torch.float64)
     for own, i in zip(drawn, ids.tolist(), strict=True):
         own.uniform_(generator=stream(seed, Stream.WORK, number, names[i]))

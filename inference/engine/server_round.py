@@ -39,7 +39,7 @@ AROUND = {  # public names of Pyro's handlers
 def first(
     method: Method, data: Federation | Roster, seed: Seed, server: Tensors | None = None
 ) -> RoundState:
-    """Return the state before round one; rows of `init` per client are in the order of names."""
+    """Return the state before round one, with the initial server state."""
     if server is None:
         with calling("init"):
             made = method.init(stream(seed, Stream.START), data.clients)
@@ -117,7 +117,7 @@ def advance(
 
 
 class MessageCollector:
-    """Collects the replies of a round, and computes the next state from them."""
+    """Collector of the replies of a round, which computes the next state from them."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class MessageCollector:
         return after, kept
 
     def _rejecting(self) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
-        """Return the form of valid messages, and reject clients with another one."""
+        """Return the expected shapes and types, after rejecting messages with other ones."""
         votes = [(reply.form, reply.reasons.count("")) for reply in self.replies]
         form = agreed(votes, form_of(self.state.message), self.state.server)
         for reply in self.replies:
@@ -222,7 +222,7 @@ def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method
 
 @synchronized  # another thread may be inside a handler of its own
 def refuse_surroundings() -> None:
-    """Raise ValueError inside Pyro handlers, autocast or inference mode."""
+    """Raise ValueError if called inside Pyro handlers, autocast or inference mode."""
     if _PYRO_STACK:
         kind = type(_PYRO_STACK[-1]).__name__
         raise ValueError(

@@ -26,7 +26,7 @@ nobody = partial(torch.zeros, 0, dtype=torch.long)
 
 @dataclass(frozen=True, repr=False)
 class RoundState(Summarised):
-    """State after a round; `federate` resumes from it bit for bit.
+    """State after a round, from which `federate` can resume with bitwise equal results.
 
     Attributes:
         number: number of completed rounds.
@@ -75,13 +75,13 @@ class RoundState(Summarised):
         return f"State after round {self.number}"
 
     def get_client_states(self, ids: Tensor) -> Tensors:
-        """Return the states of clients that were seen, [C, ...]."""
+        """Return the stacked states [C, ...] of clients that have trained."""
         if isinstance(self.client_states, ClientStates):
             return self.client_states.select(ids)
         return {n: v.index_select(0, ids) for n, v in self.client_states.items()}
 
     def of_all(self, values: Tensors) -> Tensors:
-        """Return values [trained] for all clients, [J]: NaN for those that did not train."""
+        """Expand values of trained clients to all clients, [J], with NaN for the others."""
         none = {n: v.new_full(self.seen.shape, torch.nan, device="cpu") for n, v in values.items()}
         return {n: none[n].scatter(0, self.trained, v.cpu()) for n, v in values.items()}
 
@@ -99,14 +99,14 @@ class RoundState(Summarised):
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Return the first names as one line of text, with the number of the others."""
     first = list(names)[:4]
     more = len(list(names)) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "") or "nothing"
 
 
 def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
-    """Return tensors on the device and, if they are real numbers, in the type of the data."""
+    """Move tensors to the data's device, and real ones to the data's type."""
     return {
         n: v.detach().to(data.device, data.dtype if v.is_floating_point() else None)
         for n, v in tensors.items()
@@ -114,7 +114,7 @@ def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
 
 
 def downloaded(method: Method, server: Tensors, cohort: Cohort) -> Tensors:
-    """Return the download of some clients."""
+    """Return the tensors that some clients download from the server."""
     with calling("download"), unwritten("download", server):
         return as_tensors("what download returns", method.download(server, cohort), len(cohort.ids))
 
@@ -127,7 +127,7 @@ def current_states(
     cohort: Cohort,
     seed: Seed,
 ) -> Tensors:
-    """Return the states of some clients; new clients are initialized."""
+    """Return the states of some clients, initialized for clients that have none."""
     with calling("init_client"):
         made = method.init_client(received, cohort, stream(seed, Stream.START))
     private = to_data(as_tensors("what init_client returns", made, len(cohort.ids)), data)
@@ -167,13 +167,13 @@ def refuse_absent_states(
 def client_inputs(
     method: Method, data: Federation, state: RoundState, cohort: Cohort, seed: Seed
 ) -> tuple[Tensors, Tensors]:
-    """Return downloads and states of some clients; new clients are initialized."""
+    """Return downloads and states of some clients, initialized for clients that have none."""
     received = downloaded(method, state.server, cohort)
     return received, current_states(method, data, state, received, cohort, seed)
 
 
 def uploaded(method: Method, received: Tensors, local: Tensors) -> Tensors:
-    """Return the messages of trained clients."""
+    """Return the messages that trained clients send to the server."""
     with calling("upload"), unwritten("upload", received, local):
         try:
             return as_tensors("what upload returns", method.upload(received, local))

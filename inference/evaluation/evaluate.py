@@ -54,12 +54,12 @@ class Scores(EvaluationSpec):
     predicted: Prediction | None = None
 
     def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
-        """Return the average of a metric over clients; "client" counts each once, "row" by rows."""
+        """Return the average of a metric over clients, weighted equally or by rows."""
         return float(scoring.pool(self.values[metric], self.rows, weighting))
 
     @checked
     def smallest(self, share: PositiveShare, sizes: Tensor) -> Scores:
-        """Return the scores of the fraction of clients with the fewest training rows.
+        """Return the scores of the clients with the fewest training rows.
 
         At least one client is kept. `sizes` are the numbers of training rows of all clients, by id.
         """
@@ -183,7 +183,7 @@ def calibration_by_client(
 def _confidence(
     method: Method, data: Federation, state: RoundState, asked: EvaluationFields
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return the largest class probabilities of clients' rows and their correctness, by id."""
+    """Return each client's largest class probabilities, and whether the predictions are correct."""
     found = {}
     for ids, prediction, y, mask in predict(method, data, state, **asked):
         if prediction.mean.dim() < 3:
@@ -210,7 +210,7 @@ class Uncertainty:
     values: Tensors
 
     def by_client(self, score: str) -> list[Tensor]:
-        """Return a score as a list of [N], one per client."""
+        """Return the values [N] of a score for the rows of each client, as a list."""
         return list(self.values[score].split(self.rows.tolist()))
 
     def mean(self, score: str) -> Tensor:
@@ -218,7 +218,7 @@ class Uncertainty:
         return torch.stack([v.mean() for v in self.by_client(score)])
 
     def told_apart(self, outside: Uncertainty, score: str) -> Tensor:
-        """Return how well a score separates other rows from these, by client: AUROC [C]."""
+        """Return the AUROC [C] with which a score separates rows of another data set, by client."""
         one, other = self.ids.tolist(), outside.ids.tolist()
         if one != other:
             raise ValueError(f"clients are {one} and {other}; both must have the same clients")
@@ -276,7 +276,7 @@ def uncertainty(
 
 
 def _all_asked(data: Federation, x: Tensor) -> Federation:
-    """Return the federation in which every client has the test rows x, with unknown y."""
+    """Return the federation with the same test rows x, without responses, at every client."""
     if not len(x) or x.shape[1:] != data.x.shape[1:]:
         raise ValueError(
             f"x has shape {list(x.shape)}; expected at least one row of {list(data.x.shape[1:])}"

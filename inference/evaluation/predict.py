@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """Predictions for all requested rows of some clients, padded to the longest."""
+    """Predictions of some clients' rows, padded to the largest number of rows."""
 
     ids: Tensor  # [C]
     prediction: Prediction
@@ -68,7 +68,7 @@ def answers(
     read: Callable[[Iterator[Any], Batch, list[Generator]], tuple[Tensor, ...]],
     table: tuple[str, int] = ("the data", 0),
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield ids of some clients, the results of `read` for their rows, y and mask.
+    """Yield ids of some clients, a function of their predictions, responses and mask.
 
     `read` (members, batch, generators) returns a mean, a log density and further tensors
     [C, B, ...]; `table` has the name and the first row of the table, for error messages.
@@ -93,7 +93,7 @@ def answers(
 
 
 def asked_about(batch: Batch) -> Batch:
-    """Return a batch of unseen rows: latent sites of rows are drawn from their prior."""
+    """Return the batch as unseen rows: latent sites of rows are drawn from their prior."""
     return replace(batch, at=torch.full_like(batch.mask, -1, dtype=torch.long))
 
 

@@ -43,7 +43,7 @@ SAMPLES = 4000  # draws of a response, for its quantiles
 
 
 class PredictionAsked(ModelAsked, total=False):
-    """Fields of `EvaluationSpec` that apply to predictions of new rows."""
+    """Keyword arguments of a prediction of new rows, as in `EvaluationSpec`."""
 
     draws: int | None
 
@@ -183,7 +183,7 @@ def _known(data: Federation, client: str, own: object) -> tuple[Federation, int]
 
 
 def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federation, int]:
-    """Return a federation with one more client, which has the only rows, and its id."""
+    """Return the federation with a new client that has the given rows, and the client's id."""
     x, y = data.x[:1], data.y[:1]
     if own is not None:
         if not isinstance(own, tuple | list) or len(own) != 2:
@@ -264,7 +264,7 @@ def _said(given: PredictionAsked) -> dict[str, Any]:
 def _about(
     data: Federation, state: RoundState, i: int, new: bool, own: bool, how: EvaluationSpec
 ) -> str:
-    """Return a description of the model, its client and its adaptation."""
+    """Describe the model, the client and the adaptation of predictions in one line."""
     adaptation = {
         "none": "",
         "fine_tune": ", adapted to its training rows",
@@ -284,7 +284,7 @@ def _about(
 def _read(
     members: Iterator[Any], rows: int, draws: int | None, source: Generator
 ) -> tuple[Tensor, Tensors]:
-    """Return the mean [B] or [B, K] over members and draws, and further statistics of rows."""
+    """Return predictive means over ensemble members and draws, and other statistics of rows."""
     found = list(members)
     if isinstance(found[0], CLASSES):
         shape = (draws or 1, 1, rows, -1)
@@ -308,7 +308,7 @@ def _read(
 
 
 def _flat(value: Tensor, rows: int) -> Tensor:
-    """Return [K, (S,) 1, B] as [K S, B]."""
+    """Reshape values of members, draws and rows from [K, (S,) 1, B] to [K S, B]."""
     if value.shape[-1] != rows:
         raise ValueError(
             "the response is a vector; predictions need a single number or a class per row"

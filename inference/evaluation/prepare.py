@@ -24,7 +24,7 @@ from pyrofl.turns import synchronized
 def ready(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
-    """Yield ids, received, local (a list is an ensemble) and noise of some clients, large first."""
+    """Yield the tensors with which some clients are evaluated, and their noise generators."""
     refuse_other_constants(method, state.constants)
     deployed = method.deployed(asked.view(method))
     for some in chunks(deployed, data, state, ids, asked.chunk_size, asked.seed):
@@ -37,7 +37,7 @@ def ready(
 def single(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
-    """Yield clients as `ready` does; raise ValueError if the view is an ensemble."""
+    """Yield the tensors of clients for an evaluation; raise ValueError for ensembles."""
     for some, received, local, noise in ready(method, data, state, ids, asked):
         if isinstance(local, list):
             raise ValueError(
@@ -72,7 +72,7 @@ def pooled_name(data: Federation) -> str:
 
 
 def population_of(data: Federation, population: str) -> tuple[Federation, list[int]]:
-    """Return federation and ids of a population; the pooled client is appended."""
+    """Return the federation and the client ids of a population, such as held-out clients."""
     everyone = len(data.train)
     if population != "pooled":
         ids = range(data.clients) if population == "training" else range(data.clients, everyone)
@@ -86,7 +86,7 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
 def with_rows(
     data: Federation, asked: EvaluationSpec
 ) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
-    """Return the federation, each client's rows, and ids of the requested clients with rows."""
+    """Return federation, rows of each client, and ids of the clients that have requested rows."""
     data, everyone = population_of(data, asked.population)
     rows = data.train if asked.part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)

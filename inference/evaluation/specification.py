@@ -16,7 +16,7 @@ Part = Literal["test", "train"]
 
 
 class ModelAsked(TypedDict, total=False):
-    """Keyword arguments that select a model: the corresponding fields of `EvaluationSpec`."""
+    """Keyword arguments that select the model to evaluate, as in `EvaluationSpec`."""
 
     model: str | None
     adaptation: Adapted
@@ -25,7 +25,7 @@ class ModelAsked(TypedDict, total=False):
 
 
 class EvaluationFields(ModelAsked, total=False):
-    """All fields of `EvaluationSpec`, as keyword arguments."""
+    """Keyword arguments of an evaluation: all fields of `EvaluationSpec`."""
 
     population: Population
     part: Part

@@ -99,7 +99,7 @@ class Chains(Summarised, Sequence[Run]):
 def beginnings(
     seeds: int | Sequence[Seed] | None, seed: Seed | None, start: object
 ) -> list[dict[str, Any]]:
-    """Return the seed and the state to resume of every chain."""
+    """Return the seed, and the state to resume from, of every chain."""
     if isinstance(start, Chains):
         if seeds is not None or seed is not None:
             raise ValueError(

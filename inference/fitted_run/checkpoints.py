@@ -124,7 +124,7 @@ def _build_run(
     data: Federation,
     seed: Seed,
 ) -> Run:
-    """Return a run built from the content of a file."""
+    """Build a run from the content of a checkpoint."""
     state = content["state"]
     cohort = Cohort(state.pop("ids").clone(), state.pop("size").clone())
     last = RoundState(
@@ -157,7 +157,7 @@ def _check_shapes(run: Run) -> None:
 
 
 def _to_memory(value: Any) -> Any:
-    """Return a copy of a nested value with its tensors in memory instead of the mapped file."""
+    """Copy the tensors in a nested value from a memory-mapped file to memory."""
     if isinstance(value, dict):
         return {n: _to_memory(v) for n, v in value.items()}
     if isinstance(value, list | tuple):

@@ -53,7 +53,7 @@ class RoundRecord:
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the record as a row of `Run.rounds`, given the clients' names."""
+        """Return the record as a row of the table `Run.rounds`, given the clients' names."""
         return {
             "round": self.number,
             "seconds": self.seconds,
@@ -72,6 +72,6 @@ class RoundRecord:
 
 
 def taken_part(records: Sequence[RoundRecord], rounds: int, clients: int) -> list[int]:
-    """Return the number of rounds in which each client may have reported, at most all rounds."""
+    """Return an upper bound on the number of rounds in which each client reported."""
     heard = Counter(i for record in records for i in (*record.reported, *record.silent))
     return [heard[i] + rounds - len(records) for i in range(clients)]

@@ -227,7 +227,7 @@ class Run(Pickled, Summarised):
     def client_rows(
         self, scores: list[Scores] | None = None, statistics: Tensors | None = None
     ) -> Iterator[tuple[str, int, str, str, str, float]]:
-        """Yield the rows of `clients`; scores and statistics are computed unless given."""
+        """Yield the rows of the table `Run.clients`, with given or computed scores."""
         names, sizes = self.data.names, self.data.sizes.tolist()
         for found in self.evaluate_all() if scores is None else scores:
             for metric, values in found.values.items() if found.population != "pooled" else ():
@@ -260,7 +260,7 @@ class Run(Pickled, Summarised):
         return convergence_status(self.records, trained_by(self.method)).tested(**self.ending)
 
     def test_ending(self) -> None:
-        """Test whether a converged run is at the optimum of its objective, if it has one.
+        """Test whether a converged run has reached the optimum of its objective.
 
         Methods with a posterior of shared sites, such as PVI, have one: see
         `pyrofl.inference.posteriors.optimum`. For other methods, predictions for some training
@@ -281,7 +281,7 @@ class Run(Pickled, Summarised):
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
     def _alike(self, state: RoundState) -> bool:
-        """Return whether the predictions of each of the first clients are equal for all rows."""
+        """Return whether the first clients predict all rows equally."""
         data, found = self.data, []
         for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
             x = data.x[rows[:LOOKED_AT]]
@@ -292,13 +292,13 @@ class Run(Pickled, Summarised):
 
     @property
     def monitors(self) -> dict[str, Monitor]:
-        """Return the monitors of the method, by the names of their numbers in the records."""
+        """Return the method's monitored server values, by their names in the records."""
         found = of_kind(self.method.metadata.tensors, Monitor).items()
         return {names.removeprefix("server/"): fact for names, fact in found}
 
     @property
     def warnings(self) -> list[str]:
-        """Return the warnings of monitors with too high a value after the last round."""
+        """Return warnings about monitored values that are too high after the last round."""
         last = self.records[-1] if self.records else None
         return [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
@@ -307,7 +307,7 @@ class Run(Pickled, Summarised):
         ]
 
     def parameter_changes(self) -> DataFrame:
-        """Return the change of each site in each round with an aggregation; see `movement`.
+        """Return a table of the change of each site in each round; see `movement`.
 
         Columns: round, site; mean and sd, the largest change of any entry's mean and standard
         deviation since the previous round, in standard deviations; norm, the change of a tensor

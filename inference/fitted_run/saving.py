@@ -65,7 +65,7 @@ def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = No
 
 
 def _specification(method: Method) -> dict[str, Any]:
-    """Return how the library builds a method, or why it cannot."""
+    """Return the settings with which the library rebuilds a method, or why it cannot."""
     if recipes.spec_of(method) is None:
         return {"lacking": "it is a custom method, or a part of it was replaced"}
     try:

@@ -21,7 +21,7 @@ class Progress:
     """Progress display on stderr: completed rounds, losses and messages."""
 
     def __init__(self, rounds: int, begun: int, sizes: Tensor, shown: bool) -> None:
-        """Create the display for `rounds` rounds, `begun` of them complete, and rows [J]."""
+        """Create the display of a fit with `rounds` rounds, of which `begun` are complete."""
         self.rounds, self.sizes, self.shown = rounds, sizes, shown
         self.bar: Any = None
         if shown and (sys.stderr.isatty() or in_notebook()):
@@ -42,7 +42,7 @@ class Progress:
             self.bar.close()
 
     def tell(self, text: str) -> None:
-        """Write a permanent line, above the bar."""
+        """Write a line that stays on the screen, above the progress bar."""
         if self.bar is not None:
             self.bar.write(text, sys.stderr)
         else:
@@ -67,7 +67,7 @@ def in_notebook() -> bool:
 
 
 def _is_told(number: int, rounds: int) -> bool:
-    """Return whether a round has a line: about ten of them do, and the last.
+    """Return whether a line is written after this round: after about ten, and the last.
 
     >>> [r for r in range(1, 26) if _is_told(r, 25)]
     [3, 6, 9, 12, 15, 18, 21, 24, 25]
@@ -76,7 +76,7 @@ def _is_told(number: int, rounds: int) -> bool:
 
 
 def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
-    """Return the mean loss of each step over clients, by its tensors, as text.
+    """Return the mean losses of a round as text, with the tensors that each step trained.
 
     Losses that are sums over rows are divided by the number of rows.
 
@@ -98,7 +98,7 @@ def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
 
 
 def moved(method: Method, names: str) -> str:
-    """Return one word for the tensors of a step, given its patterns of names.
+    """Return one word for the tensors that a gradient step trains.
 
     >>> from pyrofl import nets
     >>> from pyrofl.models import pfedvem

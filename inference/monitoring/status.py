@@ -70,7 +70,7 @@ Left = Any
 
 @dataclass(frozen=True)
 class ConvergenceStatus:
-    """Convergence status of a run; printed, it is a sentence.
+    """Convergence status of a run, which is printed as a sentence.
 
     Attributes:
         kind: "converged", "not converged", "stuck" or "diverged".
@@ -93,7 +93,7 @@ class ConvergenceStatus:
     small: ClassVar[dict[str, float]] = SMALL
 
     def tested(self, off: str = "", note: str = "", blind: str = "") -> ConvergenceStatus:
-        """Return the status after a test of the objective; see `Run.test_ending`."""
+        """Return the status after the test of the optimum in `Run.test_ending`."""
         if self.kind != "converged" or not (off or note or blind):
             return self
         if blind:
@@ -111,10 +111,10 @@ class ConvergenceStatus:
 
 
 class ConvergenceMonitor:
-    """Computes the convergence status of a run from the records of its rounds."""
+    """Monitor that computes the convergence status of a run from its records."""
 
     def __init__(self, records: Sequence[Left] = (), trained: str | None = None) -> None:
-        """Add the given records; `trained` is the result of `trained_by`."""
+        """Add the records of completed rounds, and store what is trained."""
         self.trained = trained
         self.records: list[Left] = []
         self.losses = Losses()
@@ -156,7 +156,7 @@ def convergence_status(records: Sequence[Left], trained: str | None = None) -> C
 
 
 def trained_by(method: Method) -> str | None:
-    """Return the patterns of names that gradient steps train; None if nothing is trained.
+    """Return the names of the tensors that gradient steps train, as patterns; None for none.
 
     Nothing is trained where all learning rates or epochs are 0.
     """
@@ -211,7 +211,7 @@ def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
 
 
 def _lost(records: Sequence[Left]) -> Divergence | None:
-    """Return a divergence if a mean moves by more than LOST sd in most of the last rounds."""
+    """Return a divergence if a mean has moved too far in most of the last rounds, or None."""
     last = [record for record in records if record.moved is not None][-LAST:]
     for site in last[-1].moved if len(last) == LAST else ():
         far = median(record.moved.get(site, {}).get("mean", 0.0) for record in last)
@@ -226,7 +226,7 @@ def _of(moved: Moved, site: str, part: str) -> float:
 
 
 def _left(moved: Sequence[float], small: float) -> float:
-    """Return the extrapolated remaining change; 0 where changes neither rise nor fall steadily."""
+    """Extrapolate how much a parameter will still change; 0 if it has no steady trend."""
     first, last = moved[0], moved[-1]
     rises, falls = (all(sign * (b - a) > 0 for a, b in pairwise(moved)) for sign in (1, -1))
     if len(moved) < LEAST or not (rises or falls) or not last:
@@ -243,7 +243,7 @@ def _far(value: float, part: str) -> str:
 
 
 class Divergence(NamedTuple):
-    """First round of a divergence, and the reason."""
+    """Divergence of a run: the first diverged round, and the reason."""
 
     since: int
     why: str
@@ -253,7 +253,7 @@ class Divergence(NamedTuple):
 
 
 def _barred(records: Sequence[Left]) -> Divergence | None:
-    """Return a divergence if all messages of the last rounds were rejected."""
+    """Return a divergence if all messages of the last rounds were rejected, or None."""
     bad = [r for r in records if r.rejected or r.moved is not None]  # a client reported
     some = next((i for i, r in enumerate(reversed(bad)) if r.moved is not None), len(bad))
     last = bad[len(bad) - some :]
@@ -266,20 +266,20 @@ def _barred(records: Sequence[Left]) -> Divergence | None:
 
 
 class Losses:
-    """Losses of all rounds, in each of R copies of a federation of J clients."""
+    """Losses of all rounds and clients, for the detection of divergence."""
 
     def __init__(self, copies: int = 1) -> None:
         self.copies = copies
         self.steps: dict[str, _Step] = {}
 
     def add(self, number: int, begun: Tensors, loss: Tensors) -> None:
-        """Add the losses of a round, first and mean, [R J]: NaN where a client did not train."""
+        """Add the clients' first and mean losses of a round, with NaN for untrained clients."""
         for name, first in begun.items():
             step = self.steps.setdefault(name, _Step(self.copies, len(first)))
             step.add(number, *(v.double().reshape(self.copies, -1) for v in (first, loss[name])))
 
     def risen(self) -> list[Divergence | None]:
-        """Return, for each copy, the first divergence of a loss that has risen, or None."""
+        """Return, for each copy of the federation, the round in which a loss rose too far."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             # Later phases may begin with a loss near zero, or with a large one.
@@ -291,7 +291,7 @@ class Losses:
         return [min(some, default=None) for some in found]
 
     def fallen(self) -> list[Divergence | None]:
-        """Return, for each copy, the first divergence of a loss falling without bound, or None."""
+        """Return, for each copy of the federation, since when a loss falls without bound."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             for c, (since, begin, level) in enumerate(step.fallen()):
@@ -302,7 +302,7 @@ class Losses:
 
 
 class _Step:
-    """Loss of one gradient step over all rounds; see the docstring of this module."""
+    """Losses of one gradient step in all rounds, for the detection of divergence."""
 
     def __init__(self, copies: int, clients: int) -> None:
         none = torch.full((copies, clients // copies), torch.nan, dtype=torch.float64)
@@ -332,7 +332,7 @@ class _Step:
         self.high = level - begin > SIZES * begin.abs() + begin - low
 
     def risen(self, size: Tensor) -> list[tuple[int, float, float]]:
-        """Return for each copy the number of last rounds above the limit, first and last loss."""
+        """Return how many of the last losses exceed the limit, for each copy of the federation."""
         noise = torch.stack(self.falls).nanmedian(0).values.nan_to_num(0.0)
         rise = torch.stack(self.levels) - torch.stack(self.begins)
         size = size.fmax(self.begins[-1].abs())
@@ -342,7 +342,7 @@ class _Step:
         return list(zip(*ends, strict=True))
 
     def fallen(self) -> list[tuple[int | None, float, float]]:
-        """Return for each copy the round from which it falls without bound, first and last loss."""
+        """Return since which round the loss falls without bound, for each copy."""
         levels, begin = torch.stack(self.levels), self.begins[-1]
         half, deep = len(levels) // 2, -DEPTH * begin.abs().clamp(min=1)
         earlier, later = levels[0] - levels[half], levels[half] - levels[-1]
@@ -358,7 +358,7 @@ class _Step:
 
 
 def _mean(value: Tensor, known: Tensor) -> Tensor:
-    """Return the mean over known clients: [R, J] -> [R], NaN if there are none."""
+    """Return the mean over clients with a known value: [R, J] -> [R], NaN without any."""
     return torch.where(known, value, 0.0).sum(-1) / known.sum(-1)
 
 

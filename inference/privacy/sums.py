@@ -119,7 +119,7 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
         return method.download(server, cohort) | under(AT, send_all(server, cohort))
 
     def count(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the ids and numbers of rows of the clients as client-local tensors."""
+        """Return the ids and numbers of rows of the clients, to compute their weights."""
         return {IDS: batch.ids, SIZE: batch.size}
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
@@ -158,7 +158,7 @@ def poolable(method: Method) -> Aggregator:
 
 
 def without_rules(metadata: Metadata) -> Metadata:
-    """Return metadata without the rules and costs that apply to a single client's message."""
+    """Return metadata without the rules and costs of single messages."""
     each = {n: f if isinstance(f, tuple) else (f,) for n, f in metadata.tensors.items()}
     kept = {
         n: tuple(f for f in own if not isinstance(f, Rule | WireCost)) for n, own in each.items()
@@ -167,7 +167,7 @@ def without_rules(metadata: Metadata) -> Metadata:
 
 
 def shown(server: Tensors, cohort: Cohort, names: str) -> Tensors:
-    """Return server tensors with given names, repeated per client, to compute changes."""
+    """Return server tensors, repeated for each client, which messages are changes of."""
     known = {n: v for n, v in server.items() if matches(n, names)}
     return under(AT, spread_out(known, len(cohort.ids)))
 
@@ -177,5 +177,5 @@ def _inner(weight: Weight) -> Weight:
 
 
 def _times(weight: Tensor, value: Tensor) -> Tensor:
-    """Return values [..., *p] multiplied by weights [...]."""
+    """Multiply values [..., *p] by weights [...]."""
     return weight.reshape([*weight.shape, *(1 for _ in value.shape[weight.dim() :])]) * value

@@ -175,7 +175,7 @@ def pooled(data: Federation) -> Federation:
 
 
 class OnePrior(dist.TorchDistribution):
-    """Prior of a shared site whose parameters have a client axis: that of the first client."""
+    """Prior of a shared site: the first client's, if parameters have a client axis."""
 
     arg_constraints = {}  # noqa: RUF012 (as every distribution of Pyro has it)
 
@@ -190,7 +190,7 @@ class OnePrior(dist.TorchDistribution):
         return self.fn.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OnePrior:
-        """Return the prior with another last axis."""
+        """Expand the prior to a batch shape."""
         return OnePrior(self.fn.expand((*self.fn.batch_shape[:-1], batch_shape[-1])))
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
@@ -210,7 +210,7 @@ class OnePrior(dist.TorchDistribution):
 
 
 class OncePlate(pyro.plate):
-    """Plate over clients in which shared sites are sampled once."""
+    """Plate over clients in which a shared site is sampled once instead of per client."""
 
     shared = ""
 
@@ -237,7 +237,7 @@ class OncePlate(pyro.plate):
 
 @dataclass(frozen=True)
 class Everybody(Batch):
-    """Batch of all rows of all clients, in which shared sites are sampled once."""
+    """Batch of all clients' rows, for one joint model."""
 
     shared: str = ""
 
@@ -257,11 +257,11 @@ class Site(NamedTuple):
     event: torch.Size
 
     def laid(self, flat: Tensor, clients: int) -> Tensor:
-        """Return flat draws as [S, C or 1, places, *p]."""
+        """Reshape flat draws to [S, C or 1, places, *p]."""
         return flat.reshape(len(flat), clients if self.own else 1, self.places, *self.event)
 
     def of(self, value: Tensor, client: int, rows: int) -> Values:
-        """Return a client's part of the draws, without padding."""
+        """Return one client's part of the draws, without padding."""
         mine = value[:, [client if self.own else 0]]
         return Values(mine[:, :, :rows] if self.rows else mine, self.rows)
 
@@ -278,7 +278,7 @@ class RowsKept(Messenger):
 
 @dataclass(frozen=True)
 class Joint:
-    """Model of a method, bound to its inputs, [C, ...], and to all rows of a federation."""
+    """Joint model of all clients, as a function without arguments for Pyro's samplers."""
 
     method: Method
     data: Federation
@@ -288,13 +288,13 @@ class Joint:
     batch: Everybody
 
     def __call__(self) -> Any:
-        """Run the model."""
+        """Run the model on all clients' rows."""
         received, local = (with_rows(v, len(self.batch)) for v in (self.received, self.local))
         with RowsKept():
             return self.method.model(received, local, self.batch)
 
     def sites(self) -> dict[str, Site]:
-        """Return the latent sites."""
+        """Return the shapes and plates of the latent sites, by name."""
         try:
             trace = poutine.trace(self).get_trace()
         except KeyError as error:
@@ -342,7 +342,7 @@ def joined(
 
 
 def _bare(model: Program, shared: str = "") -> Method:
-    """Return a method with a model and without training."""
+    """Return a method with the given model, without any training."""
     return Method(
         init=lambda generator, clients: {},
         model=model,
@@ -355,7 +355,7 @@ def _bare(model: Program, shared: str = "") -> Method:
 
 @contextmanager
 def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
-    """Set random numbers and floating-point type for a sampler of Pyro, as a context manager."""
+    """Set Pyro's random seed and floating-point type, as a context manager."""
     source = int(torch.randint(2**62, (), generator=stream(seed, Stream.SAMPLER, *key)))
     unchecked, scope = pyro.validation_enabled(False), pyro.get_param_store().scope()
     with seeded(source), default_type(data.dtype), unchecked, scope:
@@ -365,7 +365,7 @@ def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
 def _gathered(
     joint: Joint, chains: Sequence[Tensors], seed: int, dims: Dims, stats: Tensors
 ) -> Any:
-    """Return all groups for ArviZ of chains' draws [S, *batch, *p]; statistics are [chain, S]."""
+    """Return all ArviZ groups of the chains' draws, with the samplers' statistics."""
     method, data, ids = joint.method, joint.data, joint.batch.ids
     axes = ClientAxes(data, ids, method.shared, dims)
     draws = len(next(iter(chains[0].values())))

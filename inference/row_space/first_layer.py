@@ -64,7 +64,7 @@ def first_layer(net: Network) -> FirstLayer | None:
 
 
 class FirstLayer(NamedTuple):
-    """Network cut around a linear layer."""
+    """Network split into its linear first layer and the rest."""
 
     name: str  # of the weight
     shape: Size
@@ -74,13 +74,13 @@ class FirstLayer(NamedTuple):
     above: Network
 
     def takes(self, x: Tensor) -> bool:
-        """Return whether rows [N, *x] reach the layer as vectors of a supported type."""
+        """Return whether rows [N, *x] reach the first layer as vectors of a supported type."""
         row = stacked.run(self.below, {}, x[None, :1])
         return row.dim() == 3 and row.dtype in (torch.float32, torch.float64)
 
 
 class InRows(NamedTuple):
-    """Clients in the space of their rows, between `begin` and `end`.
+    """First layer of clients as coefficients of their rows, between `begin` and `end`.
 
     The local tensors of the layer's weights hold (C, X X' C, a) by clients then, [C, 2 n + k, out],
     with the same a for every output.
@@ -92,7 +92,7 @@ class InRows(NamedTuple):
     decays: bool  # weight decay: a_0 may differ from 1
 
     def begin(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the constant products of rows, and zero coefficients of the weights."""
+        """Return the constant products of rows, and zero coefficients."""
         rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
         start = received[self.centre] if self.centre else local[self.moving[0]]
         apart = {n: local[n] for n in self.moving if not same(local[n], start)}
@@ -116,7 +116,7 @@ class InRows(NamedTuple):
         return found | {f"{APART}{n}": v for n, v in zip(apart, weights[1:], strict=True)}
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the weights computed from the coefficients."""
+        """Return the first layer's weights, computed from the coefficients."""
         rows, start = stacked.run(self.layer.below, {}, batch.x), local[START]
         wide = batch.mask.shape[1]
         apart = [local[n] for n in (f"{APART}{m}" for m in self.moving) if n in local]
@@ -131,14 +131,14 @@ class InRows(NamedTuple):
         return found
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:
-        """Return pairs of indices of A along which distances are possible."""
+        """Return the pairs of weight tensors between which distances can be computed."""
         along = range(0 if self.decays else 1, many) if self.centre else ()
         return list(product(along, along))
 
     def __call__(
         self, model: Supervised, received: Tensors, local: Tensors, batch: Batch
     ) -> tuple[Supervised, Tensors, Tensors]:
-        """Return the model that runs by coefficients, and its received and local tensors."""
+        """Return the model in terms of coefficients, with its received and local tensors."""
         layer, at = self.layer, cast("Tensor", batch.at)  # not None in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
         gram = picked(local[GRAM], at, client)
@@ -161,7 +161,7 @@ class InRows(NamedTuple):
 
 
 def ours(name: str) -> bool:
-    """Return whether a local tensor is a temporary one of `InRows`."""
+    """Return whether a local tensor is a temporary tensor of the row space."""
     return name in (GRAM, OUTPUTS, INNER, START, CENTRE) or name.startswith(APART)
 
 
@@ -171,19 +171,19 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def picked(known: Tensor, at: Tensor, client: Tensor) -> Tensor:
-    """Return values of rows [C, n, ...] at indices [C, B] of clients [C, 1]."""
+    """Select rows' values [C, n, ...] at indices [C, B] of the clients [C, 1]."""
     rows = (at + client * known.shape[1]).flatten()
     found: Tensor = known.flatten(0, 1).index_select(0, rows).unflatten(0, at.shape)
     return found
 
 
 def made_of(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return the outputs [C, n, out] of rows; an expanded weight is used once for all clients."""
+    """Return the first layer's outputs [C, n, out] for rows."""
     return rows @ (weight.mT if weight.stride(0) else weight[0].T)
 
 
 class RowProducts(torch.autograd.Function):
-    """Outputs of rows by coefficients, and half the squared distance from a centre.
+    """Autograd function: layer outputs and squared distances, from row coefficients.
 
     Its gradient is by a weight instead of the coefficients: D at the rows, X X' D and the distance.
     """
@@ -200,7 +200,7 @@ class RowProducts(torch.autograd.Function):
         gram: Tensor,
         *outputs: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return [C, B, out] of coefficients [C, 2 n + k, out], and [C] with a centre.
+        """Return outputs [C, B, out] and half squared distances [C], from coefficients.
 
         Of rows [C, B] of clients [C, 1] are gram [C, B, n] and k outputs [C, B, out], of every row
         outputs [C, k n, out]. A centre that has not moved along rows is given by its a alone.

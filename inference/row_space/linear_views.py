@@ -1,4 +1,4 @@
-"""Tests of functions of a method by calling them: whether they read rows, and linear views."""
+"""Numerical tests of functions of a method: whether they read rows, or are linear."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SHAPE = 1, 3, 2  # of a tensor used instead of a weight
 
 
 class Unread:
-    """Placeholder that raises an error whenever it is used."""
+    """Placeholder for rows that raises an error if a function reads it."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Raise AttributeError."""
+        """Raise AttributeError, as nothing may be read."""
         raise AttributeError(name)
 
 
@@ -42,7 +42,7 @@ def sums(
     received: Tensors,
     local: Tensors,
 ) -> set[str] | None:
-    """Return the local tensors of which a view's tensor is an entrywise weighted sum, or None."""
+    """Return the names of local tensors that a view adds up with weights, or None."""
     g = generator(0)
     one, other = (
         {n: torch.randn(SHAPE, generator=g).to(local[n]) for n in names} for _ in range(2)

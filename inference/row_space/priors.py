@@ -47,14 +47,14 @@ class InRowsPrior:
 
 
 class SphericalInRows(Spherical):
-    """Normal prior with one scale, of coefficients."""
+    """Normal prior with one scale, expressed by coefficients of rows."""
 
     def __init__(self, fn: TorchDistribution, entries: int, known: InRowsPrior) -> None:
         super().__init__(fn, 2)
         self.known, self.numbers = known, entries
 
     def distance(self, value: Tensor) -> Tensor:
-        """Return the log density of the centre minus that of weights.
+        """Return half the scaled squared distance of weights from the prior's center.
 
         It is half the squared distance in scales. The network has been run on the value before.
         """
@@ -68,5 +68,5 @@ class SphericalInRows(Spherical):
 
 
 def dot(one: Tensor, other: Tensor) -> Tensor:
-    """Return the inner products of clients' tensors, [C]; faster than a matrix product."""
+    """Return the inner products of stacked tensors, [C]; faster than a matrix product."""
     return (one * other).flatten(1).sum(1)

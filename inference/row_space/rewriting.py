@@ -29,7 +29,7 @@ ENABLED = True  # benchmarks and tests compare with phases as written
 
 
 class Alternatives(NamedTuple):
-    """A phase as written, and equivalent phases that are faster for clients with few rows."""
+    """A phase, and equivalent phases that are faster for clients with few rows."""
 
     written: tuple[Phase, ...]
     rewritten: tuple[Phase, ...]
@@ -47,7 +47,7 @@ KEPT = 256  # entries, which are used from round to round
 def alternatives(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> Alternatives:
-    """Return the ways to run a phase.
+    """Return equivalent phases of a phase, for clients with few and with many rows.
 
     They depend on the names of received and local tensors and on the shape of a row, but not on the
     training clients: a client runs the same way alone and with others.
@@ -66,7 +66,7 @@ def alternatives(
 
 @dataclass(frozen=True)
 class ShortElbo:
-    """Loss with the model's network in the space of rows; a dataclass like `Elbo`."""
+    """ELBO loss of a model with its first layer in the space of a client's rows."""
 
     loss: Loss
     rows: InRows
@@ -81,7 +81,7 @@ class ShortElbo:
 
 @dataclass(frozen=True)
 class ShortPhase(Phase):
-    """Phase on minibatches with tensors of a client's rows; it runs in groups by size.
+    """Phase with the first layer in row space, run for groups of clients of similar size.
 
     Attributes:
         blind: whether no update reads x, which is then not fetched, but empty.
@@ -91,7 +91,7 @@ class ShortPhase(Phase):
 
 
 def shortened(loss: Loss, rows: InRows) -> Loss:
-    """Return a loss in the space of rows, with the programs that reach it."""
+    """Return a loss rewritten with the first layer in the space of a client's rows."""
     if isinstance(loss, On):
         return replace(loss, loss=shortened(loss.loss, rows))
     return ShortElbo(loss, rows)
@@ -100,7 +100,7 @@ def shortened(loss: Loss, rows: InRows) -> Loss:
 def with_few_rows(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> tuple[tuple[Phase, ...], float] | None:
-    """Return a training phase rewritten for few rows and its largest row number, or None.
+    """Return a phase rewritten for few rows, and the largest such number of rows, or None.
 
     It must have steps on minibatches, by SGD, on ELBOs that only depend on the layer by the
     network's outputs and perhaps a normal prior with one scale per client around received values.
@@ -188,7 +188,7 @@ def reading(
 
 
 def plain(optim: Optim) -> bool:
-    """Return whether an optimizer only computes weighted sums of gradients and weights."""
+    """Return whether an optimizer computes only linear combinations of gradients and weights."""
     return isinstance(optim, Sgd) and not any(
         on for name, on in optim.options.items() if name not in LINEAR
     )
@@ -201,7 +201,7 @@ def most_rows(phase: Phase, shape: Size, weights: int = 2, traffic: int = TRAFFI
 
 
 def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = TRAFFIC) -> bool:
-    """Return whether a phase is faster in the space of this number of rows of a client.
+    """Return whether the rewritten phase is faster for clients with this number of rows.
 
     The cost is counted in products of one row with the layer [out, in]: two in every epoch and
     step, and the memory access of a step, the `traffic`; compared with those before and after, X A'

@@ -41,7 +41,7 @@ def train(
     number: int,
     phases: Sequence[Phase] | None = None,
 ) -> tuple[Tensors, Tensors, Tensor, Tensors]:
-    """Run the method's phases, or others, from local tensors [C, ...] for C clients together.
+    """Run local training phases for several clients in one vectorized batch.
 
     Returns:
         local after training, [C, ...], the mean loss of each gradient step by its names, [C], the
@@ -68,7 +68,7 @@ def train(
 
 
 class Trained(NamedTuple):
-    """Results of training for some clients."""
+    """Results of local training: tensors, losses and numbers of steps of some clients."""
 
     local: Tensors  # changed tensors, [C, ...]
     losses: Tensors  # [C]
@@ -77,7 +77,7 @@ class Trained(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Clients that were trained separately from others."""
+    """Clients that were trained in one vectorized batch, with their results."""
 
     places: Tensor  # [G], among all
     before: Tensors  # [G, ...]
@@ -86,7 +86,7 @@ class Group(NamedTuple):
 
 
 def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
-    """Return the results of groups as one, and their axes of rows; see `joined`."""
+    """Join the results of several groups of clients."""
     places, before, widths, after = zip(*groups, strict=True)
     changed, losses, made, first = zip(*after, strict=True)
     local, axes = joined(changed, before, widths, places)
@@ -149,7 +149,7 @@ class Training(NamedTuple):
         cohort: Cohort,
         width: int,
     ) -> Trained:
-        """Run phases one after the other, for epochs [C], on rows padded to a width."""
+        """Run phases one after the other, on rows padded to a common length."""
         method, data, noise, order = self
         ids, begun = cohort.ids.tolist(), local
         rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
@@ -186,7 +186,7 @@ class Training(NamedTuple):
 
 
 class Streams(Sequence[Generator]):
-    """Random streams of the clients with these names, each created when first needed."""
+    """Random generators of clients, by name, each created when first used."""
 
     def __init__(self, make: Callable[[str], Generator], names: Sequence[str]) -> None:
         """Store the function from a client's name to its generator."""

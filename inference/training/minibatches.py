@@ -17,7 +17,7 @@ Batches = Callable[[int, int, int], Iterator[Batch]]
 
 
 def same_batch(whole: Batch) -> Batches:
-    """Return batches that are equal in every step."""
+    """Return an iterator function that yields the same batch in every step."""
     return lambda _, active, many: repeat(whole.select_clients(slice(0, active)), many)
 
 

@@ -246,7 +246,7 @@ def _rows(fn: Any, axis: int, generator: Generator) -> Tensor:
 
 
 def _rebuilt(fn: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same distribution with each of its tensors changed."""
+    """Return a copy of a distribution with a function applied to each of its tensors."""
     names = [n for n in fn.arg_constraints if n in vars(fn)] or list(fn.arg_constraints)
     if {"probs", "logits"} <= set(names):
         names.remove("logits")

@@ -1,4 +1,4 @@
-"""Schedules of clients with different sizes: minibatches in streams, full batches in groups.
+"""Minibatch schedules for clients with different numbers of rows.
 
 Groups are padded separately; joined results are padded to the longest client of all.
 """
@@ -25,7 +25,7 @@ Axes = dict[str, list[int]]
 
 
 class Schedule(NamedTuple):
-    """Minibatches of some clients: at step t, client c has rows[t, c] if t < steps[c]."""
+    """Minibatch schedule: client c uses rows[t, c] in step t, while t < steps[c]."""
 
     rows: Tensor  # [T, C, B] int64; padding is the client's first row
     mask: Tensor  # [T, C, B] bool
@@ -33,7 +33,7 @@ class Schedule(NamedTuple):
     at: Tensor  # [T, C, B] int64, which of the client's rows they are
 
     def of(self, clients: Tensor | slice) -> Schedule:
-        """Return the schedule of some clients, or of all in another order."""
+        """Return the schedule restricted to some clients, or with reordered clients."""
         rows, mask, steps, at = self
         return Schedule(rows[:, clients], mask[:, clients], steps[clients], at[:, clients])
 
@@ -70,20 +70,20 @@ def make_schedule(
 
 
 def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
-    """Return groups of clients with the same set of bounds that their sizes [C] satisfy."""
+    """Group clients by which of the bounds their sizes [C] satisfy."""
     within = [tuple(size <= most for most in bounds) for size in sizes.tolist()]
     kinds = dict.fromkeys(within)
     return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
 
 
 def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
-    """Return groups of clients by their numbers of rows [C], the largest first; see `runs`."""
+    """Group clients by their numbers of rows [C], the largest first, to save padding."""
     order = sizes.argsort(descending=True, stable=True)
     return list(order.split(runs(sizes[order].tolist(), WORTH if worth is None else worth)))
 
 
 def runs(sizes: list[int], worth: int) -> list[int]:
-    """Return lengths of groups that split decreasing sizes where this saves enough padding."""
+    """Return the lengths of groups into which sorted sizes are split to save padding."""
     spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
     first = spared.index(max(spared))
     if spared[first] <= worth:
@@ -92,7 +92,7 @@ def runs(sizes: list[int], worth: int) -> list[int]:
 
 
 def roomy(sizes: Tensor, bound: int) -> int:
-    """Return the number of rows to which full batches of clients with sizes [C] are padded.
+    """Return the padded number of rows for full batches of clients with sizes [C].
 
     At most the bound, the longest of all clients, as programs may not support more rows.
     """
@@ -102,7 +102,7 @@ def roomy(sizes: Tensor, bound: int) -> int:
 
 
 def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
-    """Return tensors with axes of rows cut to the longest client of a group."""
+    """Shorten the row axes of tensors to the largest client of a group."""
     cut = dict(tensors)
     for name in axes.keys() & cut.keys():
         for axis in axes[name]:
@@ -116,7 +116,7 @@ def joined(
     widths: Sequence[int],
     places: Sequence[Tensor],
 ) -> tuple[Tensors, Axes]:
-    """Return changed tensors of groups [C, ...] in the order of all clients, padded if needed.
+    """Join tensors of groups of clients in the original order, with padding.
 
     Tensors that a group has not changed are those from before. Widths are the rows of each group's
     longest client. Axes of rows are returned too, if groups differ there.

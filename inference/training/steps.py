@@ -1,4 +1,4 @@
-"""Steps of one phase, for several clients in one vectorized batch."""
+"""Gradient steps and closed-form updates of one phase, for several clients at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Touch = tuple[Tensors, Tensors, Tensors]
 
 
 class PhaseRun:
-    """Run of one phase on clients sorted by number of steps.
+    """Execution of one phase for clients sorted by number of steps.
 
     The active clients are a prefix, `now`: views of the first rows of `local`, which optimizers
     and updates overwrite in place. Clients that have finished are no longer in it.
@@ -79,12 +79,12 @@ class PhaseRun:
             t += alike
 
     def _moves(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Run the updates of one step, the first of `ahead` steps with these clients."""
+        """Run the updates of one step for the active clients."""
         for update in self.updates:
             update.make(batch, begun, ahead)
 
     def _narrow(self, active: int) -> None:
-        """Continue with the first clients only."""
+        """Continue with the first clients only, as the others have finished."""
         self.now = cut(self.local, slice(active))
         self.received = cut(self.received, slice(active))
         self.noise.narrow(active)
@@ -98,7 +98,7 @@ class PhaseRun:
             update.recorder.forget()
 
     def touched(self, moving: Tensors, names: Collection[str], active: int) -> Touch:
-        """Return the tensors that an update modifies, and those it only reads, in two groups."""
+        """Return the tensors that an update modifies, and the tensors that it only reads."""
         others = {n: v for n, v in self.now.items() if n not in names}
         placed = {n: v for n, v in others.items() if n in self.owned}
         still = {n: v for n, v in others.items() if n not in self.owned}
@@ -131,16 +131,16 @@ class PhaseRun:
 
     @property
     def first(self) -> Tensors:
-        """Return the loss of the first step of every gradient step, by its names: [C]."""
+        """Return the losses [C] of the first step, by the names of the trained tensors."""
         return {step.names: step.first for step in self.steps}
 
     def losses(self, steps: Tensor) -> Tensors:
-        """Return the mean loss of every gradient step, by its names: [C]."""
+        """Return the losses [C] averaged over all steps, by the names of the trained tensors."""
         return {one.names: one.total / steps.clamp(min=1).to(one.total) for one in self.steps}
 
 
 class MoveRun:
-    """Run of a closed-form update of a phase."""
+    """Execution of a closed-form update of a phase."""
 
     def __init__(self, run: PhaseRun, move: ClosedFormUpdate) -> None:
         self.run: PhaseRun = proxy(run)
@@ -150,7 +150,7 @@ class MoveRun:
         self.recorder = Recorder(self.name, values, run.phase.batch is None, run.noise)
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Run the update, the first of `ahead` equal ones, by a recording if possible."""
+        """Run the update, from a recording if possible."""
         written = partial(self.written, batch)
         # An update without results has side effects, which a recording would omit.
         if begun and self.names and self.names <= self.run.owned:
@@ -164,7 +164,7 @@ class MoveRun:
         return self.run.touched(moving, self.names, len(self.run.ones))
 
     def written(self, batch: Batch) -> None:
-        """Run the update as written."""
+        """Run the update by calling its Python function."""
         run = self.run
         with run.noise:
             made = self.move(run.received, run.now, batch)
@@ -184,7 +184,7 @@ class MoveRun:
 
 
 class StepRun:
-    """Run of the gradient steps of a phase on the same tensors.
+    """Execution of a gradient step of a phase.
 
     Attributes:
         names: patterns of the tensors.
@@ -218,7 +218,7 @@ class StepRun:
         return None not in states.values()
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Run the steps on a minibatch, the first of `ahead` equal ones."""
+        """Run the gradient steps on a minibatch, from a recording if possible."""
         written, repeat = partial(self.written, batch), self.step.num_steps
         for i in range(repeat):
             if begun or (self.plain and (i > 0 or repeat == 1)):
@@ -240,7 +240,7 @@ class StepRun:
         return self.run.touched(moving, self.params, active)
 
     def written(self, batch: Batch) -> None:
-        """Run a step as written."""
+        """Run a gradient step by calling its Python functions."""
         run, step, params = self.run, self.step, self.params
         # New leaves: autograd stores a leaf's shape as long as any of its graphs exists, and `vmap`
         # leaves graphs to the garbage collector, while `_narrow` shortens the parameters.
@@ -278,7 +278,7 @@ class StepRun:
             self.first[: len(loss)] = loss
 
     def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
-        """Change a parameter's memory layout to that of its gradients, for fast optimizers."""
+        """Give a parameter the memory layout of its gradient, for fast optimizers."""
         run = self.run
         others = [step for step in run.steps if name in step.params]
         if any(step.optimiser.state.get(step.params[name]) for step in others):
@@ -295,6 +295,6 @@ class StepRun:
 
 
 def same_layout(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors of one shape have the same memory layout."""
+    """Return whether two tensors of equal shape have the same memory layout."""
     strides = zip(one.shape, one.stride(), other.stride(), strict=True)
     return all(a == b for n, a, b in strides if n > 1)

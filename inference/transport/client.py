@@ -1,4 +1,4 @@
-"""Remote clients: the part of a round at a site with the rows and states of some clients."""
+"""Remote clients: local training and evaluation where the rows and client states are."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MIN_SCORED_ROWS = 5  # small counts are suppressed, as in statistics of patients
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """Committed and pending state of one client."""
+    """Stored state of one client: committed, and pending until the server accepts it."""
 
     merged: int = 0  # last round with an aggregated message; 0 is none
     mine: Tensors | None = None  # client state; None for a new client
@@ -64,15 +64,15 @@ class ClientRecord:
 
 
 def _losses(report: Tensors) -> Tensors:
-    """Return the losses of a report; private methods send none, as losses depend on rows."""
+    """Return the losses that a client reports; none with privacy, as losses reveal rows."""
     return {n: v for n, v in report.items() if n.startswith(("loss/", "begun/"))}
 
 
 def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
-    """Return a download function that returns received tensors [C, ...] of the given clients."""
+    """Return a download function that passes on the tensors received from the server."""
 
     def download(server: Tensors, some: Cohort) -> Tensors:
-        """Return the received tensors of some of the clients."""
+        """Return the tensors that the given clients received."""
         place = (some.ids.cpu()[:, None] == ids).int().argmax(1)
         return cut(server, place.to(some.ids.device))
 
@@ -82,7 +82,7 @@ def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
 def _state(
     shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]
 ) -> RoundState:
-    """Return the previous round at the clients, given the server's tensors and their records."""
+    """Return the state after the previous round, rebuilt from the request and client records."""
     states, seen = none(shard.clients, len(own)), torch.zeros(shard.clients, dtype=torch.bool)
     for name, one in own.items():
         if one.mine is not None:
@@ -93,7 +93,7 @@ def _state(
 
 
 class Client:
-    """The clients' part of every round: trains and evaluates where the rows are.
+    """Clients of a remote site: trains and evaluates them on request of a server.
 
     Args:
         method: a method, or round number (from 0) -> method, built as at the server.
@@ -269,7 +269,7 @@ class Client:
             self._write()
 
     def _refuse_late(self, names: Sequence[str], rounds: int) -> None:
-        """Raise InvalidRequestError for a request older than a later one."""
+        """Raise InvalidRequestError for a request that is older than the last one."""
         for name in names:
             if (last := self._own[name].round) > rounds:
                 raise InvalidRequestError(
@@ -278,7 +278,7 @@ class Client:
                 )
 
     def _replied(self, names: Sequence[str], number: int) -> Flat | None:
-        """Return the noisy reply of these clients in this round, or None.
+        """Return the stored noisy reply of these clients in this round, or None.
 
         The privacy accountant counts one noisy reply per round. With a second reply with new noise
         the server could average out the noise.
@@ -296,7 +296,7 @@ class Client:
         )
 
     def _placed(self, order: Mapping[str, Any]) -> tuple[Cohort, Shard, Tensors]:
-        """Return the clients of a request, their rows at their positions, and its tensors."""
+        """Return the clients of a request, their rows, and the tensors of the request."""
         names = named(order)
         ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
         clients, data = number(order, "clients"), self.data
@@ -332,7 +332,7 @@ class Client:
         return shard.cohort(ids), shard, received
 
     def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
-        """Return the records of clients, committed or rolled back as the request states."""
+        """Commit or discard the pending states of clients, as the request demands."""
         names = named(order)
         accepted = column(order, "accepted", len(names), torch.long).tolist()
         each = zip(names, accepted, strict=True)
@@ -344,7 +344,7 @@ class Client:
         own: Mapping[str, ClientRecord],
         own_state: Callable[[], Tensors],
     ) -> dict[str, ClientRecord]:
-        """Return the records; raise StateLostError if they do not match the server's rounds."""
+        """Return the clients' records; raise StateLostError if rounds are missing."""
         found = {}
         odd = {}
         for name, last in zip(own, order["accepted"].tolist(), strict=True):
@@ -361,7 +361,7 @@ class Client:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Lock the folder and read its state, as a context manager."""
+        """Lock the state folder and read it, as a context manager."""
         with locked(self.file.parent) if self.file else nullcontext():
             self._read()
             yield
@@ -372,7 +372,7 @@ class Client:
         return {"hash of the data": fingerprint(self.data), **compared_versions(), **seeds}
 
     def _read(self) -> None:
-        """Read the states from the file, if there is one."""
+        """Read the stored client states, if the file exists."""
         if self.file is None or not self.file.exists():
             return
         content = checkpoint_file.read(self.file, self._about)

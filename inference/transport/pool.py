@@ -1,4 +1,4 @@
-"""Clients assigned to worker processes, which train them and store their states.
+"""Clients assigned to worker processes, which train them and keep their states.
 
 `ray.Actors` calls functions of workers, each worker's one after the other.
 """
@@ -34,7 +34,7 @@ AHEAD = 1  # chunks that a worker may train before the last reply is received
 
 
 class RemoteStates(Tables):
-    """Client states at workers after a round, [J, ...], fetched when they are read."""
+    """Client states that are stored by workers, and fetched when they are read."""
 
     def __init__(self, pool: Pool, number: int) -> None:
         """Store the pool, and the number of these states at the workers."""
@@ -42,7 +42,7 @@ class RemoteStates(Tables):
 
     @cached_property
     def tables(self) -> Tensors:
-        """Return the fetched tables."""
+        """Return the stacked client states, fetching them on first use."""
         return self.pool.kept(self.number)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -56,7 +56,7 @@ class RemoteStates(Tables):
 
 
 class Pool:
-    """Backend of clients that are assigned to workers.
+    """Backend that trains clients in worker processes.
 
     Client states stay at the workers as long as their `RoundState` exists. They are fetched when
     they are read; those of the last `RoundState` are fetched in the end.
@@ -92,7 +92,7 @@ class Pool:
             self.post.close()
 
     def __call__(self, request: RoundRequest) -> RunningRound:
-        """Start a round."""
+        """Start a round for a request of the server."""
         before = private = request.state.client_states
         if not isinstance(before, RemoteStates) or before.pool is not self:
             before = self.states()
@@ -106,7 +106,7 @@ class Pool:
         return PoolRound(self, request, before)
 
     def states(self) -> RemoteStates:
-        """Create a reference to new client states in the worker processes, and return it."""
+        """Create and return a reference to the workers' new client states."""
         made = RemoteStates(self, next(self.numbers))
         self.held[made.number] = made
         return made
@@ -126,7 +126,7 @@ class Pool:
 
 @dataclass
 class PoolRound(RunningRound):
-    """Round in progress at the workers."""
+    """Round in progress in worker processes."""
 
     pool: Pool
     request: RoundRequest
@@ -165,7 +165,7 @@ class PoolRound(RunningRound):
             yield on_device(reply, self.pool.data.device)
 
     def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """Return the states of all clients; clients `back` keep their old ones."""
+        """Return the states of all clients, restoring those of the clients `back`."""
         made = self.pool.last = self.pool.states()
         for worker in range(len(self.pool.mine)):
             self.pool.post.send(worker, "close", self.before.number, made.number, back)
@@ -173,7 +173,7 @@ class PoolRound(RunningRound):
 
 
 def on_device(reply: Reply, device: torch.device) -> Reply:
-    """Return a reply on a device."""
+    """Move the tensors of a reply to a device."""
     sender = Cohort(*(v.to(device) for v in reply.sender))
     return replace(
         reply, sender=sender, message={n: v.to(device) for n, v in reply.message.items()}

@@ -1,4 +1,4 @@
-"""Ray actors as workers: on this machine, or on those of a cluster that the caller has joined.
+"""Ray actors as workers, on this machine or in a cluster.
 
 A Ray instance started here only listens on 127.0.0.1, without a dashboard or usage reports.
 """
@@ -25,7 +25,7 @@ SET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def hired(workers: int | None, data: Federation) -> int:
-    """Return the validated number of Ray workers, chosen automatically if it is None."""
+    """Return the number of Ray workers: validated, or chosen automatically for None."""
     if lacking := [name for name in ("ray", "cloudpickle") if find_spec(name) is None]:
         raise ValueError(
             f"engine is 'ray', but {' and '.join(lacking)} cannot be imported; run "
@@ -55,7 +55,7 @@ def _joined() -> bool:
 
 
 def _room(device: torch.device) -> int | None:
-    """Return the number of Ray workers that fit; None if only a remote cluster knows it."""
+    """Return how many Ray workers fit on this machine; None if that is unknown."""
     kind = "CPU" if device.type == "cpu" else "GPU"
     if _joined():
         return int(sys.modules["ray"].cluster_resources().get(kind, 0))
@@ -67,14 +67,14 @@ def _room(device: torch.device) -> int | None:
 
 
 class Ticket(NamedTuple):
-    """Pending call of a worker's function."""
+    """Pending function call at a worker."""
 
     worker: int
     answer: Any
 
 
 class Actors:
-    """Workers that are Ray actors, and calls of their functions."""
+    """Workers as Ray actors, with methods that call their functions."""
 
     def __init__(self, workers: int, device: torch.device) -> None:
         """Store the number of workers; nothing is started yet."""
@@ -82,7 +82,7 @@ class Actors:
         self.actors: list[Any] = []
 
     def hire(self, each: list[tuple[Federation, Tensor]]) -> None:
-        """Start Ray, if needed, and one worker for each pair of rows and ids."""
+        """Start Ray if needed, and one worker for each part of the clients."""
         import ray
 
         if not ray.is_initialized():
@@ -97,13 +97,13 @@ class Actors:
             self.result(ticket)
 
     def share(self, value: Any) -> Any:
-        """Return a reference to a value stored once for all workers of a machine."""
+        """Store a value once per machine for all workers, and return a reference to it."""
         import ray
 
         return ray.put(value)
 
     def send(self, worker: int, what: str, *given: Any) -> Ticket:
-        """Call a function of a worker, and return its ticket."""
+        """Call a function of a worker without waiting for its result."""
         return self._call(worker, "call", what, *given)
 
     def _call(self, worker: int, what: str, *given: Any) -> Ticket:
@@ -126,7 +126,7 @@ class Actors:
             ) from None
 
     def forget(self, tickets: list[Ticket]) -> None:
-        """Cancel calls that have not started."""
+        """Cancel calls that have not been started."""
         import ray
 
         for ticket in tickets:
@@ -134,7 +134,7 @@ class Actors:
                 ray.cancel(ticket.answer)
 
     def close(self) -> None:
-        """End all workers, and Ray too if it was started here."""
+        """Stop all workers, and Ray if it was started here."""
         import ray
 
         actors, self.actors = self.actors, []
