@@ -50,7 +50,7 @@ class Flat(dist.ImproperUniform):
     """Improper uniform prior that `pyro.render_model` can run."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw, which raises an error, except zeros while dependencies are tracked."""
+        """Return zeros for `pyro.render_model`; raise an error otherwise."""
         if any(isinstance(handler, TrackProvenance) for handler in _PYRO_STACK):
             return torch.zeros(self.batch_shape + self.event_shape)
         return super().__call__(*args, **kwargs)

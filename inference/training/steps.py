@@ -208,7 +208,7 @@ class StepRun:
         self.plain = self._begins()
 
     def _begins(self) -> bool:
-        """Initialize the optimizer so that the first step can be recorded; return success."""
+        """Initialize the optimizer's state before the first step; return success."""
         if not self.recorder.is_plain(self.params):
             return False
         states = {n: initial(self.step.optim, p) for n, p in self.params.items()}

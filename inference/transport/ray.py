@@ -112,7 +112,7 @@ class Actors:
         return Ticket(worker, getattr(self.actors[worker], what).remote(*given))
 
     def result(self, ticket: Ticket) -> Any:
-        """Return the result of a call, or raise its error; ChildProcessError if it died."""
+        """Wait for a call and return its result, or raise its error."""
         import ray
 
         try:
@@ -148,7 +148,7 @@ CURE = "; resume from a checkpoint, or from an earlier `RoundState`"
 
 
 def _start(workers: int, device: torch.device) -> None:
-    """Join the cluster of the environment, or start Ray for this process alone."""
+    """Join the Ray cluster of the environment, or start Ray for this process."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -191,7 +191,7 @@ def _settings() -> Iterator[None]:
 
 
 class Actor:
-    """Worker in its own process."""
+    """Ray actor: one worker in its own process."""
 
     def __init__(self, path: list[str], threads: int, dtype: torch.dtype, device: str) -> None:
         sys.path += [place for place in path if place not in sys.path]
@@ -200,9 +200,9 @@ class Actor:
         self.device = device
 
     def hold(self, data: Federation, mine: Tensor) -> None:
-        """Store the rows and ids of some clients."""
+        """Create the worker with the rows of the given clients."""
         self.worker = Worker(data, mine, self.device)
 
     def call(self, what: str, *given: Any) -> Any:
-        """Call a function of the worker."""
+        """Call a method of the worker and return its result."""
         return getattr(self.worker, what)(*given)

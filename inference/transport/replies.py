@@ -1,4 +1,4 @@
-"""Replies of remote clients: parsed and validated before aggregation."""
+"""Validation of the replies of remote clients before aggregation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyrofl.tensors import Tensors, cut
 
 @dataclass(frozen=True)
 class ReplyParser:
-    """Parser of the replies of one round, with the ids of requested clients."""
+    """Parser and validator of the replies in one round."""
 
     method: Method
     roster: Roster
@@ -31,7 +31,7 @@ class ReplyParser:
     down: Tensor  # [J], bytes sent to each client
 
     def read(self, replies: Mapping[str, Mapping[str, Any]]) -> tuple[list[Reply], list[str]]:
-        """Return the valid replies, and "name: reason" of the others."""
+        """Return the valid replies, and for each other reply its sender and the error."""
         found, refused, known_ids = list[Reply](), list[str](), set[int]()
         for holder in sorted(replies):
             try:
@@ -49,7 +49,7 @@ class ReplyParser:
         return _alike(found), refused
 
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> Reply:
-        """Return one parsed reply; raise ValueError if it is invalid."""
+        """Parse one reply; raise ValueError if it is invalid."""
         ids, names = self._ids(holder, flat), named(flat)
         if (late := number(flat, "round")) != self.number:
             raise ValueError(f"its reply is of round {late}; expected round {self.number}")
@@ -76,7 +76,7 @@ class ReplyParser:
         return Reply(self.roster.cohort(ids[good]), letter, form_of(message), every, about | losses)
 
     def _ids(self, holder: str, flat: Mapping[str, Any]) -> Tensor:
-        """Return the ids of a reply's clients; raise ValueError if they have no request."""
+        """Return the client ids of a reply; raise ValueError for clients without a request."""
         if not isinstance(flat, Mapping):
             raise ValueError(f"its reply is a {type(flat).__name__}; expected a dict")
         names = named(flat)
@@ -94,13 +94,13 @@ class ReplyParser:
         return ids
 
     def _losses(self, flat: Mapping[str, Any], count: int) -> Tensors:
-        """Return the losses of a reply, [C] each."""
+        """Return the losses in a reply, one [C] for each gradient step."""
         names = [f"{what}/{n}" for what in ("loss", "begun") for n in tensors(what, flat)]
         return {n: column(flat, n, count, self.roster.dtype) for n in names}
 
 
 class Received(RunningRound):
-    """Round with replies that have arrived over a transport; client states stay at the clients."""
+    """Round whose replies have arrived; the client states stay at the clients."""
 
     def __init__(self, replies: list[Reply]) -> None:
         self.read, self.back = replies, nobody()
@@ -113,13 +113,13 @@ class Received(RunningRound):
         return iter(self.read)
 
     def close(self, back: Tensor) -> Tensors:
-        """Store the clients that return to their old states, for the next request."""
+        """Store the ids of clients that must return to their previous states."""
         self.back = back
         return {}
 
 
 def nothing(state: RoundState) -> Reply:
-    """Return a reply without clients, in the form of the last message."""
+    """Return an empty reply, with the tensor names and types of the last message."""
     none = {n: nobody() for n in ("ids", "steps", "down", "up")}
     return Reply(Cohort(nobody(), torch.zeros(0)), {}, form_of(state.message), [], none)
 
@@ -129,7 +129,7 @@ def _at(which: Tensor) -> list[int]:
 
 
 def _alike(replies: list[Reply]) -> list[Reply]:
-    """Return replies with the same losses, NaN where a reply has none."""
+    """Return replies that all contain the same losses, with NaN where one was missing."""
     names = {n: v for reply in replies for n, v in reply.report.items() if v.is_floating_point()}
     for reply in replies:
         unknown = {n: v.new_full((len(reply.reasons),), torch.nan) for n, v in names.items()}

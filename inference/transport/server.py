@@ -1,4 +1,4 @@
-"""Server of remote clients, without their rows."""
+"""Server of remote clients: requests, aggregation of replies and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FILE = "server.safetensors"
 
 
 class Server:
-    """The server's part of every round: it sends requests and aggregates replies.
+    """Server of remote clients: creates requests, and aggregates replies, in every round.
 
     Attributes:
         state: the last `RoundState`, without client states.
@@ -84,7 +84,7 @@ class Server:
     def configure_train(
         self, holders: Mapping[str, Sequence[str]] | None = None
     ) -> dict[str, Flat]:
-        """Return the requests of the next round, name -> request, for `Client.train`.
+        """Return the training requests of the next round, by the name of the receiver.
 
         A second call before `aggregate_train` returns the same.
 
@@ -100,7 +100,7 @@ class Server:
     @synchronized
     @checked
     def aggregate_train(self, replies: Mapping[str, Mapping[str, Any]]) -> RoundState:
-        """Aggregate replies to the last requests, name -> reply, and return the round.
+        """Aggregate the replies to the last training requests, and return the new state.
 
         A reporter without a readable reply is `silent`; a client with an invalid, late or foreign
         reply is `rejected` by name. They return to their previous state with the next request.
@@ -114,7 +114,7 @@ class Server:
         return self.state
 
     def _merge(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
-        """Compute the next state from replies."""
+        """Compute the next server state from the clients' replies."""
         method, state = self.at(self.state.number), self.state
         reporters, ids = self._called(method)
         down = self._bytes_down(method, ids)
@@ -176,7 +176,7 @@ class Server:
         metrics: Sequence[str] | None = None,
         **asked: Unpack[EvaluationFields],
     ) -> dict[str, Flat]:
-        """Return requests to all clients, name -> request, for `Client.evaluate`.
+        """Return evaluation requests for all clients, by the name of the receiver.
 
         Args:
             holders: as in `configure_train`.
@@ -205,7 +205,7 @@ class Server:
 
     @checked
     def aggregate_evaluate(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
-        """Return the scores of the clients that replied to the same request.
+        """Return the scores of all clients that replied to the evaluation requests.
 
         Raises:
             ValueError: if no client replied, or a reply belongs to another request or is invalid;
@@ -279,7 +279,7 @@ class Server:
             checkpoint_file.write(self.file, self._about, content)
 
     def _take_up(self, found: Mapping[str, Any]) -> None:
-        """Resume from a checkpoint."""
+        """Resume from the state in a checkpoint."""
         checkpoint_file.refuse_differences(
             f"checkpoint {self.file}", found["method"], described(self.at(0))
         )
@@ -299,7 +299,7 @@ class Server:
         return {"clients": clients, "dtype": str(self.roster.dtype), **compared_versions(), **seeds}
 
     def _called(self, method: Method) -> tuple[Tensor, Tensor]:
-        """Return the ids of clients that report, and of those that train, in the next round."""
+        """Return the ids of the clients that report, and that train, in the next round."""
         draws = self.participation, self.trains
         return sample_clients(method, self.roster.clients, self.seed, self.state.number, *draws)
 
@@ -311,7 +311,7 @@ class Server:
         about: Flat,
         columns: Tensors,
     ) -> dict[str, Flat]:
-        """Return a request for each holder of some of these clients."""
+        """Return a request for every receiver that holds some of the given clients."""
         names = self.roster.names
         received = downloaded(method, self.state.server, self.roster.cohort(ids))
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
@@ -331,7 +331,7 @@ class Server:
         return sheets
 
     def _bytes_down(self, method: Method, ids: Tensor) -> Tensor:
-        """Return the bytes sent to every client, [J]; 0 to those that do not train."""
+        """Return the download bytes of every client, [J]; 0 for clients that do not train."""
         received = downloaded(method, self.state.server, self.roster.cohort(ids))
         total = torch.zeros(self.roster.clients, dtype=torch.long)
         total[ids] = method.message_bytes(received) if received else 0

@@ -1,4 +1,4 @@
-"""Choice, validation and start of an engine: local or Ray."""
+"""Selection and start of the engine that trains clients: this process, or Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ StartEngine = Callable[[], AbstractContextManager[Backend]]
 
 
 def create_engine(engine: Engine, workers: int | None, data: Federation) -> StartEngine:
-    """Return a function that starts an engine, after validation of its settings."""
+    """Return a function that starts an engine; raise ValueError for invalid settings."""
     if engine == "local":
         if workers is not None:
             raise ValueError(

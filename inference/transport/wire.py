@@ -1,4 +1,4 @@
-"""Format of requests and replies: flat dicts of tensors, numbers and names."""
+"""Format of requests and replies: flat dictionaries of tensors, numbers and names."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ASKED = ("model", "adaptation", "part", "draws", "metrics")  # optional evaluati
 
 
 class InvalidRequestError(ValueError):
-    """Error for a request that clients cannot follow, without values of rows.
+    """Error for a request that a client refuses; its text contains no values of rows.
 
     Its message may be sent to the server, unlike those of other errors at a site.
     """
 
 
 class StateLostError(InvalidRequestError):
-    """Error for clients without the state of their last aggregated message."""
+    """Error for a client that has lost the state of its last aggregated message."""
 
     def __init__(self, text: str, names: Sequence[str]) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class StateLostError(InvalidRequestError):
 
 
 def release() -> dict[str, str]:
-    """Return the versions that server and clients must have in common, by package.
+    """Return the package versions that server and clients must have in common.
 
     Equal version numbers do not prove equal code, so a hash of pyrofl's own files is included.
     """
@@ -65,14 +65,14 @@ def code_hash(folder: str | Path = Path(pyrofl.__file__).parent) -> str:
 
 
 def agreed(method: Method) -> Flat:
-    """Return the versions and method parts that must be equal at server and clients."""
+    """Return versions and hashes of the method that must be equal at server and clients."""
     parts = clients_part(method)
     both = {f"version/{n}": v for n, v in release().items()}
     return {**both, **{f"method/{n}": v for n, v in parts.items()}}
 
 
 def refuse_others(order: Mapping[str, Any], method: Method) -> None:
-    """Raise InvalidRequestError if the server's versions or method differ from those here."""
+    """Raise InvalidRequestError if the server has another version or method."""
     theirs = {n: v for n, v in order.items() if n.startswith(("version/", "method/"))}
     mine = agreed(method)
     if odd := sorted(n for n in theirs | mine if theirs.get(n) != mine.get(n)):
@@ -81,7 +81,7 @@ def refuse_others(order: Mapping[str, Any], method: Method) -> None:
 
 
 def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
-    """Return the tensors with a name prefix; raise ValueError for other types."""
+    """Return the tensors of a message with a name prefix; raise ValueError for other values."""
     found = role(what, flat)
     for name, value in found.items():
         if not torch.is_tensor(value):
@@ -91,7 +91,7 @@ def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
 
 
 def sealed(found: Tensors) -> Tensors:
-    """Return tensors on the CPU that share no memory with other tensors.
+    """Copy tensors to the CPU, so that they share no memory with others.
 
     A view, such as a row of a table, would be written with the whole table. Expanded tensors, as
     for equal downloads of all clients, stay expanded.
@@ -130,7 +130,7 @@ def named(flat: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def column(flat: Mapping[str, Any], name: str, count: int, dtype: torch.dtype) -> Tensor:
-    """Return a tensor with one number per client; raise ValueError for another form."""
+    """Return a tensor with one number per client; raise ValueError for other values."""
     value = flat.get(name)
     if not torch.is_tensor(value) or value.shape != (count,) or value.dtype != dtype:
         shown = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else repr(value)

@@ -1,4 +1,4 @@
-"""A worker process: it stores the rows and the states of some clients, and trains them."""
+"""Worker process that holds the rows and states of some clients, and trains them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyrofl.tensors import Tensors, cut
 
 
 def assign_clients(sizes: Tensor, workers: int) -> list[Tensor]:
-    """Return ids of clients per worker, the largest first, with similar numbers of rows.
+    """Assign clients to workers, with similar numbers of rows for each worker.
 
     >>> assign_clients(torch.tensor([1, 9, 3, 8]), 2)
     [tensor([1, 2]), tensor([0, 3])]
@@ -29,7 +29,7 @@ def assign_clients(sizes: Tensor, workers: int) -> list[Tensor]:
 
 
 class Worker:
-    """Some clients, with their rows and states."""
+    """Clients of one worker process, with their rows and states."""
 
     def __init__(self, data: Federation, mine: Tensor, device: str | torch.device) -> None:
         """Store the data and the sorted ids of the clients."""
@@ -39,7 +39,7 @@ class Worker:
         self.left: deque[Tensor] = deque()  # ids of clients per remaining vectorized batch
 
     def load(self, number: int, seen: Tensor, private: Tensors) -> None:
-        """Store the states of the clients, [C, ...], under a number; `seen` [C] have one."""
+        """Store client states [C, ...] under a number; `seen` [C] marks clients with a state."""
         states = none(self.data.clients, len(self.mine))
         kept = to_data(cut(private, seen), self.data)
         self.states[number] = states.updated(states.write(self.mine[seen], kept))
@@ -49,7 +49,7 @@ class Worker:
         self.method = method
 
     def begin(self, number: int, held: set[int], request: dict[str, Any]) -> tuple[Reply, int]:
-        """Start a round, and train the first clients, as `more`.
+        """Start a round and train the first group of clients; see `more`.
 
         Args:
             number: number of the states before the round.
@@ -70,7 +70,7 @@ class Worker:
         return self.more()
 
     def more(self) -> tuple[Reply, int]:
-        """Train further clients; return their reply, and the number of remaining groups."""
+        """Train the next group of clients; return the reply and how many groups remain."""
         assert self.round is not None
         reply = self.round.train(self.left.popleft())
         sender = Cohort(*(v.cpu() for v in reply.sender))
@@ -78,7 +78,7 @@ class Worker:
         return replace(reply, sender=sender, message=message, report=report), len(self.left)
 
     def close(self, before: int, number: int, back: Tensor) -> None:
-        """Store the client states after a round under a number; `back` keep their old ones."""
+        """End the round: store new client states, and restore those of the clients `back`."""
         self.states[number] = self.round.close(back) if self.round else self.states[before]
         self.round = None
 
@@ -87,5 +87,5 @@ class Worker:
         self.round = None
 
     def kept(self, number: int) -> Tensors:
-        """Return the client states of a number, [C, ...]."""
+        """Return the client states that are stored under a number, [C, ...]."""
         return sealed(self.states[number].select(self.mine))

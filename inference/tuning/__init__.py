@@ -1,1 +1,1 @@
-"""Search for settings of a method on validation rows of the clients."""
+"""Hyperparameter search on validation rows of the clients."""

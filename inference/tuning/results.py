@@ -1,4 +1,4 @@
-"""Result of a search for settings: all trials, the chosen setting and its margin."""
+"""Result of a hyperparameter search: all trials, the chosen setting and its margin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = ("setting", "rounds", "seed", "score", "behind", "error", "chosen", "p
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a setting after a number of rounds with one seed.
+    """Score of a setting after some rounds with one seed.
 
     Attributes:
         setting: index of the setting.
@@ -42,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Margin:
-    """Difference of a finalist from the chosen setting, in units of the metric.
+    """Difference between the scores of the chosen setting and another finalist.
 
     Attributes:
         setting: index of the setting.
@@ -64,7 +64,7 @@ class Margin:
 
 @dataclass(frozen=True, repr=False)
 class TuningResult(Summarised):
-    """Result of a search: all settings and trials, and the chosen setting.
+    """Result of a hyperparameter search: all trials and the chosen setting.
 
     Attributes:
         settings: all settings.
@@ -102,7 +102,7 @@ class TuningResult(Summarised):
 
     @property
     def margins(self) -> tuple[Margin, ...]:
-        """Return the margins of the other complete finalists, the best first."""
+        """Return the margins over the other settings that completed all rounds, the best first."""
         better = sign(self.metric)
         best, found = self._scores(self.chosen), list[Margin]()
         for place in ranked(self.tries, self.metric):
@@ -114,7 +114,7 @@ class TuningResult(Summarised):
         return tuple(found)
 
     def lines(self) -> list[tuple[str, int, int, float, float | str, float | str, bool, str]]:
-        """Return a row for every trial, with `COLUMNS`; only finalists have a margin."""
+        """Return the rows of the table of all trials, with the columns `COLUMNS`."""
         known: dict[int, tuple[float, float]] = {
             m.setting: (m.behind, m.error) for m in self.margins
         }
@@ -133,7 +133,7 @@ class TuningResult(Summarised):
         ]
 
     def frame(self) -> DataFrame:
-        """Return a table of every trial, with the seconds of training."""
+        """Return the table of all trials, with their scores and seconds of training."""
         from pandas import DataFrame
 
         found = DataFrame(self.lines(), columns=list(COLUMNS))
@@ -175,7 +175,7 @@ class TuningResult(Summarised):
         return max(one.rounds for one in self.tries if one.setting == self.chosen)
 
     def _scores(self, place: int) -> dict[int, float]:
-        """Return the scores of a setting by seed, at the chosen setting's number of rounds."""
+        """Return the scores of one setting after the final number of rounds, by seed."""
         return {
             one.seed: one.score
             for one in self.tries
@@ -184,7 +184,7 @@ class TuningResult(Summarised):
 
 
 def told(setting: Setting) -> str:
-    """Return a setting as text; an empty one is "defaults"."""
+    """Return a setting as text, or "defaults" for an empty setting."""
     return " ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
 
 
@@ -198,7 +198,7 @@ def sign(by: By) -> int:
 
 
 def ranked(tries: Sequence[Trial], by: By) -> list[int]:
-    """Return settings by most rounds, then by the best mean over seeds, without failed ones.
+    """Rank settings by their number of rounds, then by their mean score; omit failed ones.
 
     Equal settings keep their order. A setting that fails in any trial is left out.
     """

@@ -1,4 +1,4 @@
-"""Choice of settings on validation rows of the clients, by successive halving.
+"""Hyperparameter search by successive halving on validation rows of the clients.
 
 Successive halving leaves three finalists: all settings are trained for few rounds with one seed,
 the best third of them for three times the number of rounds, and so on. Finalists are trained for
@@ -45,7 +45,7 @@ FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of diverging 
 
 
 class AllFailed(ValueError):
-    """Error of a search in which all settings fail."""
+    """Error raised when all settings of a search fail."""
 
 
 @checked
@@ -66,7 +66,7 @@ def tune(
     progress: bool = True,
     **loop: Unpack[LoopOptions],
 ) -> TuningResult:
-    """Choose settings of a method on validation rows of the clients, by successive halving.
+    """Select a method's settings by successive halving on validation rows of the clients.
 
     Args:
         build: keyword arguments -> a method, or round number -> method.
@@ -123,7 +123,7 @@ def tune(
 
 
 def refuse_metric(metric: By | None, data: Federation) -> None:
-    """Raise ValueError if a metric does not fit the response."""
+    """Raise ValueError if a metric cannot be computed for the type of response."""
     is_binary = not data.y.dim() > 1 and bool(((data.y == 0) | (data.y == 1)).all())
     if metric == "rmse" and data.classes:
         raise ValueError("metric is 'rmse', but y has classes; use accuracy or nll")
@@ -199,7 +199,7 @@ def rungs(count: int, rounds: int) -> list[int]:
 def _trained(
     method: Fitting, held: Federation, rounds: int, keeper: Keeper, seed: Seed, how: Any
 ) -> str:
-    """Train up to a number of rounds and evaluate; store the run and return the error or ""."""
+    """Train a setting up to a number of rounds and save the run; return an error text or ""."""
     if keeper.last and _row(keeper.last, rounds):
         return ""
     try:
@@ -222,7 +222,7 @@ def _trained(
 
 
 def _judged(found: Trial, run: Run | None, by: By) -> Trial:
-    """Return a trial with its score and seconds, or with its problem."""
+    """Return a trial with the run's score and seconds, or with its error."""
     if run is None:  # not one round was made
         return found
     records, problem, score = run.records[: found.rounds], found.problem, nan

@@ -33,7 +33,7 @@ CURE = "tensors all the way, without detach, no_grad, .item(), NumPy or writing 
 
 @dataclass
 class WatchedStep:
-    """Gradient step that records which of its tensors had a gradient.
+    """Gradient step that records which tensors receive a gradient.
 
     Attributes:
         step: the step of the method.
@@ -52,7 +52,7 @@ class WatchedStep:
     moved: list[str] = field(default_factory=list)
 
     def watched(self) -> GradientStep:
-        """Return an equal step that records its gradients."""
+        """Return an equal gradient step that records which tensors receive a gradient."""
         return replace(self.step, optim=self.optim, loss=self.loss)
 
     def optim(self, params: list[Tensor]) -> Optimizer:
@@ -87,13 +87,13 @@ class WatchedStep:
 
     @property
     def still(self) -> list[str]:
-        """Return the names of the trained tensors that never received a gradient."""
+        """Return the names of trained tensors that never receive a gradient."""
         return [n for n in self.names if n not in self.live]
 
 
 @dataclass(frozen=True)
 class CheckedUpdate:
-    """Closed-form update that records its names and must not draw or write in place."""
+    """Closed-form update with checks: it must not draw, or write into its arguments."""
 
     move: ClosedFormUpdate
     written: set[str]
@@ -117,7 +117,7 @@ class CheckedUpdate:
 
 
 def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
-    """Return a phase of at most two epochs, on small minibatches, with recording updates.
+    """Return a short version of a phase with updates that are checked and recorded.
 
     After the first step clients differ, so that a loss that compares them is detected.
     """
@@ -134,7 +134,7 @@ def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
 
 
 def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
-    """Raise ValueError for tensors that affect the loss of their step without a gradient."""
+    """Raise ValueError if a trained tensor affects the loss but receives no gradient."""
     if not any(step.still for step in steps):
         return
     for step in steps:
@@ -152,7 +152,7 @@ def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
 
 
 def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str]) -> bool | None:
-    """Return whether a gradient reaches a tensor at other values of the trained tensors.
+    """Return whether a tensor receives a gradient at other values of the trained tensors.
 
     Its gradient may be zero at the initial values, as that of the factor of a zero tensor. None if
     the loss reads the tensor but does not depend on it, given the same noise.

@@ -1,4 +1,4 @@
-"""Validation of Pyro programs on a few rows: their sites, plates, constraints and responses."""
+"""Checks of Pyro programs on a few rows: sites, plates, constraints and responses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pyrofl.tensors import Tensors, matches
 
 @dataclass
 class Look:
-    """Traces of a method's programs on a few rows, with checks of their sites.
+    """Traces of model and guide on a few rows, with checks of their sites.
 
     Attributes:
         method: method with the programs.
@@ -53,7 +53,7 @@ class Look:
         return [*self.q.nodes, *self.p.nodes]
 
     def run(self, batch: Batch, received: Tensors, local: Tensors) -> tuple[Any, Any]:
-        """Return traces of guide and model, with the same noise in every call."""
+        """Run guide and model on a batch with fixed noise, and return both traces."""
         noise = [stream(0, Stream.TEST, 0, self.data.names[i]) for i in batch.ids.tolist()]
         drawn, drew = Drawn(), list[Drew]()
 
@@ -158,7 +158,7 @@ class Look:
             )
 
     def _in_rows(self, site: Any) -> bool:
-        """Return whether a site masks padding and scales minibatches."""
+        """Return whether a site is inside `batch.rows()`, which masks padding."""
         mask = site["mask"]
         if not torch.is_tensor(mask) or not torch.is_tensor(site["scale"]):
             return False
@@ -177,7 +177,7 @@ class Look:
         self.refuse_odd_responses()
 
     def refuse_odd_responses(self) -> None:
-        """Raise ValueError for responses outside their distribution's support."""
+        """Raise ValueError for responses outside the support of their distribution."""
         for name, site in self.responses():
             self._refuse_odd(name, site)
 
@@ -207,11 +207,11 @@ class Look:
         return equal(density, density[..., :1].expand_as(density))
 
     def responses(self) -> list[tuple[str, Any]]:
-        """Return the observed sites of the model except `pyro.factor`."""
+        """Return the observed sites of the model, without those of `pyro.factor`."""
         return [(n, s) for n, s in observed(self.p) if not isinstance(s["fn"], dist.Unit)]
 
     def warn_of_still_tensors(self, before: Tensors) -> None:
-        """Warn of tensors that the guide reads but no update changes."""
+        """Warn about tensors that the guide reads and no update changes."""
         steps = [m for p in (*self.method.phases, *self.method.adapt) for m in p.updates]
         moving = " ".join(m.names for m in steps if isinstance(m, GradientStep))
         still = {
@@ -232,14 +232,14 @@ class Look:
         )
 
     def _differs(self, tensors: Tensors) -> bool:
-        """Return whether the guide draws other values for other local tensors."""
+        """Return whether the guide draws other values if the given tensors change."""
         q, _ = self.run(self.batch, self.received, self.local | tensors)
         pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
         return not all(equal(a, b) for a, b in pairs)
 
 
 def refuse_subsampling(name: str, site: Any) -> None:
-    """Raise ValueError for a site in a plate with subsampling."""
+    """Raise ValueError for a site in a Pyro plate that subsamples."""
     for frame in site.get("cond_indep_stack", ()):
         if frame.full_size is not None and frame.full_size != frame.size:
             raise ValueError(
@@ -250,12 +250,12 @@ def refuse_subsampling(name: str, site: Any) -> None:
 
 
 def factors(trace: Any) -> list[tuple[str, Any]]:
-    """Return the sites of `pyro.factor`, costs of a client or a row."""
+    """Return the sites of `pyro.factor` in a trace."""
     return [(n, s) for n, s in observed(trace) if isinstance(s["fn"], dist.Unit)]
 
 
 def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield finite parameters of a distribution with their constraints."""
+    """Yield the finite parameters of a distribution, with their constraints."""
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     for name, constraint in fn.arg_constraints.items():
@@ -278,7 +278,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _repeated(site: Any, second: Any, both: Tensor) -> bool:
-    """Return whether two sites have equal values, or costs equal densities, in rows [C, B]."""
+    """Return whether two sites observe the same values, so that rows would count twice."""
     pair = site, second
     if any(isinstance(s["fn"], dist.Unit) for s in pair):
         found = [log_prob_of(s).expand(both.shape)[both] for s in pair]
@@ -289,7 +289,7 @@ def _repeated(site: Any, second: Any, both: Tensor) -> bool:
 
 
 class Drawn(Messenger):
-    """Messenger that raises ValueError if a program writes into the value of a site."""
+    """Messenger that detects programs that modify the values of sites in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class Drawn(Messenger):
             self.found.append((msg["name"], value, value.clone()))
 
     def refuse_changed(self) -> None:
-        """Raise ValueError for values that changed after they were drawn."""
+        """Raise ValueError if the value of a site was modified in place."""
         for name, value, copy in self.found:
             if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""Validation by repeated runs: programs must not depend on other rows, clients or hidden state."""
+"""Checks by repeated runs that programs do not depend on other rows, clients or hidden state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pyrofl.tensors import Tensors, cut, default_type
 
 
 class Other(NamedTuple):
-    """Another batch of the same clients.
+    """Batch with the same clients, and rows in another order.
 
     Attributes:
         batch: the batch for the programs.
@@ -48,7 +48,7 @@ class Other(NamedTuple):
 
 @dataclass(frozen=True)
 class Reruns:
-    """Repeated runs of a method's programs, compared with the first run.
+    """Repeated runs of model and guide, compared with a first run.
 
     Attributes:
         look: the first run.
@@ -89,7 +89,7 @@ class Reruns:
 
     @cached_property
     def values(self) -> Tensors:
-        """Return differentiable values of the real-valued latent sites."""
+        """Return copies of the real latent values that can be differentiated."""
         return {
             n: s["value"].detach().clone().requires_grad_()
             for n, s in latent(self.look.q)
@@ -98,7 +98,7 @@ class Reruns:
 
     @cached_property
     def other(self) -> Other:
-        """Return the batch in another order, without the last row, and with other padding.
+        """Return the batch with reordered rows, without the last row, and with other padding.
 
         Without minibatches, order and rows are unchanged.
         """
@@ -119,12 +119,12 @@ class Reruns:
 
     @cached_property
     def after(self) -> Any:
-        """Return a trace of the model on reordered rows, with the draws of the first run."""
+        """Run the model on reordered rows with the same latent values, and return its trace."""
         with torch.enable_grad():
             return self._on_others(self.values)
 
     def _alike(self, site: Any, after: Any, other: Other) -> bool:
-        """Return whether a site is equal in the unchanged rows."""
+        """Return whether a site has equal values in the rows that are in both batches."""
         one, two = log_prob_of(site), log_prob_of(after)
         if of_rows(site):
             weights = [_weight(s, b) for s, b in ((site, self.look.batch), (after, other.batch))]
@@ -141,7 +141,7 @@ class Reruns:
         return equal(one, two) and equal(*(torch.as_tensor(s).to(one) for s in scales))
 
     def _on_others(self, values: Tensors) -> Any:
-        """Return a trace of the model on the other rows, given values of latent sites."""
+        """Run the model on reordered rows with given latent values, and return its trace."""
         other, look, sites = self.other, self.look, {}
         for name, site in look.q.nodes.items():
             if site["type"] == "sample" and not site_is_subsample(site):
@@ -163,13 +163,13 @@ class Reruns:
         return self._model(replace(other.batch, x=new), known)
 
     def _model(self, batch: Batch, known: Any) -> Any:
-        """Return a trace of the model with known values of latent sites."""
+        """Run the model with given latent values, and return its trace."""
         states = (with_rows(t, len(batch)) for t in (self.look.received, self.look.local))
         with default_type(batch.size.dtype), KeptPlates():
             return recorded(self.look.method.model, (*states, batch), known)
 
     def _other_responses(self, y: Tensor, at: Tensor) -> Tensor:
-        """Return the responses, replaced at some rows by a different one of the data."""
+        """Return responses in which some rows have the value of another row."""
         table, there = self.look.data.y, y[at]
         good = table.isfinite() & (table[:, None] != there[None]).all(1)
         rows = good.flatten(1).all(1) if table.dim() > 1 else good
@@ -200,11 +200,11 @@ class Reruns:
 
     @property
     def of_rows(self) -> bool:
-        """Return whether rows have latent variables."""
+        """Return whether the model has latent sites with one value per row."""
         return any(of_rows(site) for _, site in latent(self.look.q))
 
     def _changes(self) -> bool:
-        """Return whether the programs give other numbers when they run again."""
+        """Return whether the programs give other values when they are run again."""
         look = self.look
         with scrambled(look.batch.size.device):
             again = look.run(look.batch, look.received, look.local)
@@ -213,7 +213,7 @@ class Reruns:
     def _apart(
         self, batch: Batch, some: Sequence[int], together: tuple[Any, Any] | None = None
     ) -> str | None:
-        """Return the first site that differs between clients alone and together, or None."""
+        """Return the first site that differs between clients run alone and together, or None."""
         look, count = self.look, len(batch)
         together = together or look.run(batch, look.received, look.local)
         for client in some:
@@ -228,7 +228,7 @@ class Reruns:
     # Gradients
 
     def refuse_cut_sites(self) -> None:
-        """Raise ValueError for models that read a site without a gradient to it."""
+        """Raise ValueError if the model uses a latent site without a gradient to it."""
         values = self.values
         for name in self._without_gradient(values, self.after) if values else ():
             # Once more, as a gradient may be zero at a point.
@@ -248,7 +248,7 @@ class Reruns:
                 )
 
     def _without_gradient(self, values: Tensors, trace: Any) -> list[str]:
-        """Return sites without a gradient of the densities of other sites."""
+        """Return the latent sites to which the model's log density has no gradient."""
         with torch.enable_grad():
             total = _others(trace).sum()
         if not total.requires_grad:
@@ -259,14 +259,14 @@ class Reruns:
 
 
 def _others(trace: Any, without: str = "") -> Tensor:
-    """Return log densities of a model as functions of other sites' values."""
+    """Return the log densities of all sites except the given one, summed."""
     parts = [log_prob_of(s) for _, s in observed(trace)]
     parts += [s["fn"].log_prob(s["value"].detach()) for n, s in latent(trace) if n != without]
     return torch.cat([part.flatten() for part in parts])
 
 
 def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str | None:
-    """Return the first site that differs; `mine` extracts a client's part of a tensor."""
+    """Return the first site that differs between clients run alone and together, or None."""
     for traces in zip(together, alone, strict=True):
         for name, site in traces[1].nodes.items():
             if site["type"] != "sample" or site_is_subsample(site):
@@ -281,7 +281,7 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str 
 
 
 def _parts(site: Any) -> Iterator[Tensor]:
-    """Yield the value of a site, unless it is data, and its log density."""
+    """Yield the tensors of a site to compare: its value, unless observed, and log density."""
     if is_made(site) or not site["is_observed"]:
         yield site["value"]
     if not is_made(site):
@@ -289,14 +289,14 @@ def _parts(site: Any) -> Iterator[Tensor]:
 
 
 def _weight(site: Any, batch: Batch) -> Tensor:
-    """Return the weight of each row's density, relative to its count in the batch."""
+    """Return the factor by which each row's log density is multiplied in the batch."""
     counts = batch.counts.where(batch.mask, 1.0)
     weight = torch.as_tensor(site["scale"]).to(counts) / counts
     return weight.expand(batch.mask.shape) if weight.dim() <= 2 else torch.ones_like(counts)
 
 
 def _taken(value: Tensor, source: Tensor, axis: int) -> Tensor:
-    """Return the rows of a tensor [..., C, B, *event] at given row indices [C, W]."""
+    """Select rows of a tensor [..., C, B, *event] by indices [C, W]."""
     shape = [1] * value.dim()
     shape[axis - 1], shape[axis] = source.shape
     return torch.take_along_dim(value, source.reshape(shape), dim=axis)

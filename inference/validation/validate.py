@@ -1,4 +1,4 @@
-"""Validation of a method and its data before round one, against errors that would stay silent.
+"""Validation of a method and its data before the first round.
 
 The method runs a round on a few rows of a few clients. Its programs are traced, and run again with
 another order of the rows: the likelihood of a row may only depend on that row and on the client's
@@ -109,13 +109,13 @@ def validate_method(
 
 
 def _whole(few: Federation, data: Federation, names: tuple[str, ...]) -> Federation:
-    """Return a few clients with all their rows, in the order of their names."""
+    """Return a federation of a few clients with all their rows."""
     rows = tuple(data.train[data.names.index(n)] for n in names)
     return replace(few, train=rows, names=names)
 
 
 def _is_of_program(error: BaseException) -> bool:
-    """Return whether an error was raised inside a function of the method, by Pyro or torch."""
+    """Return whether an error was raised inside a function of the user's method."""
     error = error.__cause__ or error
     frame = error.__traceback__
     while frame and frame.tb_next:
@@ -130,7 +130,7 @@ def _in_both_precisions(
     server: Tensors | None,
     look: Callable[[Method, Federation, Tensor, Tensors | None], None] | None = None,
 ) -> None:
-    """Validate a method; repeat in double precision if rounding may be the cause."""
+    """Validate a method; repeat in double precision if rounding may cause the error."""
     look = look or _look
     try:
         look(method, few, ids, server)
@@ -174,7 +174,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
 
 
 def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
-    """Validate only the programs, for clients together and alone."""
+    """Validate the programs for clients together and alone, without training."""
     first = _first(method, few, ids, server)
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     received, private = client_inputs(method, few, state, few.cohort(torch.arange(few.clients)), 0)
@@ -184,7 +184,7 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
 
 
 def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) -> Tensors:
-    """Return the server's initial state; raise ValueError if tensors are missing or misshaped."""
+    """Return the initial server state; raise ValueError if tensors are missing or misshaped."""
     with calling("init"), undrawn("init", few.device):
         made = method.init(stream(0, Stream.START), few.clients)
     server = as_tensors("what init returns", made)
@@ -206,7 +206,7 @@ def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) 
 
 
 def _made(trial: Trial) -> Made:
-    """Return the results of the method's phases; raise ValueError if they fail."""
+    """Run the method's phases and return the tensors; raise ValueError if they fail."""
     few = trial.data
 
     def look() -> Look:
@@ -233,7 +233,7 @@ def _made(trial: Trial) -> Made:
 
 
 def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Tensor]:
-    """Return the largest and the smallest client, and a held-out one, with few rows each.
+    """Return a federation of the largest and the smallest client, with a few rows each.
 
     The ids of the training clients are returned too. The smallest client has fewer rows than a
     minibatch, so that it is padded.
@@ -257,13 +257,13 @@ def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Ten
 
 
 def _beginning(data: Federation, client: int) -> Tensor:
-    """Return a client's first training rows with nonzero weight, at most ROWS."""
+    """Return the first training rows of a client that have nonzero weight."""
     rows = data.train[client]
     return (rows if data.weights is None else rows[data.weights[rows] > 0])[:ROWS]
 
 
 def _finite(data: Federation, client: int) -> bool:
-    """Return whether the validated rows of a client are finite."""
+    """Return whether all values in the validated rows of a client are finite."""
     rows = _beginning(data, client)
     return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
 
@@ -276,7 +276,7 @@ def refuse_idle_patterns(
     travels: Tensors,
     sites: list[str],
 ) -> None:
-    """Raise ValueError for a pattern of names without a match, with a suggestion."""
+    """Raise ValueError for name patterns that match no tensor, with a suggestion."""
     asked: list[tuple[str, str, Iterable[str]]] = [
         (f"step {move.names!r} of {kind}", move.names, local)
         for kind in ("phases", "adapt")
@@ -308,7 +308,7 @@ def refuse_idle_patterns(
 
 
 def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
-    """Raise ValueError for an aggregation pattern without effect."""
+    """Raise ValueError for aggregation patterns that match no tensor."""
     if isinstance(aggregate := method.aggregate, Aggregator):
         sent = {n: v for n, v in aggregate.transformed(server, message).items() if n in server}
         used = [patterns for _, patterns in aggregate.groups(sent)]
@@ -329,7 +329,7 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
 def _aggregated(
     method: Method, few: Federation, server: Tensors, message: Tensors
 ) -> Tensors | None:
-    """Return the server's next state by an `Aggregator`; raise ValueError for new names."""
+    """Return the next server state of an `Aggregator`; raise ValueError for new tensor names."""
     if not isinstance(method.aggregate, Aggregator):
         return None
     cohort = few.cohort(torch.arange(few.clients))
@@ -351,7 +351,7 @@ def _aggregated(
 
 
 def refuse_odd_views(method: Method, look: Look) -> None:
-    """Raise ValueError for a view with unknown names, or without names that programs read."""
+    """Raise ValueError for a predictive model that lacks tensors or has unknown ones."""
     received, local = look.received, look.local
     known = received | local
     for view in method.views:
@@ -376,6 +376,6 @@ def idle(patterns: str, names: Iterable[str]) -> list[str]:
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:
-    """Return a suggestion for a pattern without a match."""
+    """Return the most similar name as a suggestion for a pattern without a match."""
     near = get_close_matches(pattern, list(names), 1)
     return f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"
