@@ -271,7 +271,7 @@ class Factors:
 
 
 def refused(server: Tensors, cohort: Cohort) -> Tensors:
-    """Raise an error: a client that lost its factor cannot join, as the sum contains the factor."""
+    """Raise an error, as a client that lost its factor cannot be reset."""
     if len(cohort.ids):
         raise ValueError(
             "fald: what a client has lost, its surrogate, is in the server's sum for good; "

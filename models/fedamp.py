@@ -139,7 +139,7 @@ def build(
 
 
 def by_distance(models: Tensor, others: Tensor, me: int, alpha: float, sigma: float) -> Tensor:
-    """Return alpha A'(||w_j - w_i||^2) of the others, and the rest of one for the client itself.
+    """Return attention weights of all models, which fall with the squared distance.
 
     >>> models = torch.tensor([[0.0], [1.0], [3.0]])
     >>> by_distance(models, torch.tensor([0.0, 1.0, 1.0]), 0, alpha=1.0, sigma=2.0)
@@ -152,7 +152,7 @@ def by_distance(models: Tensor, others: Tensor, me: int, alpha: float, sigma: fl
 
 
 def by_angle(models: Tensor, others: Tensor, me: int, own: float, sigma: float) -> Tensor:
-    """Return weights proportional to exp(sigma cos(w_j, w_i)) that sum to 1 - own."""
+    """Return attention weights of all models, which rise with the cosine similarity."""
     cosine = torch.stack([cosine_similarity(v, models[me], 0) for v in models])
     xi = torch.where(others > 0, sigma * cosine, -torch.inf).softmax(0) * (1 - own)
     xi = xi if bool(others.any()) else torch.zeros_like(others)

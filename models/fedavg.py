@@ -59,13 +59,13 @@ class Descent(TypedDict, total=False):
 
 
 class LocalTraining(Descent, total=False):
-    """Settings of methods whose clients train as in FedAvg, without an aggregation."""
+    """Settings of local training as in FedAvg."""
 
     prior: Prior
 
 
 class Training(LocalTraining, total=False):
-    """Settings of methods whose clients train as in FedAvg."""
+    """Settings of local training as in FedAvg, and of the aggregation."""
 
     aggregation: str | Combine
 

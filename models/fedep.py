@@ -194,7 +194,7 @@ class Tilted:
             }
 
         def nothing(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Reset the sums of the moments."""
+            """Reset the sums of the chain's moments to zero."""
             u = flattened(role("w", local))
             full = self.core.normals.full
             squares = torch.zeros_like(u[..., None] * u[:, None] if full else u)
@@ -325,7 +325,7 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         return local | {"mean": mean, "root": root}
 
     def anew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Reset a client whose factor is no proper distribution."""
+        """Reset the parameters of a client whose factor is improper."""
         return method.init_client(received, data.cohort, generator(0))
 
     # What is sent is no change of what the server has, but a distribution as well.

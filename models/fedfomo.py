@@ -217,7 +217,7 @@ def gain(better: Tensor, here: Tensors, there: Tensors) -> Tensor:
 
 
 def first_of(weight: Tensor) -> Tensor:
-    """Return weights [C, M] that are 1 for the first model and 0 for the others."""
+    """Return weights [C, M] that select the first of M models."""
     return torch.eye(weight.shape[1]).to(weight)[0].expand_as(weight)
 
 
@@ -227,7 +227,7 @@ def mixed(weight: Tensor, values: Tensor) -> Tensor:
 
 
 def best(score: Tensor, random: Tensor, often: Tensor, open_to: Tensor) -> Tensor:
-    """Choose M columns for each row, by the largest score or at random.
+    """Return M columns of each row, with the largest scores or drawn at random.
 
     Args:
         score: [R, J].

@@ -158,7 +158,7 @@ def build(
         return server | known | {"counted": clients}
 
     def anyone(received: Tensors, local: Tensors) -> Tensors:
-        """Return mean and variance of the Student's t predictive distribution for new clients."""
+        """Return mean and variance of the predictive Student's t distribution of a new client."""
         level, freedom = count + received["counted"], df + received["counted"]
         wider = ((level + 1) / level * freedom / (freedom - 2).clamp(min=1)).sqrt()
         wider = torch.where(received["counted"] > 0, wider, 1.0)
@@ -224,7 +224,7 @@ class Mixture:
         def near(
             model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
         ) -> Tensor:
-            """Return the negative log posterior per row, [C]."""
+            """Return the negative log posterior of each client's parameters per row, [C]."""
             away = -torch.logsumexp(self.nearness(received, local), 1)
             return (fit(model, guide, received, local, data) + away) / data.size
 
@@ -283,7 +283,7 @@ class Mixture:
 
 
 def personal_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
-    """Return the personal view: the client's parameters, or the global ones before training."""
+    """Return the personal model: the client's trained parameters, or the global ones."""
 
     def own(received: Tensors, local: Tensors) -> Tensors:
         """Return the client's trained parameters if it has any."""
@@ -301,7 +301,7 @@ def centres_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
 def update_of(
     first: Tensors, second: Tensors, clients: float, prior: tuple[float, float, float]
 ) -> Tensors:
-    """Return m and log (psi / n)^1/2 of sums of E[w_j] and E[w_j^2] over clients."""
+    """Return the global posterior's parameters, given sums of moments over clients."""
     count, df, spread = prior
     level, freedom = count + clients, df + clients
     mean = {n: v / level for n, v in first.items()}

@@ -95,7 +95,7 @@ def build(
         return Phase((begin,)), epoch, Phase((keep,))
 
     def send(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Send the received parameters minus the update scaled by the samples' precision."""
+        """Compute the update to send: the change scaled by the samples' precision."""
         drawn = torch.stack([local[f"sample/{s}"] for s in range(samples)], 1)
         start, shapes = flattened(received), {n: v.shape[1:] for n, v in received.items()}
         return parted(start - change(start, drawn, rho), shapes)
@@ -106,7 +106,7 @@ def build(
 
 
 def change(w: Tensor, drawn: Tensor, rho: float) -> Tensor:
-    """Return Sigma^-1 (w - mean of the samples) with the shrunk covariance of samples.
+    """Return Sigma^-1 (w - sample mean), with the shrunk sample covariance Sigma.
 
     Args:
         w: [C, d].

@@ -122,7 +122,7 @@ def build(
         )
 
     def population(loc: Tensors, variance: Tensors) -> Tensors:
-        """Return the population's mean and standard deviation by role."""
+        """Return the population's mean and standard deviation as named tensors."""
         width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
         return under("loc", loc) | under("log_scale", width)
 
@@ -143,7 +143,7 @@ def build(
         return as_event(prior(received[f"loc/{name}"], width.maximum(least)), len(shape))
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Discount the sums of moments from earlier rounds."""
+        """Multiply the sums of moments of earlier rounds by the memory factor."""
         return {n: memory * v for n, v in pick(local, "sum/* squares/* draws").items()}
 
     def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -164,7 +164,7 @@ def build(
         return pick(local, "base/* mean/* square/*")
 
     def by_server_names(server: Tensors, message: Tensors) -> Tensors:
-        """Return the message with means as m and mean squares as s^2."""
+        """Return the message under the server's names: means as m, mean squares as s^2."""
         square, log_scale = role("square", message), role("log_scale", message)
         old = under("log_scale", {n: (2 * v).exp() for n, v in log_scale.items()})
         loc = under("loc", role("mean", message)) | under("log_scale", square)
@@ -179,7 +179,7 @@ def build(
     combine = get_rule(aggregation)
 
     def robust(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Aggregate squared distances from the new m by a robust rule, given all messages."""
+        """Aggregate means, then squared distances, by a robust rule on all messages."""
         even = torch.ones_like(cohort.size)
         base = combine(role("base", message), cohort.size, role("base", server))
         mean, square = role("mean", message), role("square", message)
@@ -251,7 +251,7 @@ def langevin(
 
 
 def at(point: Program, loss: Loss) -> Loss:
-    """Return a loss evaluated at a point instead of at draws of the guide."""
+    """Return a loss that is evaluated at the current point instead of at draws of the guide."""
 
     def taken(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch

@@ -97,13 +97,13 @@ def build(
         return core.init(generator, clients) | {"begun": torch.zeros(())}
 
     def known(q: Tensors) -> Tensors:
-        """Return mean and precision of the prior of this round, [C, ...]."""
+        """Return mean and precision of this round's prior, [C, ...]."""
         first, w = core.layout.each("mean"), flattened(role("w", q))
         begun = q["begun"][:, None] > 0
         return {"mean": torch.where(begun, w, first.to(w)), "precision": core.precision(q)}
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Copy the received prior to the client's local tensors."""
+        """Copy the received prior to the client's tensors."""
         return under("prior", known(received))
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -113,7 +113,7 @@ def build(
         return factor | core.stated(*core.normals.moments(factor))
 
     def changes(server: Tensors, message: Tensors) -> Tensors:
-        """Divide the client's posterior by the prior to get its factor."""
+        """Divide the clients' posteriors by the prior, to get their factors."""
         prior = known({n: v[None] for n, v in server.items()})
         old = core.factor(prior["precision"], prior["mean"])
         return {n: message[n] - v for n, v in old.items() if n in message}

@@ -97,7 +97,7 @@ def build(
         return {n: local[n] for n in ("cluster", *role("cluster", received))}
 
     def of_clusters(server: Tensors, message: Tensors) -> Tensors:
-        """Return the message with w_j for every cluster; only cluster z_j has a weight."""
+        """Return the message with the client's model repeated for every cluster."""
         return {
             f"cluster/{n}": v.unsqueeze(1).expand(-1, clusters, *v.shape[1:])
             for n, v in message.items()
@@ -105,7 +105,7 @@ def build(
         }
 
     def by_choice(message: Tensors, cohort: Cohort) -> Tensor:
-        """Weight a client by its number of rows in its own cluster."""
+        """Return the weights: a client's number of rows for its own cluster, else 0."""
         return cohort.size[:, None] * one_hot(message["cluster"].long(), clusters).to(cohort.size)
 
     begin = Phase((choose,))

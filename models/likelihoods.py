@@ -27,7 +27,7 @@ FEW = 16  # classes below which torch is slow along the last axis, by up to 9 ti
 
 
 class Categorical(dist.Categorical):
-    """Pyro's Categorical, whose logits [..., classes] are normalised in one pass instead of six."""
+    """Pyro's Categorical distribution with faster normalization of the logits."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Categorical(dist.Categorical):
 
 
 def normalised(logits: Tensor) -> Tensor:
-    """Return log probabilities [..., classes]."""
+    """Return log probabilities [..., classes] from logits."""
     if logits.shape[-1] < FEW:
         return logits.movedim(-1, 0).log_softmax(0).movedim(0, -1)
     return logits.log_softmax(-1)
@@ -89,7 +89,7 @@ def normal(scale: Deviation = 1.0) -> Likelihood:
 
 
 class LeastSquares(dist.Normal):
-    """Normal distribution whose gradient with respect to the mean is that of least squares.
+    """Normal distribution with the mean's gradient of least squares, without the factor 1/sd^2.
 
     log p and its gradient by the standard deviation s are exact. The gradient by the mean m is
     (y - m) / unit^2, not (y - m) / s^2: gradient steps of a fixed size then stay stable as s
@@ -164,7 +164,7 @@ PLAIN: dict[str, Likelihood] = {
 
 
 def named(spec: str) -> Likelihood:
-    """Return a likelihood by name, "normal:0.5" or "binomial:20" with its number.
+    """Return a likelihood by its name, such as "normal:0.5" or "binomial:20".
 
     Without a number the normal has standard deviation 1, and the binomial takes its trials from the
     first column of x. "normal:learned" is `learned_normal` of a standardized response.

@@ -125,7 +125,7 @@ def build(
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Reduce the noise of the draws that the likelihood reads."""
+        """Return the loss with the noise of the draws scaled by the setting `noise`."""
         mean, variance = q.moments(received, own(received, local), data)
         drawn = local | q.start(mean, {n: noise * v.sqrt() for n, v in variance.items()})
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)

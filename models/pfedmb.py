@@ -237,7 +237,7 @@ def build(
 
 
 def layers(names: Iterable[str], shared: bool = False) -> dict[str, int]:
-    """Number the layers that own these parameters, from 0 in order; all 0 if alpha is shared.
+    """Number the layers that own the given parameters; all 0 if branch weights are shared.
 
     >>> layers(["conv.weight", "conv.bias", "head.weight"])
     {'conv.weight': 0, 'conv.bias': 0, 'head.weight': 1}
@@ -248,7 +248,7 @@ def layers(names: Iterable[str], shared: bool = False) -> dict[str, int]:
 
 
 def weighty(shapes: Mapping[str, Size]) -> str:
-    """Return patterns of the layers that own a parameter of two axes or more; else of all.
+    """Return patterns of the layers with weight matrices, or of all layers if there are none.
 
     >>> weighty({"norm.weight": Size([3]), "fc.weight": Size([2, 3]), "fc.bias": Size([2])})
     'fc.weight fc.bias'
@@ -276,7 +276,7 @@ def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
 
 
 def refuse_twins(branches: Tensors, layer: Mapping[str, int]) -> None:
-    """Refuse branches [B, *p] equal in a layer: at equal weights they have equal gradients."""
+    """Raise ValueError for equal branches in a layer, which would stay equal in training."""
     for number in set(layer.values()):
         mine = [n for n, at in layer.items() if at == number]
         count = len(branches[mine[0]])

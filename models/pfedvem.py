@@ -49,7 +49,7 @@ Tensors = tensors.Tensors
 
 
 def precision(variance: Tensor, deviation: Tensor, d: int, of: Confidence = "full") -> Tensor:
-    """Return tau [C] of eq. 8, or an ablation of tables 2 and 3, given both terms [C]."""
+    """Return the confidence tau [C] of eq. 8, or of an ablation in tables 2 and 3."""
     spread = {"full": variance + deviation, "uncertainty": variance, "deviation": deviation}
     return (d / spread[of]).clamp(max=CEILING)
 
@@ -126,7 +126,7 @@ def build(
         return programs.around(prior, received[f"loc/{name}"], local["tau"].rsqrt())
 
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum of the variances of q(w_j) and ||mu_j - w||^2, [C] each."""
+        """Return the summed variances of q(w_j) and the squared distance ||mu_j - w||^2, [C]."""
         mean, spread = q.moments(received, local, data)
         return tensors.total(spread), tensors.squared_distance(mean, tensors.role("loc", received))
 
@@ -137,7 +137,7 @@ def build(
         return {"tau": torch.where(tau < CEILING, tau.clamp(max=strongest), local["tau"])}
 
     def finish(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute what the trained client sends and keeps."""
+        """Compute the tensors that the trained client sends and stores."""
         made = tensors.under("mean", q.moments(received, local, data)[0])
         made |= tensors.renamed(local, {"base": "own"}) if own_base else {}
         made |= {"variance": spreads(received, local, data)[0]} if m_step_iters > 1 else {}
@@ -146,7 +146,7 @@ def build(
     def alternate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Repeat eqs. 9 and 8, for which all messages are needed."""
+        """Repeat eqs. 9 and 8 at the server, given all messages."""
         for _ in range(m_step_iters):
             new = weighted(server, message, cohort, generator)
             apart = tensors.squared_distance(tensors.renamed(message, {"mean": "loc"}), new)

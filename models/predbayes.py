@@ -1,4 +1,4 @@
-"""PredBayes: distillation of a compromise between product and mixture of predictions.
+"""PredBayes: distillation of an interpolation between product and mixture of predictions.
 
 Hasan, Zhang, Guo, Chen and Poupart, "Calibrated One Round Federated Learning with Bayesian
 Inference in the Predictive Space", AAAI 2024.
@@ -115,7 +115,7 @@ def build(
 
     def keeping(s: int) -> Phase:
         def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Store the current state of the chain."""
+            """Store the chain's current state as a sample."""
             return under(f"sample/{s}", {n: local[n] for n in received})
 
         return Phase((keep,))
@@ -180,7 +180,7 @@ def each_predicts(
 
 
 def between(each: Tensor, beta: Tensor | float) -> Tensor:
-    """Return log p_beta [U, K] of clients' predictive distributions [J, U, K].
+    """Return log p_beta [U, K], between product and mixture of the clients' predictions.
 
     >>> each = torch.tensor([[[0.8, 0.2]], [[0.5, 0.5]]])
     >>> [between(each, beta).exp() for beta in (1.0, 0.0)]
@@ -197,7 +197,7 @@ def extremes(each: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tuned(each: Tensor, y: Tensor) -> Tensor:
-    """Return the beta in 0 to 1 of the least mean log loss at labels y [U], a convex function."""
+    """Return the beta between 0 and 1 with the smallest mean log loss at labels y [U]."""
     product, mixture = extremes(each)
     gap = product - mixture
     low, high = gap.new_tensor(0.0), gap.new_tensor(1.0)

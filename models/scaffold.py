@@ -111,7 +111,7 @@ def build(
         return {"steps": local["steps"] + 1}
 
     def at_received(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return the gradient where the client began (option I)."""
+        """Return the gradient at the received parameters (option I)."""
         return gradient(base.model, base.guide, step.loss, names, received, local, data)
 
     def along_the_way(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -183,7 +183,7 @@ def build(
 
 
 def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
-    """Remove the control variates c_j of some clients from the server's c."""
+    """Remove the control variates c_j of clients that are reset from the server's c."""
     known = role(KNOWN, server)
     if len(cohort.ids) and not known:
         raise ValueError(
@@ -203,7 +203,7 @@ def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
 
 
 def without_drift(loss: Loss, names: list[str]) -> Loss:
-    """Add c - c_j to the gradient of a loss, whose value stays what it was (eq. 3)."""
+    """Add c - c_j to the gradient of a loss, without a change of its value (eq. 3)."""
 
     def corrected(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
@@ -230,7 +230,7 @@ def gradient(
     local: Tensors,
     batch: Batch,
 ) -> Tensors:
-    """Return the gradient of a loss at what the client received: name -> [C, *p]."""
+    """Return the gradient of a loss at the received parameters: name -> [C, *p]."""
     with torch.enable_grad():
         at = {n: received[n].detach().clone().requires_grad_() for n in names}
         value = loss(model, guide, received, local | at, batch).sum()
@@ -238,7 +238,7 @@ def gradient(
 
 
 def total_weight(steps: Tensor, momentum: float) -> Tensor:
-    """Return how often K gradients count together in K steps of SGD with momentum, [C].
+    """Return the sum of the weights of all gradients in K steps of SGD with momentum, [C].
 
     A gradient that comes k steps before the end counts (1 - beta^k) / (1 - beta) times.
 

@@ -1,4 +1,4 @@
-"""VIRTUAL: Bayesian multi-task learning with a shared and private networks.
+"""VIRTUAL: Bayesian multi-task learning with a shared and a private network.
 
 Corinzia, Beuret and Buhmann, "Variational Federated Multi-Task Learning", 2019.
 

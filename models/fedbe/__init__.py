@@ -293,7 +293,7 @@ def distilled(
         return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, known(models, cohort))
 
     def known(models: Tensors, cohort: Cohort) -> Tensors:
-        """Return the parameters of the server's posterior."""
+        """Return the parameters of the server's posterior as named tensors."""
         if posterior == "gaussian":
             mean, sd = mean_and_sd(models, cohort.size, std_scale)
             return under("mean", mean) | under("sd", sd)

@@ -1,4 +1,4 @@
-"""Guides: families of posteriors over a client's parameters, under the client plate."""
+"""Guides: families of approximate posteriors of each client's parameters."""
 
 from pyrofl.inference.programs import Guide
 from pyrofl.models.guides.automatic import from_pyro

@@ -1,4 +1,4 @@
-"""Guides: families of posteriors over a client's parameters, under the client plate."""
+"""Basic guides: point estimates and independent normal distributions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ What a family has no use for it ignores, so that any two can be exchanged.
 
 
 def delta(shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:
-    """Return a point estimate guide, for maximum likelihood or MAP; see `Family`."""
+    """Return a guide for point estimates, for maximum likelihood or MAP; see `Family`."""
     return sitewise(
         shapes,
         (loc,),
@@ -71,7 +71,7 @@ def normals(
     width: Callable[[Tensor, Tensor], Tensor],
     inverse: Callable[[Tensor, Tensor], Tensor],
 ) -> Guide:
-    """Return a guide of independent normals with a given function for the width."""
+    """Return a guide of independent normals, with a given parametrization of their sds."""
 
     def start(centre: Tensor, sd: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return centre, torch.full_like(centre, first) if sd is None else inverse(centre, sd)
@@ -94,7 +94,7 @@ def sitewise(
     points: str = "",
     random: bool = True,
 ) -> Guide:
-    """Return a guide of independent sites, each with its own parameters [C, *p].
+    """Return a guide with an independent distribution for each site.
 
     site: axes of p, parameters -> distribution; moments: parameters -> mean, variance; start:
     centre, perhaps standard deviation -> parameters.

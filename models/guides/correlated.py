@@ -1,4 +1,4 @@
-"""Guides whose parameters depend on each other: full covariance, low rank, copula, and a flow.
+"""Guides with dependent parameters: full covariance, low rank, Gaussian copula and flows.
 
     w = mu + S f(e),    e standard normal,    S diagonal, exp(log_sd)
 
@@ -76,7 +76,7 @@ def copula(
         return inside.sinh(), grown.sum(-1)
 
     def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform noise e; return the values and the remaining log density."""
+        """Transform standard normal noise; return the values and the log Jacobian."""
         below = _lower(own)
         sd = (1 + below.square().sum(-1)).sqrt()
         found, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
@@ -106,11 +106,11 @@ def low_rank(rank: Count = 5) -> Family:
     def family(
         shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
-        """Return the guide of sites with these shapes."""
+        """Return the low-rank normal guide for sites with these shapes."""
         d = _size(shapes)
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-            """Correlate noise e, and return its log density, too."""
+            """Correlate standard normal noise, and return the log Jacobian."""
             alone, common = e.split([d, rank], -1)
             found = alone + torch.einsum("...ik,...k->...i", own["factor"], common)
             zero, one = torch.zeros_like(own["log_sd"]), torch.ones_like(own["log_sd"])
@@ -129,7 +129,7 @@ def low_rank(rank: Count = 5) -> Family:
 @rebuildable
 @checked
 def flow(layers: Count = 2, hidden: Count = 16) -> Family:
-    """Return a family that bends a normal by affine coupling layers: skewed, curved posteriors.
+    """Return a guide family of normalizing flows with affine coupling layers.
 
     In each layer half of the entries are scaled and shifted by a small network of the others, one
     network per client (Dinh, Sohl-Dickstein and Bengio, "Density estimation using Real NVP", ICLR
@@ -149,7 +149,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
     def family(
         shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
-        """Return the guide of sites with these shapes."""
+        """Return the flow guide for sites with these shapes."""
         d = _size(shapes)
         if d < 2:
             raise ValueError(f"a flow has {d} parameter to bend; expected at least 2")
@@ -157,7 +157,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
         still = [((torch.arange(d) >> (i // 2 % digits)) + i) % 2 for i in range(layers)]
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-            """Return e after all coupling layers, and the log density that it lacks."""
+            """Apply all coupling layers to noise, and return the log Jacobian."""
             grown = e.new_zeros(())
             for i, mask in enumerate(still):
                 keep = mask.to(e)
@@ -170,7 +170,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
             return e, -grown
 
         def moments(own: Tensors) -> tuple[Tensor, Tensor]:
-            """Return mean and variance over quasi-random draws."""
+            """Return means and variances, estimated from quasi-random draws."""
             like = own["log_sd"]
             uniform = SobolEngine(d, scramble=True, seed=0).draw(POINTS).to(like)
             e = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
@@ -196,7 +196,7 @@ def _deviating(
     moments: Callable[[Tensors], tuple[Tensor, Tensor]],
     rank: int = 0,
 ) -> Guide:
-    """Return a guide of random deviations from a mean, S f(e), with scales S and a function f.
+    """Return a guide of the form mean + S f(noise), with scales S and a function f.
 
     f: own, e -> f(e) [..., C, 1, d], and what its log density lacks; moments: own -> mean and
     variance of f(e); rank: entries of e beyond d, whose own density then does not count.
@@ -239,14 +239,14 @@ def _deviating(
 
 
 def standard_noise(name: str, like: Tensor, counted: bool = True) -> Tensor:
-    """Sample standard normal noise [..., n] as an auxiliary site, whose density may be left out."""
+    """Sample standard normal noise [..., n] as an auxiliary site."""
     fn = dist.Normal(torch.zeros_like(like), torch.ones_like(like)).to_event(1)
     e: Tensor = pyro.sample(name, fn if counted else fn.mask(False), infer={"is_auxiliary": True})
     return e
 
 
 def _few(shapes: Shapes) -> int:
-    """Return the number of parameters, or refuse too many for a full covariance."""
+    """Return the number of parameters; raise ValueError if a full covariance is too large."""
     d = _size(shapes)
     if d > LARGEST:
         raise ValueError(
@@ -257,7 +257,7 @@ def _few(shapes: Shapes) -> int:
 
 
 def _lower(own: Tensors) -> Tensor:
-    """Return B, [..., d, d], of its entries below the diagonal."""
+    """Return a strictly lower triangular matrix [..., d, d] from its entries."""
     d = own["log_sd"].shape[-1]
     row, column = torch.tril_indices(d, d, -1)
     matrix = own["below"].new_zeros(*own["below"].shape[:-1], d, d)
@@ -279,6 +279,6 @@ def parted(value: Tensor, shapes: Shapes) -> Tensors:
 
 
 def _cosines(rows: int, columns: int) -> Tensor:
-    """Return rows x columns numbers between -1 and 1, the columns orthogonal."""
+    """Return a rows x columns matrix with orthogonal columns of cosines."""
     i, k = torch.arange(rows)[:, None] + 0.5, torch.arange(1, columns + 1)
     return torch.cos(math.pi * i * k / rows)

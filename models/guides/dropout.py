@@ -1,4 +1,4 @@
-"""Variational dropout: posteriors with multiplicative noise, their prior and their product.
+"""Variational dropout guides, with multiplicative noise on the weights, and their priors.
 
     q(w)     = Normal(theta, alpha theta^2)            p = alpha / (1 + alpha) is the dropout rate
     p(w)     = Normal(0, gamma),  gamma = theta^2 (1 + alpha)
@@ -75,7 +75,7 @@ FAMILIES = {"logvar": log_variance, "alpha": log_alpha}
 
 
 def normal(mean: Tensor, variance: Tensor, axes: int) -> TorchDistribution:
-    """Return N(mean, variance) as one event of the last axes."""
+    """Return a normal distribution whose last axes are one event."""
     return as_event(dist.Normal(mean, variance.sqrt()), axes)
 
 
@@ -116,7 +116,7 @@ def log_alpha_of(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def product(mean: Tensor, variance: Tensor, weight: Tensor) -> Tensor:
-    """Return the mode of prod_m N(w; mean_m, variance_m)^weight_m: [M, *p] twice, [M] -> [*p]."""
+    """Return the mode of a weighted product of M normal densities, [*p]."""
     share = (weight / weight.sum()).reshape(-1, *(1 for _ in mean.shape[1:]))
     precision = share / (variance + 1e-10)
     return (precision * mean).sum(0) / precision.sum(0)

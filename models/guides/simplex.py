@@ -1,4 +1,4 @@
-"""Guides for weights on the simplex: a point in two parametrisations, and a Dirichlet."""
+"""Guides for weights that sum to one: point estimates and a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyrofl.models.guides.basic import Shapes, sitewise
 def softmax(
     shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Return a point guide on the simplex: the softmax of spread over the last axis."""
+    """Return a point guide for weights that sum to one: the softmax of `spread`."""
     return sitewise(
         shapes,
         (spread,),

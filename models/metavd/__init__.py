@@ -133,7 +133,7 @@ def build(
     done: Share | None = None,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build X+MetaVD, one of its ablations, or X alone; defaults are the authors' but lr, hyper_lr.
+    """Build MetaVD on a base method, an ablation of it, or the base method alone.
 
     Args:
         net: the network.
@@ -255,13 +255,13 @@ def build(
         return after | (saturation(after, cohort) if q.random else {})
 
     def saturation(server: Tensors, cohort: Cohort) -> Tensors:
-        """Return the fraction of dropout rates above 0.9 at the reporting clients."""
+        """Return the fraction of the reporting clients' dropout rates that exceed 0.9."""
         theta = spread_out(pick(server, "loc/*"), len(cohort.ids))
         spread = under("spread", source.read(server, cohort.ids))
         return {SATURATED: pruning.saturated(*moments(theta | spread)).mean()}
 
     def begun(received: Tensors) -> Tensors:
-        """Return the received tensors with the initial spreads."""
+        """Return the received tensors, with initial spreads for the client's posterior."""
         like = next(iter(received.values()))
         start = {f"spread/{n}": v.to(like) for n, v in first.items()}
         return received | spread_out(start, len(like))

@@ -59,7 +59,7 @@ class DropoutModel:
         data: Batch,
         moments: tuple[Tensors, Tensors] | None = None,
     ) -> dict[str, TorchDistribution]:
-        """Return the priors of the weights; the hierarchical one follows the moments of q."""
+        """Return the priors of the random weights, by name."""
         if self.prior is None and self.q.random:
             mean, variance = moments or self.q.moments(received, local, data)
             axes = {n: len(shape) for n, shape in self.shapes.items()}
@@ -85,7 +85,7 @@ class DropoutModel:
             }
 
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
-            """Draw the responses given sampled layer outputs."""
+            """Define the model: responses given sampled outputs of layers."""
             _, variance = self.q.moments(received, local, data)
             with data.clients():
                 for n, shape in self.shapes.items():
@@ -97,7 +97,7 @@ class DropoutModel:
                     self._observe(outputs, data)
 
         def guide(received: Tensors, local: Tensors, data: Batch) -> None:
-            """Add the KL divergence as a factor of the guide."""
+            """Define the guide: a point with the KL divergence as cost, and the noise."""
             theta = {n: local[f"loc/{n}"] for n in self.shapes}
             if self.prior is None:
                 # The divergence has no slope in theta; so none of it is left to rounding.
@@ -162,7 +162,7 @@ def objective(
 
 
 def warm_up(done: float | None) -> float:
-    """Return the KL's factor, sigmoid(12 (t - 1/2)) in the first 2% of the rounds, then 1."""
+    """Return the factor of the KL divergence, which rises from 0 to 1 in the first 2% of rounds."""
     if done is None or done > WARM_UP:
         return 1.0
     return 1 / (1 + math.exp(-12 * (done / WARM_UP - 0.5)))

@@ -32,7 +32,7 @@ def drop(tensors: Tensors, moments: Moments, limit: float | None) -> Tensors:
 
 
 def saturated(mean: Tensors, variance: Tensors) -> Tensor:
-    """Return the share of dropout rates above 0.9, [C], given moments [C, *p]."""
+    """Return the fraction of dropout rates above 0.9 of each client, [C]."""
     rates = [dropout_rate(v, variance[n]).flatten(1) for n, v in mean.items()]
     return (torch.cat(rates, 1) > HIGH).to(rates[0]).mean(1)
 
@@ -46,7 +46,7 @@ def fill(message: Tensors, values: Tensors) -> Tensors:
 def report(
     tensors: Tensors, moments: Moments, limit: float | None, names: Iterable[str]
 ) -> Tensors:
-    """Return "sparsity", a client's share of dropped weights, and its mean "dropout_rate", [C].
+    """Return each client's fraction of pruned weights and mean dropout rate, [C].
 
     Besides "rates_above_0.9", the share of those, [C]; and of every weight "dropout_rate/NAME" and
     "log_alpha/NAME", [C, *p].
@@ -81,7 +81,7 @@ def snip(
 
 
 def top(value: Tensor, share: float) -> Tensor:
-    """Return bool [*p]: which entries are among the largest; at least one is."""
+    """Return which entries of a tensor are among the given fraction of the largest."""
     count = max(1, round(share * value.numel()))
     at = value.flatten().topk(count).indices
     return value.new_zeros(value.numel(), dtype=torch.bool).index_fill(0, at, True).view_as(value)

@@ -148,11 +148,11 @@ def build(
         return x.flatten(2) if base is None else base(role("w", local), x)
 
     def spreads(local: Tensors) -> list[Tensor]:
-        """Return log l and log s."""
+        """Return the kernel's parameters: log length scale and log output scale."""
         return [local[homes[n]] for n in SPREADS]
 
     def answer(f: Tensor, local: Tensors, x: Tensor) -> dist.TorchDistribution:
-        """Return p(y | x, f); f [..., C, B, K]."""
+        """Return the distribution of responses given function values f [..., C, B, K]."""
         more = [local[homes[n]].expand(*f.shape[:-1], 1) for n in noise]
         return likelihood(torch.cat([f, *more], -1) if more else f, x)
 
@@ -182,7 +182,7 @@ def build(
             pyro.sample("f", at_rows, infer={"is_auxiliary": True})  # no site of the posterior
 
     def learned(local: Tensors, x: Tensor, y: Tensor, count: Tensor) -> Tensors:
-        """Return the approximate posterior of f at rows [C, N]."""
+        """Return the approximate posterior of the function values at rows [C, N]."""
         local = with_rows(local, len(x))
         z = run(local, x) * (count > 0).unsqueeze(2)
         with torch.no_grad():
@@ -200,7 +200,7 @@ def build(
     def predictive(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the mean loss of half of the rows given the others, and the prior's per row."""
+        """Return the mean loss of half of the client's rows, predicted from the other half."""
         known, asked = data.split(2)
         counts = known.counts / share(known.size, known.mask)  # a half stands for itself alone
         half = local | learned(local, known.x, known.y, counts)
@@ -239,7 +239,7 @@ def build(
 
 
 def without_noise(net: Network) -> tuple[Network, list[str]]:
-    """Return the layers below that of `nets.with_noise`, and the parameter of that one, if any."""
+    """Split off the noise parameter of `nets.with_noise`: return the other layers and its name."""
     if type([net.module, *net.module.children()][-1]) is not Noise:
         return net, []
     *_, name = net.shapes
@@ -249,7 +249,7 @@ def without_noise(net: Network) -> tuple[Network, list[str]]:
 
 
 def parted(net: Network) -> tuple[Network | None, int, int]:
-    """Return the layers below the head, and the numbers of features and of outputs."""
+    """Return the layers below the head, and the numbers of their features and of outputs."""
     head, cut = net.select_params(net.head), net.split(net.head)
     weight = max(head.values(), key=len)
     alone = len(head) == len(net.shapes)
@@ -263,7 +263,7 @@ def parted(net: Network) -> tuple[Network | None, int, int]:
 
 
 def spaced(size: Tensor, most: int) -> Tensor:
-    """Return places [C, most] of rows, evenly spaced among a client's size [C], or all of them.
+    """Return evenly spaced row indices of each client, [C, most], or all rows if it has few.
 
     >>> spaced(torch.tensor([6, 2]), 3)
     tensor([[0, 2, 4],

@@ -1,4 +1,4 @@
-"""Horseshoe prior, which shrinks small effects strongly and large effects hardly.
+"""Horseshoe prior, which shrinks small effects strongly and large effects little.
 
     w = loc + scale lambda z,    lambda ~ HalfCauchy(1),    z ~ Normal(0, 1)
 
@@ -64,7 +64,7 @@ class Horseshoe(TorchDistribution):
 
 
 class _ScaledE1(torch.autograd.Function):
-    """exp(x) E1(x), whose derivative is itself less 1 / x."""
+    """Autograd function exp(x) E1(x), with its exact derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ def build(
     batch: Count | None = None,
     lr: PositiveShare = 0.3,
 ) -> Method:
-    """Build PVI for a network, all of whose parameters are shared and Bayesian.
+    """Build PVI for a network whose parameters are all shared and Bayesian.
 
     Args:
         net: the network.

@@ -30,7 +30,7 @@ DIFFERENT = 0.05  # change of an exponent c that is worth a change of variables
 
 @dataclass(frozen=True)
 class Centring:
-    """Shared effects, each with the shared variable that is the log of its scale.
+    """Partially centered parametrization of shared effects with a common scale.
 
     The server holds "centred", c [d], and "log_scale", log b [d]; both are 0 where w is no effect.
     """
@@ -38,16 +38,16 @@ class Centring:
     scales: Tensor  # [d], index of the log scale; -1 where a variable is no effect
 
     def start(self, mean: Tensor) -> Tensors:
-        """Return c = 0, and log b given the mean [d] of q."""
+        """Return the initial centering exponents, 0, and reference log scales."""
         return {"centred": torch.zeros_like(mean), "log_scale": self._log_scales(mean)}
 
     def effects(self, w: Tensor, held: Tensors) -> tuple[Tensor, Tensor]:
-        """Return variables [..., d] with eta for w, and the log Jacobian [...] of this."""
+        """Transform partially centered variables to standardized effects."""
         power = -held["centred"].to(w) * (self._log_scales(w) - held["log_scale"].to(w))
         return w * power.exp(), power.sum(-1)
 
     def variables(self, u: Tensor, held: Tensors) -> tuple[Tensor, Tensor]:
-        """Apply the inverse of `effects`; the log Jacobian is that of `effects`."""
+        """Transform standardized effects to partially centered variables."""
         power = -held["centred"].to(u) * (self._log_scales(u) - held["log_scale"].to(u))
         return u * (-power).exp(), power.sum(-1)
 
@@ -70,7 +70,7 @@ class Centring:
         offset = growth * mean - times(change, mean)
 
         def changed(factor: Tensors) -> Tensors:
-            """Return a factor of the new variables."""
+            """Return a factor in terms of the newly centered variables."""
             precision = back.mT @ normals.matrix(factor["precision"]) @ back
             shift = times(back.mT, factor["shift"]) + times(precision, offset)
             return {"shift": shift, "precision": normals.packed(precision)}
@@ -86,6 +86,6 @@ class Centring:
         return new | under("server", own) | last
 
     def _log_scales(self, u: Tensor) -> Tensor:
-        """Return the log scale of each variable [..., d], 0 where it is no effect."""
+        """Return the log scale of each shared variable, or 0 for variables without a scale."""
         scales = self.scales.to(u.device)
         return torch.where(scales >= 0, u[..., scales.clamp(min=0)], 0.0)

@@ -28,7 +28,7 @@ DRAWS = 3  # of the prior, to see what changes with what
 
 @dataclass(frozen=True)
 class Declared:
-    """Program of a user with its declared shared sites, for validation."""
+    """User's program with the sites that the user declares as shared."""
 
     program: Program
     data: Federation
@@ -68,7 +68,7 @@ class Declared:
             )
 
     def forgotten(self) -> list[str]:
-        """Return own sites that a client cannot learn from its own rows."""
+        """Return client-specific sites that single clients cannot learn from their rows."""
         sizes = {name: len(s.mean) for s, name in zip(self.mine.sites, self.own, strict=True)}
         alone = {name for s, name in zip(self.mine.sites, self.own, strict=True) if not s.plate}
         by_own, by_shared = self.changed(self.shared), self.changed(self.own)
@@ -110,7 +110,7 @@ class Declared:
         return {name: site["value"] for name, site in found}
 
     def but(self, name: str) -> list[str]:
-        """Return all sites but one."""
+        """Return the names of all sites except one."""
         return [n for n in self.values if n != name]
 
     def changed(self, held: Iterable[str]) -> tuple[set[str], set[str]]:
@@ -149,13 +149,13 @@ class Declared:
         return found
 
     def priors(self, held: Iterable[str], batch: Batch) -> Iterator[tuple[str, Any]]:
-        """Return the priors where some sites are held at their first draws."""
+        """Yield the prior of every site, with some sites fixed at their first draws."""
         run = self.run(held, batch)
         with pyro.validation_enabled(False):
             yield from ((name, run.nodes[name]["fn"]) for name in self.values if name in run.nodes)
 
     def run(self, held: Iterable[str], batch: Batch) -> Any:
-        """Return a trace in which some sites are held at their first draws."""
+        """Run the program with some sites fixed at their first draws, and return its trace."""
         first = {}
         for name in held:  # at all clients, as programs may rely on the axis
             value = self.values[name]

@@ -1,4 +1,4 @@
-"""Normal distributions by their natural parameters.
+"""Normal distributions in natural parameters.
 
 A factor exp(s'u - u'Pu/2) of d variables u is a dict with its shift s [..., d] and precision P.
 Factors are multiplied by adding both, and P may have eigenvalues that are not positive.
@@ -22,7 +22,7 @@ LARGEST = 2_000  # variables that a full covariance is made for
 
 @dataclass(frozen=True)
 class Normals:
-    """Normal factors of `size` variables, with a full or a diagonal precision.
+    """Operations on normal factors of `size` variables, with full or diagonal precisions.
 
     Roots of covariances are lower triangular matrices [..., d, d], or standard deviations [..., d].
     """
@@ -31,7 +31,7 @@ class Normals:
     full: bool
 
     def __post_init__(self) -> None:
-        """Refuse a full precision that would be too large."""
+        """Raise ValueError if a full precision would be too large."""
         if self.full and self.size > LARGEST:
             raise ValueError(
                 f"a full covariance of {self.size} variables; expected at most {LARGEST}, or "
@@ -46,7 +46,7 @@ class Normals:
         return whole
 
     def packed(self, matrix: Tensor) -> Tensor:
-        """Return a precision matrix in packed form, the inverse of `matrix`."""
+        """Return the lower triangle of a precision matrix as a vector, the inverse of `matrix`."""
         row, column = torch.tril_indices(self.size, self.size)
         return matrix[..., row, column]
 
@@ -87,11 +87,11 @@ class Normals:
         return self.naturals(mean, torch.diag_embed(sd) if self.full else sd)
 
     def leading(self, root: Tensor) -> Tensor:
-        """Return the root that belongs to the first variables of a larger normal."""
+        """Return the root of the covariance of the first variables."""
         return root[..., : self.size, : self.size] if self.full else root[..., : self.size]
 
     def between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-        """Return mean and root at a fraction [C] of the way between two normals."""
+        """Interpolate two normals: return mean and root at a fraction [C] between them."""
         before, after = (self.naturals(v["mean"], v["root"])["precision"] for v in (start, end))
         precision = torch.lerp(before, after, share[:, None])
         _, root = self.moments({"shift": torch.zeros_like(end["mean"]), "precision": precision})
@@ -106,7 +106,7 @@ class Normals:
         return value
 
     def measured(self, change: Tensors, mean: Tensor, root: Tensor) -> Tensor:
-        """Return a change of a factor as a flat vector.
+        """Return a factor's change as a vector, with its length in the Fisher metric of a normal.
 
         Its length is that of the change in the Fisher metric of the normal with this mean and root.
         """
@@ -120,7 +120,7 @@ class Normals:
         return torch.cat([pull, squeeze / 2**0.5])
 
     def log_density(self, u: Tensor, factor: Tensors) -> Tensor:
-        """Return the log density of points [..., d]; an improper factor is shifted by a number."""
+        """Return the log density of points [..., d], up to a constant for improper factors."""
         shift, precision = factor["shift"], factor["precision"]
         if self.full:
             whole = self.matrix(precision)
@@ -150,14 +150,14 @@ def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:
 
 
 def enough(draws: int, variables: int, covariance: str) -> int:
-    """Return the draws that are made: at least two of each variable, if covariances are learned."""
+    """Return the number of draws: at least two per variable if covariances are learned."""
     if draws % 2:
         raise ValueError(f"num_particles is {draws}; expected an even number")
     return draws if covariance == "diagonal" else max(draws, 2 * variables)
 
 
 def balanced(noise: Tensor) -> Tensor:
-    """Return standard normal noise [S, ..., n] made symmetric and of unit covariance.
+    """Make standard normal noise [S, ..., n] antithetic, with identity second moments.
 
     The second half mirrors the first. With at least 2 n draws their second moments are the
     identity, so that the mean of a quadratic function, and of its gradients, is exact: gradients

@@ -109,7 +109,7 @@ def join(run: Run, data: Federation) -> Run:
 
 
 def without(run: Run, client: str, rounds: int) -> RoundState:
-    """Return the state after further rounds without one client, whose factor stays fixed.
+    """Run further rounds without one client, whose factor stays fixed; return the state.
 
     So q / t_j is what the others know, and the client's own information is its factor.
     """
@@ -126,7 +126,7 @@ def without(run: Run, client: str, rounds: int) -> RoundState:
 
 
 def _of_pvi(run: Run) -> Tensors:
-    """Return the server's state, or refuse one without factors."""
+    """Return the server state of a PVI run; raise ValueError for other runs."""
     if not {f"server/{n}" for n in PARAMETERS} <= run.state.server.keys():
         raise ValueError(
             "the server of this run holds no factors of clients; expected a run of pvi.build or "
@@ -140,10 +140,10 @@ def _kept(values: Sequence[Any], at: int) -> tuple[Any, ...]:
 
 
 def _gone_on(run: Run, data: Federation, server: Tensors, stay: Tensor, place: Tensor) -> Run:
-    """Return a run on other clients; of the old ones `stay` do, and are at `place` there."""
+    """Return a run with other clients that contains the states of the remaining ones."""
 
     def dealt(table: Tensor) -> Tensor:
-        """Return a table [J, ...] with the rows of clients that stay at their new places."""
+        """Return a table [J, ...] with the rows of remaining clients at their new positions."""
         new = table.new_zeros(data.clients, *table.shape[1:])
         new[place] = table[stay]
         return new

@@ -61,7 +61,7 @@ def natural(
 
 
 class Natural(Light):
-    """Natural-gradient steps on [mean, root], stacked [C, n] and [C, n, n] or [C, n]; or powers."""
+    """Optimizer with natural-gradient steps on means and covariance roots of clients."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -162,7 +162,7 @@ def _turned(
     within: Tensor | None,
     most: float | Tensor = math.inf,
 ) -> Tensor:
-    """Return new lower triangular roots."""
+    """Return lower triangular covariance roots after a natural-gradient step."""
     vectors, factors, good = _stretch(root.mT @ grad, lr, within, most)
     new = root @ (vectors * factors[..., None, :])
     # A triangular root lets the first variables depend on the first noise alone; with a positive
@@ -178,7 +178,7 @@ def _stretch(
     within: Tensor | None,
     most: float | Tensor = math.inf,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return axes of the noise, by what each is stretched, and which gradients are finite."""
+    """Return the eigenvectors of a step, the factors along them, and which gradients are finite."""
     inner = (inner + inner.mT) / 2
     if within is not None:
         inner = inner * within.to(inner)
@@ -188,7 +188,7 @@ def _stretch(
 
 
 def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf) -> Tensor:
-    """Return by what factor precisions grow on the way to 1 + values, or its opposite."""
+    """Return the factors by which a step multiplies precisions, with bounds."""
     # Where the loss is not convex its curvature says how far to trust the slope, whatever its sign.
     return (1 + lr * ((1 + values).abs().clamp(max=most) - 1)).clamp(min=1 / MOST)
 
@@ -196,7 +196,7 @@ def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf)
 def _bend(
     power: Tensor, grad: Tensor, alone: Tensor, second: Tensor, spread: Tensor, lr: Tensor
 ) -> None:
-    """Move powers [C, m, d] along their gradient."""
+    """Move the powers [C, m, d] along their gradient, with a bound on the step."""
     known = inverse(alone, upper=False).square().sum(-2)  # 1 / var(v_i | all others)
     step = lr * grad / ((1 + known * second)[..., None] * spread[:, None])
     power.sub_(step.clamp(-BEND, BEND)).clamp_(-1.0, 1.0)

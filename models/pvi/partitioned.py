@@ -174,7 +174,7 @@ class Partitioned:
         raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def centred(self, server: Tensors) -> Tensors:
-        """Centre shared effects as far as suits q, where no client loses what it can train on."""
+        """Update the centering of shared effects, unless a client's cavity became improper."""
         if not self.centring:
             return server
         new = self.centring.moved(server, self.normals, self.prior)
@@ -185,7 +185,7 @@ class Partitioned:
         return self.normals.proper(server["precision"] - server["server/precision"])
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
-        """Return the damping of this round; see `hierarchical`."""
+        """Return the adaptive damping of this round; see `hierarchical`."""
         # Proposals turn back where factors overshoot, or nothing but noise is left to average.
         moments = self.normals.moments(server)
         last = self.normals.measured(role("server/last", server), *moments)
@@ -311,14 +311,14 @@ class Partitioned:
         return {"noise": noise} | under("before", pick(local, self.moving))
 
     def shortened(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Halve the steps that raised a client's free energy, under the noise that they were of."""
+        """Halve the steps that raised a client's free energy, for the same noise."""
         before, after = role("before", local), pick(local, self.moving)
         energy = partial(self.free_energy, self.model, self.guide, received)
         now = halved(lambda own: energy(local | own, batch), before, after, self._between)
         return now | {"moved": torch.ones_like(local["moved"])}
 
     def _between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-        """Return where clients get that go a share [C] of their step."""
+        """Return the clients' parameters at a fraction [C] of their step."""
         way = Normals(start["mean"].shape[-1], self.full).between(start, end, share)
         if self.scales is not None:
             way["power"] = torch.lerp(start["power"], end["power"], like(share, end["power"]))
@@ -351,13 +351,13 @@ class Partitioned:
 
     @property
     def best(self) -> tuple[Optimal, ...]:
-        """Return the criterion that the client's normal optimizes."""
+        """Return the normal distributions that training optimizes, as metadata."""
         sizes = {site.name: len(site.mean) for site in self.ours.sites}
         return () if self.draws is None else (Optimal("mean", "root", sizes),)
 
     @property
     def moving(self) -> str:
-        """Names of what steps move."""
+        """Names of the tensors that gradient steps train."""
         return "mean root" if self.scales is None else "mean root power"
 
     @property

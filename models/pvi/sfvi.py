@@ -151,7 +151,7 @@ class SharedGuide:
         return server | new | {"centre": centre, "root": root} | count
 
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return where each shared site is, and how wide, before it is bent."""
+        """Return location and scale of each shared site, before the guide's transform."""
         sizes = [len(site.mean) for site in self.ours.sites]
         parts = zip(
             q["centre"].split(sizes),
@@ -161,7 +161,7 @@ class SharedGuide:
         return {s.name: part for s, part in zip(self.ours.sites, parts, strict=True)}
 
     def rate(self, turns: Tensor) -> Tensor:
-        """Return the rate of natural gradients: it falls as gradients turn back, and only then."""
+        """Return the rate of natural gradients, which falls while gradients oscillate."""
         return self.lr * STEADY / (STEADY + turns)
 
     # A client
@@ -211,7 +211,7 @@ class SharedGuide:
     def told(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the client's part of the free energy [C], for noise of g that is all clients'."""
+        """Return the client's part of the free energy [C], for noise shared by all clients."""
         raw = self.drawn(local["about"], batch)
         common = self.common_noise(received).to(raw)
         # What is shared stays so, as `balanced` alters noise by that before it alone.
@@ -262,13 +262,13 @@ class SharedGuide:
         return {n: v - local[n] for n, v in pick(received, LEARNED).items()}
 
     def points(self, received: Tensors, batch: Batch) -> Tensor:
-        """Return the shared variables, [S, C, d], that come of the round's noise."""
+        """Return draws of the shared variables, [S, C, d], from the round's noise."""
         e = balanced(self.common_noise(received).to(received["centre"]))
         with Given(e, e), pyro.plate(DRAWS, self.draws, dim=-3):
             return self.bent(with_rows(received, len(batch)), batch).squeeze(-2)
 
     def common_noise(self, received: Tensors) -> Tensor:
-        """Return noise [S, C, 1, k] of this round that is the same for all clients of a server."""
+        """Return this round's noise [S, C, 1, k], which is equal for all clients."""
         keys, kind = received["noise"].tolist(), torch.float64
         known = {key: generator("noise of what clients share", key) for key in {*keys}}
         drawn = {
@@ -278,7 +278,7 @@ class SharedGuide:
         return torch.stack([drawn[key] for key in keys], 1)
 
     def drawn(self, like: Tensor, batch: Batch) -> Tensor:
-        """Draw noise [S, C, 1, k + m] of each client's own."""
+        """Draw each client's own noise [S, C, 1, k + m]."""
         size = self.draws, len(batch), 1, self.noises + self.mine.size
         with pyro.plate(DRAWS, self.draws, dim=-3), batch.clients():
             noise: Tensor = standard_noise("_noise", like.new_zeros(size))
@@ -299,7 +299,7 @@ class SharedGuide:
 
     @cached_property
     def noises(self) -> int:
-        """Normal numbers that a draw of the shared variables is made of, k."""
+        """Number of standard normal variables in a draw of the shared variables, k."""
         start = self.bend.start({BASE: torch.zeros(1, 1, self.ours.size)})
         one = torch.ones(1, 1)
         nobody = Batch(one, one, one.bool(), one[0], one[0].long())
@@ -314,18 +314,18 @@ class SharedGuide:
 
     @property
     def names(self) -> str:
-        """Names of the sites that are one for all clients."""
+        """Names of the sites that all clients share."""
         return f"{self.ours.names} {BASE} _{BEND}"
 
 
 def _solved(matrix: Tensor, value: Tensor, left: bool = True) -> Tensor:
-    """Solve linear systems; NaN, which is a bad message, where a matrix is singular."""
+    """Solve linear systems; return NaN where a matrix is singular."""
     found, info = torch.linalg.solve_ex(matrix, value, left=left)
     return torch.where((info == 0)[..., None, None], found, torch.nan)
 
 
 def _between(start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-    """Return where clients get that go a share [C] of their step."""
+    """Return the clients' parameters at a fraction [C] of their step."""
     way = {n: torch.lerp(v, end[n], like(share, v)) for n, v in start.items()}
     way = {n: torch.where(like(share > 0, v), v, start[n]) for n, v in way.items()}
     return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in way.items()}

@@ -38,28 +38,28 @@ class Site:
 
     @property
     def of_rows(self) -> bool:
-        """Whether every row has its own."""
+        """Whether the site has one value for every row."""
         return self.plate == "rows"
 
     def stand_in(self, free: Tensor) -> Tensor:
-        """Return the log density [..., B] of rows without constraints, [..., B, *shape]."""
+        """Return the approximate log density [..., B] of unconstrained row values."""
         mean, sd = (v.view(self.places, *self.shape)[0].to(free) for v in (self.mean, self.sd))
         return _summed(dist.Normal(mean, sd).log_prob(free), len(self.shape))
 
     def stand_in_at(self, value: Tensor) -> Tensor:
-        """Return the same of the site's values."""
+        """Return the approximate log density [..., B] of row values."""
         free = self.transform.inv(value)
         axes = free.dim() - len(self.shape)
         return self.stand_in(free) - self.growth(free, value, axes)
 
     def growth(self, free: Tensor, value: Tensor, axes: int) -> Tensor:
-        """Return the log Jacobian of the transform, with as many axes."""
+        """Return the log Jacobian of the transform to constrained values, [..., `axes` axes]."""
         growth: Tensor = self.transform.log_abs_det_jacobian(free, value)
         return _summed(growth, growth.dim() - axes)
 
     @property
     def positive(self) -> bool:
-        """Whether the site is the exponential of what has no constraint."""
+        """Whether the site's values are the exponential of unconstrained ones."""
         before, after = (self.transform(torch.full(self.shape, v)) for v in (-1.0, 1.0))
         return before.shape == self.shape and torch.allclose(after, before * math.e**2)
 
@@ -72,7 +72,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number of entries, n."""
+        """Number of entries of the vector, n."""
         return sum(len(site.mean) for site in self.sites)
 
     @property
@@ -82,16 +82,16 @@ class Layout:
 
     @property
     def of_rows(self) -> list[str]:
-        """Names of the sites of rows."""
+        """Names of the sites with one value for every row."""
         return [site.name for site in self.sites if site.of_rows]
 
     def each(self, what: str) -> Tensor:
-        """Return "mean", "sd", "exact" or "positive" of every entry, [n]; the latter as 1 or 0."""
+        """Return an attribute of the sites for every entry of the vector, [n]."""
         known = (getattr(s, what) + torch.zeros_like(s.mean) for s in self.sites)
         return torch.cat([torch.zeros(0), *known])
 
     def prior(self) -> tuple[Tensor, Tensor]:
-        """Return mean [n] and standard deviation [n] of the normals that stand for the prior."""
+        """Return mean [n] and standard deviation [n] of the normal approximation of the prior."""
         return self.each("mean"), self.each("sd")
 
     def joined(self, values: Tensors) -> Tensor:
@@ -126,7 +126,7 @@ class Layout:
         return found
 
     def freed(self, values: Tensors) -> tuple[Tensor, Tensor]:
-        """Return draws [S, *p] of sites without constraints, [S, n], and the log Jacobians [S]."""
+        """Transform draws [S, *p] of sites to unconstrained vectors [S, n]."""
         free = {s.name: s.transform.inv(values[s.name]) for s in self.sites}
         growth = sum(s.growth(free[s.name], values[s.name], 1) for s in self.sites)
         u = torch.cat([v.reshape(len(v), -1) for v in free.values()], -1)

@@ -67,7 +67,7 @@ class _Improper(Messenger):
 
 
 class Scaled(Messenger):
-    """Handler that scales the log densities of some sites; a scale of None removes them."""
+    """Handler that multiplies the log densities of some sites by a factor, or removes them."""
 
     def __init__(self, names: str, share: Tensor | None) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Decentred(Messenger):
 
 
 def decentred(program: Program, batch: Batch) -> Program:
-    """Return a program whose normal sites have fixed priors, where their scale was random."""
+    """Return the program in non-centered form where the scale of a normal site is random."""
     names = {
         name
         for name, site in latent(traced(program, batch, 2, step=1.0))
@@ -128,11 +128,11 @@ class _Filled(dist.MaskedDistribution):
         self.hidden, self.site = hidden, site
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> _Filled:
-        """Return the same with a larger batch shape."""
+        """Return the distribution expanded to another batch shape."""
         return _Filled(self.base_dist.expand(batch_shape), self.hidden, self.site)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of either."""
+        """Return the log density, or the approximate one for masked rows."""
         known, standing = self.base_dist.log_prob(value), self.site.stand_in_at(value)
         return torch.where(self.hidden, standing, known)
 
@@ -153,7 +153,7 @@ class RowsFilled(Messenger):
 
 
 def with_hidden_rows(program: Program, mine: Layout) -> Program:
-    """Return a program in which rows that it hides at latent sites have a density of their own."""
+    """Return the program with a proper density for the latent sites of masked rows."""
 
     @wraps(program)
     def stated(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -190,7 +190,7 @@ def layouts(
 
 
 def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tensor | None:
-    """Find the shared variables that are the log scale of a site's entries, [m]; -1 for none."""
+    """Find the shared variable that is the log scale of each entry of a site, [m]; -1 for none."""
     if SCALE not in seen[site.name]["infer"]:
         return None
     scale = seen[site.name]["infer"][SCALE].log().flatten(1)
@@ -237,7 +237,7 @@ def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any
 
 @contextmanager
 def _in_one_line(tracer: Any) -> Iterator[None]:
-    """Replace Pyro's table of all shapes by one line with the site and the usual cause."""
+    """Replace Pyro's shape errors by one line with the site's name, as a context manager."""
     try:
         yield
     except MemoryError:
@@ -259,7 +259,7 @@ def spread_by_others(fn: Any) -> bool:
 
 
 def _look(name: str, site: Any, wide: float, rows: int) -> Site:
-    """Describe a site of a trace under a plate of draws."""
+    """Describe a latent site in a trace with a plate of draws."""
     fn, value = site["fn"], site["value"]
     own, places = _place(name, site)
     transform = _bijection(fn)
@@ -290,7 +290,7 @@ def _stand_in(
 
 
 def _place(name: str, site: Any) -> tuple[str, int]:
-    """Return the plate of a site besides those of clients and draws, and its size."""
+    """Return the plate of a latent site other than the clients', and the plate's size."""
     frames = {frame.name: frame for frame in site["cond_indep_stack"]}
     kind = type(base_of(site["fn"])).__name__
     if site["fn"].support.is_discrete:
@@ -314,7 +314,7 @@ def _place(name: str, site: Any) -> tuple[str, int]:
 
 
 def _bijection(fn: Any) -> Any:
-    """Return the transform to a distribution's support from where there are no constraints."""
+    """Return the transform from unconstrained values to a distribution's support."""
     base = base_of(fn)
     if isinstance(base, torch.distributions.MixtureSameFamily):  # as its components
         fn = base.component_distribution

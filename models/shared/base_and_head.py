@@ -1,4 +1,4 @@
-"""Networks in two parts: which parameters stay with the client, and which train when.
+"""Networks with a shared base and a personal head: which parameters train, and when.
 
 Four methods, and the two between which they lie, are one predicate on names and a schedule, put
 around FedAvg:
@@ -56,7 +56,7 @@ def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | No
 
 
 def head_and_base(net: Network, head: str | None, *, both: bool = False) -> tuple[str, str]:
-    """Return patterns of the head, None being the network's own, and of the rest; "" is nothing."""
+    """Return name patterns of the head and of the base; "" for no parameters."""
     head = net.head if head is None else head
     mine = net.select_params(head) if head else {}
     rest = " ".join(n for n in net.shapes if n not in mine)

@@ -31,13 +31,13 @@ def keep(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
 
 
 def is_heard(server: Tensors, ids: Tensor) -> Tensor:
-    """Return which clients have a stored model, bool [...]; false for new clients."""
+    """Return which clients have a stored model at the server, bool."""
     heard = server[HEARD]
     return (ids < len(heard)) & (heard[ids.clamp(max=len(heard) - 1)] > 0)
 
 
 def evenly(server: Tensors) -> Tensor:
-    """Return weights [J] of the mean of all stored models."""
+    """Return equal weights [J] for all stored models."""
     heard = server[HEARD]
     if not bool(heard.any()):
         return torch.eye(len(heard)).to(heard)[0]
@@ -45,7 +45,7 @@ def evenly(server: Tensors) -> Tensor:
 
 
 def combined(server: Tensors, weights: Tensor) -> Tensors:
-    """Return sums of the models by weights [C, J]: [C, *p].
+    """Return weighted sums of the stored models, [C, *p], for weights [C, J].
 
     Client by client, so that the last bit does not depend on other clients.
     """

@@ -79,7 +79,7 @@ class Laplace:
         return self.stated(*self.normals.moments(factor))
 
     def stated(self, mean: Tensor, root: Tensor) -> Tensors:
-        """Return a normal as the guide's parameters: mean [..., d], root or standard deviations."""
+        """Return the guide's parameters for a normal with this mean and root or sds."""
         centre = parted(mean, self.net.shapes)
         if not self.normals.full:
             return self.q.start(centre, parted(root, self.net.shapes))
@@ -115,7 +115,7 @@ class Laplace:
         strength: float = 0.0,
         clip: float | None = None,
     ) -> tuple[Phase, ...]:
-        """Return the phases that find w_j and F_j.
+        """Return the phases that fit a client's parameters and compute their Fisher information.
 
         With `strength`, w_j is the optimum under a prior, "prior/mean" and "prior/precision", to
         that power. As it may be much stiffer than the rows, it is no part of the gradient: after
@@ -129,7 +129,7 @@ class Laplace:
             return {"information": local["information"] + self.packed(rows, local["each"])}
 
         def tie(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Prepare (I + c P)^-1."""
+            """Compute the inverse matrix (I + c P)^-1 of the proximal step."""
             precision, c = local["prior/precision"], lr * strength / (1 - momentum) / data.size
             if not self.normals.full:
                 return {"hold": 1 / (1 + c[:, None] * precision)}
@@ -150,7 +150,7 @@ class Laplace:
         return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
 
     def packed(self, rows: Iterator[Tensors], each: Tensor) -> Tensor:
-        """Return the sum of `slopes`, times a number for each client, as precisions are kept."""
+        """Return a batch's Fisher information, times a number per client, in packed form."""
         found = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
         found = found * each[:, None]
         return found if self.normals.full else found.clamp(max=MOST)
@@ -182,7 +182,7 @@ class Laplace:
 
     @cached_property
     def model(self) -> Supervised:
-        """Draw the parameters from the prior and the responses from the likelihood."""
+        """Model of the network: the prior of the parameters and the likelihood of the responses."""
         return Supervised(self.net, self.likelihood, self.prior)
 
     @cached_property
@@ -223,12 +223,12 @@ class Laplace:
 
 
 def weight_of_each(data: Batch) -> Tensor:
-    """Return the mean weight of a client's rows, [C], given all of them: 1 without weights."""
+    """Return the mean row weight of every client, [C]; 1 if the data have no weights."""
     return data.size / data.mask.sum(1).clamp(min=1)
 
 
 def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Iterator[Tensors]:
-    """Yield roots R of the information of the rows of this batch: F is the sum of all R R'.
+    """Yield roots R of the Fisher information of a batch's rows, which is the sum of R R'.
 
     Times `weight_of_each` of all rows, the F of an epoch of minibatches add up to the client's.
 
@@ -244,7 +244,7 @@ def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Ite
     clients, width = data.mask.shape
 
     def alone(value: Tensor) -> Tensor:
-        """Treat every row as a separate client, to compute gradients per row."""
+        """Return a tensor in which every row is a separate client, for gradients per row."""
         return value.reshape(clients * width, 1, *value.shape[2:])
 
     each = {
@@ -267,7 +267,7 @@ def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Ite
 
 
 def diagonal(rows: Iterator[Tensors]) -> Tensor:
-    """Return the diagonals of F of `slopes`, [C, d], with the slopes of one output in memory."""
+    """Return the diagonal of the Fisher information of a batch, [C, d]."""
     found: Tensors = {}
     for one in rows:
         for n, v in one.items():
@@ -278,13 +278,13 @@ def diagonal(rows: Iterator[Tensors]) -> Tensor:
 
 
 def whole(rows: Iterator[Tensors]) -> Tensor:
-    """Return F of `slopes`, [C, d, d]."""
+    """Return the Fisher information matrix of a batch, [C, d, d]."""
     root = torch.cat([torch.cat([v.flatten(2) for v in one.values()], -1) for one in rows], 1)
     return root.mT @ root
 
 
 def _root_of_curvature(likelihood: Likelihood, outputs: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return roots [..., K, K] of the curvature of -log p(y | outputs), [..., K]; where >= 0."""
+    """Return roots [..., K, K] of the second derivative of -log p(y | outputs)."""
     at = outputs.requires_grad_()
     slope = torch.autograd.grad(-likelihood(at, x).log_prob(y).sum(), at, create_graph=True)[0]
     if not slope.requires_grad:

@@ -39,7 +39,7 @@ def descended(
     def descend(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensors:
-        """Return the local tensors after the steps."""
+        """Return the local tensors after the differentiable gradient steps."""
         for _ in range(steps):
             local, moving = _free(local, names)
             slopes = _gradient(loss(model, guide, received, local, batch).sum(), moving)

@@ -24,7 +24,7 @@ def start_own(received: Tensors, cohort: Cohort, generator: Generator) -> Tensor
 
 
 def only_step(method: Method) -> tuple[Phase, GradientStep]:
-    """Return the phase and the step of a method that trains as FedAvg does."""
+    """Return the single phase and gradient step of a method that trains as FedAvg."""
     (phase,) = method.phases
     (step,) = phase.updates
     assert isinstance(step, GradientStep)

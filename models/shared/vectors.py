@@ -1,4 +1,4 @@
-"""Parameters of a client flattened into one vector; see also `guides.correlated.parted`."""
+"""Parameters of each client flattened into one vector."""
 
 from __future__ import annotations
 
