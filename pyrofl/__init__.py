@@ -107,5 +107,5 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, loaded or not."""
+    """Return the public names of the package, including modules not yet imported."""
     return sorted([*__all__, *MODULES, "__version__"])

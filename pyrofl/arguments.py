@@ -52,7 +52,7 @@ class Range:
         return above and (value < self.high if self.open_high else value <= self.high)
 
     def __str__(self) -> str:
-        """Return the range as the end of a sentence that begins with "expected a number"."""
+        """Return the range as text, for error messages such as "expected a number from 0 to 1"."""
         if self.low == -inf and self.high == inf:
             return ""
         if self.high == inf:
@@ -92,7 +92,7 @@ def checked(function: F) -> F:
 
 
 def check_fields(record: Any) -> None:
-    """Raise an error for dataclass fields that violate their annotations; for __post_init__."""
+    """Validate a dataclass's fields by their annotations, for use in `__post_init__`."""
     _refuse_bad(vars(record), _hints(cast("Hashable", type(record))))
 
 
@@ -115,7 +115,7 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 class _Allowed(NamedTuple):
-    """Values that an annotation allows."""
+    """Set of values that an annotation permits."""
 
     kinds: list[Any]
     ranges: list[Any]  # those of the kinds that are numbers with bounds
@@ -132,7 +132,7 @@ def _allowed(hint: Any) -> _Allowed:
 
 
 def _unlike(value: Any, hint: Any) -> str:
-    """Return what is expected if a value violates an annotation; "" if it is valid."""
+    """Return what an annotation expects if a value violates it, or ""."""
     kinds, ranges, words = _allowed(hint)
     number = isinstance(value, Real) and not isinstance(value, bool)
     others: list[str] = []
@@ -150,13 +150,13 @@ def _unlike(value: Any, hint: Any) -> str:
 
 
 def _is_checked(kind: Any) -> bool:
-    """Return whether an annotation is checked: our and torch's classes, str, dict, callables."""
+    """Return whether values of an annotation can be validated by their type."""
     meant = isinstance(kind, type) and kind.__module__.partition(".")[0] in CHECKED
     return meant or kind in (str, Path, bool) or get_origin(kind) in WORDS
 
 
 def _may_be(value: Any, kind: Any) -> bool:
-    """Return whether a value matches an annotation; annotations that are not checked match all."""
+    """Return whether a value may have the type of an annotation."""
     if kind is NoneType:
         return value is None
     if kind is bool:

@@ -62,7 +62,7 @@ FIRST = """three commands to try:
 
 
 class Row(NamedTuple):
-    """Argument of a command, for argparse."""
+    """Argument of a command: names, type, help text and default."""
 
     words: str
     """Its option and a name for its value, such as "--out DIR"."""
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 
 def rows_of(names: Collection[str]) -> Iterator[Row]:
-    """Yield the options of an experiment."""
+    """Yield the command-line options for some fields of an experiment."""
     for one in options():
         if one.name in names:
             words = " ".join(filter(None, (flag_of(one), one.metadata["metavar"])))
@@ -311,14 +311,14 @@ def flower(name: str) -> Callable[[Namespace], None]:
 
 
 class Parser(ArgumentParser):
-    """Argument parser with one-line error messages and checked output of the help."""
+    """Argument parser with one-line error messages."""
 
     def print_help(self, file: Any = None) -> None:
         """Print the help; raise an error if it cannot be written."""
         show(self.format_help().rstrip("\n"))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words; keep the value of --flag=--, which argparse would make an empty list."""
+        """Parse the command line; raise an error for --flag=-- instead of an empty list."""
         for word in sys.argv[1:] if args is None else args:
             if re.fullmatch(r"--[\w-]+=--", word):
                 self.error(f"argument {word.partition('=')[0]}: found '--'; expected a value")
@@ -345,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def with_config(words: Sequence[str]) -> list[str]:
-    """Return the words of a command, with the options of its --config before its own."""
+    """Return the words of a command, with the options of its --config file inserted."""
     words = list(words)
     at = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--config"), None)
     if at is None or words[0] not in ("run", "compare", "tune") or "--help" in words:
@@ -380,7 +380,7 @@ def parser() -> ArgumentParser:
 
 
 def describe(command: ArgumentParser, do: Callable[[Namespace], None], rows: Sequence[Row]) -> None:
-    """Add the arguments of a command."""
+    """Add arguments to the parser of a command."""
     headings: dict[str | None, Any] = {None: command}
     for row in rows:
         option, _, metavar = row.words.partition(" ")

@@ -41,7 +41,7 @@ def table_of(
     features: Sequence[str] | None,
     held_out: Sequence[str],
 ) -> dict[str, Any]:
-    """Validate the clients' arrays and return the fields of a federation.
+    """Validate the clients' arrays, and return the fields of a federation.
 
     See `Federation.from_arrays`. Rows are ordered by client; held-out clients come last.
     """
@@ -75,7 +75,7 @@ def table_of(
 
 
 def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | None) -> Words:
-    """Return the class names: those given, or inferred from y where it holds text or booleans."""
+    """Return the class names: as given, or from y if it contains text or booleans."""
     if isinstance(classes, int) and not isinstance(classes, bool):
         if classes < 2:
             raise ValueError(f"classes is {classes}; expected 2 or more, or their names")
@@ -188,7 +188,7 @@ def _column(where: str, column: Any) -> Floats:
 
 
 def _refuse_gaps(where: str, bad: Any) -> None:
-    """Raise ValueError if any of the rows `bad` [N] is marked."""
+    """Raise ValueError if some rows have missing values."""
     if bad.any():
         raise ValueError(
             f"{where} is missing, NaN or infinite in {bad.sum()} rows, first in row "
@@ -235,7 +235,7 @@ def responses_of(where: str, given: Any, classes: Words) -> Tensor:
 
 
 def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
-    """Return the class index of every label, found by name, or by number if no name is numeric."""
+    """Return the class index of every label."""
     if y.ndim != 1:
         raise ValueError(f"{where} has shape {list(y.shape)}; expected a label for each row, [N]")
     places: dict[str | int, int] = {name: place for place, name in enumerate(classes)}

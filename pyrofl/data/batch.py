@@ -21,7 +21,7 @@ ROWS = "x", "y", "mask", "at", "weights"  # fields with one value per row
 
 
 class RowScale(NamedTuple):
-    """Number of client rows that a row of a batch represents, and the inputs of that number."""
+    """Factor by which a minibatch's rows are scaled to all rows of their client."""
 
     mask: Tensor  # [C, B]
     size: Tensor  # [C]
@@ -67,7 +67,7 @@ class Batch:
 
     @property
     def counts(self) -> Tensor:
-        """Contribution of each row to its client's total, weight times scale: [C, B]; padding 0.
+        """Return each row's weight times scale, its contribution to the client's total: [C, B].
 
         A row of a minibatch also represents the client's rows that are not in the minibatch.
         """
@@ -104,7 +104,7 @@ class Batch:
             yield Batch(**one, size=self.size, ids=self.ids)
 
     def split(self, k: int) -> list[Batch]:
-        """Split the rows into k batches, such as support and query; row i goes to batch i mod k.
+        """Split the rows into k batches, such as support and query rows.
 
         Rows of a client with fewer than k rows are repeated, so that none of its batches is empty.
         """
@@ -132,5 +132,5 @@ def _rows(values: Tensor, at: Tensor) -> Tensor:
 
 
 def share(size: Tensor, mask: Tensor) -> Tensor:
-    """Return the number of a client's rows [C] per row of a batch [..., C, B]: [..., C, 1]."""
+    """Return how many of a client's rows each row of a batch represents, [..., C, 1]."""
     return (size / mask.sum(-1).clamp(min=1))[..., None]

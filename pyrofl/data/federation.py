@@ -43,7 +43,7 @@ class Dataset:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FederationFields:
-    """Complete and validated fields of a federation."""
+    """Validated fields of a federation."""
 
     x: Tensor  # [N, *x]
     y: Tensor  # [N, ...]
@@ -180,7 +180,7 @@ class Federation(FederationFields, Summarised):
         return replace(made, weights=of_sites(weights, sites, made.names, made.train, len(made.y)))
 
     def with_class_weights(self, classes: OfClasses) -> Federation:
-        """Weight the rows of some classes: their likelihood is raised to the power of the weight.
+        """Return the federation with row weights that depend on the class.
 
         A row of weight 2 counts as two identical rows, in training and where the server weights
         clients by their rows; 0 excludes a row. Test scores are unweighted. Existing weights are
@@ -247,12 +247,12 @@ class Federation(FederationFields, Summarised):
 
     @cached_property
     def _relative(self) -> Tensor:
-        """Factor of each client's weights that makes their mean 1, on the data's device."""
+        """Factor that gives each client's row weights a mean of 1."""
         return (self.sizes.double() / self.totals).to(self.x.device, self.dtype)
 
     @cached_property
     def _table(self) -> Tensor:
-        """Row weights on the data's device and of its floating-point type."""
+        """Row weights, on the device and in the type of the data."""
         assert self.weights is not None
         return self.weights.to(self.x.device, self.dtype)
 
@@ -310,7 +310,7 @@ class Federation(FederationFields, Summarised):
 
 
 def a_row(rows: Tensor) -> str:
-    """Return a text with the type and shape of a table's rows."""
+    """Describe the type and shape of a table's rows as text."""
     return f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape[1:])} per row"
 
 
@@ -320,14 +320,14 @@ def _spread(rows: Sequence[Tensor]) -> str:
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    """Return the clients' row numbers as a tuple."""
+    """Return the row numbers of every client as a tuple of tensors."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError(f"{name} is a {type(value).__name__}; expected a tuple or list")
     return tuple(value)
 
 
 def stack(data: Federation, rows: list[Tensor], cohort: Cohort, width: int = 1) -> Batch:
-    """Pad lists of rows, one per client, to a batch; a client's own first row is the padding."""
+    """Stack lists of row numbers, one per client, to a padded batch."""
     width = max([width, *(len(r) for r in rows)])
     mine = [
         r if len(r) else data.train[i][:1] for i, r in zip(cohort.ids.tolist(), rows, strict=True)

@@ -1,4 +1,4 @@
-"""Fingerprint (hash) of a federation's rows and of their partition among clients."""
+"""Hash of a federation's rows and of their partition among clients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _fingerprints: WeakKeyDictionary[Federation, str] = WeakKeyDictionary()
 
 
 def set_fingerprint(data: Federation, fingerprint: str) -> None:
-    """Set the hash of a federation whose rows are not in memory."""
+    """Set the hash of a federation without rows in memory."""
     _fingerprints[data] = fingerprint
 
 
 def fingerprint(data: Federation) -> str:
-    """Return a hash of all rows and their partition, cached: rows must not change afterwards."""
+    """Return a hash of all rows and of their partition among clients."""
     if data not in _fingerprints:
         found = hashlib.sha256()
         for value in (data.x, data.y, *data.train, *data.test, data.pooled_test, data.unlabelled):

@@ -49,7 +49,7 @@ def outline(
 
 
 class Hidden(Federation):
-    """Federation whose rows are not available; reading them raises an error."""
+    """Federation without rows; reading rows raises an error."""
 
     def gather(self, *args: Any, **kwargs: Any) -> Batch:
         """Raise ValueError: the rows are not available."""
@@ -90,7 +90,7 @@ def hidden(facts: Mapping[str, Any]) -> Federation:
 
 
 def _summing_to(totals: Sequence[float], train: Sequence[Tensor]) -> Tensor:
-    """Return weights of rows with exactly the given sums over clients."""
+    """Return row weights with exactly the given sums for each client."""
     found = torch.zeros(sum(map(len, train)), dtype=torch.float64)
     for total, rows in zip(totals, train, strict=True):
         found[rows[0]] = total

@@ -1,4 +1,4 @@
-"""Names and training sizes of clients: what a server knows about its clients."""
+"""Names and numbers of training rows of clients, which is what a server knows of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Cohort(NamedTuple):
-    """Ids and training sizes of the clients that stacked tensors belong to."""
+    """Indices and numbers of training rows of the clients in stacked tensors."""
 
     ids: Tensor  # [C] int64, position in the federation
     size: Tensor  # [C] number of training rows, in the data's floating-point type

@@ -1,4 +1,4 @@
-"""Training rows of some clients of a federation, with the ids of the whole federation."""
+"""Rows of some clients of a federation, under the client indices of the whole federation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyrofl.data.federation import Federation, FederationFields
 
 
 class Shard(Federation):
-    """Federation restricted to the rows of some clients, which keep their ids."""
+    """Federation with the rows of some clients only, which keep their indices."""
 
     def __init__(self, *fields: Any, **more: Any) -> None:
         """Store the fields without validation: the rows were validated in the whole federation."""

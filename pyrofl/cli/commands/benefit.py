@@ -72,14 +72,14 @@ def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
 
 
 def write(folder: Path, found: Answer) -> None:
-    """Write the table and the figure of a comparison."""
+    """Write the table and the figure of a comparison with local models."""
     run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
     figures.save(found.figure(), folder / FIGURE)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Comparisons of models with the sites' own, by one score, and their calibration."""
+    """Comparison of federated models with each client's local model."""
 
     by: By
     comparisons: list[ModelComparison]
@@ -95,7 +95,7 @@ class Answer:
                 yield (*one.model, client, size, count, own, score, *ends, one.shortfall)
 
     def figure(self) -> Figure:
-        """Draw the differences of all sites with their intervals."""
+        """Plot the score differences of all clients, with intervals."""
         times, unit = UNITS[self.by]
         drawn = {
             _marked(one.name, one.open): {
@@ -107,17 +107,17 @@ class Answer:
         return figures.differences(drawn, unit, own=self._own("own model"))
 
     def _own(self, text: str) -> str:
-        """Return the text, marked if the sites' own models have not converged."""
+        """Return the text with a mark if the local models have not converged."""
         return _marked(text, self.comparisons[0].open_own)
 
     @property
     def head(self) -> tuple[str, ...]:
-        """Header of the table."""
+        """Column names of the printed table."""
         names = (_marked(one.name, one.open) for one in self.comparisons)
         return ("site", "training rows", "test rows", "own", *names)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return a table row for each site, by ascending size, and one for all rows."""
+        """Return a table row for each client, the smallest first, and one for all rows together."""
         lines, first = [], self.comparisons[0]
         for of in zip(*(one.sites for one in self.comparisons), strict=True):
             own = self._number(abs(of[0].own) if self.by in LOSSES else of[0].own)
@@ -130,17 +130,17 @@ class Answer:
         return f"{self._number(of.better.mean, '+')} ({self._ends(of.better)}) {of.better.verdict}"
 
     def calibrated(self) -> list[tuple[Any, ...]]:
-        """Return the rows of the calibration table."""
+        """Return the rows of the table of calibration."""
         each = self.calibration.items()
         return [(name, one.temperature, *one.ece, *one.nll) for name, one in each]
 
     @property
     def sentences(self) -> list[str]:
-        """Summary sentences, one for each model."""
+        """Summary of the comparison in sentences, one for each model."""
         return [self._sentence(one) for one in self.comparisons]
 
     def told(self) -> list[str]:
-        """Return the parts of the printed output."""
+        """Return the texts and tables that the command prints."""
         *sites, whole = self.table()
         more = f"\n{len(sites) - SHOWN} larger sites: see {FILE}" if len(sites) > SHOWN else ""
         parts = [run_folder.table(self.head, [*sites[:SHOWN], whole]) + more]
@@ -172,12 +172,12 @@ class Answer:
 
 
 def _marked(text: str, count: int) -> str:
-    """Return the text, marked if any run has not converged."""
+    """Return the text with a mark if some runs have not converged."""
     return f"{text} ({OPEN})".lstrip() if count else text
 
 
 def compare_with_local(folder: Path, made: Sequence[SavedRun], by: By | None) -> Answer:
-    """Compare every method's models with the local models of the sites."""
+    """Compare the federated models of every method with the clients' local models."""
     pairs = paired(folder, made)
     tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}
     score = chosen(tables[pairs[0][0].path], by)

@@ -1,4 +1,4 @@
-"""The command conformal: coverage of a saved run's prediction sets, by client."""
+"""The command `pyrofl conformal`: coverage of a saved run's prediction sets, by client."""
 
 from __future__ import annotations
 

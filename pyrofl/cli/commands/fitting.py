@@ -132,7 +132,7 @@ def write_comparison(
 
 
 def partition(experiment: Experiment) -> None:
-    """Draw the number of rows of each client and class, and save the figure."""
+    """Plot the number of rows of each class at every client, and save the figure."""
     experiment = resolve(experiment)
     path = Path(str(experiment.out))
     run_folder.refuse_no_output(path, SUFFIXES, experiment.overwrite)
@@ -193,7 +193,7 @@ def logger(job: Job) -> loggers.Log | None:
 
 
 def drawn_of(job: Job) -> str:
-    """Report which groups posterior.nc gets if --arviz-groups does not name any."""
+    """Report which ArviZ groups are written to posterior.nc by default."""
     if job.experiment.arviz_groups or not job.experiment.posterior_draws:
         return ""
     if job.groups == "all":
@@ -205,7 +205,7 @@ def drawn_of(job: Job) -> str:
 
 
 def blamed(reason: str, names: Sequence[str]) -> str:
-    """Return the names of the clients in the reason for a rejection.
+    """Return the names of clients that an error message mentions.
 
     >>> blamed("ward 3: left: tau is nan; expected a finite number", ["ward 3", "ward 3: left"])
     'ward 3: left'

@@ -1,4 +1,4 @@
-"""Input files of a command, which its output files must not replace."""
+"""Checks that output files of a command do not replace its input files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refuse_replaced_input(given: object, path: str | Path, run: str | Path | Non
 
 
 def _options(run: str | Path) -> object:
-    """Return the options of a run, or none if its folder does not record them."""
+    """Return the recorded options of a run, or none."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(Path(run, "run.json").read_text(encoding="utf-8"))
         return Experiment.of(told["experiment"])

@@ -84,13 +84,13 @@ def refuse_no_run(folder: Path) -> None:
 
 
 def table_of(path: str) -> dict[str, Column]:
-    """Read columns by name, with the column of the file of each row if there are several files."""
+    """Read the columns of one or several tables by name."""
     found = load_table(path)
     return found.columns | ({SITE: found.site} if found.site else {})
 
 
 def method_of(folder: Path, spec: str | None) -> Scheduled | None:
-    """Return the method of a run with a user's network; None if the library builds the network.
+    """Return a run's method built with the user's network, or None without one.
 
     The user's file is run only if it is named again: a folder may come from another person.
     """
@@ -122,7 +122,7 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
 
 
 def adapts(run: Run, args: Namespace) -> bool:
-    """Return whether a client needs its training rows before it predicts."""
+    """Return whether predictions need the client's training rows, for its adaptation."""
     view, adaptation = default_model(run.method)
     asked = args.model in (None, view) and not args.unadapted
     return asked and adaptation != "none" and not args.new_client
@@ -160,7 +160,7 @@ def test_rows_of(folder: Path) -> Federation:
 
 
 def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[str | None]:
-    """Return the client of each row; None for a client without training rows."""
+    """Return the name of the client of each row; None for new clients."""
     count = len(next(iter(table.values())).words)
     if args.new_client:
         return [None] * count
@@ -180,7 +180,7 @@ def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[s
 def ask(
     run: Run, table: Mapping[str, Column], owners: Sequence[str | None], args: Namespace
 ) -> Mapping[str | None, Predictions | PredictionSets]:
-    """Return the predictions for every client's rows, with --alpha as prediction sets."""
+    """Return the predictions, or with --alpha the prediction sets, for the rows of every client."""
     x = inputs(run, table, args.data)
     how: dict[str, Any] = {"model": args.model, "draws": args.draws or run.draws}
     if args.unadapted:
@@ -232,7 +232,7 @@ def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
 
 
 def columns_told(table: Mapping[str, Column], run: Run, args: Namespace) -> str:
-    """Report columns that are in another order, and columns that are not used."""
+    """Report columns that have another order than in training, or are not used."""
     columns = run.data.source.columns if run.data.source else ()
     there = [name for name in table if name in columns]
     told = f"{args.data}: {len(columns)} columns as in training"

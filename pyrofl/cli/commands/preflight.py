@@ -1,4 +1,4 @@
-"""Checks before the first round of everything that a run needs at its end."""
+"""Checks before the first round that a run can be completed and its results written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyrofl.nets import NETWORKS
 
 
 def preflight(jobs: Sequence[Job]) -> list[Job]:
-    """Load the modules that write results, validate methods, and try out posterior.nc.
+    """Check that all jobs can run and write their results, before the first round.
 
     Returns the jobs, which differ in method and seed, with the groups that they are to write.
     """
@@ -47,7 +47,7 @@ def preflight(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _check(job: Job) -> None:
-    """Raise the errors that `fit` would raise before round one, before a folder is made."""
+    """Raise before any work the errors that `fit` would raise before round one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which the fit gives again
         try:
@@ -65,7 +65,7 @@ def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
 
 
 def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
-    """Return the ArviZ groups and axes of a job, found with one draw of one client."""
+    """Return the names of the ArviZ groups and axes that a job will write."""
     experiment, task = job.experiment, job.task
     method = by_round(job.method)(0)
     run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)

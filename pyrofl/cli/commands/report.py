@@ -85,7 +85,7 @@ def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
-    """Return the section that compares with local models, if the runs allow it."""
+    """Return the report's section about the benefit over local models."""
     section = Section("What did federation buy?")
     try:
         found = benefit.compare_with_local(folder, made, None)

@@ -1,4 +1,4 @@
-"""Runs that can be interrupted and resumed: folders, checkpoints and exit."""
+"""Interrupted runs: locked folders, checkpoints, resumption and exit codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
 
 @contextmanager
 def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
-    """Lock the folders of jobs and of `above`; create or empty them.
+    """Lock the output folders of jobs and prepare them, as a context manager.
 
     Nothing is removed if one is refused, as is a folder whose results would replace an input file.
     """
@@ -79,7 +79,7 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
 
 
 def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
-    """Raise ValueError if run.json belongs to another run, or to one with more rounds."""
+    """Raise ValueError if a folder contains another run, or more rounds than requested."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         number, had = int(facts["rounds"]), facts["experiment"] | {"seeds": facts["seeds"]}
@@ -113,7 +113,7 @@ def not_past(run: Run, until: str | None, path: Path) -> None:
 
 
 def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
-    """Return the run with the evaluations that an uninterrupted run would have."""
+    """Return a resumed run with the evaluations of an uninterrupted run."""
     number = run.state.number
     far_enough(rounds, number, path)
     had = {row["round"] for row in run.history}

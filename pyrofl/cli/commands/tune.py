@@ -1,4 +1,4 @@
-"""The commands tune and compare --tune: settings chosen on validation rows of the clients."""
+"""The commands tune and compare --tune: search of settings on validation rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOLDER = "tune"  # behind the method's name, in the folder of a comparison
 
 @dataclass(frozen=True)
 class Search:
-    """Search for the settings of one method."""
+    """Hyperparameter search for one method, with its data and options."""
 
     job: Job  # with the settings that --set gives
     fixed: tuple[str, ...]  # these settings
@@ -52,7 +52,7 @@ class Search:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Inputs of the choice as JSON-compatible values."""
+        """Options and data of the search as JSON-compatible values, to validate --resume."""
         experiment, task = self.job.experiment, self.job.task
         return experiment.key() | {
             "method": self.job.name,
@@ -89,7 +89,7 @@ def tune(experiment: Experiment) -> None:
 
 
 def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
-    """Return the searches of `compare --tune`: every method once, with its first seed."""
+    """Return the searches of `compare --tune`, one for each method."""
     if not experiment.tune:
         for flag, dest in (("--settings", "tries"), ("--metric", "metric")):
             if getattr(experiment, dest) is not None:
@@ -116,7 +116,7 @@ def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
 
 
 def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
-    """Choose the settings of several methods; return words for --set, and choices by method."""
+    """Run several searches; return the selected settings as --set words, and by method."""
     words, text = list[str](), dict[str, str]()
     for search in some:
         experiment, name = search.job.experiment, search.job.name
@@ -137,7 +137,7 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
 
 
 def done(search: Search) -> TuningResult:
-    """Choose settings, or read those chosen by the command that is resumed."""
+    """Run a search, or read its result if it is complete."""
     job, path, experiment = search.job, search.path, search.job.experiment
     file = path / FACTS
     if experiment.resume and file.exists():
@@ -208,13 +208,13 @@ def read(path: Path, about: dict[str, Any]) -> TuningResult:
 
 
 def until(search: Search) -> str:
-    """Describe the criterion by which settings are chosen."""
+    """Describe the criterion that selects a setting, as text."""
     share = f"{search.job.experiment.hold_back:g} of the training rows of every client"
     return f"chosen on {share}, as validation rows; test rows are not used"
 
 
 def sentences(search: Search, found: TuningResult) -> Iterator[str]:
-    """Describe the choice, its margin and its cost."""
+    """Describe the selected setting, its margin and the cost of the search, in sentences."""
     yield f"{told(found.best)} is the best of {len(found.settings)} settings, {until(search)}:"
     yield f"{found.metric} {found.score:.4f} there, {found.rounds} rounds, {found.seconds:.1f} s."
     if found.margin:
@@ -239,6 +239,6 @@ def command(search: Search, found: TuningResult) -> str:
 
 
 def drawn_of(search: Search, found: TuningResult) -> list[str]:
-    """Draw all trials; report the figure if it could not be drawn."""
+    """Plot all trials of a search; return a note if the figure could not be drawn."""
     run_folder.prepare(search.path / "figures", overwrite=True)
     return drawn(search.path, [(FIGURE, lambda: figures.tuning(found.frame(), found.metric))])

@@ -39,7 +39,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Wire:
-    """Messages between a client and the server in a round, as measured."""
+    """Measured sizes of the messages between a client and the server in a round."""
 
     parameters: tuple[int, int]  # of the network, and of its head
     down: int  # bytes to a client
@@ -50,7 +50,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Card:
-    """Card of a method: all its documentation for the terminal."""
+    """Documentation of a method for the terminal: equations, settings and message sizes."""
 
     key: str
     paper: docstrings.Paper

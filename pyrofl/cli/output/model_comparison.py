@@ -61,7 +61,7 @@ class ModelComparison:
 
     @property
     def shortfall(self) -> str:
-        """Description of which of both models has not converged; "" if both have."""
+        """Sentence that names the compared models that have not converged, or ""."""
         opens = {"the sites' own models": self.open_own, f"the {self.name}": self.open}
         opened = [(what, n) for what, n in opens.items() if n]
         parts = ["" if n == self.runs else f" in {n} of {self.runs} runs" for _, n in opened]
@@ -97,12 +97,12 @@ def chosen(table: DataFrame, by: By | None) -> By:
 
 
 def has_crps(table: DataFrame) -> bool:
-    """Return whether rows have a CRPS; classes and unusual likelihoods do not."""
+    """Return whether a table of predictions has CRPS values."""
     return "crps" in table and bool(table["crps"].notna().all())
 
 
 def scored(table: DataFrame, by: By) -> DataFrame:
-    """Return the rows with a column of their score, larger for better predictions."""
+    """Return the table of predictions with the score of each row; larger is better."""
     if by == "log_score":
         score = table["log_score"]
     elif by == "crps":
@@ -116,7 +116,7 @@ def scored(table: DataFrame, by: By) -> DataFrame:
 
 
 def models(made: SavedRun, table: DataFrame) -> list[Model]:
-    """Return the models of a method that are compared: the global one, if any, and the main one."""
+    """Return the models of a method to compare: the global model, if any, and the main model."""
     there = set(zip(table["model"], table["adaptation"], strict=True))
     main = tuple(made.facts["tested"]["main"])
     asked = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
@@ -129,7 +129,7 @@ def of_model(table: DataFrame, model: Model) -> DataFrame:
 
 
 def same_sites(made: Sequence[SavedRun]) -> bool:
-    """Return whether clients are the same sites for all seeds: natural groups, or one split."""
+    """Return whether the clients are the same for all seeds."""
     natural = all(str(one.facts["experiment"]["partition"]).startswith("groups") for one in made)
     return natural or len({one.facts["seeds"]["split"] for one in made}) == 1
 
@@ -137,7 +137,7 @@ def same_sites(made: Sequence[SavedRun]) -> bool:
 def joined(
     pairs: Sequence[tuple[SavedRun, SavedRun]], model: Model, tables: Tables, by: By
 ) -> DataFrame:
-    """Return rows of all seeds that both models predicted: site, size, row, seed, own, score."""
+    """Return the rows that both models predicted, of all seeds, with both scores."""
     from pandas import concat
 
     parts = []
@@ -165,7 +165,7 @@ def joined(
 def compare_models(
     table: DataFrame, model: Model, by: By, pairs: Sequence[tuple[SavedRun, SavedRun]] = ()
 ) -> ModelComparison:
-    """Compare a model with the sites' own models on rows that `joined` returns.
+    """Compare a federated model with the clients' local models on the same rows.
 
     A row that several seeds tested is one row, of their mean; so is one that several sites hold.
     """

@@ -45,18 +45,18 @@ CAPTIONS = {
 
 @dataclass
 class Section:
-    """Section of a report: a title, and parts: text, note, command, figure or table."""
+    """Section of a report: a title, followed by texts, commands, figures and tables."""
 
     title: str
     parts: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, text: str, kind: str = "note") -> Section:
-        """Add a note, a sentence or a command line to the section."""
+        """Add a text, such as a note, a sentence or a command line, to the section."""
         self.parts.append({"kind": kind, "text": text})
         return self
 
     def has(self, kind: str) -> bool:
-        """Return whether there is a part of a kind."""
+        """Return whether the section has a part of the given kind."""
         return any(part["kind"] == kind for part in self.parts)
 
     def figure(self, path: Path, text: str = "") -> Section:
@@ -68,7 +68,7 @@ class Section:
         return self
 
     def table(self, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> Section:
-        """Add a table, only its first lines if it is long."""
+        """Add a table, shortened to its first lines if it is long."""
         found = list(lines)
         shown = [[_cell(value) for value in line] for line in found[:MOST]]
         self.parts.append({"kind": "table", "head": head, "rows": shown})
@@ -200,7 +200,7 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def asked(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the options that all runs have in common."""
+    """Return the section with the options of the runs."""
     facts = made[0].facts
     section = Section("Command")
     same = {n: v for n, v in facts["experiment"].items() if n not in UNTOLD and v not in (None, [])}
@@ -239,7 +239,7 @@ def learned(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
 
 
 def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
-    """Add the figures of several runs that exist."""
+    """Add the existing figures of several runs to a section."""
     for one in made:
         for name in names:
             path = one.path / f"figures/{name}.png"
@@ -272,7 +272,7 @@ def clients(made: Sequence[SavedRun]) -> Section:
 
 
 def posteriors(made: Sequence[SavedRun]) -> Section:
-    """Return the section with ArviZ summaries of the posteriors, as far as a page has room."""
+    """Return the section with ArviZ summaries of the posteriors, shortened if they are long."""
     section = Section("Posterior")
     for one in made:
         path = one.path / "posterior.nc"
@@ -345,5 +345,5 @@ def repeating(made: Sequence[SavedRun], several: bool) -> str:
 
 
 def spelled(command: Sequence[str], experiment: Experiment, seed: int) -> str:
-    """Return a command line with all options that have a value."""
+    """Return the command line that corresponds to the options of an experiment."""
     return shlex.join(["pyrofl", *command, *experiment.words(UNTOLD), "--seed", str(seed)])

@@ -170,7 +170,7 @@ def load_csv(
 
 
 def _with_sites(path: str, table: Table, client_column: str | None) -> tuple[Columns, str | None]:
-    """Add a column with the file of each row, if there are several files and no client column."""
+    """Add a column with the file name of each row, if clients are identified by files."""
     if (
         table.site is None
         or client_column not in (None, SITE)
@@ -194,7 +194,7 @@ def _whole(used: Columns, unfilled: Sequence[str], missing: Missing) -> tuple[Ro
 
 
 def _codes(column: Column) -> tuple[Ints, tuple[str, ...]]:
-    """Return the codes of a column's distinct words, and these words; see `codes_of`."""
+    """Return a column's distinct words, and the index of each cell's word."""
     if not np.isnan(column.numbers).any():
         column.refuse_spellings()
     return codes_of(column.words.tolist())
@@ -203,7 +203,7 @@ def _codes(column: Column) -> tuple[Ints, tuple[str, ...]]:
 def _values(
     kept: Columns, names: Sequence[str], levels: Mapping[str, Sequence[str]], active: bool
 ) -> Tensor:
-    """Return x [N, C]: float32, or float64 numbers, codes and NaN that still need preprocessing."""
+    """Return the features x [N, C] before preprocessing."""
     if not active:
         return torch.from_numpy(np.stack([kept[name].single() for name in names], 1))
     parts = [coded(kept[n], levels[n]) if n in levels else kept[n].numbers for n in names]
@@ -229,7 +229,7 @@ def _row_weights(column: Column) -> Tensor:
 
 
 def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str, ...]]:
-    """Return the codes and names of the groups; sites are in the order of their files."""
+    """Return the group names, and the index of each row's group."""
     if sites and column.name == SITE and set(column.words) <= set(sites):
         words = tuple(site for site in sites if site in set(column.words))
         return coded(column, words).astype(np.int64), words
@@ -237,7 +237,7 @@ def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str,
 
 
 def codes_of(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
-    """Return the codes [N] of the words, and the distinct words, numbers in numerical order.
+    """Return the distinct words in sorted order, and the index [N] of each word.
 
     >>> codes_of(["10", "9", "10"])
     (array([1, 0, 1]), ('9', '10'))
@@ -295,7 +295,7 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
 
 
 def refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
-    """Raise ValueError if y is outside a likelihood's support; `first` is the first feature."""
+    """Raise ValueError if y is outside the support of a likelihood."""
     name, colon, count = likelihood.partition(":")
     if name == "binomial" and colon and not count.isdecimal():
         raise ValueError(f"likelihood is {likelihood!r}; expected binomial:N, N a whole number")

@@ -221,7 +221,7 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
 
 
 def _side_by_side(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    """Concatenate codes of several data sets, shifted so that they do not overlap."""
+    """Concatenate group indices of several data sets without overlap."""
     first = torch.tensor([0, *counts[:-1]]).cumsum(0)
     return torch.cat([code + start for code, start in zip(codes, first, strict=True)])
 

@@ -36,7 +36,7 @@ KINDS = {  # of arrays, by NumPy's kind codes
 
 
 class Header(NamedTuple):
-    """Shape and type in the header of an array, and the number of bytes stored for it."""
+    """Shape, type and stored bytes of an array, from its header."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -158,7 +158,7 @@ def memory() -> int:
 
 
 def _count(arrays: Arrays) -> Shape:
-    """Return the shape [N] of the images' axis; raise ValueError if the array holds no images."""
+    """Return the number of images as a shape, [N]; raise ValueError if there are no images."""
     if "jpeg" in arrays.headers:
         shape = arrays.header("offsets").shape
         if len(shape) != 1 or shape[0] < 2:

@@ -1,4 +1,4 @@
-"""Small data sets included in the package or simulated; except for the digits, with groups."""
+"""Small data sets that are included in the package or simulated."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _rat_tumours(seed: int) -> Dataset:
 
 
 def _gaussian(seed: int) -> Dataset:
-    """Return ten clients in the plane, of variances 0.05 to 1; all rows are for training."""
+    """Return simulated data of ten clients in the plane, with different variances."""
     centres = torch.randn(10, 2, generator=generator(seed))
     return _of_task("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
 
@@ -110,7 +110,7 @@ def _of_groups(
     names: Iterable[str],
     codes: Tensor | None = None,
 ) -> Dataset:
-    """Return a data set of training rows with group codes [N]; None: one group per row."""
+    """Return a data set of training rows with a group index for each row."""
     groups = {column: torch.arange(len(y)) if codes is None else codes}
     nobody = torch.zeros(len(y), dtype=torch.bool)
     called = {column: tuple(names)}

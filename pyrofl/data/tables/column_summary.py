@@ -80,7 +80,7 @@ def summarize_columns(
 
 
 def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSummary:
-    """Return the summary of numbers, or of codes of levels, [N]; NaN is a gap."""
+    """Return the summary of a column of numbers or category codes [N]."""
     there = values[~np.isnan(values)]
     count, gaps = len(there), len(values) - len(there)
     if levels is not None:
@@ -91,7 +91,7 @@ def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSumma
 
 
 def coded(column: Column, levels: Sequence[str]) -> Numbers:
-    """Return the codes [N] of a column's words among levels: -1 for other words, NaN for gaps.
+    """Return the category code [N] of each cell: -1 if unknown, NaN if missing.
 
     Numbers match in any spelling, as data frames write 1 as 1.0 in columns with gaps.
     """

@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 
 class Parsed(NamedTuple):
-    """Parsed words of a column."""
+    """Numbers parsed from the words of a column."""
 
     numbers: NDArray[np.float64]  # [N], NaN where there is none
     is_boolean: bool
@@ -39,7 +39,7 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table: its words [N], stripped of blanks.
+    """Column of a table as words [N], with its file and positions.
 
     Places [N] are the positions: "line 4", or "line 4 of b.csv" with several files.
     """
@@ -85,7 +85,7 @@ class Column:
 
     @property
     def nature(self) -> str:
-        """Description of the content of a column that does not hold numbers."""
+        """Description of a non-numeric column's content, for error messages."""
         texts = self.words[self.odd]
         return f"text such as {texts[0]!r}" if len(texts) else "no value"
 
@@ -95,7 +95,7 @@ class Column:
         return f"{self.file}: column {self.name}"
 
     def first(self, rows: Rows) -> str:
-        """Return a description of the first marked cell, the start of an error message."""
+        """Describe the position and content of the first marked cell, for error messages."""
         at = int(rows.argmax())
         return f"{self.label} holds {self.words[at]!r} in {self.places[at]}"
 
@@ -137,7 +137,7 @@ class Column:
         return single
 
     def refuse_spellings(self) -> None:
-        """Raise ValueError if a number that is a class or group name is written in two ways."""
+        """Raise ValueError if a class or group is named by the same number in two spellings."""
         ways: dict[float, str] = {}
         for word, value, place in zip(self.words, self.numbers, self.places, strict=True):
             if ways.setdefault(value, word) != word:
@@ -165,7 +165,7 @@ def column_of(file: str, name: str, words: Sequence[str], places: NDArray[np.obj
 
 
 def number(word: str) -> float:
-    """Return the number that a word spells in plain digits; NaN if none, or beyond float32.
+    """Return the number that a word represents; NaN for other words.
 
     >>> [number(word) for word in ("1e3", "1_000", "1,5", "1e39", "inf")]
     [1000.0, nan, nan, nan, nan]
@@ -179,7 +179,7 @@ def number(word: str) -> float:
 
 
 def is_missing(word: str) -> bool:
-    """Return whether a cell has no value: empty, "NA", "n/a", "NaN", "null" or a full stop."""
+    """Return whether a cell means a missing value, such as "NA" or an empty cell."""
     return word.lower() in NO_VALUE
 
 

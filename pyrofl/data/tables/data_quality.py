@@ -1,4 +1,4 @@
-"""Warnings about columns with inconsistent spellings, codes or units, and about odd cells.
+"""Warnings about inconsistent spellings, units and other odd values in tables.
 
 Differences between clients are found from their column summaries.
 """
@@ -48,7 +48,7 @@ def key_of(word: str) -> str:
 
 
 def spellings(words: Iterable[str]) -> list[list[str]]:
-    """Return groups of different words that are spellings of one word, or its initials."""
+    """Return groups of words that seem to be different spellings of one word."""
     found: dict[str, list[str]] = {}
     for word in dict.fromkeys(words):
         found.setdefault(key_of(word), []).append(word)
@@ -197,7 +197,7 @@ def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
 
 
 def _factor(one: ColumnSummary, other: ColumnSummary) -> float:
-    """Return the factor between numbers in different units; 0 if their units seem equal."""
+    """Return the factor between the units of two columns; 0 if the units seem equal."""
     if abs(one.mean) < abs(other.mean):
         factor = _factor(other, one)
         return factor and 1 / factor
@@ -242,7 +242,7 @@ def of_answers(target: Column, features: Sequence[Column]) -> str:
 
 
 def _is_answer(feature: Column, target: Column) -> bool:
-    """Return whether the columns have a one-to-one relation that is hardly due to chance."""
+    """Return whether a feature determines the target one to one, hardly by chance."""
     one, other = (c.words if np.isnan(c.numbers).any() else c.numbers for c in (feature, target))
     count = len(one)
     for some in (min(count, FEW_ROWS), count):  # few rows rule out most columns

@@ -17,7 +17,7 @@ DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
 class Chosen(NamedTuple):
-    """Selected feature columns of x, the categorical ones, and the reasons for omitted columns."""
+    """Selected feature columns, and the reasons for omitting the others."""
 
     names: tuple[str, ...]
     categories: frozenset[str]
@@ -39,7 +39,7 @@ def choose(
     categories: Sequence[str],
     take_text: bool,
 ) -> Chosen:
-    """Select the features: the requested columns, or all suitable ones, without the owners.
+    """Select the feature columns: the requested ones, or all suitable ones.
 
     Owners are the target and the columns of groups and of test rows. By default all columns of
     numbers and the `categories` are used, and text with few words if `take_text`.
@@ -90,7 +90,7 @@ def far_apart(names: Sequence[str], x: Tensor) -> str:
 
 
 def _few_words(column: Column) -> bool:
-    """Return whether a column holds text with few distinct words, each in two rows on average."""
+    """Return whether a text column has few distinct words, as categories do."""
     words = column.words[~column.gaps]
     return not column.is_numeric and 0 < len(set(words)) <= min(MOST_LEVELS, len(words) // 2)
 

@@ -1,4 +1,4 @@
-"""Test rows of a table: a random fraction of each group, the latest rows, or marked rows."""
+"""Selection of a table's test rows: at random, the latest, or marked ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _first_rows(codes: Ints, share: float, ordered: Callable[[Ints], Ints]) -> T
 
 
 def told_rows(column: Column) -> Tensor:
-    """Return the test rows marked in a column of 1 and 0, or test and train: bool [N]."""
+    """Return which rows a column marks as test rows: bool [N]."""
     words = [word.lower().removesuffix(".0") for word in column.words]
     if (bad := np.array([word not in TEST for word in words])).any():
         raise ValueError(f"{column.first(bad)}; expected test or train, 1 or 0")
@@ -50,7 +50,7 @@ def told_rows(column: Column) -> Tensor:
 
 
 def _in_time(time: Column) -> Ints:
-    """Return the rank in time of every row [N]."""
+    """Return the chronological rank of every row, [N]."""
     if time.is_numeric:
         time.refuse_odd("use another time column")
         return np.unique(time.numbers, return_inverse=True)[1]

@@ -1,4 +1,4 @@
-"""Preprocessing of table columns into features, from summaries instead of pooled rows.
+"""Preprocessing of table columns into features, from the clients' column summaries.
 
 Every client reports a summary of each column of its training rows: counts of values and gaps,
 mean, sum of squared deviations, or the categories; see `summarize_columns`. The sums of these equal
@@ -40,7 +40,7 @@ FAR = 20.0  # standard deviations beyond which a number is an outlier
 
 @dataclass(frozen=True)
 class Prepared:
-    """Preprocessing of one column: (value - centre) / scale, or a 0/1 feature per level."""
+    """Preprocessing of one column: standardization, or one 0/1 feature per category."""
 
     name: str
     centre: float = 0.0
@@ -61,7 +61,7 @@ class Prepared:
         return (*of, *((GAP.format(self.name),) if self.marked else ()))
 
     def encode(self, values: Numbers, levels: Sequence[str] | None) -> list[Numbers]:
-        """Return the column's features, [N] each, of numbers or codes of `levels`; NaN is a gap."""
+        """Return the features [N] of one column's numbers or category codes."""
         gaps = np.isnan(values)
         if self.levels is None:
             full = values if self.filler is None else np.where(gaps, self.filler, values)
@@ -135,7 +135,7 @@ class Preprocessor:
 
     @property
     def plain(self) -> bool:
-        """Whether the features are the unchanged columns."""
+        """Whether preprocessing leaves all columns unchanged."""
         return all(column == Prepared(column.name) for column in self.columns)
 
     @property
@@ -157,7 +157,7 @@ class Preprocessor:
 
     @property
     def _owners(self) -> list[tuple[Prepared, bool]]:
-        """Column of each feature, and whether the feature is the column's numbers."""
+        """Source column of each feature, and whether the feature is numeric."""
         return [(c, name == c.name) for c in self.columns for name in c.features]
 
     @checked
