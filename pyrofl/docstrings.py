@@ -1,4 +1,4 @@
-"""Parts of docstrings: a method's headline, paper, equations and use; arguments."""
+"""Parsing of docstrings: a method's headline, paper, equations and use; arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPARTURES, USE = "Departures from ", "Use it "
 
 @dataclass(frozen=True)
 class Paper:
-    """Parsed docstring of a method's module."""
+    """Parts of the docstring of a method's module: headline, paper, equations and use."""
 
     name: str  # of the method, as its paper writes it
     headline: str  # what it does, in a line
@@ -29,7 +29,7 @@ class Paper:
 
 
 def paper(text: str) -> Paper:
-    r"""Parse the docstring of a method's module.
+    r"""Parse the docstring of a method's module into its parts.
 
     >>> found = paper("A: averages.\n\nB 2020.\n\n    w = 1\n\nUse it always.")
     >>> found.name, found.headline, found.source, found.equations, found.use
@@ -55,7 +55,7 @@ def paper(text: str) -> Paper:
 
 
 def arguments(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the descriptions of arguments in a function's docstring: name -> text.
+    """Return the descriptions of the arguments in a function's docstring, by name.
 
     >>> def f(a): '''Do.
     ...

@@ -31,7 +31,7 @@ def check_weights(weights: Tensor, rows: int) -> None:
 def of_classes(
     asked: OfClasses, classes: Sequence[str], y: Tensor, train: Sequence[Tensor], before: Tensor
 ) -> Tensor:
-    """Return the weight of each class, [K]; `before` [N] are existing weights of rows.
+    """Return the weights of the classes, [K].
 
     Balanced weights are computed from each client's weight sums by class.
     """
@@ -58,7 +58,7 @@ def of_sites(
     train: Sequence[Tensor],
     rows: int,
 ) -> Tensor:
-    """Return the weights of all rows [N] from those of some sites' training rows; others are 1."""
+    """Return the weights of all rows [N], given weights of some clients' training rows."""
     found = torch.ones(rows, dtype=torch.float64)
     if not isinstance(weights, Mapping):
         told = f"weights are a {type(weights).__name__}"
@@ -96,7 +96,7 @@ def refuse_other_index(where: str, x: Any, other: Any, what: str) -> None:
 
 
 def read(text: str) -> OfClasses:
-    """Return class weights from the text of an option: "balanced", or "NAME=VALUE,NAME=VALUE".
+    """Parse class weights, such as "balanced" or "yes=2,no=1".
 
     >>> read("yes=3,no=0.5")
     {'yes': 3.0, 'no': 0.5}

@@ -1,1 +1,1 @@
-"""Experiments: methods, data, settings and output folders of fits."""
+"""Command-line experiments: options, methods, data and output folders."""

@@ -1,4 +1,4 @@
-"""End of a command: its exit code, and a one-line message.
+"""Console output of commands: exit codes and one-line messages.
 
 0 if it is done, 2 if it was refused before any work, 3 if it ended on its way, 4 if all rounds were
 made and a run diverged or aggregated no update, 130 if it was interrupted. If standard output is
@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 def ended(parse: Callable[[], Namespace]) -> int:
-    """Run a command, print in one line the error that ends it, and return the exit code."""
+    """Run a command and return its exit code; print errors in one line."""
     _open_streams()
     try:
         try:
@@ -65,7 +65,7 @@ def flushed(code: int) -> int:
 
 @contextmanager
 def ending(tell: Callable[[str], str]) -> Iterator[None]:
-    """Convert any exception in the body to a one-line message."""
+    """Convert any exception in a block to a one-line message, as a context manager."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, Exception) as error:
@@ -74,7 +74,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
 
 
 def show(text: str = "", kept: str = "") -> None:
-    """Print the result of a command; `kept` names the files that exist if printing fails."""
+    """Print the result of a command to standard output."""
     try:
         if text:
             print(text)
@@ -115,7 +115,7 @@ def trace(error: BaseException) -> str:
 
 
 def complaint(message: str) -> str:
-    r"""Return an error message as one printable line; a very long one lacks its middle.
+    r"""Return an error message as one printable line, shortened in the middle if very long.
 
     >>> complaint("too few\n  rows \x1b[2J")
     'pyrofl: error: too few rows \\x1b[2J\n'
@@ -130,14 +130,14 @@ def _cut(text: str, most: int) -> str:
 
 
 def tell(text: str) -> None:
-    """Write to standard error, which may be closed."""
+    """Write text to standard error."""
     with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 class CanBeQuiet(Protocol):
-    """Mixin of command options with --quiet."""
+    """Protocol of command options that include --quiet."""
 
     @property
     def quiet(self) -> bool:

@@ -1,4 +1,4 @@
-"""An experiment: all settings of `pyrofl run`, `compare` and `tune`, as one frozen dataclass.
+"""Settings of `pyrofl run`, `compare` and `tune`, as one frozen dataclass.
 
 Its fields are the options of the command line, the keys of a file for --config, what run.json
 holds under "experiment", and what must be equal when a run is resumed.
@@ -63,7 +63,7 @@ GROUPS = (
 def option(
     metavar: str | None, text: str, default: Any = None, flag: str = "", *, resumable: bool = False
 ) -> Any:
-    """Return a field of `Experiment`, with what `ArgumentParser.add_argument` needs.
+    """Return a dataclass field that is also a command-line option.
 
     The help is a noun phrase with a full stop. A flag is given where it is not the field's name.
     A resumable field may differ when a run is resumed.
@@ -230,7 +230,7 @@ class Experiment:
 
     @classmethod
     def of(cls, given: Namespace | Mapping[str, Any]) -> Experiment:
-        """Return an experiment, given parsed options or what `to_json` returned."""
+        """Create an experiment from parsed options or from the values of `to_json`."""
         found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else vars(given)
         if isinstance(given, Namespace):  # which holds the command's function as well
             found = {one.name: found[one.name] for one in fields(cls) if one.name in found}
@@ -238,7 +238,7 @@ class Experiment:
         return cls(**found)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, as JSON has them."""
+        """Return all fields as JSON-compatible values."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return found
 
@@ -253,12 +253,12 @@ class Experiment:
         return self.eval_every or default_interval(self.rounds)
 
     def words(self, without: Sequence[str] = ()) -> list[str]:
-        """Return the options of the command line that give this experiment, but its methods."""
+        """Return the command-line options of this experiment, without its methods."""
         return words_of({n: value for n, value in vars(self).items() if n not in without})
 
 
 def default_interval(rounds: int) -> int:
-    """Return how many rounds lie between evaluations without --eval-every."""
+    """Return the default number of rounds between evaluations."""
     return max(1, rounds // EVALUATIONS)
 
 
@@ -269,14 +269,14 @@ def options() -> list[Field[Any]]:
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Return the keyword arguments of `add_argument` that read each option, by their types."""
+    """Return the `add_argument` keywords that parse each option."""
     hints = get_type_hints(Experiment, include_extras=True)
     return {one.name: kind_of(hints[one.name]) for one in options()}
 
 
 @cache
 def sections() -> dict[str, str]:
-    """Return the heading in the help of every option."""
+    """Return the heading in the help under which each option is listed."""
     found, heading = dict[str, str](), ""
     for one in options():
         found[one.name] = heading = SECTIONS.get(one.name, heading)
@@ -284,7 +284,7 @@ def sections() -> dict[str, str]:
 
 
 def flag_of(one: Field[Any]) -> str:
-    """Return the option of a field.
+    """Return the command-line flag of a field.
 
     >>> [flag_of(one) for one in options() if one.name in ("per_class", "settings")]
     ['--per-class', '--set']
@@ -293,7 +293,7 @@ def flag_of(one: Field[Any]) -> str:
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
-    """Return options of the command line, given values of fields; None and false have none.
+    """Return command-line options for given values of fields.
 
     >>> words_of({"per_class": 12, "resume": True, "settings": {"lr": 0.1, "batch": None}})
     ['--per-class', '12', '--set', 'lr=0.1', 'batch=none', '--resume']

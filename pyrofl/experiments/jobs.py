@@ -1,4 +1,4 @@
-"""Jobs: a method, a task and an output folder each."""
+"""Jobs of a command: one fit each, with method, task and output folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pyrofl.inference.transport.start import create_engine
 
 @dataclass(frozen=True)
 class Job:
-    """Method, task and output folder of one fit of a command."""
+    """One fit of a command: its method, task and output folder."""
 
     experiment: Experiment
     name: str
@@ -80,7 +80,7 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
 
 
 def foldable(name: str, method: Scheduled) -> None:
-    """Raise ValueError for a method that needs all messages at once."""
+    """Raise ValueError for a method whose server needs all messages at once."""
     now = by_round(method)(0)
     try:
         inbox(now, {}, torch.zeros(0), keep_messages=False)

@@ -1,4 +1,4 @@
-"""Methods by name, built for a task with settings that the signatures of their `build` read."""
+"""Construction of methods by name, with settings from the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Scheduled = Method | Callable[[int], Method]
 
 
 def builds() -> dict[str, Build]:
-    """Return the methods by name: modules of `pyrofl.models` with a `build`."""
+    """Return the `build` functions of all methods, by the methods' names."""
     names = [found.name for found in pkgutil.iter_modules(pyrofl.models.__path__)]
     modules = {name: import_module(f"pyrofl.models.{name}") for name in sorted(names)}
     return {name: module.build for name, module in modules.items() if hasattr(module, "build")}
@@ -69,7 +69,7 @@ def _built(
 
 
 def reaching(words: Sequence[str], method: str) -> list[str]:
-    """Return the settings that apply to one method, without its name; later ones override."""
+    """Return the settings that apply to one method, from settings of several methods."""
     own, told = arguments(builds()[method]), dict[str, str]()
     for word in words:
         name, _, text = word.partition("=")

@@ -1,4 +1,4 @@
-"""Types of command-line values, each with what `ArgumentParser.add_argument` needs to read it."""
+"""Types of command-line values, with their parsers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_THREADS = max(64, os.cpu_count() or 1)  # too many threads kill a process
 
 
 def number(kind: Any, most: float = MAX_COUNT) -> Kind:
-    """Return the type of a number, given a type of `pyrofl.arguments` and a maximum."""
+    """Return the `add_argument` keywords that parse a number."""
     base, allowed = get_args(kind)
 
     def read(text: str) -> Any:
@@ -39,12 +39,12 @@ def number(kind: Any, most: float = MAX_COUNT) -> Kind:
 
 
 def choice(literal: Any) -> Kind:
-    """Return the type of one of the words of a `Literal`."""
+    """Return the `add_argument` keywords that parse one of the words of a `Literal`."""
     return {"choices": get_args(literal)}
 
 
 def not_empty(text: str) -> str:
-    """Return a text; raise ValueError if it is empty or contains NUL."""
+    """Return the text if it is valid; raise ValueError if it is empty or contains NUL."""
     if not text or "\0" in text:
         raise ArgumentTypeError(f"found {text!r}; expected a text that is not empty, without NUL")
     return text
@@ -93,7 +93,7 @@ THREADS = number(Count, MAX_THREADS)
 
 @dataclass(frozen=True, eq=False)  # types must have a hash
 class ReadBy:
-    """Annotation of a type: how the command line reads it."""
+    """Annotation that states how the command line parses a type."""
 
     kind: Kind
 
@@ -108,7 +108,7 @@ Settings = Annotated[tuple[str, ...], ReadBy({"nargs": "+", "action": "extend"})
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Return how to parse a value of an annotated type, which may be optional.
+    """Return the `add_argument` keywords that parse an annotated type.
 
     >>> kind_of(Literal["reject", "raise"] | None)
     {'choices': ('reject', 'raise')}

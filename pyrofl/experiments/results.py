@@ -1,4 +1,4 @@
-"""Results of a run: its folder of tables, posterior and figures, and printed tables."""
+"""Output folder of a run: tables, posterior, figures and printed tables."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tenso
 
 
 def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> list[str]:
-    """Draw and write figures; return those that failed and why, since tables must be kept."""
+    """Draw and write figures; return the names and errors of figures that failed."""
     failed = []
     for name, make in shown:
         path = folder / f"figures/{name}.png"
@@ -110,13 +110,13 @@ def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> li
 
 
 def figures_lack(folder: Path, failed: Sequence[str]) -> None:
-    """End a command with complete results except some figures."""
+    """End a command that could not draw some figures, with its exit code."""
     if failed:
         raise Stopped(f"{folder} holds all results, but no {'; no '.join(failed)}", FAILED)
 
 
 def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
-    """Return what run.json holds of a job."""
+    """Return the content of a job's run.json."""
     own: dict[str, Any] = {"methods": (job.name,), "seed": job.task.seed, "seeds": 1}
     experiment = replace(job.experiment, out=str(job.path), **own)
     return facts_of(experiment, run, scores, job.task.split, job.task.likelihood)
@@ -125,7 +125,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
 def facts_of(
     experiment: Experiment, run: Run, scores: Sequence[Scores], split: int, likelihood: str
 ) -> dict[str, Any]:
-    """Return the content of run.json: origin, cost and evaluation of a run.
+    """Return the content of a run.json: provenance, cost and scores of a run.
 
     There may be no scores. The `split` is the seed of the partition.
     """
@@ -165,7 +165,7 @@ def facts_of(
 
 
 def posterior_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model of the posterior draws, adapted as by default."""
+    """Return the name of the model whose posterior is drawn, and its adaptation."""
     view, main = run.method.posterior_view, default_model(run.method)
     return main if view == main[0] else (view, "none")
 
@@ -190,7 +190,7 @@ def draw(
 def figures_of_rounds(
     run: Run, scores: list[Scores], name: str, seed: int
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Yield the figures of a run that need no rows of clients: curves, clients, convergence."""
+    """Yield the figures of a run that can be drawn without the clients' rows."""
     if scores:
         metric, main = main_metric(scores), default_model(run.method)
         shown = next((s for s in scores if (s.model, s.adaptation) == main), scores[0])
@@ -226,7 +226,7 @@ def score_table(scores: list[Scores], spent: PrivacySpent | None = None) -> str:
 
 
 def cost(spent: PrivacySpent | None) -> dict[str, float]:
-    """Return epsilon and delta by their names in tables; empty without privacy."""
+    """Return epsilon and delta by their names in tables, or {} without privacy."""
     return {spent.label: spent.epsilon, "delta": spent.delta} if spent else {}
 
 
@@ -243,7 +243,7 @@ def save_predictions(
     owners: Sequence[str | None],
     found: Mapping[str | None, Predictions | PredictionSets],
 ) -> None:
-    """Write the predictions of all rows in the table's order, and create the folder."""
+    """Write the predictions of all rows to a table, in the order of the input table."""
     each = {owner: zip(*one.columns().values(), strict=True) for owner, one in found.items()}
     names = list(next(iter(found.values())).columns())
     rows = ([n, owner or "", *next(each[owner])] for n, owner in enumerate(owners, 1))

@@ -61,7 +61,7 @@ def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterat
 
 
 def read(folder: Path) -> DataFrame:
-    """Read the stored rows of the training clients."""
+    """Read the predictions of the training clients' rows from rows.csv."""
     from pandas import read_csv
 
     path = folder / NAME
@@ -84,7 +84,7 @@ def read(folder: Path) -> DataFrame:
 
 
 def classes_of(table: DataFrame) -> list[str]:
-    """Return the names of the classes with probabilities in the rows; [] for numbers."""
+    """Return the names of the classes in a table of predictions, or [] for regression."""
     return [c[2:-1] for c in table.columns[len(COLUMNS) :] if c.startswith("p(") and c[-1] == ")"]
 
 

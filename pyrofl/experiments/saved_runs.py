@@ -28,7 +28,7 @@ class SavedRun:
 
 
 def runs(folder: Path) -> list[SavedRun]:
-    """Return the runs in a folder of `pyrofl compare` or of a Flower study, or the one run."""
+    """Return the saved runs in a folder of `pyrofl run`, `pyrofl compare` or a Flower study."""
     one, expected = folder / "run.json", "expected a folder of pyrofl run or pyrofl compare"
     try:
         paths = [one] if one.is_file() else list(folder.glob("*/run.json"))

@@ -1,4 +1,4 @@
-"""Settings of methods as text, parsed by the types in the signatures of their `build`."""
+"""Parsing of method settings by the types in the signatures of their `build`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def arguments(build: Build) -> dict[str, Any]:
 
 
 def accepted(build: Build) -> dict[str, Any]:
-    """Return the types of a method's arguments, and of arguments that it passes on."""
+    """Return the types of all arguments that a method's `build` accepts."""
     hints = get_type_hints(build)
     found: dict[str, Any] = {}
     for name, parameter in inspect.signature(build).parameters.items():
@@ -95,7 +95,7 @@ READERS: dict[Any, tuple[str, Callable[[str], Value]]] = {
 
 
 def readable(kind: Any) -> list[Any]:
-    """Return the types, of a type or a union, that can be parsed from text."""
+    """Return the types in a union that can be parsed from text."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = get_args(kind) if union else (kind,)
     return [k for k in kinds if k in READERS or get_origin(k) is Literal]
@@ -119,6 +119,6 @@ def parse(text: str, kind: Any, what: str) -> Value:
 
 
 def _choice(kind: Any) -> tuple[str, Callable[[str], Value]]:
-    """Parse one of the words of a Literal."""
+    """Return a description and a parser for the words of a Literal."""
     words = {str(choice): choice for choice in get_args(kind)}
     return f"one of {', '.join(words)}", words.__getitem__

@@ -1,4 +1,4 @@
-"""Tasks from command-line arguments: clients and a network; invalid arguments raise errors."""
+"""Data, partition and network of an experiment, from command-line arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
 @dataclass(frozen=True)
 class Task:
-    """Task: the federation and the network that methods are fitted to."""
+    """Federation and network to which methods are fitted."""
 
     seed: int  # names the run; also the seed of all that has none of its own
     split: int  # seed of who holds what
@@ -114,12 +114,12 @@ def held_out(experiment: Experiment) -> int | list[str]:
 
 
 def given(seed: int | None, default: int) -> int:
-    """Return a seed, or a default if it is None."""
+    """Return a seed, or the default if it is None."""
     return default if seed is None else seed
 
 
 def server_data(experiment: Experiment, shape: tuple[int, ...]) -> int | float | Dataset | None:
-    """Parse the server's rows: "1000", a fraction "0.1", or a data set, resized to a shape."""
+    """Parse the server's unlabeled rows: a number, a fraction, or a data set."""
     text = experiment.server_data
     if text is None:
         return None
@@ -191,7 +191,7 @@ def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: f
 
 
 def device(name: str) -> torch.device:
-    """Return a device after checking that it works."""
+    """Return a torch device; raise ValueError if it cannot be used."""
     try:
         torch.zeros(1, device=name).cpu()
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
@@ -205,7 +205,7 @@ def device(name: str) -> torch.device:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Set torch's number of threads, on which the last bits of results depend."""
+    """Set torch's number of threads, as a context manager."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -31,7 +31,7 @@ EXTREME = 0.025  # p values that are marked, at either end
 
 
 def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
-    """Draw rank histograms, with a band that holds 99% of the bins of uniform ranks.
+    """Draw histograms of ranks, with the 99% band of a uniform distribution.
 
     Too few at both ends: intervals are too wide; too many: too narrow; a slope: a shifted posterior
     (Talts et al. 2018, figures 3 to 6).
@@ -184,7 +184,7 @@ def narrowing(
     truth: float | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the posterior width of a new client against its number of rows.
+    """Draw the posterior width of a new client's parameters against its number of rows.
 
     Args:
         sizes: numbers of rows, [N].

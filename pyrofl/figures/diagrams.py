@@ -1,4 +1,4 @@
-"""Diagram of a model: sites, their plates, and dependencies."""
+"""Diagrams of models: sites, plates and dependencies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMED = 2  # names of a node's members that there is room for, in each of its li
 
 @dataclass
 class Node:
-    """Node of the diagram: sites that are drawn together, such as the weights of a network."""
+    """Node of a model diagram: one site, or several that are drawn together."""
 
     kind: str
     plates: tuple[str, ...]
@@ -77,7 +77,7 @@ def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
 
 
 def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
-    """Group tensors by role, and sites of one kind with equal parents; parents come first."""
+    """Group a model's sites and tensors into nodes of the diagram."""
     found: dict[Any, int] = {}
     nodes: list[Node] = []
     home: dict[str, int] = {}
@@ -105,7 +105,7 @@ def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
 
 
 def _placed(nodes: list[Node]) -> list[Node]:
-    """Assign a column to every node, by its parents, and a height in the column."""
+    """Assign a position to every node of the diagram."""
     kept = any(node.kind == "client" for node in nodes)
     for node in nodes:
         before = [nodes[i].column for i in node.reads]
@@ -124,7 +124,7 @@ def _placed(nodes: list[Node]) -> list[Node]:
 
 
 def _spread_out(nodes: Iterable[Node]) -> None:
-    """Spread the nodes of each column; nodes with long arrows are low, where arrows pass."""
+    """Move the nodes of each column apart."""
     nodes = list(nodes)
     reach = [
         max((n.column - node.column for n in nodes if i in n.reads), default=0)
@@ -137,7 +137,7 @@ def _spread_out(nodes: Iterable[Node]) -> None:
 
 
 def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
-    """Draw a plate around its nodes, with its label below them."""
+    """Draw the box of a plate around its nodes, with a label."""
     from matplotlib.patches import FancyBboxPatch
 
     if not nodes:

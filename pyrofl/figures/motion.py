@@ -1,4 +1,4 @@
-"""Animated figures: a slider in a notebook or a page, and a still picture elsewhere."""
+"""Animated figures with a slider in notebooks and HTML pages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Moving:
-    """Sequence of pictures; notebooks show it with a slider, print the last one.
+    """Animated figure: notebooks show it with a slider.
 
     Attributes:
         draw: (axes, frame) -> None draws one frame on empty axes, with labels and limits.
@@ -48,14 +48,14 @@ class Moving:
     title: Callable[[Any], str] = "round {}".format
 
     def still(self, frame: Any = None) -> Figure:
-        """Return the picture of one frame, by default the last."""
+        """Return one frame as a figure, by default the last."""
         figure = canvas(*self.size)
         self._drawn(figure.add_subplot(), self.frames[-1] if frame is None else frame)
         return figure
 
     @cached_property
     def html(self) -> str:
-        """Return the pictures with a slider, as HTML without external files."""
+        """Return the animation with a slider as self-contained HTML."""
         from matplotlib.animation import FuncAnimation
 
         figure = canvas(*self.size)
@@ -85,7 +85,7 @@ class Moving:
 
 
 def moving(draw: Callable[[Axes, Any], None], frames: Sequence[Any], **how: Any) -> Moving:
-    """Build an animated figure: `draw(axes, frame)` for every frame.
+    """Build an animated figure from a function that draws each frame.
 
     Args:
         draw: draws one frame on empty axes; it sets labels and limits itself.

@@ -1,4 +1,4 @@
-"""Figures from single papers: branches, ensembles, entropy, new clients, pruning."""
+"""Figures that reproduce those of single papers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
 
 
 def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: int = 20) -> Figure:
-    """Draw histograms of values over many seeds, such as gains of an ensemble (FedBE, figure 1).
+    """Draw histograms of values over several seeds, such as the gains of an ensemble.
 
     Args:
         panels_of: title -> name -> numbers [N], all in bins of the same ends.
@@ -205,7 +205,7 @@ def after_epochs(
 
 
 def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw decreasing curves on a logarithmic scale (FedABML, figure 2).
+    """Draw decreasing error measures on a logarithmic scale (FedABML, figure 2).
 
     Args:
         measures: label of an axis -> method -> [runs, rounds], positive, the first before round 1.

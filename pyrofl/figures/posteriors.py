@@ -1,4 +1,4 @@
-"""Figures of posteriors, such as shrinkage and what federation costs.
+"""Figures of posteriors: intervals, shrinkage, and comparison with a reference.
 
 A `Summary` is what `pyrofl.reference.compare_posteriors` has in its columns mean, low and high.
 """
@@ -27,7 +27,7 @@ NEAR = "grey: shifts below 0.2 sds, ratios within 15%"
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
-    """Draw the cost of federation: both posteriors, shifts of means and ratios of spreads.
+    """Draw how a federated posterior differs from a reference: means and sds of variables.
 
     Args:
         table: what `pyrofl.reference.compare_posteriors` returns, or some of its rows. Several
@@ -55,7 +55,7 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
 
 
 def _note(table: Any) -> str:
-    """Describe how many variables agree, and the Monte Carlo error of means."""
+    """Describe how many variables agree with the reference."""
     near = [(table[c] - target).abs() <= within for c, (target, within) in TARGETS.items()]
     agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: shift and ratio in grey"
     if "error" not in table:
@@ -67,7 +67,7 @@ def _note(table: Any) -> str:
 
 
 def _lanes(table: Any, names: tuple[str, str]) -> Figure:
-    """Draw shifts and ratios of many rows: a lane for each variable, its worst row labeled."""
+    """Draw the differences of many variables, one line for each variable."""
     lanes = dict(list(table.groupby("variable", sort=False)))
     figure, grid = panels(2, 2, 4.2, 0.8 * len(lanes), (0, 1.4), grid=None, sharey=True)
     for axes, column in zip(grid, TARGETS, strict=True):
@@ -93,7 +93,7 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
 
 
 def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:
-    """Draw a name next to a dot, on the side with space."""
+    """Write a name next to a dot, on the side with space."""
     right = value < target
     look: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right" if right else "left"}
     look |= {"xytext": (-6 if right else 6, 0), "textcoords": "offset points"}
@@ -101,7 +101,7 @@ def _name(axes: Axes, name: str, value: float, place: float, target: float) -> N
 
 
 def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, str]) -> None:
-    """Draw shifts or ratios, those within tolerance in grey."""
+    """Draw differences of means or sds; those within the tolerance are grey."""
     target, near = TARGETS[column]
     if not axes.lines:
         axes.axvspan(target - near, target + near, color=GREY, alpha=0.2, linewidth=0)
@@ -126,7 +126,7 @@ def forest(
     truth: Any = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the intervals of several fits below each other.
+    """Draw a forest plot: intervals of several fits below each other.
 
     Args:
         fits: name -> summary of its J rows; NaN leaves a gap.
@@ -216,7 +216,7 @@ def pooling(
 def courses(
     at: Sequence[float], posterior: Summary, labels: Sequence[str], across: str, up: str
 ) -> Figure:
-    """Draw parameters against the client, such as years: a panel for each parameter.
+    """Draw parameters against an ordered client label, such as the year.
 
     Args:
         at: places of the J clients.
@@ -238,7 +238,7 @@ def courses(
 
 
 def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str) -> Figure:
-    """Draw every client's rows, its least-squares line and its posterior of lines.
+    """Draw every client's rows, with its least-squares and posterior regression lines.
 
     Args:
         clients: name -> x [N] and y [N] of its rows, places [P], and draws [S, P] of its line.

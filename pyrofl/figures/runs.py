@@ -1,4 +1,4 @@
-"""Figures of runs: learning curves, settings, calibration."""
+"""Figures of runs: learning curves, comparisons, tuning and calibration."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
 
 
 def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """Return the rows of each panel by title; populations with equal curves share one."""
+    """Split a table of scores into the panels of a figure, by title."""
     near = 0.01 * float(np.ptp(table["value"]))
     found: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
     for (model, population), part in table.groupby(["model", "population"], sort=False):
@@ -129,7 +129,7 @@ def convergence(run: Any) -> Figure:
 
 
 def watched(run: Any) -> Figure:
-    """Draw a method's monitored quantities against the round, such as large dropout rates.
+    """Draw a method's monitored values against the round.
 
     A dotted line is the limit above which a method warns, where it states one.
 
@@ -268,7 +268,7 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure atomically, in the format of the path's suffix."""
+    """Write a figure to a file, completely or not at all."""
     with replacing(path) as temporary, warnings.catch_warnings():
         temporary.parent.mkdir(parents=True, exist_ok=True)
         # Fonts have no pictures, and few alphabets; then there is a box instead.

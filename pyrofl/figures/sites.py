@@ -1,4 +1,4 @@
-"""Figures of clients: partitions, distances between clients, scores."""
+"""Figures of clients: partitions, confidence and scores."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
 def _classes(
     figure: Figure, heat: Axes, counts: Any, classes: Sequence[str], aspect: float
 ) -> None:
-    """Draw rows of each class, [clients, classes], as colors."""
+    """Draw the number of rows of each client and class as a heat map."""
     from matplotlib.colors import PowerNorm
 
     edges = [np.arange(places + 1) - 0.5 for places in counts.shape]
@@ -91,7 +91,7 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
 
 
 def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figure:
-    """Draw a metric of every client against its number of training rows, of one model or more.
+    """Draw a metric of every client against its number of training rows.
 
     Args:
         size: [J], training rows.
@@ -124,7 +124,7 @@ def differences(
     most: int = 60,
     own: str = "own model",
 ) -> Figure:
-    """Draw the score differences of other models from each site's own model.
+    """Draw the score differences of models from each client's local model.
 
     Args:
         sites: model -> site -> difference, and the ends of its interval; blue is better, orange is

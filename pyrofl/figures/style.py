@@ -1,4 +1,4 @@
-"""Style shared by the figures: colors, axis labels, lines from tables."""
+"""Common style of all figures: colors, labels and sizes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plain(name: str) -> str:
 
 
 def short(name: str, most: int = 36) -> str:
-    """Return a name, shortened to fit its place.
+    """Return a name, shortened to a maximal length.
 
     >>> short("the hospital at the end of the long road", 20)
     'the hospita...g road'
@@ -63,7 +63,7 @@ def short(name: str, most: int = 36) -> str:
 
 
 def canvas(width: float, height: float) -> Figure:
-    """Return an empty figure, size in inches, that pyplot does not manage."""
+    """Return an empty matplotlib figure that pyplot does not manage."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -80,7 +80,7 @@ def panels(
     up: str = "",
     **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its `count` panels, sizes in inches; `room` is space to their right."""
+    """Return a figure with several panels."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = canvas(wide * columns + room[0], tall * rows + room[1])

@@ -183,7 +183,7 @@ class Preprocessor:
         levels: Mapping[str, Sequence[str] | None],
         names: Sequence[str] | None = None,
     ) -> Tensor:
-        """Return features [N, F] from numbers and codes of levels [N, C] of the named columns."""
+        """Return features [N, F] from numbers and category codes [N, C] of the named columns."""
         names = [column.name for column in self.columns] if names is None else list(names)
         places = (raw[:, names.index(column.name)] for column in self.columns)
         found = [
@@ -194,7 +194,7 @@ class Preprocessor:
         return torch.from_numpy(np.stack(found, 1).astype(np.float32))
 
     def find_outlier(self, features: Tensor) -> tuple[int, Prepared, float] | None:
-        """Return the number farthest from its training mean, if beyond 20 standard deviations.
+        """Return the value farthest from its training mean, or None within 20 sds.
 
         Args:
             features: features of new rows, [N, F].
@@ -213,7 +213,7 @@ class Preprocessor:
         return row, self._owners[at[i]][0], float(features[row, at[i]])
 
     def on_raw_scale(self, weight: Any, bias: Any = 0.0) -> tuple[Any, Any]:
-        """Return coefficients per unit of the original columns, and the intercept at columns of 0.
+        """Convert coefficients and intercept to the units of the original columns.
 
         bias + weight · x equals raw bias + raw weight · columns, with gaps as the means.
 
@@ -269,7 +269,7 @@ class Preprocessor:
         return "; ".join(parts)
 
     def _raw(self, how: Prepared, columns: Mapping[str, Column], unseen: Unseen) -> Numbers:
-        """Return the numbers of a column, or the codes of its levels, [N]; gaps are NaN."""
+        """Return a column's numbers or category codes [N], NaN where a value is missing."""
         if how.name not in columns:
             known(how.name, list(columns), f"column in {next(iter(columns.values())).file}:")
         column = columns[how.name]
@@ -293,7 +293,7 @@ class Preprocessor:
 
 @dataclass(frozen=True, eq=False)
 class PreprocessingPlan:
-    """Preprocessing plan for columns of x [N, C]: numbers, codes of `levels`, NaN for gaps."""
+    """Plan for preprocessing columns before the clients are known."""
 
     columns: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of columns of codes
@@ -304,7 +304,7 @@ class PreprocessingPlan:
     def follow(
         self, raw: Tensor, train: Sequence[Ints], names: Sequence[str] = ()
     ) -> tuple[Tensor, Preprocessor, dict[str, str]]:
-        """Return features of all rows, preprocessed by summaries of the clients' training rows.
+        """Preprocess all rows, given summaries of the clients' training rows.
 
         Also returns the preprocessor and the categories without a training row, which are 0 in all
         features of their column.
@@ -326,7 +326,7 @@ class PreprocessingPlan:
         }
 
     def _unseen(self, values: Numbers, made: Preprocessor) -> dict[str, str]:
-        """Return each column's categories without a training row, with their numbers of rows."""
+        """Return categories that only test rows have, with their numbers of rows."""
         known = {column.name: column.levels for column in made.columns}
         found = {}
         for name, codes in zip(self.columns, values.T, strict=True):
@@ -366,7 +366,7 @@ def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]]) -> None:
 
 
 def _read(column: Mapping[str, Any]) -> Prepared:
-    """Return the prepared column stored as JSON."""
+    """Restore the preprocessing of one column from JSON."""
     found = Prepared(**column)
     if found.levels is not None:
         found = Prepared(**{**column, "levels": tuple(map(str, found.levels))})

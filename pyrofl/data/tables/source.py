@@ -1,4 +1,4 @@
-"""Origin of x and y in a user's file, with the omitted rows and columns."""
+"""Description of the file columns or arrays that x and y come from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEARNED = "normal:learned"  # name of the likelihood of numbers with noise of a 
 
 @dataclass(frozen=True, eq=False)  # a federation has to be hashable
 class Source:
-    """Columns of a table, or arrays of a file, that x and y come from."""
+    """Columns of a table, or arrays of a file, from which x and y are computed."""
 
     target: str
     features: tuple[str, ...]
@@ -32,7 +32,7 @@ class Source:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that the features are computed from."""
+        """Columns from which the features are computed."""
         made = self.preparation
         return self.features if made is None else tuple(column.name for column in made.columns)
 
@@ -42,7 +42,7 @@ class Source:
         return (self.centre, self.scale) != (0.0, 1.0)
 
     def units(self) -> dict[str, str | float]:
-        """Return attributes with the units of a posterior, for a standardized target only."""
+        """Return the units of a standardized target as attributes of a posterior."""
         if not self.is_standardised:
             return {}
         return {

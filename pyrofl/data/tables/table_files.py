@@ -1,4 +1,4 @@
-"""Tables from one file, one file per site, or a data frame; CSV or Parquet."""
+"""Reading of tables from CSV and Parquet files, folders and data frames."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Columns = dict[str, Column]
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name and, with several files, the site (file) of every row."""
+    """Columns by name, and the source file of each row if there are several."""
 
     columns: Columns
     sites: tuple[str, ...] = ()  # in the order of the files; () of one file
@@ -35,7 +35,7 @@ class Table:
 
 
 def load_table(path: str, needed: Collection[str] | None = None) -> Table:
-    """Read one file, all files of a folder, or several separated by commas, with columns by name.
+    """Read a table from one file, all files of a folder, or a comma-separated list of files.
 
     Several files are sites with the files' names. All need the same columns, or those `needed`.
     """
@@ -71,7 +71,7 @@ def read_file(path: str) -> Columns:
 
 
 def columns_of(table: Any) -> Columns:
-    """Return the columns of a path, a data frame, a dict of lists, or a dict of columns."""
+    """Return the columns of a file, a data frame, or a dict."""
     if isinstance(table, str | Path):
         return load_table(str(table)).columns
     if hasattr(table, "columns") and hasattr(table, "iloc"):  # pandas may not be there
@@ -88,7 +88,7 @@ def columns_of(table: Any) -> Columns:
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files of a path: one file, all of a folder, or several separated by commas."""
+    """Return the files that a path names: one, all of a folder, or a comma-separated list."""
     refuse_no_file(path)
     if os.path.isdir(path):
         try:
@@ -105,7 +105,7 @@ def files_of(path: str) -> list[str]:
 
 
 def _are_copies(one: Columns, other: Columns) -> bool:
-    """Return whether two tables have equal cells in the same columns, and enough rows."""
+    """Return whether two tables are copies of each other."""
     if one.keys() != other.keys() or len(next(iter(one.values())).words) < FEWEST:
         return False
     return all(np.array_equal(one[name].words, other[name].words) for name in one)
@@ -114,7 +114,7 @@ def _are_copies(one: Columns, other: Columns) -> bool:
 def _refuse_other_columns(
     told: str, table: Columns, wanted: Sequence[str], first: str, all_alike: bool
 ) -> None:
-    """Raise ValueError that a file lacks a column or, if `all_alike`, has an additional one."""
+    """Raise ValueError if a file lacks a column, or has an additional one."""
     lacks = [name for name in wanted if name not in table]
     extra = [name for name in table if name not in wanted] if all_alike else []
     if not lacks:
@@ -151,7 +151,7 @@ def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Colum
 
 
 def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
-    """Replace 1 and 0 by True and False if another file has booleans and no other numbers exist."""
+    """Convert 1 and 0 to True and False if other files have booleans in the column."""
     some = any(part.is_boolean for part in parts)
     others = [part.numbers for part in parts if not part.is_boolean]
     if not some or not all(np.isin(found[~np.isnan(found)], (0, 1)).all() for found in others):
@@ -194,7 +194,7 @@ def _of_frame(file: str, frame: Any) -> Columns:
 
 
 def _column(file: str, name: str, values: Any) -> Column:
-    """Build a column from values in memory; None and masked values are gaps."""
+    """Build a column from values in memory; None and masked values are missing."""
     words = [_word(value) for value in values]
     places = np.array([f"row {row}" for row in range(1, len(words) + 1)], dtype=object)
     return column_of(file, name, words, places)

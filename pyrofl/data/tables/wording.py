@@ -1,4 +1,4 @@
-"""Lists of names for messages, Unicode normalization, and a check of file paths."""
+"""Text helpers: lists of names, Unicode normalization, and a check of file paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def listed(words: Sequence[str], most: int = MOST) -> str:
 
 
 def composed(text: str) -> str:
-    """Return a text in Unicode's composed form (NFC), so that equal texts have equal characters."""
+    """Return a text in Unicode's composed form (NFC)."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
