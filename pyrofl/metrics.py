@@ -28,7 +28,7 @@ class Bins(NamedTuple):
 
 
 def classification(probs: Tensor, y: Tensor, mask: Tensor) -> Tensors:
-    """Score predicted probabilities of classes [C, B, K], averaged over draws, by y int64.
+    """Return the scores of each client's predicted class probabilities [C, B, K].
 
     Returns:
         Means over a client's rows, [C] each: `accuracy` of the most probable class; `nll` in nats,
@@ -64,7 +64,7 @@ def classification(probs: Tensor, y: Tensor, mask: Tensor) -> Tensors:
 def regression(
     prediction: Tensor, log_density: Tensor, crps: Tensor, y: Tensor, mask: Tensor
 ) -> Tensors:
-    """Score predicted numbers.
+    """Return the scores of each client's predicted numbers.
 
     Predictions [C, B] are predictive means, in the units of y; log_density [C, B] is the log of the
     predictive density (or mass) at y; crps [C, B] is `crps_of_normals` or `crps_of_draws`.
@@ -88,7 +88,7 @@ def regression(
 
 
 def crps_of_normals(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
-    """Return the CRPS of an equal mixture of K normals, [K, *rows] each, at y [*rows].
+    """Return the CRPS of an equal mixture of K normals at y [*rows].
 
     CRPS = E|X - y| - E|X - X'| / 2, the integral of the squared error of the distribution function
     (Gneiting and Raftery, JASA 2007; of mixtures Grimit et al., 2006). It takes K² terms per row.
@@ -118,7 +118,7 @@ def crps_of_draws(draws: Tensor, y: Tensor) -> Tensor:
 
 
 def _mean_distance(loc: Tensor, scale: Tensor) -> Tensor:
-    """Return E|X| of normals."""
+    """Return the mean absolute value of normal variables."""
     scale = scale.clamp(min=torch.finfo(loc.dtype).tiny)
     z = loc / scale
     distance: Tensor = (
@@ -130,7 +130,7 @@ def _mean_distance(loc: Tensor, scale: Tensor) -> Tensor:
 def calibration_bins(
     confidence: Tensor, correct: Tensor, mask: Tensor | None = None, bins: int = 15
 ) -> Bins:
-    """Return the bins (l, u] of confidences [..., N], `correct` (1) or not (0), of equal width.
+    """Group predictions into bins of equal width by their confidence.
 
     A confidence of 0 falls in the first. Without a mask [..., N] all rows count.
     """
@@ -139,7 +139,7 @@ def calibration_bins(
 
 
 def calibration_error(bins: Bins) -> tuple[Tensor, Tensor]:
-    """Return ECE and MCE [...]: the mean and the largest gap of `Bins` [..., bins]; NaN: no row."""
+    """Return the expected and the maximum calibration error (ECE, MCE) of bins."""
     gap = (bins.accuracy - bins.confidence).abs().where(bins.rows > 0, 0)
     rows = bins.rows.sum(-1)
     return (gap * bins.rows).sum(-1) / rows, gap.amax(-1).where(rows > 0, torch.nan)
@@ -148,7 +148,7 @@ def calibration_error(bins: Bins) -> tuple[Tensor, Tensor]:
 def classwise_ece(
     probs: Tensor, y: Tensor, mask: Tensor | None = None, bins: int = 10
 ) -> tuple[Tensor, Tensor]:
-    """Return ECE and MCE over all entries of the predictions, [...] each, as published for MetaVD.
+    """Return ECE and MCE over the probabilities of all classes, as published for MetaVD.
 
     Each of the N x K probabilities is a prediction "the class is k", in bins [l, u); entries
     equal to 1 fall in none and do not count. Most entries are near 0 and right, so these numbers
@@ -165,7 +165,7 @@ def classwise_ece(
 
 
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the area under the ROC curve of a score, such as entropy, that separates data sets.
+    """Return the area under the ROC curve with which a score separates two data sets.
 
     It is the probability that a row from outside [M] scores higher than one from inside [N], like
     those of training; ties count half. 0.5: the score is uninformative; 1: it separates the two;
@@ -178,7 +178,7 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
 
 
 def entropies(probs: Tensor) -> Tensors:
-    """Split the entropy of predictions into a reducible (epistemic) and an aleatoric part.
+    """Split the entropy of predictions into an epistemic and an aleatoric part.
 
     From probs [S, ..., K] of S draws of a posterior, in nats [...]: `total`, of the mean over S;
     `aleatoric`, the mean of the draws' own; `epistemic`, the difference: the mutual information of
@@ -215,7 +215,7 @@ def mean(values: Tensor, mask: Tensor) -> Tensor:
 def _gather(
     place: Tensor, confidence: Tensor, correct: Tensor, mask: Tensor | None, bins: int
 ) -> Bins:
-    """Return mean confidence and correctness [..., N] by bin, each [..., bins]."""
+    """Return the mean confidence and accuracy of predictions by bin."""
     counted = torch.ones_like(confidence) if mask is None else mask.to(confidence)
     empty = confidence.new_zeros(*confidence.shape[:-1], bins)
     count, sure, right = (

@@ -34,7 +34,7 @@ HOTTEST = 100.0  # T is at most so much, and at least one over it
 
 @dataclass(frozen=True)
 class Interval:
-    """Mean of differences with its 95% interval, NaN for too few rows."""
+    """Mean of differences, with its 95% interval."""
 
     mean: float
     low: float
@@ -42,14 +42,14 @@ class Interval:
 
     @property
     def verdict(self) -> Literal["better", "worse", "inconclusive"]:
-        """Status of the interval: entirely above 0, entirely below 0, or neither."""
+        """Whether the interval lies above 0, below 0, or contains 0."""
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "inconclusive"
 
 
 def interval(differences: NDArray[Any], binary: bool = False) -> Interval:
-    """Return the mean of paired differences [N] of scores, 0 or 1 if binary; its 95% interval."""
+    """Return the mean of paired differences [N] of scores, with its 95% interval."""
     from scipy.stats import t
 
     d = np.asarray(differences, dtype=float)
@@ -95,7 +95,7 @@ class Calibration:
 
 
 def calibrate(probs: NDArray[Any], y: NDArray[Any]) -> Calibration:
-    """Scale probabilities [N, K] of y [N], each half by the temperature of the other half."""
+    """Scale probabilities by a temperature, fitted by two-fold cross-validation."""
     if len(y) < 4:
         raise ValueError(f"there are {len(y)} rows; expected 4 at least, 2 in each half")
     logs = np.log(np.clip(probs, np.finfo(np.float32).tiny, 1.0))

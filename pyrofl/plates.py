@@ -1,4 +1,4 @@
-"""Pyro plates that are cached and used again."""
+"""Cache of Pyro plates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONCE = "once"  # key of a site: its distribution, where all draws come from one 
 
 
 class KeptPlates(ContextDecorator):
-    """Cache of plates for batches, since creating a plate costs more than entering it.
+    """Cache of Pyro plates, as a context manager.
 
     Such a plate leaves no node of its own in a trace, which Pyro's own inference looks for.
     """

@@ -1,4 +1,4 @@
-"""Build specifications of objects, from which another process can build them again.
+"""Specifications from which another process can rebuild objects of the library.
 
 Functions that are `rebuildable` are listed here with the arguments of what they returned. `told`
 writes such a `BuildSpec` as numbers, texts, tensors, lists and dicts, and `made` follows it: only
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """A function of the library, "MODULE:NAME", and its arguments by name."""
+    """Specification of an object: a library function and its arguments."""
 
     maker: str
     arguments: Mapping[str, Any]
@@ -41,7 +41,7 @@ _specs: dict[int, tuple[weakref.ref[Any], BuildSpec]] = {}  # by id, as methods 
 
 
 def rebuildable(function: F) -> F:
-    """Decorate a function so that the arguments of its results are recorded while these exist.
+    """Decorate a function so that its results remember the arguments that built them.
 
     Threads wait for each other and for rounds of a fit, see `synchronized`: some functions run Pyro
     programs.
@@ -84,7 +84,7 @@ def _of_module(value: Any) -> bool:
 
 
 def told(value: Any, what: str = "it") -> Any:
-    """Return a value as a JSON-compatible specification."""
+    """Convert a value to a JSON-compatible specification."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, Integral | Real):
@@ -106,7 +106,7 @@ def told(value: Any, what: str = "it") -> Any:
 
 
 def made(told: Any) -> Any:
-    """Return the value of a specification."""
+    """Build the value of a JSON-compatible specification."""
     if isinstance(told, (*PLAIN, int, float)):
         return told
     if "call" in told:
@@ -126,7 +126,7 @@ def made(told: Any) -> Any:
 
 
 def _found(name: str) -> Any:
-    """Return the object "MODULE:NAME" if other processes may import it; else None."""
+    """Return the library object with a name "MODULE:NAME", or None."""
     if not any(f"{name.partition(':')[0]}.".startswith(f"{own}.") for own in HANDED_ON):
         return None
     found = _imported(name)
@@ -134,7 +134,7 @@ def _found(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """Return an object that the library or Pyro's distributions define; None for other names."""
+    """Return an imported object of the library or of Pyro's distributions, or None."""
     module, _, own = name.partition(":")
     if module.partition(".")[0] != "pyrofl" and not f"{module}.".startswith("pyro.distributions."):
         return None

@@ -1,4 +1,4 @@
-"""Values that functions of a method return, validated in one place.
+"""Validation of values that a method's functions return.
 
 An error is one line that names the function, what it returned and what is valid; the error that a
 function raised stays the cause, with its traceback.
@@ -23,7 +23,7 @@ from pyrofl.tensors import Tensors
 
 @contextmanager
 def calling(what: str, names: Collection[str] = ()) -> Iterator[None]:
-    """Add the function's name to errors in the body; a ValueError has one line already.
+    """Add a function's name to the errors that it raises, as a context manager.
 
     Args:
         what: the function.
@@ -86,7 +86,7 @@ def is_of_library(error: BaseException) -> bool:
 
 
 def explained(error: BaseException, kind: str = "program", hint: str = "") -> str:
-    """Return one line on what a user's function raised: error, site, source line and usual cause.
+    """Describe an error of a user's function in one line, with the usual cause.
 
     Args:
         error: what was raised.
@@ -167,5 +167,5 @@ def as_numbers(what: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def _kind(value: object) -> str:
-    """Return the type's name with its article."""
+    """Return the name of a value's type with its article, such as "a tensor"."""
     return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Start of the command, before its libraries are loaded, which takes seconds."""
+"""Interruption of the command line while its libraries are being imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERRUPTED, REFUSED = 130, 2
 
 
 def begin_command() -> None:
-    """Make the command end with one line if it is interrupted while libraries are loaded.
+    """Make an interruption during imports end the command with one line.
 
     It does nothing in a process that is not the command `pyrofl` or `python -m pyrofl`.
     """
@@ -27,13 +27,13 @@ def begin_command() -> None:
 
 
 def end_loading() -> None:
-    """Restore KeyboardInterrupt on interruption."""
+    """Restore Python's handling of interruptions after the imports."""
     if signal.getsignal(signal.SIGINT) is _interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_command() -> bool:
-    """Return whether this process is the command."""
+    """Return whether this process was started as the command `pyrofl`."""
     if sys.argv[:1] == ["-m"]:  # as long as the module is being looked for
         words = sys.orig_argv
         return "-m" in words and words[words.index("-m") + 1 :][:1] == ["pyrofl"]

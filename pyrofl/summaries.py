@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Summarised(ABC):
-    """Base class of values with a summary; dataclasses need `repr=False`."""
+    """Base class of objects with a printed summary."""
 
     @abstractmethod
     def summary(self) -> Mapping[str, object]:
-        """Return a summary: about five labels with their texts."""
+        """Return the lines of the summary: label -> value."""
 
     @property
     def title(self) -> str:
@@ -47,7 +47,7 @@ class Summarised(ABC):
 
 
 def picture(figure: Figure, about: str) -> str:
-    """Return a figure as self-contained HTML; `about` is its alternative text."""
+    """Return a figure as self-contained HTML."""
     file = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)

@@ -1,4 +1,4 @@
-"""Flat dicts of tensors, the state type, with names "role/parameter" ("loc/fc1.weight")."""
+"""Functions for flat dicts of tensors with names such as "loc/fc1.weight"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDED, HEAD, WORDS = torch.Generator().get_state().numpy(), 24, 624
 
 
 def is_measured(value: Tensor) -> bool:
-    """Return whether entries are real or complex numbers, which may be NaN, and not counts."""
+    """Return whether a tensor contains real or complex numbers instead of integers."""
     return value.is_floating_point() or value.is_complex()
 
 
@@ -77,7 +77,7 @@ def pick(tensors: Mapping[str, Tensor], patterns: str) -> Tensors:
 
 
 def spread_out(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
-    """Return tensors [*p] with a leading client axis, [C, *p], as views."""
+    """Repeat tensors [*p] for every client, [C, *p], without copies."""
     return {n: v.expand(clients, *v.shape) for n, v in tensors.items()}
 
 
@@ -96,7 +96,7 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
 
 
 def as_run(index: Tensor) -> Tensor | slice:
-    """Return the slice equal to an index [C], if there is one; slices copy nothing."""
+    """Return the slice that is equal to an index [C], if there is one."""
     found = index.tolist() if index.dtype == torch.long else [-1]
     first = found[0] if found else 0
     is_run = first >= 0 and found == [*range(first, first + len(found))]
@@ -104,7 +104,7 @@ def as_run(index: Tensor) -> Tensor | slice:
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
-    """Return values [C] with trailing axes that broadcast with a tensor [C, *p]."""
+    """Append axes to values [C], so that they broadcast with a tensor [C, *p]."""
     return value.reshape(-1, *(1 for _ in other.shape[1:]))
 
 
@@ -119,7 +119,7 @@ def squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> 
 
 
 def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
-    """Concatenate dicts along leading axes; tensors expanded from the same tensor stay expanded."""
+    """Concatenate dicts of tensors along their leading axes."""
     parts = list(parts)
     return {n: _joined([part[n] for part in parts]) for n in parts[0]} if parts else {}
 
@@ -137,7 +137,7 @@ def _expanded(values: Sequence[Tensor]) -> bool:
 
 
 def placed(values: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along leading axes, each row at its index; see `join_up`."""
+    """Concatenate tensors, and place each row at its given index."""
     first, count = values[0], sum(map(len, values))
     if _expanded(values):
         return first[:1].expand(count, *first.shape[1:])
@@ -150,7 +150,7 @@ def placed(values: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
 
 
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Return the message size in bytes of tensors [C, ...], per client."""
+    """Return the size in bytes of tensors [C, ...] as messages, for each client."""
     return sum(v[0].numel() * v.element_size() for v in tensors.values() if len(v))
 
 
@@ -171,7 +171,7 @@ def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def generator(*key: int | str) -> Generator:
-    """Return a random generator seeded by the key alone: other keys give other streams."""
+    """Return a random generator that is seeded by a key."""
     parts = [str(part) if isinstance(part, str) else index(part) for part in key]
     if any(isinstance(part, int) and part < 0 for part in parts):
         raise ValueError(f"key of a random generator is {parts}; expected no negative number")
@@ -189,7 +189,7 @@ def _state(key: str) -> Tensor:
 
 @contextmanager
 def lent(generator: torch.Generator) -> Iterator[None]:
-    """Use a generator as torch's global CPU generator in the body, and advance it."""
+    """Use a generator as torch's global CPU generator, as a context manager."""
     own = torch.default_generator
     before = own.get_state()
     own.set_state(generator.get_state())
@@ -202,7 +202,7 @@ def lent(generator: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def default_type(dtype: torch.dtype) -> Iterator[None]:
-    """Set torch's default floating-point type in the body."""
+    """Set torch's default floating-point type, as a context manager."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -213,7 +213,7 @@ def default_type(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global CPU generator in the body, and restore its state afterwards."""
+    """Seed torch's global CPU generator temporarily, as a context manager."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed the caller's accelerators too.
         torch.default_generator.manual_seed(seed)
@@ -221,7 +221,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Return the products of matrices [*p, a, b] and vectors [*s, *p, b], [*s, *p, a].
+    """Multiply matrices [*p, a, b] by vectors [*s, *p, b].
 
     Vectors with further axes in front are the columns of one product, as `matmul` would copy every
     matrix for each of them.

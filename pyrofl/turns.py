@@ -1,4 +1,4 @@
-"""Synchronization of threads, as Pyro's handlers and torch's generator are process-wide."""
+"""Lock for Pyro's handlers and torch's generator, which are not thread-safe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCK = RLock()
 
 
 def synchronized(function: F) -> F:
-    """Decorate a function so that only one thread at a time runs such functions."""
+    """Decorate a function so that only one thread at a time can run it."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

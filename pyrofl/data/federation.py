@@ -279,7 +279,7 @@ class Federation(FederationFields, Summarised):
         share: Tensor | None = None,
         blind: bool = False,
     ) -> Batch:
-        """Return the batch of the given rows [C, B], or [T, C, B] for T steps.
+        """Return a batch of the given row numbers [C, B], or [T, C, B] for T steps.
 
         A `share` [..., C, 1] avoids counting the rows. If `blind`, x is empty: it is not read.
         """

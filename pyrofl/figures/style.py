@@ -119,7 +119,7 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFrame:
-    """Return the rows of one metric, with a label in the column "adaptation"."""
+    """Return the rows of one metric in a table of scores, with a label of their adaptation."""
     import pandas
 
     table = pandas.DataFrame(rows)
@@ -140,7 +140,7 @@ def axis_label(metric: str) -> str:
 
 
 def line(axes: Axes, at: Any, middle: Any, ends: Any, name: str, style: Look) -> None:
-    """Draw a line and, if `ends` (low, high) are given, a band between them."""
+    """Draw a line, with a band around it if its limits are given."""
     every = max(1, len(at) // 10)
     axes.plot(at, middle, label=name, markersize=4, markevery=every, **style)
     if ends is not None:
@@ -157,7 +157,7 @@ def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
 
 
 def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return a kernel density on [0, top], mirrored at both ends: positions, heights."""
+    """Return a kernel density estimate on [0, top]: positions and heights."""
     counts, edges = np.histogram(np.clip(values, 0, top), 400, (0, top))
     at = (edges[1:] + edges[:-1]) / 2
     low, high = np.quantile(values, [0.25, 0.75])
@@ -171,7 +171,7 @@ def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any
 
 
 def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Look) -> None:
-    """Draw points [N] with area by number of rows; a line joins all but hollow ones."""
+    """Draw points with areas proportional to numbers of rows, optionally joined by a line."""
     colour, area = style["color"], 12 + 90 * rows / max(1, rows.max())
     axes.plot(x, np.where(joined, y, np.nan), linestyle=style["linestyle"], color=colour)
     look: dict[str, Any] = {"edgecolors": colour, "alpha": 0.85, "clip_on": False, "zorder": 3}
@@ -181,7 +181,7 @@ def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style
 
 
 def whole_numbers(most: int) -> MaxNLocator:
-    """Place at most the given number of steps between ticks, at whole numbers."""
+    """Return a tick locator for whole numbers, with a maximal number of steps."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
@@ -194,7 +194,7 @@ def mark_rounds(axis: Axis) -> None:
 
 
 def mark_sizes(axis: Axis, size: Any) -> None:
-    """Label an axis of clients' training rows, [J]; logarithmic if they vary much."""
+    """Label an axis of clients' numbers of training rows, on a log scale if needed."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_label_text("training rows of the client")
@@ -210,7 +210,7 @@ def mark_sizes(axis: Axis, size: Any) -> None:
 def label_places(
     axis: Axis, names: Sequence[str], places: int, title: str, room: float = np.inf
 ) -> None:
-    """Label positions 0, 1... of an axis by name, upright without `room`, or by number."""
+    """Label the positions 0, 1, ... of an axis by names, or by numbers if space is short."""
     axis.set_label_text(title)
     if len(names) != places or places > 20:
         axis.set_major_locator(whole_numbers(10))
@@ -223,7 +223,7 @@ def label_places(
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Label positions 0, 1... from top to bottom, one for each row."""
+    """Label the rows of a panel by names, from top to bottom."""
     axes.set_ylim(len(names) - 0.4, -0.6)
     size = 9 if len(names) <= 40 else 6
     axes.set_yticks(range(len(names)), [plain(short(n)) for n in names], fontsize=size)
@@ -238,7 +238,7 @@ def with_legend(
     note: str = "",
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw one legend above all panels, or in the user's `ax`; return the figure."""
+    """Add one legend above all panels of a figure, and return the figure."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()

@@ -1,1 +1,1 @@
-"""Files written atomically: folders of runs, checkpoints and locks."""
+"""Atomic writing of files: run folders, checkpoints and locks."""

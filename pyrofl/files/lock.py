@@ -1,4 +1,4 @@
-"""Lock of a folder: a file that the system locks while its process lives."""
+"""Lock of a folder by a file that the operating system locks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 4096  # bytes of a lock that are read
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[str]:
-    """Lock a folder; yield a message about a holder that died, or "".
+    """Lock a folder as a context manager; yield a note about a dead previous holder, or "".
 
     The lock goes with the process, however that ends. Systems without `fcntl` have none. A folder
     is refused if another process holds it, or one of another host has left its lock there.
@@ -44,7 +44,7 @@ def locked(folder: str | Path) -> Iterator[str]:
 
 
 def _taken(path: Path) -> int:
-    """Return a handle of the locked file; retry if the file is removed meanwhile."""
+    """Open and lock the lock file, and return its handle."""
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o644)
@@ -77,7 +77,7 @@ def _lock(handle: int) -> bool:
 
 
 def _holder(handle: int) -> dict[str, Any] | None:
-    """Return the writer of a lock; None if the lock is empty or not from a run."""
+    """Return the recorded process that holds a lock, or None."""
     os.lseek(handle, 0, os.SEEK_SET)
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(os.read(handle, LONGEST))

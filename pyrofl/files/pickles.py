@@ -1,4 +1,4 @@
-"""Records with functions, pickled by cloudpickle."""
+"""Pickling of dataclasses with closures, by cloudpickle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 class Pickled:
-    """Dataclass with closures, which cloudpickle pickles if it is installed."""
+    """Base class of dataclasses with closures, which cloudpickle can pickle."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return the fields as pickled by cloudpickle, which must be installed."""
@@ -25,7 +25,7 @@ class Pickled:
         return _made, (type(self), cloud.dumps(vars(self)))
 
     def __copy__(self: R) -> R:
-        """Return a record with the same fields."""
+        """Return a copy with the same fields."""
         return type(self)(**vars(self))
 
 

@@ -1,4 +1,4 @@
-"""Directory of a run: files written atomically, and its tables."""
+"""Run folders: atomic writing of files, and tables in CSV and JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HALF = r"\.[0-9a-f]{32}(\.\w+)?|\.tmp\w{6}"  # names of what a killed write leav
 
 @checked
 def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Path:
-    """Create a directory for a run's files, and its parents; write nothing on errors.
+    """Create a folder for a run's files; raise an error if it cannot be used.
 
     With `overwrite` it may hold files, else only those with names like `holding`. They stay until
     new ones of the same name replace them. A lock, see `locked`, is no such file.
@@ -59,7 +59,7 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
 
 
 def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> None:
-    """Raise ValueError for an output path with another suffix or that must not be replaced."""
+    """Raise ValueError for an output file with a wrong suffix, or that already exists."""
     if path.suffix not in suffixes:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(suffixes)}")
     if path.is_dir() or (path.exists() and not overwrite):
@@ -68,7 +68,7 @@ def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> No
 
 @contextmanager
 def only_if_done(*paths: Path) -> Iterator[None]:
-    """Remove empty folders that the body created, if it raises."""
+    """Remove empty folders created in a block if it raises, as a context manager."""
     new: list[Path] = []
     for path in paths:
         missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
@@ -85,7 +85,7 @@ def only_if_done(*paths: Path) -> Iterator[None]:
 @checked
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; the file replaces `path` once it is on the disk.
+    """Yield a temporary path whose file replaces `path` at the end, as a context manager.
 
     Readers of `path` see the old file or the new one, never a part of it. If the body raises,
     the old file stays and the new one is removed.
@@ -143,7 +143,7 @@ def read_csv(path: str | Path) -> list[dict[str, str]]:
 
 
 def safe_cell(value: Any) -> Any:
-    """Return a cell with a quote before texts that a spreadsheet would read as a formula.
+    """Return a cell that no spreadsheet program interprets as a formula.
 
     Numbers stay as they are, also those that are texts.
 
@@ -172,7 +172,7 @@ def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on; "unknown" for what is not installed."""
+    """Return the versions of Python and of the packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in ("pyrofl", "torch", "pyro-ppl", "numpy", "arviz"):
         found[package.removesuffix("-ppl")] = "unknown"
@@ -182,7 +182,7 @@ def versions() -> dict[str, str]:
 
 
 def compared_versions() -> dict[str, str]:
-    """Return the versions that a resumed run is compared with; results depend on them.
+    """Return the versions that must be unchanged when a run is resumed.
 
     Python and NumPy are not among them: a run saved under one version of Python opens under others.
     """

@@ -1,4 +1,4 @@
-"""Flower apps of the sites and of the server."""
+"""Flower apps: the client app of a site and the server app."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ODD_MODS = {
 
 
 def flower() -> Any:
-    """Return Flower's modules by name."""
+    """Import Flower, and return its modules by name."""
     try:
         return {n: import_module(f"flwr.{n}") for n in ("app", "clientapp", "serverapp")}
     except ImportError as error:
@@ -65,7 +65,7 @@ def from_record(record: Any) -> Records:
 
 
 def client_app(mods: Sequence[Any] = ()) -> Any:
-    """Return the app of a site, which is identified by the node's settings.
+    """Return the Flower client app of a site.
 
     Args:
         mods: Flower's, or your own, that look at messages.
@@ -105,7 +105,7 @@ class GridTransport:
         return list(self.grid.get_node_ids())
 
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
-        """Send messages and return the answers that come in time; later ones are dropped."""
+        """Send messages, and return the replies that arrive before the timeout."""
         end, sent = time.monotonic() + timeout, self._sent(messages, timeout)
         waiting = {id_: node for id_, node in zip(sent, messages, strict=True) if id_}
         answers: dict[int, Records] = {}
@@ -122,7 +122,7 @@ class GridTransport:
         self._sent(messages, TOLD_WITHIN)
 
     def _sent(self, messages: Mapping[int, Records], timeout: float) -> list[str]:
-        """Send messages, which expire after a while; return their identifiers."""
+        """Send messages that expire after a timeout, and return their ids."""
         app = self.modules["app"]
         kind = app.MessageType.TRAIN
         sent = [app.Message(to_record(s), node, kind, ttl=timeout) for node, s in messages.items()]
@@ -130,7 +130,7 @@ class GridTransport:
 
 
 def _read(record: Any) -> Records:
-    """Read an answer; one that cannot be read counts as a refusal."""
+    """Convert a reply to records; an unreadable reply becomes a refusal."""
     try:
         return from_record(record)
     except ValueError as error:
@@ -138,7 +138,7 @@ def _read(record: Any) -> Records:
 
 
 def server_app() -> Any:
-    """Return the app of the server, which is configured by the run's settings."""
+    """Return the Flower server app of a project."""
     app = flower()["serverapp"].ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator]
@@ -160,7 +160,7 @@ def server_app() -> Any:
 
 
 def _end_as_orphan(parent: int) -> None:
-    """End the process when Flower's server is gone; it would keep the folder locked."""
+    """End this process when Flower's server has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(FAILED)
@@ -172,7 +172,7 @@ def _say(log: Path, text: str) -> None:
 
 
 def _ended(folder: str, out: Path, transport: Any, settings: Settings, say: Any) -> dict[str, Any]:
-    """Run the rounds; return the exit code, the error message and the tables."""
+    """Run all rounds, and return exit code, error message and tables."""
     try:
         stores = coordinate(Project.read(folder), out, transport, settings, say)
         lacking = [problem for store in stores.values() for problem in store.finish()]

@@ -56,7 +56,7 @@ def new(args: Namespace) -> None:
 
 
 def up(args: Namespace) -> None:
-    """Run a project on this machine alone: a server and a node for each file of sites/."""
+    """Run a project on this machine: a server, and a node for each file in sites/."""
     refuse_too_few(args)
     project = Project.read(args.folder)
     files = sorted((project.folder / "sites").glob("*.csv"))
@@ -81,7 +81,7 @@ def up(args: Namespace) -> None:
 
 
 def serve(args: Namespace) -> None:
-    """Run a project's server, for sites that join from elsewhere."""
+    """Run a project's server for sites on other machines."""
     refuse_too_few(args)
     project = Project.read(args.folder)
     folder = args.nodes if args.nodes and os.path.isdir(args.nodes) else None
@@ -111,12 +111,12 @@ def refuse_too_few(args: Namespace) -> None:
 
 
 def kept_by(group: ProcessGroup) -> list[str]:
-    """Return the options that make Flower's server recognize its nodes after a restart."""
+    """Return server options with which Flower recognizes its nodes after a restart."""
     return ["--database", str(group.home / "superlink.db")]
 
 
 def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
-    """Return the options for TLS and node keys; none for a server on loopback."""
+    """Return the server's options for TLS and node keys."""
     given = [name for name, file in files.items() if file]
     if not given and not keys and host == LOOPBACK:
         return []
@@ -134,7 +134,7 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
 
 
 def register(group: ProcessGroup, keys: list[Path]) -> None:
-    """Register the public keys of nodes, and record the site of each node.
+    """Register the nodes' public keys at the server, with their sites.
 
     `flwr supernode list` shows neither names nor keys, so both are recorded here.
     """
@@ -151,7 +151,7 @@ def register(group: ProcessGroup, keys: list[Path]) -> None:
 
 
 def join(args: Namespace) -> None:
-    """Print what will leave a site; then take part until the server has made all rounds."""
+    """Print which data will leave the site, then participate in all rounds."""
     from pyrofl.flower.disclosure import leaving
 
     project = Project.read(args.project)
@@ -194,7 +194,7 @@ def join(args: Namespace) -> None:
 def followed_site(
     process: subprocess.Popen[bytes], log: Path, at: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield refusals and the end from a site's log while its node is running."""
+    """Yield messages from the log of a site's running node."""
     while process.poll() is None:
         with suppress(OSError), open(log, encoding="utf-8") as file:
             file.seek(at)
@@ -206,7 +206,7 @@ def followed_site(
 
 
 def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
-    """Return the reason why a node has ended."""
+    """Describe why a site's node has ended."""
     told = group.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
     if "[code: 2004]" not in told:
         return f"the node ended with {code}: {told}"
@@ -218,7 +218,7 @@ def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
 
 
 def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
-    """Return the options for TLS and the node's key; none for a server on loopback."""
+    """Return a node's options for TLS and its key."""
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"server is {server!r}; expected HOST:PORT, such as 10.0.0.1:8443")
@@ -231,7 +231,7 @@ def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
 
 
 def serve_on(group: ProcessGroup, host: str, port: int, more: list[str]) -> int:
-    """Start Flower's server, and wait until it listens; nothing is installed by it."""
+    """Start Flower's server, and wait until it listens on its port."""
     words = ["flower-superlink", "--host", host, "--port", str(port)]
     words += ["--disable-runtime-dependency-installation"]
     words += more if "--ssl-certfile" in more else ["--insecure", *more]
@@ -250,7 +250,7 @@ def start_node(
 
 
 def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> dict[str, Any]:
-    """Submit the run, print the server's log, and return how it ended."""
+    """Submit the run to Flower, print the server's log, and return the result."""
     end = group.home / f"{group.mark}.json"  # another run of Flower's may still be there, and end
     begin = (out / LOG).stat().st_size if (out / LOG).exists() else 0
     settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": args.sites}
@@ -298,14 +298,14 @@ def state(group: ProcessGroup, number: str) -> str:
 
 
 def kept(out: Path, ended_by: str) -> str:
-    """Return the location of the results of an interrupted command."""
+    """Describe where the results of an interrupted command are stored."""
     return (
         f"{ended_by}; {out} holds the rounds that are made, the same command continues from there"
     )
 
 
 def gone(group: ProcessGroup, out: Path) -> str:
-    """Return the end of the server's log, and the location of the logs."""
+    """Return the last lines of the server's log, and where the logs are."""
     return f"{group.last_words('superlink')[-200:]}; {group.home} holds logs, {out} what is done"
 
 

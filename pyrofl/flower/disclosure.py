@@ -1,4 +1,4 @@
-"""Data that leave a site, found by a trial round on a few of its rows without a server."""
+"""Preview of the data that leave a site, by a trial round without a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW = (2, 3)  # rows of each client; what leaves must not depend on how many the
 def leaving(
     project: Project, data: Federation, min_scored_rows: int | None = MIN_SCORED_ROWS
 ) -> str:
-    """Return a table of all data sent to the server, when a site joins and in every round."""
+    """Return a table of the data that a site sends when it joins and in every round."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
         scored = min_scored_rows is not None
@@ -67,14 +67,14 @@ def _cut(data: Federation, count: int) -> Federation:
 
 
 def _tested(data: Federation) -> Part:
-    """Return the part of the rows that a server evaluates on."""
+    """Return which rows of a site are evaluated: its training or its test rows."""
     return "test" if any(map(len, data.test)) else "train"
 
 
 def _tried(
     project: Project, data: Federation, name: str, scored: bool
 ) -> Iterator[tuple[str, Flat]]:
-    """Run one round of a method, and yield the messages of these clients."""
+    """Run a trial round of a method, and yield the site's messages."""
     method = project.build(data.clients)[name]
     server = Server(method, data.names, data.sizes, project.type, project.seed)
     client = Client(method, data, project.seed, min_scored_rows=1 if scored else None)

@@ -1,4 +1,4 @@
-"""The command `pyrofl flower predict`: predictions at a site, from the state that it keeps."""
+"""The command `pyrofl flower predict`: predictions at a site from its stored state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def predict(args: Namespace) -> None:
 
 
 def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> list[str]:
-    """Return the client of each row: --client, the site's only one, or by the group."""
+    """Return the client of each row to predict."""
     names = site.data.names
     if args.client:
         known(args.client, names, "client")

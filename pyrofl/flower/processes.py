@@ -27,21 +27,21 @@ DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 class ProcessGroup:
-    """Processes that are started together and end together.
+    """Group of Flower's processes, which are started and stopped together.
 
     Flower's programs start others, which leave their group: these are found by a mark in their
     environment, where the system shows it, and ended one by one.
     """
 
     def __init__(self, home: Path) -> None:
-        """Prepare Flower's folder `home`; the user's own is not used."""
+        """Store the folder for Flower's files and logs."""
         self.home, self.mark = home, uuid4().hex
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         home.mkdir(parents=True, exist_ok=True)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of all programs: no telemetry and no update checks."""
+        """Environment variables of Flower's programs, without telemetry."""
         own = {
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -67,7 +67,7 @@ class ProcessGroup:
         return self.running[name]
 
     def ask(self, *words: str) -> str:
-        """Run a short program and return what it prints."""
+        """Run a short program, and return its output."""
         done = subprocess.run(
             [program(words[0]), *words[1:]], capture_output=True, text=True, env=self.environment
         )
@@ -77,7 +77,7 @@ class ProcessGroup:
         return done.stdout
 
     def last_words(self, name: str) -> str:
-        """Return the end of a program's output."""
+        """Return the last lines of a program's output."""
         text = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         return " ".join(text.split())[-400:]
 
@@ -95,7 +95,7 @@ class ProcessGroup:
 
 
 def _not_to_outlive() -> Callable[[], None] | None:
-    """Return a function that ends a child if this process is killed (Linux); else None."""
+    """Return a function that makes child processes end with this one, or None."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl  # before the fork: nothing may be loaded after it
@@ -126,7 +126,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes with a mark in their environment, on systems that show it."""
+    """Return the ids of processes that have a mark in their environment."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -137,7 +137,7 @@ def marked(mark: str) -> list[int]:
 
 @contextmanager
 def process_group(home: Path) -> Iterator[ProcessGroup]:
-    """Yield a group of processes and end it in any case; SIGTERM acts as an interrupt."""
+    """Yield a group of processes, and stop them at the end, as a context manager."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -165,7 +165,7 @@ def free_port() -> int:
 
 
 def connect(home: Path, address: str, ca: str = "") -> None:
-    """Write the address of the server for Flower's own commands."""
+    """Write the server's address for Flower's command-line tools."""
     safe = f"root-certificates = {json.dumps(ca)}" if ca else "insecure = true"
     lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
     lines += [f'address = "{address}"', safe, ""]
@@ -185,7 +185,7 @@ def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:
 
 
 def words_of(settings: Mapping[str, str | int | float]) -> str:
-    """Format settings as Flower's --run-config and --node-config require: TOML in one line.
+    """Format settings as one line of TOML, for Flower's configuration options.
 
     >>> words_of({"a": "b c", "n": 3})
     'a="b c" n=3'

@@ -1,4 +1,4 @@
-"""Projects: the settings that the server and all sites have in common."""
+"""Flower projects: settings that the server and all sites share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN = ("folder", "unlabelled")  # of one side: not compared
 
 @dataclass(frozen=True)
 class Project:
-    """Settings in the table [tool.pyrofl] of a project folder."""
+    """Settings of a Flower project, from the table [tool.pyrofl] of its pyproject.toml."""
 
     folder: Path  # where it was read
     # Names as `pyrofl list` has them, or "FILE.py:NAME", a function of a federation without rows
@@ -114,12 +114,12 @@ class Project:
 
     @property
     def type(self) -> torch.dtype:
-        """Floating-point type of all numbers."""
+        """Floating-point type of the computations."""
         return DTYPES[self.dtype]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the methods in results."""
+        """Names of the project's methods in its results."""
         return tuple(one.rpartition(":")[2] for one in self.methods)
 
     @property
@@ -129,12 +129,12 @@ class Project:
         return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
     def outline(self, clients: int) -> Federation:
-        """Return a federation without rows, from which methods are built."""
+        """Return a federation without rows, with which methods can be built."""
         names = [f"client {j}" for j in range(clients)]
         return outline(names, [1] * clients, (len(self.features),), (), self.classes, self.type)
 
     def build(self, clients: int, server: bool = False) -> dict[str, Scheduled]:
-        """Build all methods, label -> method or round -> method, as the server and all sites do."""
+        """Build all methods of the project, by label."""
         data = self.outline(clients)
         spare: Tensor | None = data.x[:1].clone()  # sites need no more than its shape
         if server:
@@ -149,7 +149,7 @@ class Project:
         return {label: (found | own)[label] for label in self.labels}
 
     def columns(self, path: str, owners: Sequence[str] = ()) -> dict[str, Column]:
-        """Read the columns of a CSV file; features and owners must exist without gaps."""
+        """Read the project's columns of a CSV file."""
         table = read(path)
         for name in (*self.features, *owners):
             known(name, list(table), f"column in {path}:")
@@ -168,7 +168,7 @@ class Project:
         return self.x(self.columns(str(self.folder / self.unlabelled))).to(self.type)
 
     def _here(self, spec: str) -> str:
-        """Return the path of "FILE.py:NAME" in the project folder."""
+        """Resolve "FILE.py:NAME" relative to the project folder."""
         return str(self.folder / spec) if ".py:" in spec else spec
 
     def _own(self, spec: str, data: Federation) -> Scheduled:

@@ -1,4 +1,4 @@
-"""Serialization of messages: records by label, as one array of bytes and a JSON text."""
+"""Serialization of messages between server and sites."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def deserialize(content: bytes, text: str) -> Records:
 
 
 def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[str, Any]:
-    """Return the name and the value of an entry."""
+    """Return the name and the serialized value of an entry of a record."""
     if not name.startswith(MARK):
         return name, tuple(value) if isinstance(value, list) else value
     key, clients = value
@@ -66,7 +66,7 @@ def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[
 
 
 def _word(what: str, value: Any) -> Any:
-    """Return a JSON-compatible value; raise an error for other values."""
+    """Return a JSON-compatible value; raise an error for unsupported types."""
     texts = isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
     if not texts and not isinstance(value, bool | int | float | str):
         raise ValueError(f"{what} is {value!r}; expected a tensor, a number, a text or texts")

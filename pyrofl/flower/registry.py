@@ -1,4 +1,4 @@
-"""Registry of a study's sites and their nodes: sites have names, and nodes may restart."""
+"""Registry of the sites of a study and of their Flower nodes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ GREETING = 60.0  # seconds that a node has to introduce its site; it is asked ag
 
 
 class Transport(Protocol):
-    """Transport of messages to nodes and of their replies."""
+    """Protocol for sending messages to nodes and receiving replies."""
 
     def present(self) -> Sequence[int]:
         """Return the ids of the connected nodes."""
 
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
-        """Send messages, node -> message, and return the replies that arrive in time."""
+        """Send messages to nodes, and return the replies that arrive in time."""
 
     def tell(self, messages: Mapping[int, Records]) -> None:
         """Send messages without waiting for replies."""
@@ -32,7 +32,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Member:
-    """Site: its current node, its clients, and their numbers of training rows."""
+    """Registered site: its node, its clients and their numbers of training rows."""
 
     node: int
     names: tuple[str, ...]
@@ -67,7 +67,7 @@ class Registry:
                 self._place(node, said)
 
     def _heard(self, node: int, answer: Records) -> Flat | None:
-        """Return the introduction of a node; print a line and return None if there is none."""
+        """Return the introduction that a node sent, or None after printing why not."""
         if odd := answer.get(REFUSED):
             self._tell(node, f"{odd.get('site')} is refused: {odd.get('why')}")
             return None
@@ -83,7 +83,7 @@ class Registry:
         return said
 
     def _place(self, node: int, said: Flat) -> None:
-        """Assign a node to its site, or refuse it."""
+        """Assign a node to its site, or refuse the node."""
         name, names = said["site"], tuple(said["names"])
         site = Member(node, names, tuple(said["sizes"].tolist()))
         if (other := self.sites.get(name)) and other.node == node:
@@ -115,7 +115,7 @@ class Registry:
         return ""
 
     def _tell(self, node: int, text: str) -> None:
-        """Report the reason for a node's refusal once, here and to its site."""
+        """Report once why a node is refused, here and to the node."""
         if (node, text) not in self._said:
             self._said.add((node, text))
             self.say(text)

@@ -1,4 +1,4 @@
-"""The stored results of a method: records, scores, tables and figures."""
+"""Stored results of a method in a Flower study: records, scores, tables and figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SAME = ("target", "likelihood", "net", "settings", "rounds", "seed", "test_fract
 
 
 class ResultStore:
-    """Stores the records of rounds and the scores of one method on disk after each."""
+    """Store of the results of one method, written to disk after every round."""
 
     def __init__(
         self, folder: Path, project: Project, name: str, method: Method, server: Server
@@ -62,7 +62,7 @@ class ResultStore:
 
     @property
     def asked(self) -> list[EvaluationFields]:
-        """Evaluations after a round: every model, the personal one also adapted."""
+        """Settings of the evaluations after a round: every model, with its adaptations."""
         part: EvaluationFields = {"part": "test" if self.project.test_fraction else "train"}
         found: list[EvaluationFields] = [{"model": view, **part} for view in self.method.views]
         if self.method.adapt and "personal" in self.method.views:
@@ -85,7 +85,7 @@ class ResultStore:
         return self.server.state.number >= self.project.rounds and not self.due
 
     def scored(self, answers: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
-        """Store an evaluation; replies: one for each of `asked`, site -> reply."""
+        """Store the replies of all sites to the evaluation requests."""
         try:
             self.scores = [self.server.aggregate_evaluate(each) for each in answers]
         except ValueError:  # no answers, or of different evaluations
@@ -101,14 +101,14 @@ class ResultStore:
         self._write()
 
     def made(self, old: RoundState, new: RoundState, seconds: float) -> None:
-        """Store a completed round."""
+        """Store the record of a completed round."""
         self.run = self.run.copy(state=new)
         self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
         self._tries = 0
         self._write()
 
     def finish(self) -> list[str]:
-        """Write tables and figures; return why figures are missing."""
+        """Write tables and figures; return errors of figures that failed."""
         run, scores, folder = self.run, self.scores, self.folder
         write_tables(folder, run, scores, {})
         run_folder.write_json(folder / "run.json", self._facts())
@@ -119,7 +119,7 @@ class ResultStore:
 
     @property
     def problem(self) -> str:
-        """Return that the run diverged or aggregated no update, or ""."""
+        """Return a sentence if the run diverged or aggregated no update, or ""."""
         return unlearned(self.run)
 
     def table(self) -> str:

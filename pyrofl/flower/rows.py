@@ -1,4 +1,4 @@
-"""Rows of a site: a CSV file as a federation of the site's clients."""
+"""Reading of a site's CSV file as a federation of the site's clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyrofl.flower.project import Project
 
 
 def rows_of(project: Project, path: str, name: str) -> Federation:
-    """Return the rows of the site `name`; with groups its clients are "NAME/group"."""
+    """Read the CSV file of a site as a federation."""
     owners = [project.target, *([project.client_column] if project.client_column else [])]
     table = project.columns(path, owners)
     x, y = project.x(table), _response(project, table[project.target])
@@ -33,14 +33,14 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
 
 
 def features_of(project: Project, path: str) -> tuple[Tensor, list[str]]:
-    """Return the features of rows to predict, [N, columns], and the group of each row, if any."""
+    """Read the features of rows to predict, and the client of each row, if given."""
     table = project.columns(path)
     groups = table[project.client_column].words.tolist() if project.client_column in table else []
     return project.x(table), groups
 
 
 def _response(project: Project, column: Column) -> Tensor:
-    """Return y: a number, or the index of its word among the project's classes."""
+    """Return the responses y: numbers, or indices of classes."""
     if not project.classes:
         column.refuse_text("numbers as target")
         column.refuse_odd("write numbers")

@@ -1,4 +1,4 @@
-"""Site: replies to messages of the server, and predicts from the state of its clients."""
+"""Site of a Flower study: replies to the server, and predicts with its clients' states."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ABOUT = "site.json"  # name, project and rows of the site that has a folder
 
 
 def label(kind: str, method: str, which: int = 0) -> str:
-    """Return the label of a record of a method.
+    """Return the name of a record for a method and a kind of request.
 
     >>> label("ask", "fedavg", 1)
     'ask/fedavg/1'
@@ -50,13 +50,13 @@ def label(kind: str, method: str, which: int = 0) -> str:
 
 
 def greeting(project: Project) -> Records:
-    """Return the project and versions, which the site compares with its own."""
+    """Return the server's introduction: its project and versions."""
     about = {n: json.dumps(v) for n, v in project.agreed.items()}
     return {HELLO: about | {f"version of {n}": v for n, v in release().items()}}
 
 
 class Site:
-    """The rows of a site and the states of its clients.
+    """Site of a Flower study, with its rows and its clients' states.
 
     Its own copy of the project is run, and no other. Clients that have lost their state return as
     new ones if they may `rejoin`. The folder `state` has the clients' states and the log.
@@ -97,7 +97,7 @@ class Site:
         return cls(name, Project.read(folder), data, state)
 
     def answer(self, records: Mapping[str, Flat]) -> Records:
-        """Reply to a message: evaluations first, since they concern the state before training."""
+        """Reply to a message of the server."""
         if HELLO in records:
             return {HELLO: self.hello(records[HELLO])}
         found: Records = {}
@@ -108,7 +108,7 @@ class Site:
         return found
 
     def hello(self, told: Flat) -> Flat:
-        """Return clients and numbers of rows; raise an error for a server of another project."""
+        """Return the site's introduction: its clients and their numbers of rows."""
         mine = greeting(self.project)[HELLO]
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
@@ -117,7 +117,7 @@ class Site:
         return {"site": self.name, "names": names, "sizes": self.data.sizes.clone()}
 
     def _done(self, kind: str, method: str, which: int, flat: Flat) -> Records:
-        """Execute one training request or evaluation."""
+        """Execute one request, and return the reply."""
         client = self.client(method, flat)
         try:
             if kind == ASK:
@@ -153,13 +153,13 @@ class Site:
         return self.client(method, question).predict(question, x, client, **asked)
 
     def _question(self, method: str, model: str) -> Path:
-        """Return the file of the last evaluation request for a model."""
+        """Return the path of the file with the last evaluation request for a model."""
         folder = self.state / RECEIVED
         folder.mkdir(exist_ok=True)
         return folder / f"{method} {Path(model).name}.safetensors"
 
     def client(self, method: str, flat: Flat) -> Client:
-        """Return the clients of this site for a method."""
+        """Return the site's clients, ready to train with a method."""
         if method not in self.project.labels:
             known = ", ".join(self.project.labels)
             raise InvalidRequestError(f"an order is of method {method!r}; expected one of {known}")
@@ -172,7 +172,7 @@ class Site:
 
 
 def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
-    """Reply to a message in any case; site: arguments of `Site`, with the project's folder.
+    """Reply to a message of the server, with an error record if it fails.
 
     The server receives only the kind of an error, as its text may hold a value of a row; the log at
     the site has the text. Names, numbers or versions that do not fit are sent in full.
@@ -212,7 +212,7 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
 
 
 def shapes(flat: Flat) -> list[str]:
-    """Return the tensors of a record: name, shape and bytes.
+    """Describe the tensors of a record: names, shapes and bytes.
 
     >>> shapes({"round": 1, "up/w": torch.zeros(1, 3)})
     ['up/w [1, 3] 12 bytes']

@@ -1,4 +1,4 @@
-"""A new project in the layout of Flower's apps: settings, two apps, rows of three sites."""
+"""Template of a new Flower project with simulated data of three sites."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def new(folder: str | Path) -> Path:
 
 
 def _patients(random: np.random.Generator, count: int, shift: float) -> list[list[object]]:
-    """Return simulated rows; hospitals differ in the fraction of patients that recover."""
+    """Simulate the rows of one hospital."""
     x = random.normal(size=(count, 3)).round(3)
     odds = x @ [-1.0, 1.5, 0.5] + 0.8 * shift
     recovered = random.random(count) < 1 / (1 + np.exp(-odds))

@@ -82,7 +82,7 @@ class Noise(nn.Module):
         nn.init.zeros_(self.log_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return outputs [B, 2] for x [B, 1]."""
+        """Append the log standard deviation to outputs: [B, 1] -> [B, 2]."""
         return torch.cat([x, self.log_scale.expand(len(x), 1)], -1)
 
 
@@ -124,7 +124,7 @@ def he(chain: nn.Sequential) -> None:
 
 
 def norm(channels: int) -> nn.Module:
-    """Return a GroupNorm for the given number of channels, eight in a group."""
+    """Return a GroupNorm layer with eight channels in a group."""
     return nn.GroupNorm(max(1, channels // 8), channels)
 
 
@@ -233,7 +233,7 @@ class Block(nn.Module):
         return pad(near.movedim(-3, -1), (left, self.missing - left)).movedim(-1, -3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, after, height / stride, width / stride]."""
+        """Return the outputs of the residual block, [B, after, height, width]."""
         result: Tensor = (self.inner(x) + self.shortcut(x)).relu()
         return result
 

@@ -25,7 +25,7 @@ from pyrofl.tensors import matches
 
 
 class LowRank(nn.Module):
-    """Layer with a frozen weight and a low-rank update of it; the class of an existing layer."""
+    """Layer with a frozen weight and trainable low-rank adapters."""
 
     adapted: str
     lora_A: nn.Parameter
@@ -37,7 +37,7 @@ class LowRank(nn.Module):
     }
 
     def add_adapters(self, rank: int, scale: float) -> None:
-        """Add the adapters A and B."""
+        """Add trainable low-rank matrices A and B to the layer."""
         out, into = self.frozen.shape
         self.lora_scale = scale
         self.lora_A = nn.Parameter(self.frozen.new_zeros(rank, into))
@@ -74,13 +74,13 @@ class LowRankLinear(LowRank):
     weight = LowRank.updated
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs [..., out]; the frozen product is one for all clients."""
+        """Return the outputs [..., out] of the adapted linear layer."""
         update = linear(linear(x, self.lora_A), self.lora_B)
         return linear(x, self.frozen, self.bias) + self.lora_scale * update
 
 
 class LowRankAttention(LowRank, nn.MultiheadAttention):
-    """Attention with frozen weights, and a low-rank update of the stacked input weights."""
+    """Attention with frozen weights and low-rank adapters of the input projections."""
 
     adapted = "in_proj_weight"
     in_proj_weight = LowRank.updated  # type: ignore[assignment]
@@ -106,7 +106,7 @@ def lora(
     train: str = "",
     head: str | None = None,
 ) -> Network:
-    """Return a network with frozen weights and low-rank adapters, which train.
+    """Return a network with frozen weights and trainable low-rank adapters (LoRA).
 
     The adapters have names that end in lora_A and lora_B. With `head="*lora_*"` methods with a
     personal head, such as pFedVEM, have personal adapters.

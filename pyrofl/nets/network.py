@@ -52,7 +52,7 @@ class Network(Summarised):
     def __init__(
         self, module: nn.Module, head: str | None = None, *, pretrained: bool | str = False
     ) -> None:
-        """Wrap a copy of a module: hooks that are added to the module later have no effect.
+        """Wrap a copy of a module.
 
         Args:
             module: maps rows [B, *x] to outputs [B, outputs], each row independently.
@@ -95,7 +95,7 @@ class Network(Summarised):
         }
 
     def _start(self) -> str:
-        """Return how parameters start, as text."""
+        """Describe how parameters are initialized."""
         if self.keep in ("", "*"):
             return "the module's own values" if self.keep else "drawn by the layers' rules"
         return f"the module's own values of {self.keep}; others drawn by the layers' rules"
@@ -188,7 +188,7 @@ class Network(Summarised):
         return (base, head) if whole and last and list(base.module.parameters()) else None
 
     def _of(self, layers: Iterable[tuple[str, nn.Module]]) -> Network:
-        """Return the network of some consecutive layers, which need not be trainable."""
+        """Return the network that consists of some consecutive layers."""
         part = copy.copy(self)
         part.module = nn.Sequential(OrderedDict(layers))
         part.shapes, part.parts = _trained(part.module), stacked.parts(part.module)
@@ -269,7 +269,7 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
 @rebuildable
 @checked
 def with_noise(net: Network) -> Network:
-    """Return a network with a second output: the log of the noise's standard deviation.
+    """Return the network with a second output: the log of a noise standard deviation.
 
     It is a parameter, the same for all rows, that starts at 0 and belongs to the base, so that all
     clients share it where heads are personal; `likelihoods.learned_normal` reads it. Parameters

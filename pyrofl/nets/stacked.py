@@ -50,7 +50,7 @@ def parts(module: nn.Module) -> list[Part]:
 
 
 def _smaller_first(chain: list[Part]) -> list[Part]:
-    """Swap each ReLU with the max-pooling after it: the same result from fewer numbers."""
+    """Swap each ReLU with the max-pooling after it, which is faster and equivalent."""
     chain = chain[:]
     for i, (one, two) in enumerate(pairwise(chain)):
         kinds = type(one.layer), type(two.layer)
@@ -73,7 +73,7 @@ def hooked(layer: nn.Module) -> bool:
 
 
 def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int = 1) -> Tensor:
-    """Run parts on x [C, B, *x], weights [*p], [C, *p] or [K, C, *p]: [C or K, C, B, outputs].
+    """Run the layers of a network for several clients, or several draws of weights.
 
     Convolutions process the images of a few clients at a time, so that the outputs of a layer
     are still in the processor's cache when the next layer reads them.
@@ -92,7 +92,7 @@ def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int =
 
 
 def _few(chain: list[Part], x: Tensor) -> int:
-    """Return the number of clients per pass through a chain: all, without convolutions."""
+    """Return how many clients run together through the convolutions."""
     known = (convolution, residual)
     convolved = any(getattr(part.rule, "func", part.rule) in known for part in chain)
     if not convolved or x.device.type != "cpu" or not x.numel():  # measured on CPUs only
@@ -178,7 +178,7 @@ def pooling(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 
 def beside(x: Tensor, axes: int) -> Tensor:
-    """Concatenate all clients' channels of images: [*lead, B, channels, ...] -> [B, all, ...].
+    """Concatenate the channels of all clients' images: [*lead, B, channels, ...] -> [B, all, ...].
 
     The outputs have the memory layout of the kernels, so that this and `apart` copy nothing
     between layers.
@@ -192,7 +192,7 @@ def apart(y: Tensor, lead: Shape) -> Tensor:
 
 
 def quick(x: Tensor) -> Tensor:
-    """Store images channels-last on a CPU: pooling is 10 times faster, convolutions 1.3 times."""
+    """Store images in channels-last memory layout on a CPU, which is faster."""
     last = x.dim() == 4 and x.device.type == "cpu"  # measured on CPUs only
     return x.contiguous(memory_format=torch.channels_last) if last else x
 
@@ -204,7 +204,7 @@ def residual(chain: list[Part], layer: Block, own: Tensors, x: Tensor, axes: int
 
 
 def flatten(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Flatten each row to one axis."""
+    """Flatten each row to a vector."""
     return x.flatten(axes + 1)
 
 
@@ -268,7 +268,7 @@ def constants(module: nn.Module, like: Tensor) -> Tensors:
 def aligned(
     layer: nn.Module, own: Tensors, x: Tensor, axes: int
 ) -> tuple[torch.Size, Tensors, Tensor]:
-    """Return rows and parameters with a common leading axis: the lead, [N, *p] and [N, B, *x]."""
+    """Broadcast rows and parameters to a common leading axis of clients and draws."""
     leads = {n: v.shape[: v.dim() - getattr(layer, n).dim()] for n, v in own.items()}
     shape = x.shape[:axes]
     if any(lead != shape for lead in leads.values()):
@@ -282,7 +282,7 @@ def aligned(
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply rows [N, B, in] by weights [N, out, in] and add biases [N, out]: [N, B, out]."""
+    """Multiply the rows of each client by its own weight matrix, and add its bias."""
     if weight[0].numel() < LARGE:
         return _product(x, weight, bias)
     y: Tensor = Products.apply(x, weight, bias)
@@ -306,7 +306,7 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the products [N, B, out]."""
+        """Return the products and biases, [N, B, out]."""
         return _product(x, weight, bias)
 
     @staticmethod
@@ -328,7 +328,7 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the required gradients of rows, weights and biases."""
+        """Return the gradients of rows, weights and biases."""
         (x, weight), (grad,) = ctx.saved_tensors, grads
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (

@@ -1,4 +1,4 @@
-"""Allocation of rows to clients from a table with the number of rows per client and class."""
+"""Allocation of rows to clients, given the number of rows per client and class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Parts = list[Ints]  # row numbers of each client, ascending
 
 
 class Classes(NamedTuple):
-    """Class codes of some rows, with the classes that occur and their sizes."""
+    """Classes of some rows: a code for each row, and the classes that occur."""
 
     kinds: Ints  # [K], those that occur, ascending
     codes: Ints  # [N], position of each row's class among them
@@ -22,7 +22,7 @@ class Classes(NamedTuple):
 
 
 def classes_of(types: Ints) -> Classes:
-    """Return the classes of rows of these types [N]."""
+    """Return the classes of rows with these types [N]."""
     return Classes(*np.unique(types, return_inverse=True, return_counts=True))
 
 
@@ -42,7 +42,7 @@ def deal_evenly(rows: int, clients: int, rng: Generator) -> Parts:
 
 
 def deal(codes: Ints, counts: Ints, rng: Generator) -> Parts:
-    """Allocate rows of classes [N] at random by a table of counts [J, K]; others stay unused."""
+    """Allocate rows to clients at random, given a table of counts per client and class."""
     owner = np.full(len(codes), -1, dtype=np.int64)
     for k, column in enumerate(counts.T):
         rows = rng.permutation(np.flatnonzero(codes == k))
@@ -53,7 +53,7 @@ def deal(codes: Ints, counts: Ints, rng: Generator) -> Parts:
 def in_proportion(
     sizes: Ints, weights: NDArray[np.bool_ | np.integer[Any] | np.floating[Any]], rng: Generator
 ) -> Ints:
-    """Split the rows of classes [K] in proportion to weights [J, K], by the largest remainder.
+    """Split the numbers of rows of classes in proportion to the clients' weights.
 
     Ties are broken at random. A class with all weights zero is allocated to no client.
 
@@ -97,7 +97,7 @@ def same_shares(train: Sequence[Ints], test: Ints, rng: Generator) -> Parts:
 
 
 def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
-    """Return the remaining rows and `count` random rows, of each class in proportion.
+    """Withhold random rows of each class; return the remaining rows and these.
 
     >>> kept, aside = set_aside(np.array([0, 0, 1, 1, 1, 1]), 3, np.random.default_rng(0))
     >>> len(kept), np.bincount(np.array([0, 0, 1, 1, 1, 1])[aside])
@@ -110,7 +110,7 @@ def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
 
 
 def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
-    """Return for each client all test rows of the classes that it trains on; clients share rows."""
+    """Return for each client all test rows of the classes in its training rows."""
     return [np.flatnonzero(np.isin(test, mine)) for mine in train]
 
 

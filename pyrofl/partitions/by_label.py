@@ -85,7 +85,7 @@ def labels(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
 def label_groups(
     types: Ints, clients: int, per_client: int, rng: Generator, *, cuts: Cuts = "shared"
 ) -> Parts:
-    """Assign exactly `per_client` of the K classes to each client; groups of clients cover all.
+    """Assign the same number of classes to each client, so that groups cover all classes.
 
     Consecutive groups of K / per_client clients partition the K classes at random, so
     each class has J * per_client / K owners (pFedVEM: pairs with five of ten labels each).
@@ -168,7 +168,7 @@ def shares(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
 
 
 def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: Generator) -> Parts:
-    """Partition classes with equally many owners, given each client's classes [J, S]."""
+    """Partition the rows of classes among their clients."""
     kinds, codes, sizes = classes
     owned = np.zeros((len(hands), len(kinds)), dtype=np.bool_)
     np.put_along_axis(owned, hands, True, axis=1)
@@ -187,7 +187,7 @@ def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: Generator) -> Part
 
 
 def _random_slices(rows: int, parts: int, rng: Generator) -> Ints:
-    """Draw sizes of slices between distinct uniform points (pFedVEM): nearly geometric, none 0."""
+    """Draw random sizes of a class's slices, which are nearly geometric (pFedVEM)."""
     cuts = np.sort(rng.choice(rows - 1, parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=rows).astype(np.int64)
 
@@ -204,7 +204,7 @@ def _log_gammas(alpha: float, count: int, rng: Generator) -> NDArray[np.float64]
 
 
 def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
-    """Return the classes; raise ValueError if they are too few for the clients."""
+    """Return the classes of rows; raise ValueError if the clients need more classes."""
     if not 1 <= clients <= len(types):
         raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
     classes = allocation.classes_of(types)

@@ -1,4 +1,4 @@
-"""Federations from data sets: partitions of training rows, and test policies."""
+"""Federations from data sets, by a partition and a test policy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARTITIONS: dict[str, str] = {re.split(r"[:\[]", line)[0]: line for line in _LIN
 
 
 class Recipe(NamedTuple):
-    """Function of a partition, and its arguments in the partition's name."""
+    """Partition function, with the arguments that its name can contain."""
 
     draw: Callable[..., Parts]
     main: tuple[str, type[int] | type[float]] | None = None  # argument and type of the number
@@ -222,7 +222,7 @@ def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> t
 def _by_group(
     dataset: Dataset, column: str, clients: int | None, rows: Ints, held_out: int
 ) -> tuple[tuple[str, ...], Parts]:
-    """Return the names of the groups and their training rows."""
+    """Partition rows by a group column; return the groups' names and rows."""
     codes = dataset.groups[column].numpy()
     default = (f"{column} {code}" for code in range(int(codes.max()) + 1))
     names = dataset.group_names.get(column) or tuple(default)
@@ -239,7 +239,7 @@ def _by_group(
 
 
 def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the indices of the groups, held-out groups last."""
+    """Return the order of groups with held-out groups last."""
     for name in out:
         known(name, names, "group to hold out:")
     if len(set(out)) == len(names):
@@ -249,7 +249,7 @@ def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
 
 
 def _column(dataset: Dataset, column: str) -> str:
-    """Return the name of the group column: the given one, or the only one."""
+    """Return the name of the column that identifies the groups."""
     if not dataset.groups:
         raise ValueError(f"{dataset.name} has no natural groups; expected a column of groups")
     if column:
@@ -305,7 +305,7 @@ def _by_domain(dataset: Dataset, rows: Ints, within: str, clients: int, rng: Gen
 
 
 def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generator) -> Parts:
-    """Allocate the test rows by a policy that needs no second partition."""
+    """Allocate the test rows to clients by a test policy."""
     types = _types(dataset)
     mine = [types[part] for part in train]
     if policy == "uniform":
@@ -320,14 +320,14 @@ def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generato
 
 
 def _types(dataset: Dataset) -> Ints:
-    """Return the type of each row that partitions use; 0 for all rows if y is a number."""
+    """Return the row types by which rows are partitioned, such as classes."""
     if dataset.types is not None:
         return dataset.types.numpy()
     return dataset.y.numpy() if dataset.classes else np.zeros(len(dataset.y), dtype=np.int64)
 
 
 def read(partition: str) -> tuple[str, dict[str, Any]]:
-    """Parse a partition's text into its name and the arguments of its function.
+    """Parse a partition's text, such as "dirichlet:0.3", into name and arguments.
 
     >>> read("dirichlet:0.3,min=10")
     ('dirichlet', {'alpha': 0.3, 'minimum': 10})

@@ -1,4 +1,4 @@
-"""Validation rows of the clients, for the choice of settings without test rows."""
+"""Validation rows of the clients, for hyperparameter search."""
 
 from __future__ import annotations
 
