@@ -28,7 +28,7 @@ DOCS = ROOT / "examples" / "docs"
 CARD = re.compile(r"\]\(\.\./\.\./models/(\w+)(?:/__init__)?\.py\)")
 INTERVALS = r"\*\*Do you need calibrated intervals\?\*\*"
 ROUGH = r"\*\*Is an approximate uncertainty enough\?\*\*"
-UNMEASURED = "The simulation does not have these:"
+UNMEASURED = "These methods are not part of the simulation:"
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_guarantees_name_the_methods_without_secure_sums():
             pyrofl.privacy.summed(build(net, **({"unlabelled": toys.blobs().x} if needs else {})))
         except ValueError:
             refused.add(name)
-    (stated,) = re.findall(r"The servers of (.+?)\s+need every message apart", page("guarantees"))
+    (stated,) = re.findall(r"The servers of (.+?) read\s+individual", page("guarantees"))
     assert {name.lower() for name in re.split(r", | and ", stated)} == refused
     (apart,) = re.findall(r"robust aggregation rules, (.+?)\. PVI", page("privacy"), re.DOTALL)
     assert {n.lower() for n in re.split(r",\s|\sand ", apart)} == refused - {"pvi"}
@@ -286,10 +286,11 @@ def test_counts_on_the_pages():
 
 
 def test_exit_codes_are_those_of_the_commands():
-    stated = "0 success; 2 refused before any work; 3 failed during the work"
+    stated = "0 success; 2 an error before any work; 3 an error during the work"
     text = " ".join(page("guarantees").split())
     assert stated in text
-    assert "; 4 completed all rounds, but diverged or aggregated no update; 130 interrupted" in text
+    diverged = "; 4 all rounds completed, but the fit diverged or aggregated no update"
+    assert f"{diverged}; 130 interrupted" in text
     assert (console.REFUSED, console.FAILED, console.UNLEARNED, console.INTERRUPTED) == (
         2,
         3,
