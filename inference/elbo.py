@@ -218,6 +218,7 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
         with suppress(NotImplementedError):
             # A distribution equal for all draws is used without their axis.
             exact = kl_divergence(*(s.get(ONCE, s["fn"]) for s in (site, partner)))
+            exact = torch.as_tensor(exact)  # the number 0 of distributions masked by False
             return exact, weighed(site, exact)
     log_q = fn.log_density if isinstance(fn, dist.Delta) else fn.log_prob(value)
     paid = log_q if fn.has_rsample else log_q.detach()

@@ -18,6 +18,7 @@ from torch import Size, Tensor
 from pyrofl.data import Batch
 from pyrofl.inference.spherical import spherical
 from pyrofl.nets import Forward, Network
+from pyrofl.nets.reparametrised import Reparametrised
 from pyrofl.tensors import Tensors, matches, role
 
 Program = Callable[[Tensors, Tensors, Batch], object]
@@ -165,6 +166,28 @@ class Supervised:
         roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
         at = {n: [f"{r}/{n}" for r in roles if f"{r}/{n}" in local] for n in self.net.shapes}
         return {n: found[0] for n, found in at.items() if found}
+
+
+def sample_noise(noisy: Reparametrised, data: Batch, of_rows: bool) -> Tensors:
+    """Sample the noise of a network whose layers' outputs are drawn, without any density.
+
+    Args:
+        noisy: the network.
+        data: the batch whose rows the network reads.
+        of_rows: sample the noise of outputs, inside `data.rows()`; otherwise that of parameters
+            that are drawn themselves, outside of it.
+
+    Returns:
+        Standard normal noise, by some names of `noisy.noise_shapes`.
+    """
+    noise: Tensors = {}
+    for name, shape in noisy.noise_shapes(data.x).items():
+        if noisy.of_rows(name) == of_rows:
+            zero = data.size.new_zeros(shape)
+            # Model and guide have the same density of it, which cancels.
+            standard = as_event(dist.Normal(zero, zero + 1), len(shape)).mask(False)
+            noise[name] = pyro.sample(f"noise/{name}", standard)
+    return noise
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ factors that a client may keep from round to round.
 
 Of the paper's text the abstract could be read; no equation numbers. Departures from the paper: the
 private network is the head (`private`), where the paper's reads every layer of the shared one by
-lateral connections; natural gradients, where the paper has Adam; the server keeps the factors and
+lateral connections; the first rounds are federated averaging; the server keeps the factors and
 sends the cavity; all reporting clients send at once, where the paper goes from one to the
 next. How wide the prior is was chosen on handwritten digits.
 """
@@ -29,17 +29,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Generator, Tensor
-
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
 from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Likelihood, Prior, Supervised
+from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
-from pyrofl.models.pvi.gaussians import enough
-from pyrofl.models.pvi.partitioned import Covariance, Partitioned
+from pyrofl.models.pvi.mean_field import Optimizer, Sampling, of_parameters
 from pyrofl.models.pvi.unconstrained import of_network
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -48,9 +44,9 @@ WIDE = fixed(scale=3.0)  # Normal(0, 3^2)
 
 
 TUNE_OVER = {
-    "lr": (0.1, 0.3, 1.0),
-    "damping": (None, 0.1, 0.3, 1.0),
-    "init_scale": (0.02, 0.05, 0.2),
+    "lr": (0.003, 0.01, 0.03),
+    "init_scale": (0.1, 0.3, 1.0),
+    "warm_start": (5, 10),
 }
 
 
@@ -63,12 +59,15 @@ def build(
     likelihood: Likelihood = categorical,
     prior: Prior = WIDE,
     guide: guides.Family = guides.mean_field,
+    sampling: Sampling = "auto",
+    warm_start: Whole | None = None,
+    optimizer: Optimizer | None = None,
     damping: PositiveShare | None = None,
-    init_scale: Positive = 0.05,
-    num_particles: Count = 8,
+    init_scale: Positive = 0.3,
+    num_particles: Count | None = None,
     epochs: Whole = 10,
     batch: Count | None = None,
-    lr: PositiveShare = 0.3,
+    lr: PositiveShare | None = None,
 ) -> Method:
     """Build VIRTUAL.
 
@@ -79,12 +78,16 @@ def build(
         prior: on the parameters.
         guide: `mean_field` stands for the normals; `full_covariance` makes all of a client's depend
             on all, for a few hundred parameters; with `delta` clients move means alone.
-        damping: of the factors; see `pvi.hierarchical`.
-        init_scale: standard deviation of q(theta) before round one.
-        num_particles: Monte Carlo samples, an even number.
+        sampling: what a gradient step draws, "activations" or "weights"; see `pvi.build`.
+        warm_start: rounds of federated averaging before the first of PVI, in which clients train
+            the means of their own parameters, too; see `pvi.build`.
+        optimizer: "adam" or "natural"; see `pvi.build`.
+        damping: fraction of the update that the server applies; see `pvi.hierarchical`.
+        init_scale: standard deviation of q before round one; see `pvi.build` for its unit.
+        num_particles: Monte Carlo samples, an even number; see `pvi.build`.
         epochs: passes over the client's rows.
         batch: rows in a step; None takes all.
-        lr: of natural gradients.
+        lr: learning rate; see `pvi.build`.
 
     Raises:
         ValueError: if no parameter matches `private`, or all do; num_particles is odd, or the guide
@@ -99,15 +102,19 @@ def build(
         raise ValueError(
             f"private is {private!r}, which all parameters match; expected some to be shared"
         )
-    ours, mine = of_network(net, prior, init_scale, " ".join(shared))
-
-    def start(generator: Generator) -> tuple[Tensor, Tensor]:
-        centre = ours.joined(net.init(generator))
-        return centre, torch.full_like(centre, init_scale)
-
-    covariance: Covariance = "full" if guide is guides.full_covariance else "diagonal"
-    size = ours.size + mine.size
-    samples = None if guide is guides.delta else enough(num_particles, size, covariance)
-    program = Supervised(net, likelihood, prior)
-    core = Partitioned(program, ours, mine, covariance, samples, damping, start)
-    return replace(core.method(epochs, batch, lr), name="virtual")
+    core = of_parameters(
+        net,
+        likelihood,
+        prior,
+        of_network(net, prior, init_scale, " ".join(shared)),
+        covariance="full" if guide is guides.full_covariance else "diagonal",
+        is_random=guide is not guides.delta,
+        sampling=sampling,
+        warm_start=warm_start,
+        damping=damping,
+        init_scale=init_scale,
+        num_particles=num_particles,
+        optimizer=optimizer,
+    )
+    method = core.method(epochs, batch, core.lr if lr is None else lr)
+    return replace(method, name="virtual")

@@ -43,13 +43,19 @@ def pvi(
     epochs: int = 20,
     draws: int = 8,
     lr: float = 0.3,
-    scale: float = 0.1,
+    scale: float = 0.3,
     damping: float = 0.1,
 ) -> Iterator[Tensor]:
     """Run PVI with a diagonal covariance, yielding the mean of q after each round."""
     shapes, source = [w.shape for w in start], generator(0)
     loc = torch.cat([w.flatten() for w in start])
-    whole = [loc / scale**2, torch.full_like(loc, scale**-2)]  # shift and precision of q
+    # Standard deviations are in units of the inverse root of the inputs of a weight's layer.
+    fans = [float(w[0].numel()) for w in start if w.dim() > 1 for _ in ("weight", "bias")]
+    first = torch.cat(
+        [torch.full_like(w.flatten(), fan) for w, fan in zip(start, fans, strict=True)]
+    )
+    first = first / scale**2
+    whole = [loc * first, first]  # shift and precision of q
     ahead = [whole[0], whole[1] - 1]
     factors = [(v / data.clients).repeat(data.clients, 1) for v in ahead]
     shift, precision = (v - factor for v, factor in zip(whole, factors, strict=True))

@@ -273,7 +273,7 @@ PROXIMAL: Mapping[str, tuple[Build, Other]] = {
 }
 BAYESIAN: Mapping[str, tuple[Build, Other]] = {
     "pvi": (
-        lambda net: pvi.build(net, epochs=2),
+        lambda net: pvi.build(net, epochs=2, sampling="weights"),
         lambda data, w: bayesian_floors.pvi(data, w, CHUNK, epochs=2),
     ),
     "pfedbayes": (

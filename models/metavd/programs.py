@@ -16,7 +16,15 @@ from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.programs import Guide, Likelihood, Loss, Prior, Program, flat
+from pyrofl.inference.programs import (
+    Guide,
+    Likelihood,
+    Loss,
+    Prior,
+    Program,
+    flat,
+    sample_noise,
+)
 from pyrofl.models.guides.dropout import Coordinates, hierarchical, normal
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrised import Reparametrised
@@ -75,25 +83,18 @@ class DropoutModel:
         """
         noisy = Reparametrised(self.net, self.shapes)
 
-        def noise(data: Batch) -> Tensors:
-            """Sample the noise of the layers' outputs."""
-            return {
-                # Both programs have the same density of it: nothing to pay.
-                n: pyro.sample(f"noise/{n}", normal(zero, zero + 1, zero.dim()).mask(False))
-                for n, shape in noisy.noise_shapes(data.x).items()
-                for zero in [data.size.new_zeros(shape)]
-            }
-
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
             """Define the model: responses given sampled outputs of layers."""
             _, variance = self.q.moments(received, local, data)
             with data.clients():
                 for n, shape in self.shapes.items():
                     pyro.sample(n, flat(n, shape, received, local, data))
+                noise = sample_noise(noisy, data, of_rows=False)
                 with data.rows():
+                    noise |= sample_noise(noisy, data, of_rows=True)
                     own = role("loc", local)
                     means = own | self._kept(received, {n: own[n] for n in self.shapes})
-                    outputs = noisy(means, self._kept(received, variance), noise(data), data.x)
+                    outputs = noisy(means, self._kept(received, variance), noise, data.x)
                     self._observe(outputs, data)
 
         def guide(received: Tensors, local: Tensors, data: Batch) -> None:
@@ -114,8 +115,9 @@ class DropoutModel:
                             "has no closed form; expected sampling='weights'"
                         ) from error
                     pyro.sample(n, dist.Delta(theta[n], log_density=paid, event_dim=axes))
+                sample_noise(noisy, data, of_rows=False)
                 with data.rows():
-                    noise(data)
+                    sample_noise(noisy, data, of_rows=True)
 
         return model, guide
 

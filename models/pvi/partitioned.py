@@ -29,6 +29,7 @@ from pyrofl.inference.metadata import (
     Rule,
 )
 from pyrofl.inference.method import GradientStep, Method, Phase, View, send_all
+from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Program
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.centring import Centring
@@ -74,21 +75,15 @@ class Partitioned:
 
     def method(self, steps: int, batch: int | None, lr: float) -> Method:
         """Return the method; arguments are those of `hierarchical`."""
-        sides, guide, within = (self.ours, self.mine), self.guide, None
-        if self.covariance == "blocks":
-            within = torch.block_diag(*(torch.ones(v.size, v.size) for v in sides))
-        reach = REACH * torch.cat([v.each("sd") for v in sides])
-        optim = natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
+        guide = self.guide
         factors = Factors(View(self.together, self.cavity), self.densities, without)
         proper = Rule("a precision of a normal distribution", self.normals.proper)
-        step = GradientStep(self.moving, optim, partial(self.free_energy))
-        climb = Phase((self.drawn, step, self.shortened), steps, batch)
         return Method(
             name="pvi",
             init=self.init,
             model=self.model,
             guide=guide,
-            phases=(climb,) if self.scales is None else (Phase((self.recentre,)), climb),
+            phases=self.phases(steps, batch, lr),
             aggregate=self.aggregate,
             download=self.cavity,
             init_client=self.init_client,
@@ -107,6 +102,21 @@ class Partitioned:
                 reads={"model": self.model, "guide": guide},
             ),
         )
+
+    def phases(self, steps: int, batch: int | None, lr: float) -> tuple[Phase, ...]:
+        """Return the local schedule: natural-gradient steps, halved where they raise the loss."""
+        optim = self.natural(steps, lr)
+        step = GradientStep(self.moving, optim, partial(self.free_energy))
+        climb = Phase((self.drawn, step, self.shortened), steps, batch)
+        return (climb,) if self.scales is None else (Phase((self.recentre,)), climb)
+
+    def natural(self, steps: int, lr: float) -> Optim:
+        """Return the optimizer of a round with natural-gradient steps."""
+        sides, within = (self.ours, self.mine), None
+        if self.covariance == "blocks":
+            within = torch.block_diag(*(torch.ones(v.size, v.size) for v in sides))
+        reach = REACH * torch.cat([v.each("sd") for v in sides])
+        return natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
 
     # The server
 
@@ -354,6 +364,11 @@ class Partitioned:
         """Return the normal distributions that training optimizes, as metadata."""
         sizes = {site.name: len(site.mean) for site in self.ours.sites}
         return () if self.draws is None else (Optimal("mean", "root", sizes),)
+
+    @property
+    def lr(self) -> float:
+        """Usual learning rate for networks, of natural gradients."""
+        return 0.3
 
     @property
     def moving(self) -> str:

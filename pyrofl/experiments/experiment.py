@@ -187,9 +187,7 @@ class Experiment:
         None, "Write rows.csv, with one line per test row, even if it is large.", False
     )
     out: Path | None = free("DIR", "Output directory (default: runs/METHOD-SEED or runs/compare).")
-    checkpoint_every: Count | None = free(
-        "N", f"Number of rounds between writes of {CHECKPOINT}."
-    )
+    checkpoint_every: Count | None = free("N", f"Number of rounds between writes of {CHECKPOINT}.")
     log: Logger | None = free(
         None, "Log every round with TensorBoard (in the output directory) or MLflow."
     )

@@ -108,6 +108,12 @@ class Network(Summarised):
             raise ValueError(f"no parameter matches {patterns!r}; expected some of {every}")
         return found
 
+    def fan_in(self, name: str) -> int:
+        """Return the number of inputs that each output of a parameter's layer sums over."""
+        known(name, self.shapes, "parameter")
+        weight = self.shapes.get(f"{name.rpartition('.')[0]}.weight".lstrip("."), self.shapes[name])
+        return max(1, weight[1:].numel())
+
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the axis names of a parameter: ("fc1_out", "fc1_in") for the weight of fc1."""
         known(name, self.shapes, "parameter")

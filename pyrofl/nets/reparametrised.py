@@ -13,62 +13,77 @@ from torch.nn.functional import linear
 
 from pyrofl.arguments import known
 from pyrofl.nets.network import Network
-from pyrofl.nets.stacked import constants
+from pyrofl.nets.stacked import attention_by_products, constants
 from pyrofl.tensors import Tensors
 
 TINY = 1e-12  # keeps the slope of the root finite where all inputs of an output are zero
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+EXACT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # not subclasses, which compute other things
 
 
 class Reparametrised:
-    """Network with random outputs: normal given normal weights of some layers, for each row.
+    """Network with normal parameters whose layers' outputs are drawn instead of the parameters.
 
-    With independent weights of mean theta and variance v, the output of a linear layer has mean
-    x theta + b and variance x^2 v. Drawing it costs one number per output, and every row draws its
-    own, so that gradients vary less (Kingma, Salimans and Welling, "Variational Dropout and the
-    Local Reparameterization Trick", NeurIPS 2015, eq. 6). The same holds for convolutions, where
-    outputs that share weights are drawn independently.
-
+    With independent parameters of mean theta and variance v, the output of a linear layer has mean
+    x theta + b and variance x^2 v + v_b. Drawing it costs one number per output, and every row
+    draws its own, so that gradients vary less (Kingma, Salimans and Welling, "Variational Dropout
+    and the Local Reparameterization Trick", NeurIPS 2015, eq. 6). The same holds for convolutions,
+    where outputs that share weights are drawn independently. Random parameters of other layers, and
+    of layers that a call runs more than once, are drawn themselves, once for all rows of a client.
     """
 
     def __init__(self, net: Network, names: Iterable[str]) -> None:
-        """Copy a network for the given names of random weights."""
+        """Copy a network for the given names of random parameters."""
         self.names = tuple(names)
         self.module = copy.deepcopy(net.module)
         self._shapes: dict[Size, dict[str, Size]] = {}
+        self._sizes = net.shapes
         for name in self.names:
             known(name, net.shapes, "parameter that trains")
-            path, _, leaf = name.rpartition(".")
-            layer = self.module.get_submodule(path)
-            if leaf != "weight" or not isinstance(layer, nn.Linear | Convolution):
-                raise ValueError(
-                    f"{name} belongs to {type(layer).__name__}; expected the weight of a linear "
-                    "layer or a convolution; sample other weights directly"
-                )
-            layer.register_buffer("variance", torch.zeros(()))
-            layer.register_buffer("noise", torch.zeros(()))
+        paths = dict.fromkeys(name.rpartition(".")[0] for name in self.names)
+        layers = {path: self.module.get_submodule(path) for path in paths}
+        self._layers = {n: v for n, v in layers.items() if type(v) in EXACT}
+        for layer in self._layers.values():
+            for buffer in ("weight_variance", "bias_variance", "noise"):
+                layer.register_buffer(buffer, torch.zeros(()))
             layer.register_forward_hook(disturb)
 
+    @property
+    def has_outputs(self) -> bool:
+        """Whether the outputs of a layer may be drawn."""
+        return bool(self._layers)
+
     def noise_shapes(self, x: Tensor) -> dict[str, Size]:
-        """Return the shape of a row's noise at every random weight, for rows x [C, B, *x]."""
+        """Return the shapes of the noise that a call needs, for rows x [C, B, *x].
+
+        Returns:
+            Path of a layer -> shape of a row's noise, for layers whose outputs are drawn; name of a
+            parameter -> its shape, for parameters that are drawn themselves; see `of_rows`.
+        """
         row = x.shape[2:]
         if row in self._shapes:
             return self._shapes[row]
-        found = self._shapes[row] = {}
+        seen: dict[str, list[Size]] = {path: [] for path in self._layers}
 
-        def note(name: str) -> Any:
-            return lambda layer, inputs, output: found.update({name: output.shape[1:]})
+        def note(path: str) -> Any:
+            return lambda layer, inputs, output: seen[path].append(output.shape[1:])
 
-        layers = {n: self.module.get_submodule(n.rpartition(".")[0]) for n in self.names}
-        hooks = [layer.register_forward_hook(note(n)) for n, layer in layers.items()]
+        hooks = [layer.register_forward_hook(note(n)) for n, layer in self._layers.items()]
         with torch.no_grad():
             like = next(self.module.parameters())
             zero = torch.zeros(1, *row, dtype=x.dtype, device=like.device)
             self.module(zero.to(like.dtype) if x.is_floating_point() else zero)
         for hook in hooks:
             hook.remove()
-        return found
+        once = {path: shapes[0] for path, shapes in seen.items() if len(shapes) == 1}
+        others = {n: self._sizes[n] for n in self.names if n.rpartition(".")[0] not in once}
+        self._shapes[row] = once | others
+        return self._shapes[row]
+
+    def of_rows(self, name: str) -> bool:
+        """Return whether every row has its own noise of this name."""
+        return name not in self._sizes
 
     def __call__(
         self,
@@ -80,34 +95,50 @@ class Reparametrised:
         """Return outputs for x [C, B, *x]: [C, B, outputs], or with draws [K, C, B, outputs].
 
         Args:
-            weights: means of the random weights, values of all other parameters, [C, 1, *p].
-            variance: of the random weights, [C, 1, *p].
-            noise: standard normal, of `noise_shapes`: [C, B, *out], or with draws [K, C, B, *out].
+            weights: means of the random parameters, values of all others, [C, 1, *p].
+            variance: of the random parameters, [C, 1, *p].
+            noise: standard normal, of `noise_shapes`: [C, B, *out] or [C, 1, *p], or with draws
+                [K, C, B, *out] or [K, C, 1, *p].
             x: the rows.
         """
+        shapes = self.noise_shapes(x)
         own = {n: v.squeeze(1) for n, v in weights.items()}
-        own |= {n.removesuffix("weight") + "variance": variance[n].squeeze(1) for n in self.names}
-        drawn = {n.removesuffix("weight") + "noise": noise[n] for n in self.names}
-        axes = {n.dim() - len(self.noise_shapes(x)[m]) for m, n in noise.items()}
+        spread = {n: variance[n].squeeze(1) for n in self.names}
+        own |= {f"{n}_variance": v for n, v in spread.items() if n not in shapes}
+        direct = {n: v.sqrt() for n, v in spread.items() if n in shapes}
+        drawn = {
+            n: v if self.of_rows(n) else v.squeeze(-len(shapes[n]) - 1) for n, v in noise.items()
+        }
+        axes = {v.dim() - len(shapes[n]) for n, v in noise.items()}
         run = vmap(self._apply)
         if 3 in axes:  # one run for all draws of what does not depend on them
-            run = vmap(run, (None, 0, None))
-        result: Tensor = run(own, drawn, x)
+            run = vmap(run, (None, None, 0, None))
+        with attention_by_products():
+            result: Tensor = run(own, direct, drawn, x)
         return result
 
-    def _apply(self, weights: Tensors, noise: Tensors, x: Tensor) -> Tensor:
+    def _apply(self, weights: Tensors, sd: Tensors, noise: Tensors, x: Tensor) -> Tensor:
         fixed = constants(self.module, next(iter(weights.values())))
-        result: Tensor = functional_call(self.module, fixed | weights | noise, (x,))
+        values = weights | {n: weights[n] + v * noise[n] for n, v in sd.items()}
+        values |= {f"{n}.noise".lstrip("."): v for n, v in noise.items() if n not in sd}
+        result: Tensor = functional_call(self.module, fixed | values, (x,))
         return result
 
 
 def disturb(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """Add the noise of a layer's random weights to its output; a forward hook."""
-    squares, variance = inputs[0].square(), layer.get_buffer("variance")
-    if not variance.dim():  # the module without random weights
+    """Add the noise of a layer's random parameters to its output; a forward hook."""
+    names = ("weight_variance", "bias_variance")
+    weight, bias = (v if v.dim() else None for v in map(layer.get_buffer, names))
+    noise = layer.get_buffer("noise")
+    if not noise.dim():  # a layer whose parameters are constants, or drawn themselves
         return output
-    if isinstance(layer, Convolution):
-        spread: Tensor = layer._conv_forward(squares, variance, None)
+    spread = torch.zeros((), dtype=output.dtype, device=output.device)
+    if weight is None:
+        channels = bias if bias is not None else spread
+        space = output.dim() - 2 if isinstance(layer, Convolution) else 0
+        spread = channels.reshape(*channels.shape, *(1,) * space)
+    elif isinstance(layer, Convolution):
+        spread = layer._conv_forward(inputs[0].square(), weight, bias)
     else:
-        spread = linear(squares, variance)
-    return output + (spread + TINY).sqrt() * layer.get_buffer("noise")
+        spread = linear(inputs[0].square(), weight, bias)
+    return output + (spread + TINY).sqrt() * noise

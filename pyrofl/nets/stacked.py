@@ -232,13 +232,13 @@ def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
     y = vmap(partial(call, layer), ({n: 0 if k else None for n, k in lead.items()}, 0))
     if 2 in (axes, *lead.values()):
         y = vmap(y, ({n: 0 if k == 2 else None for n, k in lead.items()}, 0 if axes == 2 else None))
-    with _attention_by_products():
+    with attention_by_products():
         result: Tensor = y(own, x)
     return result
 
 
 @contextmanager
-def _attention_by_products() -> Iterator[None]:
+def attention_by_products() -> Iterator[None]:
     """Compute attention by products and a softmax: vmap runs its fused kernels one by one."""
     fast = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)

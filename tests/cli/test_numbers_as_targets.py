@@ -92,7 +92,7 @@ def test_intervals_and_scores_are_right_in_the_unit_of_the_target(method):
 
 def test_the_unit_is_stated_and_saved_with_the_run(capsys):
     arviz = pytest.importorskip("arviz")
-    words = ["run", "pvi", *[w for w in RUN if w != "--quiet"], "--rounds", "2"]
+    words = ["run", "pvi", *[w for w in RUN if w != "--quiet"], "--rounds", "30"]
     assert main([*words, "--posterior-draws", "5", "--out", "run"]) == 0
     told = capsys.readouterr().err
     assert "target standardized internally: mean 50" in told

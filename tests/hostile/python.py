@@ -16,7 +16,8 @@ from hostile.settings import kind_of, known
 # Values of another kind, for every number that a method can be told.
 ODD = ("'ten'", "[1]", "1j", "object()", "{}", "nan", "-1", "b'1'", "tensor([1.,2.])", "None", "()")
 NUMBERS = ("count", "whole", "positive", "not negative", "share", "below one")
-MAYBE_NONE = "batch own_epochs lr_prior embedding damping prune scale downloads"
+MAYBE_NONE = "batch own_epochs lr_prior embedding damping prune scale downloads "
+MAYBE_NONE += "warm_start"
 DEEP = ("fedper", "fedrep", "fedbabu", "fedpop", "lgfedavg", "pfedvem")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -446,3 +447,22 @@ def test_a_scaled_prior_is_sampled_not_taken_in_closed_form(blobs):
         with ClientNoise([generator(1, c) for c in range(12)]):
             losses.append(elbo(analytic=analytic)(tempered, guide.program, {}, local, batch))
     torch.testing.assert_close(*losses)
+
+
+def test_auxiliary_sites_without_density_cost_nothing():
+    # PyTorch's divergence of distributions masked by False is the number 0, not a tensor.
+    batch = toys.blobs().batch(torch.arange(3))
+
+    def noise(received, local, data):
+        with data.clients():
+            return pyro.sample("e", dist.Normal(torch.zeros(2), 1.0).to_event(1).mask(False))
+
+    def model(received, local, data):
+        noise(received, local, data)
+        with data.clients(), data.rows():
+            pyro.sample("y", dist.Categorical(logits=torch.zeros(toys.CLASSES)), obs=data.y)
+
+    with ClientNoise([generator(c) for c in range(3)]):
+        found = elbo(2)(model, noise, {}, {}, batch)
+    expected = batch.size * math.log(toys.CLASSES)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

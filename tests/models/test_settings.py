@@ -80,7 +80,12 @@ REFUSED: tuple[tuple[str, dict[str, object], str], ...] = (
     ("fisher", {"guide": guides.copula}, JOINT),
     ("fola", {"guide": guides.delta}, JOINT),
     ("metavd", {"prune": 0.9, "dropout": "none"}, "prune is 0.9"),
-    ("metavd", {"bayesian": "fc1.bias"}, "fc1.bias belongs to Linear"),
+    ("pvi", {"sampling": "activations", "covariance": "full"}, "sampling is 'activations', but"),
+    (
+        "virtual",
+        {"warm_start": 2, "sampling": "weights"},
+        "warm_start is 2, but sampling is 'weigh",
+    ),
     ("pfedgp", {"guide": guides.mean_field}, POINT),
     ("pfedmb", {"drop": 0.6}, "drop is 0.6 with weighted=True; expected 0 to 1/branches = 0.2"),
     ("pfedmb", {"drop": 0.1, "weighted": False}, "drop is 0.1 with weighted=False"),

@@ -13,7 +13,7 @@ from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.nets import Network
 
 PROMISES = {
-    "virtual": Promises(together="fc1.*", random=True, message=(2 * toys.BASE, 2 * toys.BASE))
+    "virtual": Promises(together="fc1.*", random=True, message=(2 * toys.BASE, 2 * toys.BASE + 1))
 }
 
 

@@ -31,8 +31,8 @@ def test_a_linear_layer_has_the_mean_and_variance_of_its_weights():
     one, none = torch.ones(2, 3, 3).double(), torch.zeros(2, 3, 3).double()
     mean = torch.einsum("cbi,coi->cbo", x, weights["0.weight"][:, 0]) + weights["0.bias"]
     spread = torch.einsum("cbi,coi->cbo", x.square(), variance["0.weight"][:, 0])
-    close(noisy(weights, variance, {"0.weight": none}, x), mean)
-    close(noisy(weights, variance, {"0.weight": one}, x), mean + spread.sqrt(), 1e-11)
+    close(noisy(weights, variance, {"0": none}, x), mean)
+    close(noisy(weights, variance, {"0": one}, x), mean + spread.sqrt(), 1e-11)
 
 
 CASES = {
@@ -61,14 +61,15 @@ def test_draws_of_activations_agree_with_draws_of_weights_in_every_row(case):
 
     seen.clear()
     layer = noisy.module.get_submodule(name.rpartition(".")[0])
-    shape_ = noisy.noise_shapes(x)[name]
+    path = name.rpartition(".")[0]
+    shape_ = noisy.noise_shapes(x)[path]
     layer.register_forward_hook(lambda layer, inputs, output: seen.append(output))
     for c in range(2):
         own = {n: v[c, 0] for n, v in weights.items()}
-        spread = {name.replace("weight", "variance"): variance[name][c, 0]}
+        spread = {f"{name}_variance": variance[name][c, 0]}
         for _ in range(draws):
             eps = torch.randn(3, *shape_, generator=rng, dtype=torch.float64)
-            noisy._apply(own | spread, {name.replace("weight", "noise"): eps}, x[c])
+            noisy._apply(own | spread, {}, {path: eps}, x[c])
     by_activations = torch.stack(seen).unflatten(0, (2, draws)).transpose(0, 1)
     assert by_weights.shape == by_activations.shape
     for statistic, error in ((torch.mean, 1.0), (torch.var, 2**0.5)):
@@ -85,29 +86,30 @@ def test_clients_and_draws_run_side_by_side(case):
     net, names, shape = CASES[case]
     weights, variance, rows = setting(net, names, shape)
     noisy, x, rng = Reparametrised(net, names), rows["x"], generator(3)
-    size = noisy.noise_shapes(x)[names[0]]
+    path = names[0].rpartition(".")[0]
+    size = noisy.noise_shapes(x)[path]
     eps = torch.randn(5, 2, 3, *size, generator=rng, dtype=torch.float64)
-    together = noisy(weights, variance, {names[0]: eps}, x)
+    together = noisy(weights, variance, {path: eps}, x)
     assert together.shape == (5, 2, 3, 3)
     for k in range(5):
-        close(noisy(weights, variance, {names[0]: eps[k]}, x), together[k])
+        close(noisy(weights, variance, {path: eps[k]}, x), together[k])
     one = [
         noisy(
             *({n: v[c : c + 1] for n, v in part.items()} for part in (weights, variance)),
-            {names[0]: eps[:, c : c + 1]},
+            {path: eps[:, c : c + 1]},
             x[c : c + 1],
         )
         for c in range(2)
     ]
     close(torch.cat(one, 1), together)
-    close(noisy(weights, variance, {names[0]: 0 * eps[0]}, x), net(weights, x))
+    close(noisy(weights, variance, {path: 0 * eps[0]}, x), net(weights, x))
 
 
 def test_all_inputs_zero_have_a_finite_slope():
     net = Network(nn.Sequential(nn.Linear(2, 2)))
     weights, variance, rows = setting(net, ["0.weight"], (2,))
     spread = variance["0.weight"].requires_grad_()
-    noise = {"0.weight": torch.ones(2, 3, 2).double()}
+    noise = {"0": torch.ones(2, 3, 2).double()}
     out = Reparametrised(net, ["0.weight"])(
         weights, {"0.weight": spread}, noise, torch.zeros_like(rows["x"])
     )
@@ -115,13 +117,67 @@ def test_all_inputs_zero_have_a_finite_slope():
     assert bool((slope == 0).all())
 
 
-@pytest.mark.parametrize("name", ["norm.weight", "fc.bias"])
-def test_only_weights_of_linear_layers_and_convolutions_can_be_drawn_so(name):
-    chain = nn.Sequential()
-    chain.add_module("fc", nn.Linear(3, 4))
-    chain.add_module("norm", nn.GroupNorm(2, 4))
-    with pytest.raises(ValueError, match=f"{name} belongs to"):
-        Reparametrised(Network(chain), [name])
+class Twice(nn.Module):
+    """Module that runs one layer twice, then another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.again(torch.tanh(self.again(x)))))
+
+
+OTHERS = {
+    "norm": (nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Linear(4, 2)), {"0", "2"}),
+    "twice": (Twice(), {"last"}),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_parameters_of_other_layers_are_drawn_themselves(case):
+    module, outputs = OTHERS[case]
+    net = Network(module)
+    noisy = Reparametrised(net, net.shapes)
+    weights, variance, rows = setting(net, list(net.shapes), (4,))
+    shapes = noisy.noise_shapes(rows["x"])
+    assert {n for n in shapes if noisy.of_rows(n)} == outputs
+    others = {n for n in shapes if not noisy.of_rows(n)}
+    assert others == {n for n in net.shapes if n.rpartition(".")[0] not in outputs}
+    rng = generator(5)
+    noise = {
+        n: torch.randn(
+            6, 2, 3 if noisy.of_rows(n) else 1, *shape, generator=rng, dtype=torch.float64
+        )
+        for n, shape in shapes.items()
+    }
+    found = noisy(weights, variance, noise, rows["x"])
+    # Without noise of outputs it is the network with drawn parameters.
+    quiet = {n: v * (not noisy.of_rows(n)) for n, v in noise.items()}
+    drawn = weights | {n: weights[n] + variance[n].sqrt() * noise[n] for n in others}
+    close(noisy(weights, variance, quiet, rows["x"]), net(drawn, rows["x"]), 1e-5)
+    assert found.shape == (6, 2, 3, 2)
+    for k in range(6):
+        close(noisy(weights, variance, {n: v[k] for n, v in noise.items()}, rows["x"]), found[k])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(3, 2), (3,)), (nn.Conv2d(2, 3, 2), (2, 4, 4))],
+    ids=["linear", "conv"],
+)
+@pytest.mark.parametrize("names", ["weight bias", "bias"])
+def test_a_bias_adds_its_own_variance(layer, shape, names):
+    net = Network(nn.Sequential(layer))
+    random = [f"0.{n}" for n in names.split()]
+    weights, variance, rows = setting(net, random, shape)
+    noisy, x = Reparametrised(net, random), rows["x"]
+    one = torch.ones(2, 3, *noisy.noise_shapes(x)["0"]).double()
+    mean = noisy(weights, variance, {"0": 0 * one}, x)
+    # The variance of an output is linear in those of the parameters.
+    all_of = {n: variance.get(n, torch.zeros_like(v)) for n, v in weights.items()}
+    spread = Network(nn.Sequential(layer))(all_of, x.square())
+    close(noisy(weights, variance, {"0": one}, x), mean + spread.sqrt(), 1e-9)
 
 
 def test_the_network_itself_is_not_changed():

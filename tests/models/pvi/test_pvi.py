@@ -46,7 +46,7 @@ from pyrofl.tensors import Tensors, generator
 
 PROMISES = {
     "pvi": Promises(
-        together="*", random=True, settings={"epochs": 6}, message=(2 * toys.ALL, 2 * toys.ALL)
+        together="*", random=True, settings={"epochs": 6}, message=(2 * toys.ALL, 2 * toys.ALL + 1)
     )
 }
 

@@ -1,0 +1,265 @@
+"""PVI of a network with independent normals, by draws of its layers' outputs.
+
+The loss of a client is the expected negative log likelihood, with the outputs of linear layers and
+convolutions drawn for every row, plus the divergence from its cavity in closed form. In the first
+`warm_start` rounds, which are rounds of federated averaging, clients move the means alone; then
+all factors start equal, from the standard deviations of the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import pyro
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
+from pyrofl.data import Batch, Cohort
+from pyrofl.inference.elbo import elbo
+from pyrofl.inference.method import GradientStep, Phase, send_all
+from pyrofl.inference.optim import adam
+from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised, sample_noise
+from pyrofl.models.pvi.gaussians import Normals, enough
+from pyrofl.models.pvi.partitioned import Covariance, Partitioned
+from pyrofl.models.pvi.sites import Layout
+from pyrofl.nets import Network
+from pyrofl.nets.reparametrised import Reparametrised
+from pyrofl.tensors import Tensors, like, pick, role
+
+Sampling = Literal["auto", "activations", "weights"]
+Optimizer = Literal["adam", "natural"]
+
+
+@dataclass(frozen=True)
+class MeanField(Partitioned):
+    """PVI whose clients minimize the negative ELBO of their tilted distributions by Adam.
+
+    Clients keep mean and log_root [C, n], the log standard deviations of their own normals. In warm
+    rounds, of which "warm_rounds" are left, both are those of q before a client trains.
+    """
+
+    net: Network = field(kw_only=True)
+    likelihood: Likelihood = field(kw_only=True)
+    own_sd: Tensor = field(kw_only=True)  # of the client's own variables at the start, [n - d]
+    warm_start: int = field(kw_only=True)
+    optimizer: Optimizer = field(kw_only=True)
+
+    def phases(self, steps: int, batch: int | None, lr: float) -> tuple[Phase, ...]:
+        """Return the local schedule."""
+        if self.optimizer == "natural":
+            step = GradientStep(self.moving, self.natural(steps, lr), self.loss)
+            return Phase((self.restart,)), Phase((step,), steps, batch)
+        step = GradientStep(self.moving, adam(lr), self.loss)
+        return Phase((self.restart,)), Phase((step,), steps, batch), Phase((with_root,))
+
+    # The server
+
+    def init(self, generator: Generator, clients: int) -> Tensors:
+        """Initialize q, equal factors and the number of warm rounds."""
+        server = super().init(generator, clients)
+        left = torch.tensor(self.warm_start, dtype=torch.int32)
+        return server | ({"warm_rounds": left} if self.warm_start else {})
+
+    def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
+        """Send q without the client's own factor; in warm rounds, q."""
+        others = super().cavity(server, cohort)
+        if "warm_rounds" not in server:
+            return others
+        warm = others["warm_rounds"][:, None] > 0
+        q = pick(send_all(server, cohort), "shift precision")
+        return others | {n: torch.where(warm, v, others[n]) for n, v in q.items()}
+
+    def aggregate(
+        self, server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
+    ) -> Tensors:
+        """Update the factors by all messages; in warm rounds, average the means over rows."""
+        left = server.get("warm_rounds")
+        if left is None or left <= 0:
+            return super().aggregate(server, message, cohort, generator)
+        means, weight = message["shift"] / message["precision"], cohort.size / cohort.size.sum()
+        mean = (like(weight, means).to(means) * means).sum(0)
+        q = {"shift": mean * server["precision"], "precision": server["precision"]}
+        each = {f"server/{n}": server[f"server/{n}"] for n in q}
+        each = {f"server/{n}": (q[n] - self.prior[n]) / len(each[f"server/{n}"]) for n in q}
+        each = {n: v.expand_as(server[n]).clone() for n, v in each.items()}
+        return server | q | each | {"warm_rounds": left - 1}
+
+    # A client
+
+    def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
+        """Initialize q_j with the received q, and the client's own variables with their start."""
+        local = super().init_client(received, cohort, generator)
+        root, sd = local["root"][:, : self.ours.size], self.own_sd.to(local["root"])
+        root = torch.cat([root, sd.expand(len(root), -1)], -1)
+        return local | {"root": root} | self.with_logs(root)
+
+    def restart(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Start at the received normal, unless the client has trained a factor."""
+        mean, root = self.normals.moments(received)
+        own, moved = local["mean"].shape[-1] - mean.shape[-1], local["moved"]
+        start = {"mean": mean, "root": root} | self.with_logs(root)
+        at = {n: torch.cat([v, local[n][:, -own:]], -1) if own else v for n, v in start.items()}
+        kept = {n: torch.where(moved[:, None], local[n], v) for n, v in at.items()}
+        return kept | {"moved": moved | (self.bayesian(received, batch) > 0)}
+
+    def bayesian(self, received: Tensors, batch: Batch) -> Tensor:
+        """Return 1 for a round of PVI and 0 for a warm round, [C]."""
+        left = received.get("warm_rounds", torch.zeros_like(batch.size))
+        return (left <= 0).to(batch.size)
+
+    def loss(
+        self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        """Return the negative ELBO [C]; in warm rounds, the negative log likelihood at the mean."""
+        mean, bayes = local["mean"], self.bayesian(received, batch)
+        root = local["log_root"].exp() if "log_root" in local else local["root"]
+        normal = self.named("mean", mean) | self.named("variance", root.square())
+        rows = elbo(self.draws)(self.rows, self.noise, {}, normal | {"bayes": bayes}, batch)
+        shift, precision = (
+            torch.cat([received[n], self.own_prior[n].to(mean).expand(len(mean), -1)], -1)
+            for n in ("shift", "precision")
+        )
+        # Of a cavity that is no distribution only the constant is unknown.
+        scaled = precision * (root.square() + (mean - shift / precision).square())
+        twice = (scaled - 1 - precision.abs().log()).sum(-1) - 2 * root.log().sum(-1)
+        return rows + bayes * twice / 2
+
+    def rows(self, received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the responses of all rows, given noise of the layers' outputs."""
+        mean, variance, bayes = role("mean", local), role("variance", local), local["bayes"]
+        with batch.clients():
+            noise = sample_noise(self.noisy, batch, of_rows=False)
+            with batch.rows():
+                noise |= sample_noise(self.noisy, batch, of_rows=True)
+                shapes = self.noisy.noise_shapes(batch.x)
+                each = {
+                    n: bayes.view(-1, *(1,) * (1 + len(shapes[n]))) * v for n, v in noise.items()
+                }
+                # The second half of the draws mirrors the first: gradients of means have no noise
+                # where the likelihood is normal.
+                half = {n: v[: len(v) // 2] for n, v in each.items()}
+                mirrored = {n: torch.cat([v, -v]) for n, v in half.items()}
+                outputs = self.noisy(mean, variance, mirrored, batch.x)
+                pyro.sample("y", self.likelihood(outputs, batch.x), obs=batch.y)
+
+    def noise(self, received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the noise of the layers' outputs."""
+        with batch.clients():
+            sample_noise(self.noisy, batch, of_rows=False)
+            with batch.rows():
+                sample_noise(self.noisy, batch, of_rows=True)
+
+    def named(self, prefix: str, vector: Tensor) -> Tensors:
+        """Return a vector [C, n] as tensors of the network's parameters, [C, *p]."""
+        sites = (*self.ours.sites, *self.mine.sites)
+        parts = vector.split([len(site.mean) for site in sites], -1)
+        return {
+            f"{prefix}/{site.name}": part.unflatten(-1, site.shape)
+            for site, part in zip(sites, parts, strict=True)
+        }
+
+    @property
+    def lr(self) -> float:
+        """Usual learning rate."""
+        return 0.01 if self.optimizer == "adam" else super().lr
+
+    def with_logs(self, root: Tensor) -> Tensors:
+        """Return the logarithms of standard deviations, if the optimizer moves these."""
+        return {"log_root": root.log()} if self.optimizer == "adam" else {}
+
+    @property
+    def moving(self) -> str:
+        """Names of what steps move."""
+        return "mean log_root" if self.optimizer == "adam" else "mean root"
+
+    @cached_property
+    def noisy(self) -> Reparametrised:
+        """Network whose layers' outputs are drawn."""
+        return Reparametrised(self.net, self.net.shapes)
+
+    @cached_property
+    def own_prior(self) -> Tensors:
+        """Natural parameters of the prior of the client's own variables."""
+        return Normals(self.mine.size, full=False).independent(*self.mine.prior())
+
+
+def with_root(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+    """Return the standard deviations that belong to their logarithms."""
+    return {"root": local["log_root"].exp()}
+
+
+@checked
+def of_parameters(
+    net: Network,
+    likelihood: Likelihood,
+    prior: Prior,
+    sites: tuple[Layout, Layout],
+    *,
+    covariance: Covariance,
+    is_random: bool,
+    sampling: Sampling,
+    warm_start: Whole | None,
+    damping: PositiveShare | None,
+    init_scale: Positive,
+    num_particles: Count | None,
+    optimizer: Optimizer | None,
+) -> Partitioned:
+    """Return PVI of a network whose parameters are in two layouts: shared ones and clients' own.
+
+    Args are those of `pvi.build`; without `is_random` clients move the means alone.
+
+    Raises:
+        ValueError: if num_particles is odd, or sampling, warm_start or optimizer do not suit the
+            rest.
+    """
+    ours, mine = sites
+    fan_in = {n: net.fan_in(n) for n in net.shapes}
+    width = [
+        init_scale * torch.full_like(s.mean, fan_in[s.name]).rsqrt()
+        for s in (*ours.sites, *mine.sites)
+    ]
+    shared, own = torch.cat([torch.zeros(0), *width]).split([ours.size, mine.size])
+
+    def start(generator: Generator) -> tuple[Tensor, Tensor]:
+        centre = ours.joined(net.init(generator))
+        return centre, shared.to(centre)
+
+    why = ""
+    if not is_random:
+        why = "the guide is delta"
+    elif covariance != "diagonal":
+        why = f"covariance is {covariance!r}"
+    elif not all(bool(side.each("exact").all()) for side in sites):
+        why = "the prior is not normal"
+    elif not Reparametrised(net, net.shapes).has_outputs:
+        why = "the network has neither linear layers nor convolutions"
+    if sampling == "activations" and why:
+        raise ValueError(f"sampling is 'activations', but {why}; use sampling='weights'")
+    why = why or ("sampling is 'weights'" if sampling == "weights" else "")
+    program = Supervised(net, likelihood, prior)
+    if not why:
+        draws = enough(num_particles or 2, ours.size + mine.size, covariance)
+        rounds = 5 if warm_start is None else warm_start
+        return MeanField(
+            program,
+            *sites,
+            covariance,
+            draws,
+            damping,
+            start,
+            net=net,
+            likelihood=likelihood,
+            own_sd=own,
+            warm_start=rounds,
+            optimizer=optimizer or "adam",
+        )
+    if optimizer == "adam":
+        raise ValueError(f"optimizer is 'adam', but {why}; use optimizer='natural'")
+    if warm_start:
+        raise ValueError(f"warm_start is {warm_start}, but {why}; use warm_start=0")
+    size = ours.size + mine.size
+    draws = enough(num_particles or 8, size, covariance) if is_random else None
+    return Partitioned(program, *sites, covariance, draws, damping, start)
