@@ -98,7 +98,7 @@ PREDICT: tuple[Any, ...] = (
     Row("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
     Row("--new-client", FLAG, "Predict for a client that was not trained.", False),
     Row("--own-rows FILE.csv", PATH, "Labeled rows on which the new client's model is adapted."),
-    Row("--model VIEW", TEXT, "Model: personal, global or ensemble (default: by the method)."),
+    Row("--model VIEW", TEXT, "Model: personal, global or ensemble (default: set by the method)."),
     Row(
         "--net FILE.py:NAME",
         PATH,
@@ -223,8 +223,12 @@ FOLDER = Row("folder DIR", PATH, "Project folder.")
 FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
     "new": ("write a project folder with example data", (FOLDER,)),
     "up": (
-        "simulate a project on this machine, with one node for each file in DIR/sites",
-        (FOLDER, Row("--sites N", COUNT, "Number of sites to simulate.", 3), *WAITING),
+        "simulate a project on this machine; each file in DIR/sites has the rows of one site",
+        (
+            FOLDER,
+            Row("--sites N", COUNT, "Number of sites to simulate: the first N files.", 3),
+            *WAITING,
+        ),
     ),
     "serve": (
         "run the server of a project whose sites are on other machines",
@@ -291,7 +295,7 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
             Row(
                 "--draws S",
                 COUNT,
-                "Number of posterior draws to average over (default: the guide's mean).",
+                "Number of posterior draws to average over (default: no draws; the guide's mean).",
             ),
             Row("--overwrite", FLAG, "Overwrite an existing file.", False),
         ),
@@ -372,7 +376,7 @@ def parser() -> ArgumentParser:
     for name, (about, do, rows) in COMMANDS.items():
         epilog = "examples:\n  " + EXAMPLES[name].replace("\n", "\n  ")
         describe(add(name, help=about, **what | {"description": None, "epilog": epilog}), do, rows)
-    sites = add("flower", help="run a federation on separate machines with Flower")
+    sites = add("flower", help="run a federation on separate machines (sites) with Flower")
     add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
     for name, (about, rows) in FLOWER.items():
         describe(add(name, help=about), flower(name), rows)

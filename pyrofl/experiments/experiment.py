@@ -39,7 +39,7 @@ from pyrofl.inference.tuning.results import By as Metric
 
 SECTIONS = {
     "data": "Data",
-    "target": "Tables (csv:; --target and --client-column also npz:)",
+    "target": "Tables (csv:PATH; --target and --client-column also with npz:PATH)",
     "class_weights": "Partition",
     "net": "Training",
     "eval_every": "Output",
@@ -51,8 +51,9 @@ EVALUATIONS = 20  # of a run, without --eval-every
 TRIES = 9  # settings of every method, without --settings
 MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc without --arviz-groups
 PRIVACY = (
-    "Differential privacy: clip client updates and add noise. Also delta=, max_weight=, "
-    "where=server or client; seed= makes the noise repeatable and therefore not private."
+    "Differential privacy: clip client updates and add noise. Optional values are delta=, "
+    "max_weight=, where=server or where=client, and seed=, which makes the noise repeatable and "
+    "therefore not private."
 )
 GROUPS = (
     "ArviZ groups of posterior.nc, or all (default: all; only posterior,sample_stats if the other "
@@ -93,8 +94,8 @@ class Experiment:
     likelihood: str | None = option("NAME", "Likelihood (default: inferred from the target).")
     missing: Missing | None = option(
         None,
-        "Missing values: error, drop (the rows) or impute (the mean, with an indicator column; "
-        "default: error).",
+        "What to do with missing values: error (refuse them), drop (omit their rows) or impute "
+        "(use the mean, and add an indicator column) (default: error).",
     )
     scaling: Prepare | None = option(None, "Scaling of numeric columns (default: standardize).")
     test_fraction: ShareBelowOne | None = option(
@@ -131,7 +132,7 @@ class Experiment:
     # Training
     net: Path | None = option(
         "SPEC",
-        "Network: a name (see pyrofl list networks) or FILE.py:NAME (default: by the data).",
+        "Network: a name (see pyrofl list networks) or FILE.py:NAME (default: set by the data).",
     )
     rounds: Count = free("N", "Communication rounds.", 20)
     stop_when: Until | None = free(None, "Stop early on convergence or divergence.")
@@ -177,7 +178,9 @@ class Experiment:
     # Output
     eval_every: Count | None = free("N", "Rounds between evaluations (default: rounds / 20).")
     draws: Count | None = option(
-        "S", "Number of posterior draws to average for predictions (default: the guide's mean)."
+        "S",
+        "Number of posterior draws to average for predictions (default: no draws; predictions use "
+        "the guide's mean).",
     )
     posterior_draws: Whole = free(
         "S", "Number of posterior draws in posterior.nc; 0 writes no file.", 100
@@ -186,7 +189,11 @@ class Experiment:
     save_predictions: bool = free(
         None, "Write rows.csv, with one line per test row, even if it is large.", False
     )
-    out: Path | None = free("DIR", "Output directory (default: runs/METHOD-SEED or runs/compare).")
+    out: Path | None = free(
+        "DIR",
+        "Output directory (default: runs/METHOD-SEED, or runs/compare for pyrofl compare, or "
+        "runs/tune-METHOD-SEED for pyrofl tune).",
+    )
     checkpoint_every: Count | None = free("N", f"Number of rounds between writes of {CHECKPOINT}.")
     log: Logger | None = free(
         None, "Log every round with TensorBoard (in the output directory) or MLflow."
@@ -196,7 +203,9 @@ class Experiment:
     quiet: bool = free(None, "Print the result table only.", False)
     # Execution
     chunk_size: Count | None = option(
-        "C", "Number of clients that train together in one vectorized batch (default: by memory)."
+        "C",
+        "Number of clients that train together in one vectorized batch (default: chosen from the "
+        "sizes of the state and of the processor's cache).",
     )
     state_memory: Whole = free(
         "GIB", "Memory for client states, in GiB; larger states are kept in a temporary file.", 4
@@ -212,8 +221,8 @@ class Experiment:
     tune: bool = free(None, "Select settings first, as pyrofl tune does.", False)
     tries: Few | None = free(
         "N",
-        f"Number of settings to try for each method (default: all combinations of --over, or "
-        f"{TRIES} of the method's own values).",
+        f"Number of settings to try for each method (default: all combinations of pyrofl tune "
+        f"--over, or without it {TRIES} of the settings that the method proposes).",
         flag="--settings",
     )
     metric: Metric | None = free(
