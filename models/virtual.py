@@ -45,7 +45,7 @@ WIDE = fixed(scale=3.0)  # Normal(0, 3^2)
 
 TUNE_OVER = {
     "lr": (0.003, 0.01, 0.03),
-    "init_scale": (0.1, 0.3, 1.0),
+    "init_scale": (0.2, 0.5, 1.0),
     "warm_start": (5, 10),
 }
 
@@ -63,7 +63,7 @@ def build(
     warm_start: Whole | None = None,
     optimizer: Optimizer | None = None,
     damping: PositiveShare | None = None,
-    init_scale: Positive = 0.3,
+    init_scale: Positive = 0.5,
     num_particles: Count | None = None,
     epochs: Whole = 10,
     batch: Count | None = None,

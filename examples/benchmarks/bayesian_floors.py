@@ -43,7 +43,7 @@ def pvi(
     epochs: int = 20,
     draws: int = 8,
     lr: float = 0.3,
-    scale: float = 0.3,
+    scale: float = 0.5,
     damping: float = 0.1,
 ) -> Iterator[Tensor]:
     """Run PVI with a diagonal covariance, yielding the mean of q after each round."""

@@ -98,7 +98,7 @@ USUAL = 128  # Monte Carlo draws of a client with few variables
 
 TUNE_OVER = {
     "lr": (0.003, 0.01, 0.03),
-    "init_scale": (0.1, 0.3, 1.0),
+    "init_scale": (0.2, 0.5, 1.0),
     "warm_start": (5, 10),
     "epochs": (10, 20),
 }
@@ -117,7 +117,7 @@ def build(
     warm_start: Whole | None = None,
     optimizer: Optimizer | None = None,
     damping: PositiveShare | None = None,
-    init_scale: Positive = 0.3,
+    init_scale: Positive = 0.5,
     num_particles: Count | None = None,
     epochs: Whole = 20,
     batch: Count | None = None,

@@ -29,6 +29,9 @@ from pyrofl.nets import Network
 from pyrofl.nets.reparametrised import Reparametrised
 from pyrofl.tensors import Tensors, like, pick, role
 
+# Factors of networks are far from normal: with larger steps the accuracy on digits collapses after
+# some ten rounds, with 1 to 1.5 times 1 / clients it is steady.
+BOLDEST = 2.0
 Sampling = Literal["auto", "activations", "weights"]
 Optimizer = Literal["adam", "natural"]
 
@@ -87,6 +90,10 @@ class MeanField(Partitioned):
         each = {n: v.expand_as(server[n]).clone() for n, v in each.items()}
         return server | q | each | {"warm_rounds": left - 1}
 
+    def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
+        """Return the adaptive damping of this round, at most BOLDEST over the number of clients."""
+        return super()._adapted(server, total, clients).clamp(max=min(1.0, BOLDEST / clients))
+
     # A client
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
@@ -122,10 +129,14 @@ class MeanField(Partitioned):
             torch.cat([received[n], self.own_prior[n].to(mean).expand(len(mean), -1)], -1)
             for n in ("shift", "precision")
         )
+        return rows + bayes * self.divergence(mean, root, shift, precision)
+
+    def divergence(self, mean: Tensor, root: Tensor, shift: Tensor, precision: Tensor) -> Tensor:
+        """Return the KL divergence [C] of normals from their cavities."""
         # Of a cavity that is no distribution only the constant is unknown.
         scaled = precision * (root.square() + (mean - shift / precision).square())
         twice = (scaled - 1 - precision.abs().log()).sum(-1) - 2 * root.log().sum(-1)
-        return rows + bayes * twice / 2
+        return twice / 2
 
     def rows(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Sample the responses of all rows, given noise of the layers' outputs."""

@@ -93,7 +93,7 @@ def test_warm_rounds_average_means_over_rows_and_keep_widths():
     mean, sd = normals.moments(first.server)
     close(mean, (rows[:, None] * means).sum(0) / rows.sum(), 1e-5)
     fans = torch.cat([torch.full((s.numel(),), net.fan_in(n)) for n, s in net.shapes.items()])
-    close(sd, 0.3 / fans.to(sd).sqrt(), 1e-5)
+    close(sd, 0.5 / fans.to(sd).sqrt(), 1e-5)
     # The factors are equal, and give q together with the prior, N(0, 1).
     for state in states[:2]:
         parts = state.server["server/precision"]
