@@ -17,7 +17,8 @@ COUNTS = (
 COUNTS += "m_step_iters embedding width components downloads least rows thin keep ensemble"
 WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth centres "
 WHOLE += "warm_start"
-POSITIVE = "tau noise concentration clip hyper_step sigma length count df spread"
+POSITIVE = "tau noise concentration clip hyper_step sigma length count df spread "
+POSITIVE += "robustness renyi_order"
 NOT_NEGATIVE = (
     "lr init_scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
 )
@@ -29,7 +30,8 @@ BELOW_ONE += "held_back discard"
 YES_OR_NO = "remember decay fresh_tau own_base natural logit_average sharpen shared weighted "
 YES_OR_NO += "stateless together"
 WORDS = "average confidence coords covariance distil dropout meta_grad on optimiser option order "
-WORDS += "posterior optimizer precision sampling tune guide attention kernel moments surrogates"
+WORDS += "loss divergence optimizer "
+WORDS += "posterior precision sampling tune guide attention kernel moments surrogates"
 PATTERNS = "head private aggregation bayesian branched teachers"
 NO_WORDS = "prior augment tuning"  # of the signature, but nothing that words can say
 BOTH = {"alpha": "a share of apfl, a positive number of others", "beta": "a share or a factor"}

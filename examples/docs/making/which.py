@@ -21,6 +21,7 @@ QUESTIONS = (
         ("a shared and a personal part", "virtual  fedpop"),
         ("the server has unlabeled rows", "fedbe  predbayes"),
         ("one model, many local steps", "fedpa"),
+        ("wrong labels", "fedgvi"),
     )),
     ("one model for all enough?", (
         ("clients' data are similar", "fedavg"),
@@ -41,9 +42,9 @@ QUESTIONS = (
 
 def which() -> bytes:
     """Draw the figure as SVG."""
-    figure = style.canvas(9.6, 8.9)
+    figure = style.canvas(9.6, 9.3)
     axes = figure.subplots()
-    axes.set(xlim=(0, 9.6), ylim=(-22.2, 0.8))
+    axes.set(xlim=(0, 9.6), ylim=(-23.2, 0.8))
     axes.set_axis_off()
     line = 0
     for i, (question, answers) in enumerate(QUESTIONS):
