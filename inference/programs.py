@@ -1,4 +1,4 @@
-"""Pyro programs as callable objects with readable settings."""
+"""Types and dataclasses of Pyro programs: models of networks, priors and guides."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
 def flat(
     name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
 ) -> TorchDistribution:
-    """Return an improper uniform prior, which with a delta guide gives maximum likelihood."""
+    """Return an improper uniform prior; with a delta guide this gives maximum likelihood."""
     return _improper(len(batch), shape)
 
 
 class Flat(dist.ImproperUniform):
-    """Improper uniform prior that `pyro.render_model` can run."""
+    """Improper uniform prior that `pyro.render_model` can process."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return zeros for `pyro.render_model`; raise an error otherwise."""
+        """Raise an error, as it cannot be sampled; return zeros while Pyro tracks dependencies."""
         if any(isinstance(handler, TrackProvenance) for handler in _PYRO_STACK):
             return torch.zeros(self.batch_shape + self.event_shape)
         return super().__call__(*args, **kwargs)
@@ -66,7 +66,7 @@ def _improper(clients: int, shape: Size) -> TorchDistribution:
 def around(
     family: LocationScale, centre: Tensor, scale: Tensor, group: object = None
 ) -> TorchDistribution:
-    """Return a prior centered at parameters [C, 1, *p], with one scale per client, [C, 1].
+    """Return a prior of a family, centered at parameters [C, 1, *p], with scales [C, 1].
 
     Parameters of one `group` have the same scale.
     """
@@ -77,7 +77,10 @@ def around(
 
 @dataclass(frozen=True)
 class Proximal:
-    """Prior around received parameters with variance 1 / (strength n_j); see `priors.proximal`."""
+    """Prior centered at received parameters with variance 1 / (strength * rows of the client).
+
+    See `priors.proximal`.
+    """
 
     strength: float
     family: LocationScale
@@ -86,7 +89,7 @@ class Proximal:
     def __call__(
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior of a parameter."""
+        """Return the prior distribution of the parameter `name`."""
         scale = (self.strength * batch.size).rsqrt()[:, None]
         if (centre := received.get(f"{self.loc}/{name}")) is None:
             raise ValueError(
@@ -98,18 +101,21 @@ class Proximal:
 
 @dataclass(frozen=True)
 class ByName:
-    """Prior that uses the first prior with a matching pattern of names; see `priors.by_name`."""
+    """Priors by patterns of parameter names; the first matching pattern is used.
+
+    See `priors.by_name`.
+    """
 
     priors: Mapping[str, Prior]
 
     def __call__(
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior of a parameter."""
+        """Return the prior distribution of the parameter `name`."""
         return self.of(name)(name, shape, received, local, batch)
 
     def of(self, name: str) -> Prior:
-        """Return the prior that matches the name of a parameter."""
+        """Return the prior of the first pattern that matches a parameter's name."""
         for patterns, chosen in self.priors.items():
             if matches(name, patterns):
                 return chosen
@@ -121,13 +127,13 @@ class ByName:
 
 
 def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
-    """Return a distribution with the last axes as one event, which plates do not count as rows."""
+    """Return a distribution with its last `axes` batch dimensions as event dimensions."""
     return cast("TorchDistribution", fn.to_event(axes))
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """Model of a network: p(w | received) times the likelihood of every row.
+    """Pyro model of a network: prior of its parameters and likelihood of every row's response.
 
     Attributes:
         net: the network.
@@ -145,7 +151,7 @@ class Supervised:
     forward: Forward | None = None
 
     def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
-        """Sample the parameters, then the responses of all rows."""
+        """Sample the network's parameters, then the responses of all rows."""
         known = role(self.points, local) if self.points else {}
         run = self.forward or self.net
         with data.clients():
@@ -158,11 +164,11 @@ class Supervised:
                 pyro.sample("y", self.likelihood(run(known | w, data.x), data.x), obs=data.y)
 
     def prior_of(self, name: str) -> Prior:
-        """Return the prior of a parameter."""
+        """Return the prior of the parameter `name`."""
         return self.prior.of(name) if isinstance(self.prior, ByName) else self.prior
 
     def homes(self, guide: Program, local: Tensors) -> dict[str, str]:
-        """Return the names of the local tensors that hold point parameters."""
+        """Return a dict from each point parameter to the local tensor that contains its value."""
         roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
         at = {n: [f"{r}/{n}" for r in roles if f"{r}/{n}" in local] for n in self.net.shapes}
         return {n: found[0] for n, found in at.items() if found}
@@ -192,7 +198,7 @@ def sample_noise(noisy: Reparametrised, data: Batch, of_rows: bool) -> Tensors:
 
 @dataclass(frozen=True)
 class Guide:
-    """Variational family q(w; local); a Pyro guide.
+    """Variational family q(w; local) of a model's latent sites, as a Pyro guide.
 
     Attributes:
         program: the Pyro guide.
@@ -212,5 +218,5 @@ class Guide:
     points: str = ""
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> object:
-        """Sample all latent sites."""
+        """Sample all latent sites from the variational distribution."""
         return self.program(received, local, batch)

@@ -1,4 +1,4 @@
-"""Report on which updates of a method are replayed from recorded tensor operations."""
+"""Report of the training updates that are replayed from recorded tensor operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyrofl.inference.recording.recorder import RECORDINGS, Recorder
 
 
 class RecordedUpdate(NamedTuple):
-    """Update of a method, and how often it was replayed from recorded tensor operations.
+    """Counts of how often a training update was replayed from a recording, or was not.
 
     Attributes:
         name: patterns of the tensors of a gradient step, or the name of a closed form.
@@ -32,7 +32,7 @@ class RecordedUpdate(NamedTuple):
 def recordings(
     method: Method, data: Federation, rounds: Count = 3, **options: Any
 ) -> tuple[RecordedUpdate, ...]:
-    """Train for a few rounds, and report which updates run by recorded tensor operations.
+    """Train for a few rounds, and report which updates are replayed from recorded operations.
 
     Pyro programs and autograd spend more time in Python than in the kernels of small networks. A
     repeated update is therefore recorded, and later runs only execute its tensor operations, with

@@ -1,4 +1,4 @@
-"""Dependencies in a method's model: its sites, their plates, and the tensors they read."""
+"""Dependency graph of a method's model: sites, their plates, and the tensors they depend on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyrofl.turns import synchronized
 
 @dataclass(frozen=True)
 class Related:
-    """Site of a model: its distribution, plates and dependencies.
+    """Description of a model site: its distribution, plates and dependencies.
 
     Attributes:
         distribution: its name, such as "Normal".
@@ -44,7 +44,7 @@ class Related:
 @synchronized
 @checked
 def get_dependencies(method: Method, data: Federation) -> dict[str, Related]:
-    """Return the sites of a method's model with their plates and dependencies.
+    """Return the sites of a method's model by name, with their plates and dependencies.
 
     Args:
         method: the method.

@@ -1,4 +1,4 @@
-"""Seeds of a run, and independent random streams for each purpose.
+"""Seeds of a run, and independent random number streams for each purpose.
 
 Partitions use NumPy's streams instead, keyed by (seed, purpose); see `federations`.
 """
@@ -15,7 +15,9 @@ from pyrofl.tensors import generator
 
 
 class Stream(IntEnum):
-    """Purposes of random streams; each is a part of a stream's key.
+    """Purpose of a random number stream.
+
+    The comments name the further parts of each stream's key.
 
     A client is identified by its name: its draws depend neither on its position in the federation
     nor on the other clients.
@@ -66,19 +68,19 @@ Seed = int | Seeds
 
 
 def separate(seed: Seed) -> Seeds:
-    """Return the seed of each purpose: init, participation and noise."""
+    """Return `Seeds`, which contains a seed for each purpose; an int is used for all of them."""
     return seed if isinstance(seed, Seeds) else Seeds(seed, seed, seed)
 
 
 def later(seed: Seed, k: int) -> Seed:
-    """Return the seed plus k, or each of several seeds plus k."""
+    """Return the seed increased by k; `Seeds` are increased by k each."""
     if not isinstance(seed, Seeds):
         return seed + k
     return Seeds(seed.init + k, seed.participation + k, seed.noise + k)
 
 
 def continued(seed: Seed | None, last: Seed | None) -> Seed:
-    """Return the given seed, or that of the resumed run, or 0."""
+    """Return the given seed, or that of the resumed run, or 0; raise ValueError if they differ."""
     if seed is None or last is None:
         return next(known for known in (seed, last, 0) if known is not None)
     if separate(seed) != separate(last):
@@ -89,5 +91,5 @@ def continued(seed: Seed | None, last: Seed | None) -> Seed:
 
 
 def stream(seed: Seed, purpose: Stream, *key: int | str) -> Generator:
-    """Return the random generator of a run for a purpose and further keys."""
+    """Return the random generator of a run for a purpose and a key; see `Stream`."""
     return generator(getattr(separate(seed), SEED_OF.get(purpose, "noise")), purpose, *key)

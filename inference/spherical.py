@@ -1,4 +1,4 @@
-"""Normal priors with one scale per client, with fast gradients."""
+"""Normal priors with one scale per client, and fast gradients of their log densities."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from pyrofl.tensors import like
 
 
 def spherical(fn: TorchDistribution, axes: int, group: object = None) -> Spherical:
-    """Convert a normal with equal scales over its last axes to one event with one scale."""
+    """Return a normal with equal scales along its last axes, which become event dimensions."""
     found = Spherical(fn, axes)
     found.group = group
     return found
 
 
 class Spherical(dist.Independent):
-    """Independent normals with a common scale, as one event.
+    """Independent normals whose scale is equal for all entries of an event.
+
+    The log density of an event needs only one logarithm.
 
     Attributes:
         group: Sites of one group have the same scale; None has no group.
@@ -32,23 +34,26 @@ class Spherical(dist.Independent):
     group: object = None
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of events."""
+        """Return the log density of events with the given values."""
         constant = self.scale.log() + 0.5 * math.log(2 * math.pi)
         return -self.distance(value) - self.entries * constant
 
     def distance(self, value: Tensor) -> Tensor:
-        """Return half the scaled squared distance of a value from the center."""
+        """Return half the squared distance of a value from the mean, divided by the variance.
+
+        It is the log density of the mean minus that of the value.
+        """
         squares: Tensor = (value - self.base_dist.loc).square().sum(tuple(range(-self._axes, 0)))
         return squares / 2 / self.scale.square()
 
     @property
     def entries(self) -> int:
-        """Return the number of entries of an event."""
+        """Number of entries of an event."""
         return int(self.event_shape.numel())
 
     @property
     def scale(self) -> Tensor:
-        """Return the scale of every event."""
+        """Scale (standard deviation) of every event."""
         scale: Tensor = self.base_dist.scale[(..., *(0,) * self._axes)]
         return scale
 
@@ -58,7 +63,10 @@ class Spherical(dist.Independent):
 
 
 def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
-    """Return the summed distances of sites [C, 1, *p] with priors of one scale, [C, 1]."""
+    """Return the sum over sites of half the squared distance between value and prior mean.
+
+    Values are [C, 1, *p]; each site's prior has one scale per client, [C, 1].
+    """
     centres = [prior.base_dist.loc for prior in priors]
     pairs = zip(values, centres, strict=True)
     if any(v.shape != c.shape or v.dtype != c.dtype or v.shape[1] != 1 for v, c in pairs):
@@ -69,14 +77,14 @@ def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
 
 
 class HalfSquares(torch.autograd.Function):
-    """Autograd function: half the sum of squared differences of values from their centers.
+    """Autograd function for half the sum of squared differences between values and centers.
 
     All differences are in one tensor, so that one operation computes all norms.
     """
 
     @staticmethod
     def forward(ctx: Any, many: int, *given: Tensor) -> Tensor:
-        """Return half the squared distances [C, 1] of values [C, 1, *p] from their centers."""
+        """Compute half the sum of squared differences [C, 1] between values and centers."""
         values, centres = given[:many], given[many:]
         ctx.save_for_backward(*given)
         ctx.sizes = [v[0].numel() for v in values]
@@ -89,7 +97,7 @@ class HalfSquares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients with respect to values and centers."""
+        """Return the gradients of values and centers."""
         given = ctx.saved_tensors
         values, centres = given[: len(given) // 2], given[len(given) // 2 :]
         if torch.is_grad_enabled():  # second derivatives need the inputs

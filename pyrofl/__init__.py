@@ -99,7 +99,7 @@ MODULES = {
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import a module of the package on first access."""
+    """Import and return a module of the package when it is first accessed."""
     if name not in MODULES:
         raise AttributeError(f"module 'pyrofl' has no attribute {name!r}")
     globals()[name] = found = import_module(MODULES[name])

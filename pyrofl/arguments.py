@@ -52,7 +52,7 @@ class Range:
         return above and (value < self.high if self.open_high else value <= self.high)
 
     def __str__(self) -> str:
-        """Return the range as text, for error messages such as "expected a number from 0 to 1"."""
+        """Describe the range for an error message, such as "of at least 1"; "" if unbounded."""
         if self.low == -inf and self.high == inf:
             return ""
         if self.high == inf:
@@ -92,7 +92,7 @@ def checked(function: F) -> F:
 
 
 def check_fields(record: Any) -> None:
-    """Validate a dataclass's fields by their annotations, for use in `__post_init__`."""
+    """Raise an error if a dataclass field violates its annotation; called in __post_init__."""
     _refuse_bad(vars(record), _hints(cast("Hashable", type(record))))
 
 
@@ -115,7 +115,7 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 class _Allowed(NamedTuple):
-    """Set of values that an annotation permits."""
+    """Types, number ranges and words that an annotation allows."""
 
     kinds: list[Any]
     ranges: list[Any]  # those of the kinds that are numbers with bounds
@@ -132,7 +132,7 @@ def _allowed(hint: Any) -> _Allowed:
 
 
 def _unlike(value: Any, hint: Any) -> str:
-    """Return what an annotation expects if a value violates it, or ""."""
+    """Describe the valid values of an annotation if a value violates it; "" if it is valid."""
     kinds, ranges, words = _allowed(hint)
     number = isinstance(value, Real) and not isinstance(value, bool)
     others: list[str] = []
@@ -150,13 +150,13 @@ def _unlike(value: Any, hint: Any) -> str:
 
 
 def _is_checked(kind: Any) -> bool:
-    """Return whether values of an annotation can be validated by their type."""
+    """Return whether the type is validated: pyrofl and torch classes, str, dict and callables."""
     meant = isinstance(kind, type) and kind.__module__.partition(".")[0] in CHECKED
     return meant or kind in (str, Path, bool) or get_origin(kind) in WORDS
 
 
 def _may_be(value: Any, kind: Any) -> bool:
-    """Return whether a value may have the type of an annotation."""
+    """Return whether a value has the given type; True for types that are not validated."""
     if kind is NoneType:
         return value is None
     if kind is bool:
@@ -175,7 +175,7 @@ def _may_be(value: Any, kind: Any) -> bool:
 
 
 def _takes(function: Any, arguments: Any) -> bool:
-    """Return whether a function accepts the given positional arguments, as far as known."""
+    """Return whether a function accepts these positional arguments; True if unknown."""
     if not isinstance(arguments, list):
         return True
     try:
@@ -205,13 +205,13 @@ def _told(kind: Any) -> str:
 
 
 def known(name: str, names: Collection[str], what: str) -> None:
-    """Raise ValueError if a name is not among `names`, with the nearest name or all of them."""
+    """Raise ValueError if a name is not among `names`; the message suggests valid names."""
     if name not in names:
         raise ValueError(f"unknown {what} {name!r}; {_hint(name, names)}")
 
 
 def _hint(name: str, names: Collection[str]) -> str:
-    """Return the name that is most similar, or all names if none is similar.
+    """Return the valid name most similar to an unknown one, or all names if none is similar.
 
     >>> _hint("leraning_rate_head", ["lr_head", "lr_base"])
     'did you mean lr_head?'

@@ -1,4 +1,4 @@
-"""Parsing of docstrings: a method's headline, paper, equations and use; arguments."""
+"""Parser of docstrings: a method's headline, paper, equations and use, and arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPARTURES, USE = "Departures from ", "Use it "
 
 @dataclass(frozen=True)
 class Paper:
-    """Parts of the docstring of a method's module: headline, paper, equations and use."""
+    """Parsed docstring of a method's module: headline, paper, equations and use."""
 
     name: str  # of the method, as its paper writes it
     headline: str  # what it does, in a line
@@ -55,7 +55,7 @@ def paper(text: str) -> Paper:
 
 
 def arguments(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the descriptions of the arguments in a function's docstring, by name.
+    """Parse a function's docstring, and return its arguments' descriptions: name -> text.
 
     >>> def f(a): '''Do.
     ...

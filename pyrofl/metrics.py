@@ -1,4 +1,4 @@
-"""Metrics of predictions per client: accuracy, proper scores and calibration.
+"""Metrics of predictions for each client: accuracy, proper scores and calibration.
 
 Every function is pure and takes clients side by side, C clients of B rows: y [C, B], the truth;
 mask [C, B] bool, False where a row does not count, such as padding, whatever it holds. A client
@@ -20,7 +20,7 @@ IMPOSSIBLE = -1e30  # log density that stands for all below
 
 
 class Bins(NamedTuple):
-    """Calibration bins of predictions by confidence; empty bins have NaN means."""
+    """Predictions binned by confidence: rows, mean confidence and accuracy of each bin."""
 
     rows: Tensor  # [..., bins] how many
     confidence: Tensor  # [..., bins] mean of a bin
@@ -28,7 +28,9 @@ class Bins(NamedTuple):
 
 
 def classification(probs: Tensor, y: Tensor, mask: Tensor) -> Tensors:
-    """Return the scores of each client's predicted class probabilities [C, B, K].
+    """Return classification scores of each client, given probabilities [C, B, K] and labels y.
+
+    Probabilities are averaged over draws; y is int64.
 
     Returns:
         Means over a client's rows, [C] each: `accuracy` of the most probable class; `nll` in nats,
@@ -64,7 +66,7 @@ def classification(probs: Tensor, y: Tensor, mask: Tensor) -> Tensors:
 def regression(
     prediction: Tensor, log_density: Tensor, crps: Tensor, y: Tensor, mask: Tensor
 ) -> Tensors:
-    """Return the scores of each client's predicted numbers.
+    """Return regression scores of each client: RMSE, negative log-likelihood and CRPS.
 
     Predictions [C, B] are predictive means, in the units of y; log_density [C, B] is the log of the
     predictive density (or mass) at y; crps [C, B] is `crps_of_normals` or `crps_of_draws`.
@@ -88,7 +90,7 @@ def regression(
 
 
 def crps_of_normals(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
-    """Return the CRPS of an equal mixture of K normals at y [*rows].
+    """Return the CRPS of equal mixtures of K normals, loc and scale [K, *rows], at y [*rows].
 
     CRPS = E|X - y| - E|X - X'| / 2, the integral of the squared error of the distribution function
     (Gneiting and Raftery, JASA 2007; of mixtures Grimit et al., 2006). It takes K² terms per row.
@@ -105,7 +107,7 @@ def crps_of_normals(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
 
 
 def crps_of_draws(draws: Tensor, y: Tensor) -> Tensor:
-    """Estimate the CRPS of any distribution from draws [S, *rows] at y [*rows], without bias.
+    """Estimate the CRPS from predictive draws [S, *rows] at y [*rows], without bias.
 
     It is mean |x - y| - mean |x - x'| / 2, the latter over pairs of different draws; see
     `crps_of_normals`. It needs S of at least 2, and is NaN otherwise.
@@ -118,7 +120,7 @@ def crps_of_draws(draws: Tensor, y: Tensor) -> Tensor:
 
 
 def _mean_distance(loc: Tensor, scale: Tensor) -> Tensor:
-    """Return the mean absolute value of normal variables."""
+    """Return E|X| for a normal variable X with the given loc and scale."""
     scale = scale.clamp(min=torch.finfo(loc.dtype).tiny)
     z = loc / scale
     distance: Tensor = (
@@ -130,16 +132,17 @@ def _mean_distance(loc: Tensor, scale: Tensor) -> Tensor:
 def calibration_bins(
     confidence: Tensor, correct: Tensor, mask: Tensor | None = None, bins: int = 15
 ) -> Bins:
-    """Group predictions into bins of equal width by their confidence.
+    """Bin predictions by confidence [..., N] into bins of equal width, given correctness.
 
-    A confidence of 0 falls in the first. Without a mask [..., N] all rows count.
+    Bins are (l, u]; a confidence of 0 falls in the first. `correct` is 1 or 0. Without a
+    mask [..., N] all rows count.
     """
     edges = torch.arange(1, bins).to(confidence) / bins
     return _gather(torch.bucketize(confidence, edges), confidence, correct, mask, bins)
 
 
 def calibration_error(bins: Bins) -> tuple[Tensor, Tensor]:
-    """Return the expected and the maximum calibration error (ECE, MCE) of bins."""
+    """Return expected and maximum calibration error [...] (ECE, MCE); NaN without rows."""
     gap = (bins.accuracy - bins.confidence).abs().where(bins.rows > 0, 0)
     rows = bins.rows.sum(-1)
     return (gap * bins.rows).sum(-1) / rows, gap.amax(-1).where(rows > 0, torch.nan)
@@ -148,7 +151,7 @@ def calibration_error(bins: Bins) -> tuple[Tensor, Tensor]:
 def classwise_ece(
     probs: Tensor, y: Tensor, mask: Tensor | None = None, bins: int = 10
 ) -> tuple[Tensor, Tensor]:
-    """Return ECE and MCE over the probabilities of all classes, as published for MetaVD.
+    """Return ECE and MCE over the probabilities of all classes [...], as defined by MetaVD.
 
     Each of the N x K probabilities is a prediction "the class is k", in bins [l, u); entries
     equal to 1 fall in none and do not count. Most entries are near 0 and right, so these numbers
@@ -165,7 +168,7 @@ def classwise_ece(
 
 
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the area under the ROC curve with which a score separates two data sets.
+    """Return the area under the ROC curve of a score, such as entropy, for two data sets.
 
     It is the probability that a row from outside [M] scores higher than one from inside [N], like
     those of training; ties count half. 0.5: the score is uninformative; 1: it separates the two;
@@ -178,7 +181,7 @@ def auroc(inside: Tensor, outside: Tensor) -> Tensor:
 
 
 def entropies(probs: Tensor) -> Tensors:
-    """Split the entropy of predictions into an epistemic and an aleatoric part.
+    """Split the predictive entropy into an epistemic (reducible) and an aleatoric part.
 
     From probs [S, ..., K] of S draws of a posterior, in nats [...]: `total`, of the mean over S;
     `aleatoric`, the mean of the draws' own; `epistemic`, the difference: the mutual information of
@@ -192,7 +195,7 @@ def entropies(probs: Tensor) -> Tensors:
 
 @checked
 def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tensor:
-    """Return the mean of a metric over clients without NaN; NaN if all are NaN.
+    """Return a metric's mean over clients, ignoring NaN; NaN if all values are NaN.
 
     >>> pool(torch.tensor([1.0, 0.0]), torch.tensor([3, 1]), "row")
     tensor(0.7500)
@@ -208,14 +211,14 @@ def pool(values: Tensor, size: Tensor, weighting: Weighting = "client") -> Tenso
 
 
 def mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over each client's rows [C, B] that are not padding: [C]."""
+    """Return the mean of values [C, B] over each client's unmasked rows: [C]."""
     return values.where(mask, 0).sum(1) / mask.sum(1)
 
 
 def _gather(
     place: Tensor, confidence: Tensor, correct: Tensor, mask: Tensor | None, bins: int
 ) -> Bins:
-    """Return the mean confidence and accuracy of predictions by bin."""
+    """Return rows, mean confidence and accuracy of each bin, given bin indices [..., N]."""
     counted = torch.ones_like(confidence) if mask is None else mask.to(confidence)
     empty = confidence.new_zeros(*confidence.shape[:-1], bins)
     count, sure, right = (
@@ -236,7 +239,7 @@ def _check_shapes(name: str, rows: Tensor, y: Tensor, mask: Tensor) -> None:
 
 
 def _check_probabilities(probs: Tensor, y: Tensor, mask: Tensor) -> None:
-    """Raise ValueError for logits instead of probabilities; NaN is allowed."""
+    """Raise ValueError for invalid probabilities (such as logits) or labels; NaN is allowed."""
     real = probs[mask]
     off = (real.sum(-1) - 1).abs()
     if bool((real < 0).any()) or bool((off > 1e-2).any()):

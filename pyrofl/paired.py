@@ -1,4 +1,4 @@
-"""Paired comparisons of two models on the same rows, with intervals.
+"""Paired comparisons of two models on the same rows, with confidence intervals.
 
 Differences of rows are paired, so what makes a row hard for both cancels. The interval is
 Student's, that of `scipy.stats.ttest_rel`. Where a score is 0 or 1, that interval is too narrow at
@@ -34,7 +34,7 @@ HOTTEST = 100.0  # T is at most so much, and at least one over it
 
 @dataclass(frozen=True)
 class Interval:
-    """Mean of differences, with its 95% interval."""
+    """Mean of paired differences with its 95% interval; NaN for fewer than two differences."""
 
     mean: float
     low: float
@@ -49,7 +49,10 @@ class Interval:
 
 
 def interval(differences: NDArray[Any], binary: bool = False) -> Interval:
-    """Return the mean of paired differences [N] of scores, with its 95% interval."""
+    """Return the mean of paired score differences [N] and its 95% confidence interval.
+
+    If `binary`, the scores are 0 or 1.
+    """
     from scipy.stats import t
 
     d = np.asarray(differences, dtype=float)
@@ -70,7 +73,7 @@ def interval(differences: NDArray[Any], binary: bool = False) -> Interval:
 def interval_over_seeds(
     score: NDArray[Any], base: NDArray[Any], least: float = -np.inf, most: float = np.inf
 ) -> Interval:
-    """Return the mean difference of two scores [S], paired by seed, and its 95% interval.
+    """Return the mean difference of two models' scores [S], paired by seed, and its interval.
 
     The interval is Student's, cut to the differences that are possible: both scores lie between
     `least` and `most`, and the mean of `base` lies in its own 95% interval. With accuracies and a
@@ -95,7 +98,7 @@ class Calibration:
 
 
 def calibrate(probs: NDArray[Any], y: NDArray[Any]) -> Calibration:
-    """Scale probabilities by a temperature, fitted by two-fold cross-validation."""
+    """Return calibration errors of probabilities [N, K] before and after temperature scaling."""
     if len(y) < 4:
         raise ValueError(f"there are {len(y)} rows; expected 4 at least, 2 in each half")
     logs = np.log(np.clip(probs, np.finfo(np.float32).tiny, 1.0))
@@ -110,7 +113,7 @@ def calibrate(probs: NDArray[Any], y: NDArray[Any]) -> Calibration:
 
 
 def temperature(logs: NDArray[Any], y: NDArray[Any]) -> float:
-    """Return the temperature that maximizes the likelihood of log probabilities [N, K]."""
+    """Return the softmax temperature that maximizes the likelihood of labels y [N]."""
     from scipy.optimize import minimize_scalar
 
     def loss(cold: float) -> float:
@@ -121,7 +124,7 @@ def temperature(logs: NDArray[Any], y: NDArray[Any]) -> float:
 
 
 def tempered(logs: NDArray[Any], temperature: float) -> NDArray[Any]:
-    """Return log probabilities [N, K] at a temperature."""
+    """Divide log probabilities [N, K] by a temperature and normalize them."""
     from scipy.special import log_softmax
 
     scaled: NDArray[Any] = log_softmax(logs / temperature, axis=-1)

@@ -1,4 +1,4 @@
-"""Cache of Pyro plates."""
+"""Cache of Pyro plates, which avoids creating them repeatedly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONCE = "once"  # key of a site: its distribution, where all draws come from one 
 
 
 class KeptPlates(ContextDecorator):
-    """Cache of Pyro plates, as a context manager.
+    """Context in which plates are cached, since creating a plate costs more than entering it.
 
     Such a plate leaves no node of its own in a trace, which Pyro's own inference looks for.
     """
@@ -24,16 +24,16 @@ class KeptPlates(ContextDecorator):
     depth = 0
 
     def __enter__(self) -> None:
-        """Start using the cache."""
+        """Activate the cache of plates."""
         KeptPlates.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        """Stop using the cache."""
+        """Deactivate the cache of plates."""
         KeptPlates.depth -= 1
 
 
 class _WholePlate(pyro.plate):
-    """Plate without subsampling: it does not scale, and broadcasts values without its axis."""
+    """Pyro plate without subsampling or scaling, which broadcasts values that lack its axis."""
 
     @cached_property
     def _frame(self) -> CondIndepStackFrame:

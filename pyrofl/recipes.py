@@ -1,4 +1,4 @@
-"""Specifications from which another process can rebuild objects of the library.
+"""Build specifications: records from which another process can rebuild an object.
 
 Functions that are `rebuildable` are listed here with the arguments of what they returned. `told`
 writes such a `BuildSpec` as numbers, texts, tensors, lists and dicts, and `made` follows it: only
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """Specification of an object: a library function and its arguments."""
+    """Function of the library, "MODULE:NAME", and the arguments it was called with."""
 
     maker: str
     arguments: Mapping[str, Any]
@@ -41,7 +41,7 @@ _specs: dict[int, tuple[weakref.ref[Any], BuildSpec]] = {}  # by id, as methods 
 
 
 def rebuildable(function: F) -> F:
-    """Decorate a function so that its results remember the arguments that built them.
+    """Decorate a function to record its arguments for each returned object (`spec_of`).
 
     Threads wait for each other and for rounds of a fit, see `synchronized`: some functions run Pyro
     programs.
@@ -67,14 +67,14 @@ def rebuildable(function: F) -> F:
 
 
 def _forget(key: int) -> None:
-    """Remove the specification of a deleted object, unless another object has its id."""
+    """Remove the specification of a deleted object, unless its id is in use again."""
     known = _specs.get(key)
     if known and known[0]() is None:
         del _specs[key]
 
 
 def spec_of(value: Any) -> BuildSpec | None:
-    """Return the specification of an object; None if no function of the library built it."""
+    """Return an object's build specification; None if no library function built it."""
     known = _specs.get(id(value))
     return known[1] if known and known[0]() is value else None
 
@@ -84,7 +84,7 @@ def _of_module(value: Any) -> bool:
 
 
 def told(value: Any, what: str = "it") -> Any:
-    """Convert a value to a JSON-compatible specification."""
+    """Convert a value to a JSON-compatible build specification; the inverse of `made`."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, Integral | Real):
@@ -106,7 +106,7 @@ def told(value: Any, what: str = "it") -> Any:
 
 
 def made(told: Any) -> Any:
-    """Build the value of a JSON-compatible specification."""
+    """Rebuild a value from its JSON-compatible specification; the inverse of `told`."""
     if isinstance(told, (*PLAIN, int, float)):
         return told
     if "call" in told:
@@ -126,7 +126,7 @@ def made(told: Any) -> Any:
 
 
 def _found(name: str) -> Any:
-    """Return the library object with a name "MODULE:NAME", or None."""
+    """Import the object "MODULE:NAME" if specifications may refer to it; else return None."""
     if not any(f"{name.partition(':')[0]}.".startswith(f"{own}.") for own in HANDED_ON):
         return None
     found = _imported(name)
@@ -134,7 +134,7 @@ def _found(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """Return an imported object of the library or of Pyro's distributions, or None."""
+    """Import "MODULE:NAME" from pyrofl or Pyro's distributions; return None for other modules."""
     module, _, own = name.partition(":")
     if module.partition(".")[0] != "pyrofl" and not f"{module}.".startswith("pyro.distributions."):
         return None

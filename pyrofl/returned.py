@@ -1,4 +1,4 @@
-"""Validation of values that a method's functions return.
+"""Validation of values returned by the functions of a method, and their error messages.
 
 An error is one line that names the function, what it returned and what is valid; the error that a
 function raised stays the cause, with its traceback.
@@ -23,7 +23,7 @@ from pyrofl.tensors import Tensors
 
 @contextmanager
 def calling(what: str, names: Collection[str] = ()) -> Iterator[None]:
-    """Add a function's name to the errors that it raises, as a context manager.
+    """Convert errors in the `with` block to one line that names the function.
 
     Args:
         what: the function.
@@ -80,13 +80,13 @@ LIBRARIES = {"pyrofl", "pyro", "torch", "contextlib", "functools", "numpy"}
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Return whether Pyro or torch raised an error, not the functions of pyrofl or of a user."""
+    """Return whether Pyro or torch itself raised an error, not pyrofl's or a user's code."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).partition(".")[0] in ("pyro", "torch")
 
 
 def explained(error: BaseException, kind: str = "program", hint: str = "") -> str:
-    """Describe an error of a user's function in one line, with the usual cause.
+    """Describe an error in a user's function: error, sample site, source line, usual cause.
 
     Args:
         error: what was raised.
@@ -111,7 +111,7 @@ def explained(error: BaseException, kind: str = "program", hint: str = "") -> st
 
 
 def as_tensors(what: str, given: object, clients: int | None = None) -> Tensors:
-    """Return a dict of tensors; raise an error for other values.
+    """Return the dict if its values are tensors; raise an error for other values.
 
     Args:
         what: the value, for errors: "what upload returns".
@@ -141,7 +141,7 @@ def as_tensors(what: str, given: object, clients: int | None = None) -> Tensors:
 
 
 def as_numbers(what: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
-    """Return a tensor of a given shape; raise an error for other values.
+    """Return the tensor if it has the given shape; raise an error for other values.
 
     Args:
         what: the value, for errors.
@@ -167,5 +167,5 @@ def as_numbers(what: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def _kind(value: object) -> str:
-    """Return the name of a value's type with its article, such as "a tensor"."""
+    """Return the value's type name with an article, such as "a dict"."""
     return f"a {type(value).__name__}"

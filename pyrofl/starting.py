@@ -1,4 +1,4 @@
-"""Interruption of the command line while its libraries are being imported."""
+"""Handling of interrupts while the command loads its libraries, which takes seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERRUPTED, REFUSED = 130, 2
 
 
 def begin_command() -> None:
-    """Make an interruption during imports end the command with one line.
+    """Handle interrupts during loading: the command then ends with a one-line message.
 
     It does nothing in a process that is not the command `pyrofl` or `python -m pyrofl`.
     """
@@ -27,13 +27,13 @@ def begin_command() -> None:
 
 
 def end_loading() -> None:
-    """Restore Python's handling of interruptions after the imports."""
+    """Restore the default handling of interrupts (KeyboardInterrupt)."""
     if signal.getsignal(signal.SIGINT) is _interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_command() -> bool:
-    """Return whether this process was started as the command `pyrofl`."""
+    """Return whether this process runs the command `pyrofl` or `python -m pyrofl`."""
     if sys.argv[:1] == ["-m"]:  # as long as the module is being looked for
         words = sys.orig_argv
         return "-m" in words and words[words.index("-m") + 1 :][:1] == ["pyrofl"]
@@ -42,7 +42,7 @@ def is_command() -> bool:
 
 
 def leave(text: str, code: int) -> None:
-    """End the process at once, without a traceback."""
+    """Print a line and end the process at once, without a traceback."""
     try:
         os.write(2, f"pyrofl: {text}\n".encode())
     finally:

@@ -1,4 +1,4 @@
-"""Short summaries of values, for a terminal and a notebook."""
+"""Short summaries of objects for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Summarised(ABC):
-    """Base class of objects with a printed summary."""
+    """Base class of objects with a summary as their repr and notebook output."""
 
     @abstractmethod
     def summary(self) -> Mapping[str, object]:
-        """Return the lines of the summary: label -> value."""
+        """Return a summary of the object: about five labels with their texts."""
 
     @property
     def title(self) -> str:
@@ -42,12 +42,12 @@ class Summarised(ABC):
         return told + self._more_html()
 
     def _more_html(self) -> str:
-        """Return additional HTML below the summary in a notebook."""
+        """Return additional HTML to show below the summary in a notebook."""
         return ""
 
 
 def picture(figure: Figure, about: str) -> str:
-    """Return a figure as self-contained HTML."""
+    """Return a figure as self-contained HTML; `about` is the alternative text."""
     file = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)

@@ -1,4 +1,4 @@
-"""Functions for flat dicts of tensors with names such as "loc/fc1.weight"."""
+"""Flat dicts of tensors (states) with names "role/parameter", such as "loc/fc1.weight"."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SEEDED, HEAD, WORDS = torch.Generator().get_state().numpy(), 24, 624
 
 
 def is_measured(value: Tensor) -> bool:
-    """Return whether a tensor contains real or complex numbers instead of integers."""
+    """Return whether a tensor has a floating-point or complex type, not integers."""
     return value.is_floating_point() or value.is_complex()
 
 
 @contextmanager
 def unwritten(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Raise an error if a method's function modifies the tensors that it received."""
+    """Raise ValueError if the `with` block modifies the given tensors in place."""
     before = [(n, v, v._version) for state in states for n, v in state.items()]
     yield
     for name, value, version in before:
@@ -38,7 +38,7 @@ def unwritten(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def matches(name: str, patterns: str) -> bool:
-    """Return whether a name matches one of several shell patterns separated by spaces.
+    """Return whether a name matches any of several shell patterns separated by spaces.
 
     >>> matches("loc/fc1.weight", "scale/* loc/*")
     True
@@ -47,7 +47,7 @@ def matches(name: str, patterns: str) -> bool:
 
 
 def role(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors of one role, with names without the role.
+    """Return the tensors of one role, with the role removed from their names.
 
     >>> role("loc", {"loc/w": torch.zeros(1), "tau": torch.ones(1)})
     {'w': tensor([0.])}
@@ -57,7 +57,7 @@ def role(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors with a role added to their names; the inverse of `role`."""
+    """Return the tensors with a role prefixed to their names; the inverse of `role`."""
     return {f"{prefix}/{n}": v for n, v in tensors.items()}
 
 
@@ -72,17 +72,17 @@ def renamed(tensors: Mapping[str, Tensor], roles: Mapping[str, str]) -> Tensors:
 
 
 def pick(tensors: Mapping[str, Tensor], patterns: str) -> Tensors:
-    """Return the tensors whose names match one of the patterns."""
+    """Return the tensors whose names match any of the patterns."""
     return {n: v for n, v in tensors.items() if matches(n, patterns)}
 
 
 def spread_out(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
-    """Repeat tensors [*p] for every client, [C, *p], without copies."""
+    """Return the tensors [*p] expanded by a leading client axis, [C, *p], as views."""
     return {n: v.expand(clients, *v.shape) for n, v in tensors.items()}
 
 
 def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
-    """Return every tensor indexed along its leading axis; expanded tensors stay expanded."""
+    """Index every tensor along its leading axis; expanded tensors stay expanded views."""
     if not isinstance(index, slice):
         index = as_run(index)
     if isinstance(index, slice):
@@ -96,7 +96,7 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
 
 
 def as_run(index: Tensor) -> Tensor | slice:
-    """Return the slice that is equal to an index [C], if there is one."""
+    """Convert an index [C] to an equal slice, if there is one, since slices copy nothing."""
     found = index.tolist() if index.dtype == torch.long else [-1]
     first = found[0] if found else 0
     is_run = first >= 0 and found == [*range(first, first + len(found))]
@@ -104,22 +104,22 @@ def as_run(index: Tensor) -> Tensor | slice:
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
-    """Append axes to values [C], so that they broadcast with a tensor [C, *p]."""
+    """Add trailing axes to values [C], so that they broadcast with a tensor [C, *p]."""
     return value.reshape(-1, *(1 for _ in other.shape[1:]))
 
 
 def total(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum over all entries of every client: [C, *p] -> [C]."""
+    """Return the sum over all entries for every client: [C, *p] -> [C]."""
     return torch.stack([v.reshape(len(v), -1).sum(1) for v in tensors.values()]).sum(0)
 
 
 def squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
-    """Return the squared distance ||one - other||^2 of every client: [C, *p] -> [C]."""
+    """Return the squared distance ||one - other||^2 for every client: [C, *p] -> [C]."""
     return total({n: (v - other[n]).square() for n, v in one.items()})
 
 
 def join_up(parts: Iterable[Mapping[str, Tensor]]) -> Tensors:
-    """Concatenate dicts of tensors along their leading axes."""
+    """Concatenate dicts of tensors along the leading axis, preserving expanded tensors."""
     parts = list(parts)
     return {n: _joined([part[n] for part in parts]) for n in parts[0]} if parts else {}
 
@@ -131,13 +131,13 @@ def _joined(values: list[Tensor]) -> Tensor:
 
 
 def _expanded(values: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are expanded from the same tensor."""
+    """Return whether all tensors are expanded views of the same tensor."""
     views = {(v.data_ptr(), v.shape[1:], v.stride(), v.dtype) for v in values}
     return len(views) == 1 and all(len(v) > 1 and not v.stride(0) for v in values)
 
 
 def placed(values: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors, and place each row at its given index."""
+    """Combine tensors along the leading axis, with each row at its given index."""
     first, count = values[0], sum(map(len, values))
     if _expanded(values):
         return first[:1].expand(count, *first.shape[1:])
@@ -150,17 +150,20 @@ def placed(values: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
 
 
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Return the size in bytes of tensors [C, ...] as messages, for each client."""
+    """Return the size in bytes of one client's message, for stacked tensors [C, ...]."""
     return sum(v[0].numel() * v.element_size() for v in tensors.values() if len(v))
 
 
 def dense(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the message size in bytes [C] of dense tensors [C, ...]."""
+    """Return each client's message size in bytes [C], for dense tensors [C, ...]."""
     return torch.full((len(next(iter(tensors.values()))),), size_in_bytes(tensors))
 
 
 def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return bytes [C] of tensors sent without zeros and with a bit mask, if that is smaller."""
+    """Return each client's message size in bytes [C], with zeros omitted where that is smaller.
+
+    A bit mask of the non-zero entries is counted too.
+    """
     total = torch.zeros_like(dense(tensors))
     for value in tensors.values():
         size = value.shape[1:].numel()
@@ -171,7 +174,7 @@ def sparse(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def generator(*key: int | str) -> Generator:
-    """Return a random generator that is seeded by a key."""
+    """Return a random generator seeded by the key; different keys give independent streams."""
     parts = [str(part) if isinstance(part, str) else index(part) for part in key]
     if any(isinstance(part, int) and part < 0 for part in parts):
         raise ValueError(f"key of a random generator is {parts}; expected no negative number")
@@ -189,7 +192,7 @@ def _state(key: str) -> Tensor:
 
 @contextmanager
 def lent(generator: torch.Generator) -> Iterator[None]:
-    """Use a generator as torch's global CPU generator, as a context manager."""
+    """Use a generator as torch's global CPU generator in the context, and advance its state."""
     own = torch.default_generator
     before = own.get_state()
     own.set_state(generator.get_state())
@@ -202,7 +205,7 @@ def lent(generator: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def default_type(dtype: torch.dtype) -> Iterator[None]:
-    """Set torch's default floating-point type, as a context manager."""
+    """Set torch's default floating-point type within the context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -213,7 +216,7 @@ def default_type(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global CPU generator temporarily, as a context manager."""
+    """Seed torch's global CPU generator within the context, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed the caller's accelerators too.
         torch.default_generator.manual_seed(seed)
@@ -221,7 +224,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Multiply matrices [*p, a, b] by vectors [*s, *p, b].
+    """Multiply matrices [*p, a, b] by vectors [*s, *p, b]: [*s, *p, a].
 
     Vectors with further axes in front are the columns of one product, as `matmul` would copy every
     matrix for each of them.

@@ -1,4 +1,4 @@
-"""Lock for Pyro's handlers and torch's generator, which are not thread-safe."""
+"""Synchronization of threads, since Pyro's handlers and torch's generator are global."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCK = RLock()
 
 
 def synchronized(function: F) -> F:
-    """Decorate a function so that only one thread at a time can run it."""
+    """Decorate a function so that only one thread at a time runs any decorated function."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

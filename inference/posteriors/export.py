@@ -116,7 +116,9 @@ def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
 
 
 def save(data: Any, path: str | Path) -> None:
-    """Write a result of `inference_data` as netCDF-4, completely or not at all (OSError).
+    """Write the result of `inference_data` to a netCDF-4 file; no partial file is left on error.
+
+    Raises OSError if the file cannot be written.
 
     `arviz.from_netcdf` of 0.23 and 1.x, and `xarray.open_datatree`, open it.
     """
@@ -126,7 +128,7 @@ def save(data: Any, path: str | Path) -> None:
 
 
 def _find_room(data: Any, path: Path) -> None:
-    """Reserve the disk space of a file, or raise OSError; HDF5 might crash the process."""
+    """Reserve disk space for a file of this data, or raise OSError before HDF5 could crash."""
     groups = data.groups() if callable(data.groups) else data.children
     parts = [data[group] for group in groups]
     size = sum(part.nbytes + VARIABLE * (1 + len(part.variables)) for part in parts)
@@ -137,7 +139,7 @@ def _find_room(data: Any, path: Path) -> None:
 
 @checked
 def load(path: str | Path) -> Any:
-    """Load a netCDF file of any version of ArviZ into memory, and close the file."""
+    """Load a netCDF file written by any version of ArviZ into memory, and close the file."""
     import xarray
 
     with xarray.open_datatree(path, engine="h5netcdf") as tree:
@@ -146,7 +148,7 @@ def load(path: str | Path) -> Any:
 
 
 def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]:
-    """Yield the label of every entry of an array, as in `arviz.summary`, and the entry's index."""
+    """Yield each entry's label, as in `arviz.summary`, and its index along each dimension."""
     for place in np.ndindex(*array.shape):
         at = dict(zip(array.dims, place, strict=True))
         labels = ", ".join(str(array[d].values[i]) for d, i in at.items())
@@ -154,7 +156,7 @@ def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]
 
 
 def import_arviz() -> Any:
-    """Import and return ArviZ, without the notice about version 1 that 0.23 shows daily."""
+    """Import and return ArviZ; suppress the FutureWarning about version 1 that 0.23 shows."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
         try:
@@ -178,7 +180,7 @@ def _environment(**words: str) -> Iterator[None]:
 def gathered(
     datasets: Mapping[str, xarray.Dataset], attrs: Mapping[str, Fact] | None = None
 ) -> Any:
-    """Combine datasets into the container of the installed ArviZ; `attrs` are its attributes."""
+    """Combine datasets into an InferenceData (ArviZ 0.x) or an xarray.DataTree (ArviZ 1.x)."""
     import xarray
 
     arviz = import_arviz()
@@ -197,7 +199,7 @@ def _dataset(
     coords: Mapping[str, Sequence[Any]],
     along: Mapping[str, tuple[str, Sequence[Any]]],
 ) -> xarray.Dataset:
-    """Return the dataset of one ArviZ group; the arguments are those of `inference_data`."""
+    """Return the xarray dataset of one ArviZ group; arguments as in `inference_data`."""
     import xarray
 
     arrays = {}

@@ -1,4 +1,4 @@
-"""Importance sampling of shared sites and of each client's own sites; see `corrected`."""
+"""Importance sampling of shared and client-specific latent sites, to correct posterior draws."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WIDER = 2.0  # scale of one draw of z in eight
 
 
 class CannotCorrect(ValueError):
-    """Error for draws that cannot be corrected by importance sampling.
+    """Error raised if posterior draws cannot be corrected by importance sampling.
 
     Attributes:
         reason: the reason, without the remedy.
@@ -61,7 +61,10 @@ class CannotCorrect(ValueError):
 
 
 class Weights(NamedTuple):
-    """Reliability of importance weights: of all clients together, [1], or of each client, [C]."""
+    """Diagnostics of importance weights: Pareto shape, effective sample size, number of draws.
+
+    Tensors are [1] for all clients together, or [C] for each client.
+    """
 
     k: Tensor  # Pareto shape
     ess: Tensor  # effective sample size
@@ -69,7 +72,7 @@ class Weights(NamedTuple):
 
 
 class ClientTerms(NamedTuple):
-    """Contribution of one client to the importance weights of S values of the shared sites g."""
+    """Contribution of one client to the importance weights of S draws of the shared sites."""
 
     log_l: Tensor  # log L_js, [S]
     noise: Tensor  # relative variance of L_js, [S]
@@ -79,7 +82,7 @@ class ClientTerms(NamedTuple):
 
 
 class Proposed(Messenger):
-    """Messenger that sets the noise of normal sites: shared ones [S, d], then others."""
+    """Messenger that replaces the noise of normal latent sites by given standard normal noise."""
 
     def __init__(self, shared: str, noise: Tensor, own: Tensor) -> None:
         super().__init__()
@@ -94,7 +97,7 @@ class Proposed(Messenger):
 
 
 def width(fn: Any) -> int:
-    """Return a normal distribution's number of entries per client; 0 for any other distribution."""
+    """Return the event size of a normal distribution; 0 for any other distribution."""
     normal = isinstance(base_of(fn), torch.distributions.Normal) and fn.batch_shape[2:] in (
         (),
         (1,),
@@ -108,7 +111,10 @@ Weighed = tuple[dict[int, dict[str, Values]], list[Tensor], Weights]
 
 @dataclass(frozen=True)
 class Weighing:
-    """Importance weights of `count` draws of clients, with private and common random numbers."""
+    """Importance sampler of a method's posterior, for given clients and a number of draws.
+
+    `sources` are the clients' own random generators, `common` is that of the shared draws.
+    """
 
     method: Method
     clients: dict[int, Client]
@@ -118,7 +124,7 @@ class Weighing:
     shown: Callable[[Mapping[int, Client], int], Iterable[int]] = lambda clients, _: clients
 
     def apart(self) -> Weighed:
-        """Return corrected draws and importance weights of each client separately."""
+        """Return corrected draws and importance weights, computed for each client separately."""
         drawn, made = {}, []
         for i in self.shown(self.clients, self.count):
             noise = torch.zeros(1, self.sizes[0]).double()
@@ -130,7 +136,7 @@ class Weighing:
         return drawn, log_w, Weights(k, torch.stack([effective(w) for w in log_w]), self.count)
 
     def together(self) -> Weighed:
-        """Return corrected draws of shared and of clients' own sites, and their weights."""
+        """Return corrected joint draws of shared and client-specific sites, and their weights."""
         size, draws = self.sizes[0], dict.fromkeys(self.clients, LEAST)
         normal = dist.Normal(torch.zeros(size, dtype=torch.float64), 1.0).to_event(1)
         proposal, worth, count = normal, 0.0, self.count
@@ -164,7 +170,7 @@ class Weighing:
         modes: Mapping[int, Predicted],
         sets: int = 1,
     ) -> tuple[Tensor, dict[int, ClientTerms], Tensor, float]:
-        """Draw noise of shared sites; return it, client terms, log weights, Pareto shape."""
+        """Draw shared noise; return it, clients' terms, log weights and their Pareto shape."""
         with seeded(int(torch.randint(2**62, (), generator=self.common))):
             e = proposal.sample((count,))
         terms = {
@@ -183,7 +189,7 @@ class Weighing:
 
     @cached_property
     def _guided(self) -> list[tuple[str, Any]]:
-        """Return the latent sites of the guide of one client."""
+        """Return the latent sites of the guide, traced for the first client."""
         i, client = next(iter(self.clients.items()))
         with self._alone(i):
             q, _ = traces(self.method.guide, self.method.guide, *client, 2)
@@ -191,13 +197,13 @@ class Weighing:
 
     @cached_property
     def _others(self) -> bool:
-        """Return whether the clients have local latent variables that are not normal."""
+        """Return whether client-specific latent sites include distributions that are not normal."""
         own = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
         return any(not is_point(fn) and not width(fn) for fn in own)
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        """Return the numbers of entries of normal sites: shared ones, and a client's own."""
+        """Return the total event sizes of the normal sites: shared sites, client-specific sites."""
         sites = {n: s for n, s in self._guided if not s["infer"].get("is_auxiliary")}
         if all(is_point(s["fn"]) for _, s in self._guided):
             raise CannotCorrect(
@@ -223,7 +229,7 @@ class Weighing:
     def terms(
         self, i: int, noise: Tensor, draws: int, near: Predicted | None = None, sets: int = 1
     ) -> ClientTerms:
-        """Return a client's contribution to the weights of shared values with noise [S, d]."""
+        """Return a client's contribution to the weights of S draws of shared sites."""
         draws, sets = (draws, sets) if self.sizes[1] or self._others else (1, 1)
         step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws * sets))
         parts = [self._terms_of_part(i, some, near, draws, sets) for some in noise.split(step)]
@@ -254,7 +260,7 @@ class Weighing:
     def _ratios(
         self, i: int, noise: Tensor, mode: Tensor, root: Tensor, draws: int, sets: int = 1
     ) -> tuple[Tensor, Tensor, dict[str, Values]]:
-        """Return log weights of local values, log p(g) - log q(g) of shared g, and all draws."""
+        """Return a client's log weights, log p - log q of shared sites, and all its draws."""
         s, size = len(noise), len(noise) * draws * sets
         own, wider = self._own(mode, root, draws, sets, self.sources[i])
         with torch.no_grad():
@@ -269,7 +275,7 @@ class Weighing:
         return ratio.nan_to_num(nan=-torch.inf), prior, sites
 
     def _mode(self, i: int, noise: Tensor, near: Predicted | None) -> tuple[Tensor, Tensor]:
-        """Return the mode [S, n] of local noise given shared values, and a covariance root."""
+        """Return the mode [S, n] of a client's noise per shared draw, and a covariance root."""
         size = self.sizes[1]
         at, root = noise.new_zeros(len(noise), size), torch.eye(size).double()
         root = root.repeat(len(noise), 1, 1)
@@ -290,7 +296,7 @@ class Weighing:
         return at, root
 
     def _slopes(self, i: int, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return gradient [S, n] and negative Hessian [S, n, n] of log p by local noise."""
+        """Return gradient [S, n] and negative Hessian [S, n, n] of log p at noise `at`."""
         at = at.detach().requires_grad_()
         with torch.enable_grad():
             found, _ = self._densities(i, noise, at)
@@ -305,7 +311,10 @@ class Weighing:
     def _own(
         self, mode: Tensor, root: Tensor, draws: int, sets: int, source: Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw local noise [S * sets * draws, n] from a proposal r; also return log r - log q."""
+        """Draw a client's noise from a proposal r around the mode; also return log r - log q.
+
+        Noise is [S * sets * draws, n].
+        """
         s, n = mode.shape
         wide = (torch.arange(draws) % 8 == 7).repeat(sets)
         inner = torch.empty(s, sets * draws, n, dtype=torch.float64)
@@ -323,7 +332,7 @@ class Weighing:
         return noise.flatten(0, 1), log_r - log_det[:, None] + noise.square().sum(-1) / 2
 
     def _densities(self, i: int, noise: Tensor, own: Tensor) -> tuple[Tensors, Any]:
-        """Return log densities [S] of a client's draws with given noise, and the guide's trace."""
+        """Return log densities [S] of a client's sites with given noise, and the guide's trace."""
         method, client = self.method, self.clients[i]
         with self._alone(i), Proposed(method.shared, noise, own):
             q, p = traces(method.model, method.guide, *client, len(noise))
@@ -333,20 +342,20 @@ class Weighing:
 
     @contextmanager
     def _alone(self, i: int) -> Iterator[None]:
-        """Draw sites without given noise from the client's own generator, as a context manager."""
+        """Use the client's own generator for sites without given noise, as a context manager."""
         source = self.sources[i]
         others = JointNoise([source], self.method.shared, lambda: source)
         with pyro.validation_enabled(False), others:
             yield
 
     def _enough(self, noise: Tensor, draws: int) -> int:
-        """Return the number of local draws that limits a client's share of the variance."""
+        """Return the number of client draws that limits the client's Monte Carlo variance."""
         excess = float(noise) * len(self.clients) / NOISE
         many: float = draws * excess ** (1 / ORDER)
         return math.ceil(min(max(many, LEAST), MANY))
 
     def resampled(self, log_w: Tensor, draws: int) -> Tensor:
-        """Return the indices of draws after systematic resampling by their log weights [S]."""
+        """Return indices of draws, systematically resampled according to their log weights [S]."""
         edges = log_w.exp().cumsum(0)
         at = (torch.arange(draws) + torch.rand((), generator=self.common)) / draws * edges[-1]
         order = torch.randperm(draws, generator=self.common)

@@ -1,4 +1,4 @@
-"""Test at the end of a run whether its normal posterior is at the optimum of the ELBO.
+"""Test, after training, of whether a normal posterior approximation maximizes the ELBO.
 
 A normal with mean m and covariance R R' is at the optimum of the ELBO if a natural-gradient step
 stays where it is. With the gradients dm and dR of the negative ELBO of all clients together,
@@ -55,7 +55,7 @@ CELLS = 1_000_000  # maximum copies of rows in one run of the programs
 
 
 class Found(NamedTuple):
-    """Result of the test whether a posterior is at the optimum, as phrases or ""."""
+    """Result of the test of whether a posterior is at the ELBO's optimum, as two texts."""
 
     off: str  # step to the optimum
     note: str  # width of the guide relative to the posterior
@@ -63,7 +63,7 @@ class Found(NamedTuple):
 
 @synchronized
 def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> Found | None:
-    """Return how far the posterior of shared sites is from the ELBO's optimum; None if unknown.
+    """Test whether the posterior of shared sites is at the optimum of the ELBO; None if untestable.
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
@@ -81,12 +81,12 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
 
 
 class Noise(Messenger):
-    """Messenger that sets antithetic noise of normal sites; clients share it in shared sites."""
+    """Messenger that draws antithetic noise of normal sites; clients use the same shared noise."""
 
     def __init__(
         self, shared: str, key: int, client: str, again: int = 1, wider: float = 1.0
     ) -> None:
-        """Set the scale of the noise of shared sites, and the repetitions of each value."""
+        """Create the generators; `again` repeats shared values, `wider` scales shared noise."""
         super().__init__()
         self.shared, self.again, self.wider = shared, again, wider
         self.log_w: Tensor | float = 0.0  # log density of standard noise over that of the wider
@@ -108,7 +108,7 @@ class Noise(Messenger):
 def _said(
     method: Method, client: Client, local: Tensors, copies: int, noise: Noise
 ) -> tuple[Tensor, Tensor, Any]:
-    """Return log p - log q [copies] of local and of shared sites, and the guide's trace."""
+    """Return log p - log q [copies] of client-specific and shared sites, and the guide's trace."""
     received, _, batch = client
 
     def many(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -129,7 +129,7 @@ def _said(
 
 
 def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
-    """Return the site that a natural-gradient step would change most, as a phrase, or ""."""
+    """Describe the site that a natural-gradient step would change most; "" if only slightly."""
     total: tuple[Tensor, Tensor] | None = None
     for name, client in clients.items():
         local = {n: v.expand(2 * PAIRS, *v.shape[1:]) for n, v in client[1].items()}
@@ -171,7 +171,7 @@ def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int)
 
 
 def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
-    """Return how much too narrow or wide the guide is, by weighted draws, as a phrase or ""."""
+    """Describe how much too narrow or wide the guide is, by importance weights, or return ""."""
     copies, values = DRAWS * OWN, {}
     log_w = doubt = given = torch.zeros(DRAWS, dtype=torch.float64)
     for i, (name, client) in enumerate(clients.items()):
@@ -212,7 +212,7 @@ def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int
 
 
 def _site(fact: Optimal, at: int) -> str:
-    """Return the name of the site to which an entry of the flat mean vector belongs."""
+    """Return the name of the site that contains entry `at` of the flat mean vector."""
     for name, size in fact.sites.items():
         if at < size:
             return name

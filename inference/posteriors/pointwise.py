@@ -1,4 +1,4 @@
-"""Values and log densities of each client and row in every draw of the posterior or prior.
+"""Values and log densities of each client and row, for every posterior or prior draw.
 
 Clients are processed one at a time, so that no row is padding, and distributions that couple
 clients can be sampled.
@@ -66,7 +66,7 @@ def pointwise(
     *,
     of_prior: bool = False,
 ) -> list[Pointwise]:
-    """Return values and log densities of clients in draws of the guide, or of the prior."""
+    """Return site values and log densities of clients for draws from the guide or the prior."""
     guide, found = method.guide, {}
     if of_prior:  # the model's latent sites serve as a guide
         guide = poutine.block(method.model, hide_fn=lambda msg: bool(msg.get("is_observed")))
@@ -92,7 +92,7 @@ def pointwise(
 def pointwise_at(
     model: Program, shared: str, values: Mapping[str, Values], client: Client, source: Generator
 ) -> Pointwise:
-    """Return values and log densities of one client in given draws [S, 1, B or 1, *p].
+    """Return site values and log densities of one client for given draws [S, 1, B or 1, *p].
 
     The draws are of the posterior: log_q equals log_p.
     """
@@ -115,7 +115,7 @@ def pointwise_at(
 
 
 def _replayed(guide: Program, trace: Any, part: slice) -> Program:
-    """Return the guide that replays some of its draws."""
+    """Return the guide with its latent sites fixed to a slice of the draws of a trace."""
     some = trace.copy()
     for name, site in latent(trace):
         some.nodes[name] = site | {"value": site["value"][part]}
@@ -131,7 +131,7 @@ def _said(
     draws: int,
     source: Generator,
 ) -> Pointwise:
-    """Return values and log densities of one client, computed for a part of the draws at a time."""
+    """Return site values and log densities of one client, computed in chunks of draws."""
     step = max(1, CELLS // client[2].mask.shape[1])
     with pyro.validation_enabled(False), torch.no_grad():
         parts = [
@@ -152,7 +152,7 @@ def _said(
 def _in_draws(
     model: Program, shared: str, guide: Program, client: Client, draws: int, source: Generator
 ) -> Pointwise:
-    """Return values and log densities of one client's sites in draws of the guide or the prior."""
+    """Return site values and log densities of one client for one chunk of draws."""
     q, p = traces(model, guide, *client, draws)
     density = densities(shared, q, p, client[2].size.new_zeros(draws, 1))
     prior = {
@@ -181,7 +181,7 @@ def _in_draws(
 
 
 def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
-    """Return the log densities of one client's draws by name, as sums over sites plus `zero`."""
+    """Return log_p and log_q [S, 1] of each draw of one client, of own and of shared sites."""
     found = dict.fromkeys(DENSITIES, zero)
     for name, site in latent(q):
         whose = "shared " if matches(name, shared) else ""
@@ -196,7 +196,7 @@ def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
 
 
 def _with_gaps(site: Any) -> Tensor:
-    """Return the log density of every row; NaN where a mask in the model hides it."""
+    """Return the log density of every row, with NaN for rows masked in the model."""
     value, mask = _log_prob(site), site["mask"]
     if isinstance(site["fn"], dist.MaskedDistribution):
         mask = site["fn"]._mask if mask is None else mask & site["fn"]._mask
@@ -204,7 +204,7 @@ def _with_gaps(site: Any) -> Tensor:
 
 
 def _counted(site: Any, value: Tensor) -> Tensor:
-    """Return the values of a site, converted to integers if its distribution is discrete."""
+    """Return the value, converted to integers if the site's distribution is discrete."""
     return value.long() if site["fn"].support.is_discrete else value
 
 
@@ -214,6 +214,6 @@ def _weighed(site: Any) -> Tensor:
 
 
 def _log_prob(site: Any) -> Tensor:
-    """Return the log density of a site of the model, without the scaling of minibatches."""
+    """Return the masked log density of a model site, without `poutine.scale` and row weights."""
     value: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]), mask=site["mask"])
     return value

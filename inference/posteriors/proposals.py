@@ -1,4 +1,4 @@
-"""Proposal distributions of importance sampling, for shared and for client-specific sites."""
+"""Proposal distributions of importance sampling, for shared and client-specific sites."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PER = 4  # rows of a regression for each of its coefficients
 
 
 def effective(log_w: Tensor) -> Tensor:
-    """Return the effective sample size, given normalized log importance weights [S]."""
+    """Return the effective sample size of importance weights, given their normalized logs [S]."""
     return 1 / log_w.exp().square().sum()
 
 
 def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
-    """Return a t proposal with moments closer to those of noise [S, d] with weights [S]."""
+    """Return a t proposal with moments moved toward those of weighted noise [S, d]."""
     size, mean = e.shape[1], w @ e
     spread = ((e - mean) * w[:, None]).mT @ (e - mean)
     old_mean, old_root = torch.zeros_like(mean), torch.eye(size, dtype=e.dtype)
@@ -35,14 +35,14 @@ def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Linear or quadratic regression of modes of local noise on the noise of shared sites."""
+    """Regression model, linear or quadratic, of each client noise mode on the shared noise."""
 
     slopes: Tensor  # [features, n]
     squares: bool
 
     @classmethod
     def of(cls, noise: Tensor, modes: Tensor) -> Predicted:
-        """Fit the regression of modes [S, n] on noise [S, d] by least squares, and return it."""
+        """Fit the regression of noise modes [S, n] on shared noise [S, d] by least squares."""
         squares = PER * _features(noise[:1], True).shape[1] <= len(noise)
         x = _features(noise, squares)
         # A ridge of a small part of the rows' weight, as features may be collinear.
@@ -50,7 +50,7 @@ class Predicted:
         return cls(torch.linalg.solve(x.mT @ x + ridge, x.mT @ modes), squares)
 
     def __call__(self, noise: Tensor) -> Tensor:
-        """Return the modes [S, n] predicted for noise [S, d], of norm at most REACH."""
+        """Predict noise modes [S, n] for shared noise [S, d], with norms limited to `REACH`."""
         found: Tensor = _features(noise, self.squares) @ self.slopes
         length = torch.linalg.vector_norm(found, dim=1, keepdim=True)
         bounded: Tensor = found * (REACH / length.clamp(min=REACH))
@@ -58,7 +58,7 @@ class Predicted:
 
 
 def _features(noise: Tensor, squares: bool) -> Tensor:
-    """Return regression features of noise [S, d]: 1, entries and, if `squares`, products."""
+    """Return regression features of noise [S, d]: 1, entries and, if `squares`, their products."""
     one = noise.new_ones(len(noise), 1)
     row, column = torch.triu_indices(noise.shape[1], noise.shape[1])
     pairs = [noise[:, row] * noise[:, column]] if squares else []
@@ -66,7 +66,7 @@ def _features(noise: Tensor, squares: bool) -> Tensor:
 
 
 def evenly(s: int, draws: int, size: int, source: Generator) -> Tensor:
-    """Return S sets of standard normal noise, [S, draws, size], evenly spaced in each set.
+    """Draw S sets of standard normal quasi-Monte Carlo points, [S, draws, size].
 
     The points of a set are a lattice with a random shift (Cranley and Patterson, "Randomization of
     number theoretic methods for multiple integration", 1976). Each is standard normal, so that

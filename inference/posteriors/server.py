@@ -1,4 +1,4 @@
-"""Draws from the posterior of a server, in place of draws from the clients' guides."""
+"""Posterior draws from a server's own posterior, used instead of the clients' guides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyrofl.turns import synchronized
 
 
 class Given(Messenger):
-    """Messenger that sets the latent sites with given names to given values [S, C, *p]."""
+    """Messenger that fixes latent sites to given values [S, C, *p], by site name."""
 
     def __init__(self, values: Tensors) -> None:
         super().__init__()
@@ -34,7 +34,9 @@ class Given(Messenger):
 def of_server(
     method: Method, state: RoundState, asked: EvaluationSpec, of_prior: bool = False
 ) -> tuple[Callable[[Cohort], Tensors], EvaluationSpec]:
-    """Return a function that draws sites [S, C, *p] from the server's posterior, if any.
+    """Return a function that draws sites from the server's posterior, and settings for others.
+
+    Draws are [S, C, *p]; there are none if the server has no posterior.
 
     Other sites are drawn from the main view.
     """

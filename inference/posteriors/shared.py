@@ -1,4 +1,4 @@
-"""Posterior draws of shared sites, from the server state alone, without any rows."""
+"""Posterior draws of shared sites, computed from the server state without clients' data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHY = "no: the rows that importance weights need are at the clients"
 
 
 def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
-    """Draw from the server's posterior of the shared sites: site -> [S, *p].
+    """Draw shared sites from the server's posterior; returns site name -> draws [S, *p].
 
     They are drawn as by a new client, from its download alone.
 
@@ -39,7 +39,7 @@ def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
 
 
 def shared_to_arviz(run: Fitted, draws: int = 1000) -> Any:
-    """Return draws of `shared_posterior` for ArviZ; None if there are none.
+    """Return draws of `shared_posterior` as ArviZ data, or None if there are no such sites.
 
     They are draws of the guide, as importance weights need the rows of the clients. The attribute
     "corrected" states this.

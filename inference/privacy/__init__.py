@@ -1,4 +1,4 @@
-"""Private sums over clients: with differential privacy noise, or with secure masks."""
+"""Private aggregation: differential privacy, and secure sums that hide single messages."""
 
 from pyrofl.inference.budget import Privacy, PrivacySpent
 from pyrofl.inference.privacy.masks import Masks, unmask

@@ -1,4 +1,4 @@
-"""Secure sums: the server learns the sum of messages, but no single message.
+"""Secure aggregation: the server learns the sum of messages, but no single message.
 
 Every two clients i < j of a round agree on a secret s_ij (X25519), derive a stream of random 64-bit
 words from it (HKDF, ChaCha20), and add it to their messages with opposite signs:
@@ -36,14 +36,14 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Masks:
-    """Masks of one client for its messages; every object creates a new key pair.
+    """Secret key of one client, used to mask its messages; every object creates a new key pair.
 
     Attributes:
         public: the public key, 32 bytes, for all other clients.
     """
 
     def __init__(self) -> None:
-        """Create the keys; raise ValueError if cryptography is not installed."""
+        """Create the key pair; raise ValueError if the package cryptography is not installed."""
         try:
             from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
         except ImportError:
@@ -59,7 +59,7 @@ class Masks:
     def mask(
         self, reply: Mapping[str, Any], keys: Mapping[str, bytes], step: Positive = STEP
     ) -> dict[str, Any]:
-        """Return a reply of `Client.train` with a masked message and without losses.
+        """Return a reply of `Client.train` with its message masked and its losses removed.
 
         Args:
             reply: reply of one client with a `summed` method.
@@ -100,7 +100,7 @@ class Masks:
         return told | under(UP, _shaped(words, message))
 
     def _words(self, public: bytes, about: bytes, count: int) -> Words:
-        """Return the pseudorandom words shared with another client in one round."""
+        """Return pseudorandom 64-bit words that only this and one other client can compute."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -116,7 +116,7 @@ class Masks:
 def unmask(
     replies: Mapping[str, Mapping[str, Any]], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return replies for `Server.aggregate_train`, each with an equal share of the sum.
+    """Replace every masked message by an equal share of the sum, for `Server.aggregate_train`.
 
     Args:
         replies: name -> reply, masked where it has a message.
@@ -153,7 +153,7 @@ def unmask(
 
 
 def _fixed(name: str, message: Tensors, step: float, clients: int) -> Words:
-    """Return a message's tensors [1, *p] as one flat array of integer multiples of `step`."""
+    """Convert a message to fixed-point numbers: one flat array of integer multiples of `step`."""
     most = (2**63 - 1) // clients * step
     for n, value in message.items():
         if not matches(n, f"{SUM}/* {WEIGHT}/*"):
@@ -170,19 +170,19 @@ def _fixed(name: str, message: Tensors, step: float, clients: int) -> Words:
 
 
 def _shaped(words: Words, message: Tensors) -> Tensors:
-    """Split a flat array of 64-bit words into tensors with the names and shapes of a message."""
+    """Split a flat array of 64-bit words into tensors named and shaped like those of a message."""
     names = sorted(message)
     parts = torch.from_numpy(words.view(np.int64)).split([message[n].numel() for n in names])
     return {n: p.reshape(message[n].shape).clone() for n, p in zip(names, parts, strict=True)}
 
 
 def _about(number: int, keys: Mapping[str, bytes]) -> bytes:
-    """Return the round number and its clients as bytes, from which masks are derived."""
+    """Return bytes that identify a round and its clients, as input of the key derivation."""
     return repr(("pyrofl secure sum", number, sorted(keys))).encode()
 
 
 def _form(reply: Mapping[str, Any]) -> tuple[float, str, dict[str, Size]]:
-    """Return the step size and the data type of a masked message, and the shapes of its tensors."""
+    """Return step size, data type and tensor shapes of a reply's masked message."""
     shapes = {n: v.shape for n, v in role(UP, reply).items()}
     return reply["mask/step"], reply["mask/type"], shapes
 

@@ -1,4 +1,4 @@
-"""Differentially private methods: clipped contributions of clients, and noise on their sums.
+"""Differentially private methods: clipped contributions of clients, and noise added to sums.
 
 where="server"   clients send contributions to sums, see `sums`; the server clips each, sums them
                  and adds noise once: McMahan, Ramage, Talwar and Zhang, "Learning Differentially
@@ -50,7 +50,7 @@ def with_privacy(
     clients: int,
     participation: Draw,
 ) -> Method | Callable[[int], Method]:
-    """Apply `private` to a method, or to the method of each round, unless `privacy` is None."""
+    """Return the method, or method per round, made private by `private` if `privacy` is given."""
     if privacy is None:
         return method
     if large := too_large(privacy.delta, clients):
@@ -96,7 +96,7 @@ def private(
     if changes:
 
         def download(server: Tensors, cohort: Cohort) -> Tensors:
-            """Return the download with the server tensors that messages are changes of."""
+            """Return the download with the server tensors from which clients compute changes."""
             return method.download(server, cohort) | shown(server, cohort, changes)
 
         return replace(
@@ -115,7 +115,7 @@ def private(
 
 @dataclass(frozen=True)
 class Bounds:
-    """Clipping bound and noise scale of the clients' contributions to sums.
+    """Clipping and Gaussian noise for clients' contributions to sums, from privacy settings.
 
     The weights have a total norm of at most 1, the other tensors of at most `clip`. If there are
     weights, both groups get 2^1/2 times the noise, which gives the same privacy.
@@ -124,18 +124,18 @@ class Bounds:
     privacy: Privacy
 
     def clipped_of(self, server: Tensors, message: Tensors) -> Tensors:
-        """Clip the clients' contributions to sums, as the `transform` of an `Aggregator`."""
+        """Return a message's clipped contributions, as the `transform` of an `Aggregator`."""
         return self.clipped(pick(message, f"{SUM}/* {WEIGHT}/*"))
 
     def clipped(self, added: Tensors) -> Tensors:
-        """Clip contributions [C, ...] to the norm bounds; non-finite ones become zeros."""
+        """Clip clients' contributions [C, ...] to the norm bounds; set non-finite ones to zero."""
         light = _scaled(added, pick(added, f"{WEIGHT}/*"), 1.0)
         weights = pick(light, f"{WEIGHT}/*")
         rest = {n: v for n, v in light.items() if n not in weights}
         return weights | _scaled(rest, rest, self.privacy.clip)
 
     def noisy(self, added: Tensors, source: Generator) -> Tensors:
-        """Return sums over clients, [*p] each, with Gaussian noise added.
+        """Return the given sums over clients, [*p] each, with Gaussian noise added.
 
         The noise comes from the operating system's entropy or, if the privacy has a seed, from
         that seed and the next number of `source`.
@@ -156,7 +156,7 @@ class Bounds:
     def protected(
         self, received: Tensors, message: Tensors, sources: Sequence[Generator]
     ) -> Tensors:
-        """Clip messages [C, ...] and add Gaussian noise from each client's own generator."""
+        """Clip clients' messages [C, ...] and add Gaussian noise from each client's generator."""
         base = {n: v for n, v in role(AT, received).items() if n in message}
         near = self.clipped({n: v - base[n] if n in base else v for n, v in message.items()})
         each = [self.noisy({n: v[c] for n, v in near.items()}, g) for c, g in enumerate(sources)]
@@ -165,7 +165,7 @@ class Bounds:
 
 
 def _scaled(values: Tensors, measured: Tensors, most: float) -> Tensors:
-    """Scale each client's values [C, ...] down if the norm of `measured` exceeds `most`."""
+    """Scale down each client's values [C, ...] so that the norm of `measured` is at most `most`."""
     if not measured:
         return values
     norm = total({n: v.double().square() for n, v in measured.items()}).sqrt()
@@ -181,7 +181,7 @@ def _multiplied(value: Tensor, factor: Tensor, good: Tensor) -> Tensor:
 
 
 def secret_normals(shape: Sequence[int]) -> Tensor:
-    """Draw standard normal numbers from the operating system's cryptographic random generator.
+    """Draw standard normal numbers using the operating system's cryptographic random generator.
 
     Each is the normal quantile of a uniform number of 53 random bits, so that no generator state
     can reproduce the noise.

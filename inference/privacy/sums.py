@@ -1,4 +1,4 @@
-"""Methods with clients that send contributions to the server's sums instead of their messages.
+"""Methods whose clients send contributions to the server's weighted sums as messages.
 
 A server that is an `Aggregator` computes its next state from weighted means, so it only needs two
 kinds of sums:
@@ -36,7 +36,7 @@ IDS, SIZE = "who/ids", "who/size"
 
 @dataclass(frozen=True)
 class Sums:
-    """Clients' contributions to sums over clients, and the server's aggregation of these sums.
+    """Conversion of messages to contributions to weighted sums, and of sums to a server state.
 
     Attributes:
         aggregate: aggregation of the server.
@@ -52,7 +52,7 @@ class Sums:
     least: float = UNUSED
 
     def told(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensors:
-        """Return clients' contributions to sums, [C, ...], given their server tensors."""
+        """Return the clients' contributions to weighted sums, [C, ...], given their messages."""
         values, found = self.aggregate.transform(server, message), Tensors()
         before = server | self.aggregate.transform(server, server)
         for names, patterns in self.aggregate.groups(values):
@@ -67,7 +67,7 @@ class Sums:
         return found
 
     def opened(self, server: Tensors, sums: Tensors) -> Tensors:
-        """Return the next server state, given the sums of contributions over clients."""
+        """Return the next server state, given the sums of all clients' contributions."""
         ahead = self.aggregate.transform(server, {n: v[None] for n, v in server.items()})
         before, pooled = server | {n: v[0] for n, v in ahead.items()}, Tensors()
         for n, value in role(SUM, sums).items():
@@ -81,7 +81,7 @@ class Sums:
         return self.aggregate.server_step(server, pooled)
 
     def _alike(self, patterns: str) -> bool:
-        """Return whether the weighting for these patterns gives every client weight 1."""
+        """Return whether tensors that match these name patterns give every client weight 1."""
         return self.even is not None and _inner(self.aggregate.weights[patterns]) in (
             by_size,
             uniform,
@@ -96,7 +96,7 @@ class Sums:
 
 @checked
 def summed(method: Method, sums: Sums | None = None) -> Method:
-    """Return a method in which clients send contributions to sums instead of their messages.
+    """Return a method whose clients send contributions to the server's weighted sums as messages.
 
     Results are equal up to rounding. Rules of messages are removed, as sums do not show which
     client violates them.
@@ -115,15 +115,15 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
     mine, all_known = sums or Sums(aggregate), method.download is send_all
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Return the download with the server tensors that contributions are relative to."""
+        """Return the download with the server tensors that are subtracted from messages."""
         return method.download(server, cohort) | under(AT, send_all(server, cohort))
 
     def count(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the ids and numbers of rows of the clients, to compute their weights."""
+        """Return the clients' ids and numbers of rows as client-local tensors."""
         return {IDS: batch.ids, SIZE: batch.size}
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Return the clients' contributions to sums over clients as their messages."""
+        """Return the clients' contributions to weighted sums, sent in place of their messages."""
         own = {n: v for n, v in received.items() if all_known or not n.startswith(f"{AT}/")}
         message = method.upload(own, local)
         known = received if all_known else role(AT, received)
@@ -142,7 +142,7 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
 
 
 def poolable(method: Method) -> Aggregator:
-    """Return a method's `Aggregator`; raise ValueError if it is not one of weighted means."""
+    """Return the method's `Aggregator`; raise ValueError unless it computes weighted means."""
     aggregate = method.aggregate
     if isinstance(aggregate, Aggregator) and aggregate.rule == "mean":
         return aggregate
@@ -158,7 +158,7 @@ def poolable(method: Method) -> Aggregator:
 
 
 def without_rules(metadata: Metadata) -> Metadata:
-    """Return metadata without the rules and costs of single messages."""
+    """Return the metadata without validation rules and costs of single client messages."""
     each = {n: f if isinstance(f, tuple) else (f,) for n, f in metadata.tensors.items()}
     kept = {
         n: tuple(f for f in own if not isinstance(f, Rule | WireCost)) for n, own in each.items()
@@ -167,7 +167,7 @@ def without_rules(metadata: Metadata) -> Metadata:
 
 
 def shown(server: Tensors, cohort: Cohort, names: str) -> Tensors:
-    """Return server tensors, repeated for each client, which messages are changes of."""
+    """Return the server tensors that match `names`, repeated for each client of a cohort."""
     known = {n: v for n, v in server.items() if matches(n, names)}
     return under(AT, spread_out(known, len(cohort.ids)))
 
@@ -177,5 +177,5 @@ def _inner(weight: Weight) -> Weight:
 
 
 def _times(weight: Tensor, value: Tensor) -> Tensor:
-    """Multiply values [..., *p] by weights [...]."""
+    """Return values [..., *p] multiplied by weights [...], broadcast over the last axes."""
     return weight.reshape([*weight.shape, *(1 for _ in value.shape[weight.dim() :])]) * value

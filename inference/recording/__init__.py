@@ -1,1 +1,1 @@
-"""Recorded updates: Python code of torch operations instead of Pyro programs and autograd."""
+"""Recording of training updates as torch operations, replayed without Pyro and autograd."""

@@ -1,4 +1,4 @@
-"""Python state that functions read: closure variables, attributes and global variables.
+"""Snapshots of the Python state that functions read: closures, attributes and globals.
 
 A recorded update does not run its Python code again. If this state changes from update to update,
 such as a counter of an annealed loss, the update runs as written; see `recorder`.
@@ -37,7 +37,7 @@ Read = Callable[[], Iterable[Any]]
 
 
 class PythonState:
-    """Python state that functions read, at any depth, to be compared between updates."""
+    """Python values that given functions read, at any depth, for comparison between updates."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.reads = list[Read]()
@@ -53,12 +53,12 @@ class PythonState:
         self.seen = seen  # references, so that no id is reused
 
     def now(self) -> tuple[object, ...]:
-        """Return the current Python state; equal states are equal objects."""
+        """Return a fingerprint of the current values; it is unchanged if no value has changed."""
         return tuple(_shown(value) for read in self.reads for value in read())
 
 
 def _reads(value: Any) -> Iterator[Read]:
-    """Yield functions, each of which returns current parts of a value, such as its attributes."""
+    """Yield functions that return the current parts of an object, such as its attributes."""
     if isinstance(value, FunctionType):
         yield from _reads_of_function(value)
     elif isinstance(value, MethodType):
@@ -88,7 +88,7 @@ def _reads_of_function(function: FunctionType) -> Iterator[Read]:
 
 
 def _of_module(module: nn.Module) -> Iterator[Any]:
-    """Yield the attributes, hooks and untrained tensors of all layers of a PyTorch module."""
+    """Yield attributes, hooks and untrained tensors of all layers of a PyTorch module."""
     for layer in module.modules():
         held = vars(layer)
         for name, value in held.items():
@@ -104,17 +104,17 @@ def _of_module(module: nn.Module) -> Iterator[Any]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a class attribute is a special one like `__dict__`, except `__call__`."""
+    """Return whether a class attribute has a name like `__dict__`; False for `__call__`."""
     return name.startswith("__") and name.endswith("__") and name != "__call__"
 
 
 def _fills(name: str, held: Any) -> bool:
-    """Return whether an attribute may be a cache, as private collections are."""
+    """Return whether an attribute may be a cache: a private dict, list or set."""
     return name.startswith("_") and isinstance(held, (dict, list, set))
 
 
 def _shown(value: Any) -> object:
-    """Return a fingerprint of a value, which is equal as long as the value is unchanged."""
+    """Return a fingerprint of a value, which changes if the value is modified."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, Tensor):
@@ -130,7 +130,7 @@ def _shown(value: Any) -> object:
 
 
 def _position(iterator: Iterator[Any]) -> tuple[object, ...]:
-    """Return the position of an iterator if it is known without advancing the iterator."""
+    """Return the position of an iterator without advancing it, or () if it is unknown."""
     frame = getattr(iterator, "gi_frame", None)
     if frame is not None:  # of a generator
         return frame.f_lasti, repr([v for v in frame.f_locals.values() if type(v) in PLAIN])

@@ -1,4 +1,4 @@
-"""Recorder of repeated updates of a training phase, which then run without Pyro and autograd.
+"""Recorder of repeated training updates, to run them later without Pyro and autograd.
 
 An update of few clients spends more time in Python than in kernels. It runs as written until more
 than `HOT` of one shape have run or are scheduled. Then it is recorded, and the next ones run both
@@ -43,7 +43,7 @@ Requested = tuple[Any, ...]
 
 
 class Noise(Protocol):
-    """Protocol of noise generators that append their draws to `noted`, unless it is None."""
+    """Protocol of noise generators that can log their draws in the list `noted`."""
 
     noted: list[tuple[Requested, Tensor]] | None
 
@@ -62,10 +62,13 @@ CHANGES = "Python variables or attributes that it reads change from update to up
 
 
 class Recording:
-    """Recorded operations of one kind of update for one set of tensor shapes."""
+    """Recorded tensor operations of a training update, for one set of tensor shapes."""
 
     def __init__(self, values: object) -> None:
-        """Store the objects that identify the recording, so that their `id` is not reused."""
+        """Create an empty recording; `values` are the programs and optimizer of the update.
+
+        They are stored so that no `id` in the recording's key is reused.
+        """
         self.values, self.seen, self.checked = values, 0, 0
         self.reason = ""  # why it runs as written
         self.requested: list[Requested] = []  # the noise that it needs
@@ -74,7 +77,7 @@ class Recording:
 
 
 class Functions:
-    """Networks and user-defined functions that one kind of update calls."""
+    """Networks and user-defined functions called by one kind of training update."""
 
     def __init__(self, values: object) -> None:
         self.values, self.nets = values, list[Network]()
@@ -93,7 +96,7 @@ class Functions:
 
 
 class Kept(threading.local):
-    """Thread-local storage of all recordings."""
+    """Thread-local store of all recordings of training updates."""
 
     def __init__(self) -> None:
         self.found: OrderedDict[object, Recording] = OrderedDict()
@@ -108,14 +111,14 @@ RECORDINGS = Kept()
 
 
 def forget() -> None:
-    """Delete all recordings of this thread."""
+    """Delete all recordings of training updates in this thread."""
     for kept in (RECORDINGS.found, RECORDINGS.plain, RECORDINGS.sure, RECORDINGS.known):
         kept.clear()
 
 
 @contextmanager
 def recording(is_on: bool) -> Iterator[None]:
-    """Enable or disable the recording of updates in this thread, as a context manager."""
+    """Context manager that enables or disables the recording of updates in this thread."""
     before, RECORDINGS.is_on = RECORDINGS.is_on, is_on
     try:
         yield
@@ -124,10 +127,10 @@ def recording(is_on: bool) -> Iterator[None]:
 
 
 class Recorder:
-    """Runner of one kind of update in a training phase, by recorded operations if possible."""
+    """Runner of a training update that records its operations and replays them if possible."""
 
     def __init__(self, name: str, values: tuple[Any, ...], whole: bool, noise: Noise) -> None:
-        """Create a recorder for one kind of update.
+        """Create a recorder for one kind of training update.
 
         Args:
             name: name of the update, for `recordings`.
@@ -158,11 +161,11 @@ class Recorder:
             RECORDINGS.log.append(self)
 
     def is_plain(self, params: Tensors) -> bool:
-        """Return whether first steps of this kind are known to keep parameters contiguous."""
+        """Return whether the first step of this update is known to keep parameters contiguous."""
         return RECORDINGS.is_on and self._first(params) in RECORDINGS.plain
 
     def note_layout(self, params: Tensors) -> None:
-        """Store whether the parameters are contiguous after the first step."""
+        """Store that the first step keeps parameters contiguous, if these parameters are."""
         self.made[0] += 1
         if all(p.is_contiguous() for p in params.values()):
             RECORDINGS.plain[self._first(params)] = self.values
@@ -172,13 +175,15 @@ class Recorder:
         return self.kind, *((n, p.shape[1:], p.dtype, p.device) for n, p in params.items())
 
     def forget(self) -> None:
-        """Forget the current recording, after the tensors of the update were replaced by others."""
+        """Discard the bound recording; call this after the update's tensors are replaced."""
         self.recording = self.run = None
 
     def make(
         self, written: Callable[[], None], touched: Touched, batch: Batch, ahead: int = 1
     ) -> None:
-        """Run an update, the first of `ahead` equal ones, by a recording or by `written`.
+        """Run one update, by replaying its recording if possible, else by calling `written`.
+
+        The update is the first of `ahead` equal ones.
 
         `touched` returns the tensors of updates except the batch, the same until `forget`.
         """
@@ -199,7 +204,7 @@ class Recorder:
             self._compare(found, written, batch)
 
     def _find(self, touched: tuple[Tensors, ...], batch: Batch) -> Recording:
-        """Return the recording for tensors of these shapes, or a new one."""
+        """Return the recording for the shapes of the given tensors; create it if there is none."""
         self.touched = tuple(list(some.values()) for some in touched)
         given = self._given(batch, [])
         names = [tuple(some) for some in touched]
@@ -222,12 +227,12 @@ class Recorder:
         return Given(moving, placed, [*still, *alike], [*others, *noise])
 
     def _start(self, found: Recording, given: Given) -> None:
-        """Replay a recording in the next updates, if comparisons have shown it correct."""
+        """Use a recording in the next updates if comparisons have verified it."""
         if found.bind and not found.reason and found.checked >= CHECKS:
             self.run = found.bind(*given.bound)
 
     def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
-        """Run an update as written, and compare its recording, creating it if needed."""
+        """Run an update without its recording, and compare the results with the recording's."""
         if not found.bind and self._has_changed():
             found.reason = self.reason = CHANGES
             return written()
@@ -275,23 +280,23 @@ class Recorder:
         self._start(found, given)
 
     def _has_changed(self) -> bool:
-        """Return whether Python state of user-defined functions changed in this phase."""
+        """Return whether Python state read by user-defined functions changed in this phase."""
         return not self.known and self.functions.python() != self.python
 
 
 def shorten(kept: dict[object, Any]) -> None:
-    """Delete the oldest entries of a dict beyond the size limit."""
+    """Delete the oldest entries of a dict with more than `KEPT` entries."""
     while len(kept) > KEPT:
         kept.pop(next(iter(kept)))
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether tensors are bitwise equal; all NaN count as equal."""
+    """Return whether two tensors are equal in every entry; NaN equals NaN."""
     return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
-    """Return types, devices, shapes and strides of tensors, and which of them share a storage."""
+    """Return types, devices, shapes and strides of tensors, and which tensors share a storage."""
     first: dict[int, int] = {}
     return tuple(
         (
@@ -306,7 +311,7 @@ def laid_out(tensors: list[Tensor]) -> tuple[object, ...]:
 
 
 def identity(value: object) -> object:
-    """Return a hashable key of a value: the keys of its parts, or else the identity of the object.
+    """Return a hashable key of a value: from its parts if it is a container, else its `id`.
 
     >>> identity(("a", 0.1)) == identity(("a", 0.1))
     True
@@ -323,7 +328,7 @@ def identity(value: object) -> object:
 
 
 def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) -> None:
-    """Collect the networks and the user-defined functions to which a function refers."""
+    """Collect the networks and user-defined functions that a value contains or refers to."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -350,7 +355,7 @@ def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) ->
 
 
 def _held(net: Network) -> tuple[object, ...]:
-    """Return the state of a network except its trainable weights: buffers, attributes and hooks."""
+    """Return a network's state except trainable weights: buffers, attributes and hooks."""
     module = net.module
     still = [v for v in (*module.parameters(), *module.buffers()) if not v.requires_grad]
     values: list[object] = [(id(v), v._version, v.data_ptr()) for v in still]
@@ -363,7 +368,7 @@ def _held(net: Network) -> tuple[object, ...]:
 
 
 def _is_of_library(net: Network) -> bool:
-    """Return whether all layers of a network only run functions of pyrofl or of torch."""
+    """Return whether all layers of a network are from pyrofl, Pyro or torch, without hooks."""
     return all(
         _is_in_library(type(layer))
         and "forward" not in vars(layer)
@@ -378,7 +383,7 @@ def _is_in_library(value: object) -> bool:
 
 
 def is_known(value: object) -> bool:
-    """Return whether a value only consists of numbers, texts and functions of the library.
+    """Return whether a value consists only of numbers, texts and functions of libraries.
 
     >>> from json import dumps
     >>> is_known(("a", 0.1)), is_known(dumps)

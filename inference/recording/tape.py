@@ -1,4 +1,4 @@
-"""Recording of the operations of a function on tensors while it runs."""
+"""Recording of all tensor operations that a function executes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ UNKNOWN = {
 
 
 class NotRecorded(Exception):
-    """Exception with the reason why a function cannot be replaced by recorded operations."""
+    """Exception raised if a function cannot be replaced by its recorded operations."""
 
 
 class Call(NamedTuple):
-    """Recorded operation with its tensors, and the storages that it creates, reads and modifies.
+    """One recorded tensor operation, with the memory that it creates, reads and modifies.
 
     The tensors exist as long as the call, so that no storage is reused.
     """
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
 
 class Tape(TorchDispatchMode):
-    """Recorder of the operations of a function, including those of autograd and of optimizers.
+    """Context manager that records tensor operations, including those of autograd and optimizers.
 
     Attributes:
         calls: the operations.
@@ -71,7 +71,7 @@ Tape.__torch_dispatch__ = unwrap(Tape.__torch_dispatch__)  # type: ignore[method
 
 
 class Reads(TorchFunctionMode):
-    """Detector of Python code that reads a tensor's values other than by a torch operation."""
+    """Context manager that detects conversions of tensors to Python or NumPy values."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -87,7 +87,10 @@ class Reads(TorchFunctionMode):
 
 @cache
 def _obstacle(op: Any, masked: bool) -> str:
-    """Return why an operation cannot be replayed, or ""; `masked`: whether it has a mask."""
+    """Return the reason why an operation cannot be replayed, or "" if it can.
+
+    `masked` states whether the operation has a boolean mask.
+    """
     if "index" in op.__name__ and not masked:  # its shape depends on the numbers of masks alone
         return ""
     return next((f"{why} ({op})" for tag, why in UNKNOWN.items() if tag in op.tags), "")
@@ -95,13 +98,13 @@ def _obstacle(op: Any, masked: bool) -> str:
 
 @cache
 def _written(op: Any) -> list[tuple[int, str]]:
-    """Return positions and names of the arguments that an operation modifies."""
+    """Return positions and names of the arguments that an operation modifies in place."""
     known = [(i, a.name, a.alias_info) for i, a in enumerate(op._schema.arguments)]
     return [(i, name) for i, name, alias in known if alias is not None and alias.is_write]
 
 
 def tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors among arguments, also those inside lists."""
+    """Return the tensors among the given values, including those in nested lists and tuples."""
     found = []
     for value in values:
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Reference inference: the same Pyro program on pooled data, and comparison with federated fits."""
+"""Reference inference by NUTS or SVI on pooled data, and its comparison with federated fits."""
 
 from pyrofl.inference.reference.comparison import compare_posteriors
 from pyrofl.inference.reference.samplers import centralised, nuts, pooled

@@ -1,4 +1,4 @@
-"""Comparison of two posteriors, coordinate by coordinate, such as a federated one and NUTS."""
+"""Comparison of two posteriors per coordinate, such as a federated one with NUTS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def compare_posteriors(
     federated: Any, reference: Any, group: str = "posterior", draws: int = 4000
 ) -> pandas.DataFrame:
-    """Compare two posteriors, variable by variable and coordinate by coordinate.
+    """Compare means, standard deviations and distances of two posteriors per coordinate.
 
     Args:
         federated: a run, or the result of `Run.to_arviz`.
@@ -70,7 +70,7 @@ def compare_posteriors(
 
 
 def _drawn(found: Any, group: str, draws: int) -> Any:
-    """Return posterior draws: those of a run, or the given draws unchanged."""
+    """Return posterior draws of a run as ArviZ data; return ArviZ data unchanged."""
     if isinstance(found, Run):
         return found.to_arviz(draws, groups=(group,))
     refuse_no_groups(found)
@@ -78,12 +78,12 @@ def _drawn(found: Any, group: str, draws: int) -> Any:
 
 
 def _summary(draws: np.ndarray) -> dict[str, float]:
-    """Return mean, standard deviation and central 95% interval of draws [S]."""
+    """Return the mean, standard deviation and central 95% interval of draws [S]."""
     low, high = np.quantile(draws, [0.025, 0.975])
     return {"mean": draws.mean(), "sd": draws.std(ddof=1), "low": low, "high": high}
 
 
 def _effective(draws: xarray.DataArray) -> float:
-    """Return the effective sample size for the mean of a variable, given all chains' draws."""
+    """Return the effective sample size of the mean of draws with axes chain and draw."""
     chains = draws.unstack("sample").transpose("chain", "draw").to_numpy()
     return float(import_arviz().ess(chains, method="mean"))

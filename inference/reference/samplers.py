@@ -1,4 +1,4 @@
-"""Reference inference: NUTS and centralized SVI of the same Pyro program on pooled clients.
+"""Reference inference: NUTS and SVI of the same Pyro program on all clients' data together.
 
 A user's program is written once, for clients that each have their own copy of shared sites:
 
@@ -68,7 +68,7 @@ def nuts(
     jit: bool = False,
     **options: Any,
 ) -> Any:
-    """Draw from the joint posterior of all clients by Pyro's NUTS, one chain after the other.
+    """Sample the joint posterior of all clients by Pyro's NUTS; chains run one after the other.
 
     Args:
         model: a program (received, local, batch), or a method for its model.
@@ -121,7 +121,7 @@ def centralised(
     shared: str | None = None,
     dims: Dims | None = None,
 ) -> Any:
-    """Fit the joint posterior of all clients by SVI with an automatic guide, and draw from it.
+    """Fit the joint posterior of all clients by SVI with an automatic guide, and sample it.
 
     Compared with NUTS and a federated fit, it separates the error of the guide from that of
     federation.
@@ -169,13 +169,13 @@ def centralised(
 
 
 def pooled(data: Federation) -> Federation:
-    """Return a federation of one client with all training clients' rows."""
+    """Return a federation with a single client that has all training clients' rows."""
     train, test = (torch.cat(part[: data.clients]).unique() for part in (data.train, data.test))
     return replace(data, train=(train,), test=(test,), names=("all",), held_out=0)
 
 
 class OnePrior(dist.TorchDistribution):
-    """Prior of a shared site: the first client's, if parameters have a client axis."""
+    """Prior of a shared site, defined by the first client of a distribution with a client axis."""
 
     arg_constraints = {}  # noqa: RUF012 (as every distribution of Pyro has it)
 
@@ -186,31 +186,31 @@ class OnePrior(dist.TorchDistribution):
 
     @property
     def support(self) -> Any:
-        """Return the support, which is equal for all clients."""
+        """Support of the distribution, which is equal for all clients."""
         return self.fn.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OnePrior:
-        """Expand the prior to a batch shape."""
+        """Return the prior with its last batch axis expanded to the given shape."""
         return OnePrior(self.fn.expand((*self.fn.batch_shape[:-1], batch_shape[-1])))
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw from the first client's prior."""
+        """Draw values from the first client's prior."""
         value: Tensor = self.fn(sample_shape)
         return value.narrow(value.dim() - self.event_dim - 2, 0, 1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density under the first client's prior."""
+        """Return the log density of a value under the first client's prior."""
         density: Tensor = self.fn.log_prob(value)
         return density[..., :1, :]
 
     def agrees(self, value: Tensor) -> bool:
-        """Return whether all clients' priors have the same log density of a value."""
+        """Return whether a value has the same log density under the priors of all clients."""
         density = self.fn.log_prob(value)
         return torch.allclose(density, density[..., :1, :].expand_as(density), equal_nan=True)
 
 
 class OncePlate(pyro.plate):
-    """Plate over clients in which a shared site is sampled once instead of per client."""
+    """Pyro plate over clients in which shared sites are sampled once instead of per client."""
 
     shared = ""
 
@@ -237,19 +237,19 @@ class OncePlate(pyro.plate):
 
 @dataclass(frozen=True)
 class Everybody(Batch):
-    """Batch of all clients' rows, for one joint model."""
+    """Batch of all rows of all clients, whose client plate samples shared sites only once."""
 
     shared: str = ""
 
     def clients(self) -> pyro.plate:
-        """Return the Pyro plate over clients, dim -2."""
+        """Return the Pyro plate over clients, at dim -2, with shared sites sampled once."""
         plate = OncePlate("clients", len(self.ids), dim=-2)
         plate.shared = self.shared
         return plate
 
 
 class Site(NamedTuple):
-    """Shape of a latent site, and whether clients and rows have their own values."""
+    """Shape of a latent site, and whether its values differ between clients and rows."""
 
     own: bool  # whether every client has its own value
     rows: bool  # whether every row has its own value
@@ -257,17 +257,17 @@ class Site(NamedTuple):
     event: torch.Size
 
     def laid(self, flat: Tensor, clients: int) -> Tensor:
-        """Reshape flat draws to [S, C or 1, places, *p]."""
+        """Reshape flattened draws [S, ...] to [S, C or 1, places, *event]."""
         return flat.reshape(len(flat), clients if self.own else 1, self.places, *self.event)
 
     def of(self, value: Tensor, client: int, rows: int) -> Values:
-        """Return one client's part of the draws, without padding."""
+        """Return a client's values from draws of all clients, without padding rows."""
         mine = value[:, [client if self.own else 0]]
         return Values(mine[:, :, :rows] if self.rows else mine, self.rows)
 
 
 class RowsKept(Messenger):
-    """Messenger that unmasks latent sites of hidden rows, so that their density is proper."""
+    """Messenger that removes the mask of latent sites of padding rows, for a proper density."""
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg) and of_rows(msg):
@@ -278,7 +278,7 @@ class RowsKept(Messenger):
 
 @dataclass(frozen=True)
 class Joint:
-    """Joint model of all clients, as a function without arguments for Pyro's samplers."""
+    """Joint model of all clients: a method's model bound to its inputs and to all rows."""
 
     method: Method
     data: Federation
@@ -294,7 +294,7 @@ class Joint:
             return self.method.model(received, local, self.batch)
 
     def sites(self) -> dict[str, Site]:
-        """Return the shapes and plates of the latent sites, by name."""
+        """Return the shape of each latent site of the model, by site name."""
         try:
             trace = poutine.trace(self).get_trace()
         except KeyError as error:
@@ -323,7 +323,7 @@ def joined(
     seed: Seed,
     shared: str | None,
 ) -> Joint:
-    """Return a model bound to all training clients; sites without a client axis are shared."""
+    """Return the joint model of all training clients; sites without a client axis become shared."""
     method = model if isinstance(model, Method) else _bare(model)
     if state is None:  # the model reads nothing
         method = _bare(method.model, method.shared)
@@ -342,7 +342,7 @@ def joined(
 
 
 def _bare(model: Program, shared: str = "") -> Method:
-    """Return a method with the given model, without any training."""
+    """Return a `Method` that consists of a model only, without training."""
     return Method(
         init=lambda generator, clients: {},
         model=model,
@@ -355,7 +355,7 @@ def _bare(model: Program, shared: str = "") -> Method:
 
 @contextmanager
 def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
-    """Set Pyro's random seed and floating-point type, as a context manager."""
+    """Context manager that sets seed, data type and an empty parameter store for Pyro samplers."""
     source = int(torch.randint(2**62, (), generator=stream(seed, Stream.SAMPLER, *key)))
     unchecked, scope = pyro.validation_enabled(False), pyro.get_param_store().scope()
     with seeded(source), default_type(data.dtype), unchecked, scope:
@@ -365,7 +365,10 @@ def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
 def _gathered(
     joint: Joint, chains: Sequence[Tensors], seed: int, dims: Dims, stats: Tensors
 ) -> Any:
-    """Return all ArviZ groups of the chains' draws, with the samplers' statistics."""
+    """Convert each chain's draws and sampler statistics to ArviZ data with all groups.
+
+    Draws are [S, *batch, *p], statistics [chain, S].
+    """
     method, data, ids = joint.method, joint.data, joint.batch.ids
     axes = ClientAxes(data, ids, method.shared, dims)
     draws = len(next(iter(chains[0].values())))

@@ -1,1 +1,1 @@
-"""Training of first layers in the space of a client's rows, faster for clients with few rows."""
+"""Faster training of a network's first layer for clients with few rows, by row coefficients."""

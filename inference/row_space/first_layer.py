@@ -1,4 +1,4 @@
-"""The first layer of a network, trained in the space of a client's rows.
+"""Training of a network's linear first layer by coefficients of a client's rows.
 
 Gradients move a linear layer only along the rows X [n, in] that it sees, and a normal prior, or
 weight decay, along the line to its centre. While a client trains, each of its weights of the layer
@@ -43,7 +43,7 @@ CENTRE = "rows/centre"  # A_0 in the space, for a prior with a received centre
 
 @lru_cache(maxsize=64)
 def first_layer(net: Network) -> FirstLayer | None:
-    """Return a sequential network cut around its first layer, if that is a linear one."""
+    """Split a network around its first trainable layer; None if that layer is not linear."""
     if type(net) is not Network:  # a subclass may compute something else
         return None
     first = next(part for part in net.parts if part.names)
@@ -64,7 +64,7 @@ def first_layer(net: Network) -> FirstLayer | None:
 
 
 class FirstLayer(NamedTuple):
-    """Network split into its linear first layer and the rest."""
+    """Network, split around a linear first layer."""
 
     name: str  # of the weight
     shape: Size
@@ -74,13 +74,13 @@ class FirstLayer(NamedTuple):
     above: Network
 
     def takes(self, x: Tensor) -> bool:
-        """Return whether rows [N, *x] reach the first layer as vectors of a supported type."""
+        """Return whether data x [N, *x] arrive at the layer as float32 or float64 vectors."""
         row = stacked.run(self.below, {}, x[None, :1])
         return row.dim() == 3 and row.dtype in (torch.float32, torch.float64)
 
 
 class InRows(NamedTuple):
-    """First layer of clients as coefficients of their rows, between `begin` and `end`.
+    """Training of a layer's weights by coefficients of each client's rows, with its conversions.
 
     The local tensors of the layer's weights hold (C, X X' C, a) by clients then, [C, 2 n + k, out],
     with the same a for every output.
@@ -92,7 +92,7 @@ class InRows(NamedTuple):
     decays: bool  # weight decay: a_0 may differ from 1
 
     def begin(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the constant products of rows, and zero coefficients."""
+        """Return row products and initial coefficients, which represent the current weights."""
         rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
         start = received[self.centre] if self.centre else local[self.moving[0]]
         apart = {n: local[n] for n in self.moving if not same(local[n], start)}
@@ -116,7 +116,7 @@ class InRows(NamedTuple):
         return found | {f"{APART}{n}": v for n, v in zip(apart, weights[1:], strict=True)}
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the first layer's weights, computed from the coefficients."""
+        """Return the layer's weights, computed from the trained coefficients."""
         rows, start = stacked.run(self.layer.below, {}, batch.x), local[START]
         wide = batch.mask.shape[1]
         apart = [local[n] for n in (f"{APART}{m}" for m in self.moving) if n in local]
@@ -131,14 +131,14 @@ class InRows(NamedTuple):
         return found
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:
-        """Return the pairs of weight tensors between which distances can be computed."""
+        """Return index pairs of initial weights whose inner products the prior needs."""
         along = range(0 if self.decays else 1, many) if self.centre else ()
         return list(product(along, along))
 
     def __call__(
         self, model: Supervised, received: Tensors, local: Tensors, batch: Batch
     ) -> tuple[Supervised, Tensors, Tensors]:
-        """Return the model in terms of coefficients, with its received and local tensors."""
+        """Return a model that computes with coefficients, and its received and local tensors."""
         layer, at = self.layer, cast("Tensor", batch.at)  # not None in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
         gram = picked(local[GRAM], at, client)
@@ -161,29 +161,32 @@ class InRows(NamedTuple):
 
 
 def ours(name: str) -> bool:
-    """Return whether a local tensor is a temporary tensor of the row space."""
+    """Return whether a local tensor's name is that of a temporary tensor of `InRows`."""
     return name in (GRAM, OUTPUTS, INNER, START, CENTRE) or name.startswith(APART)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are the same view of the same memory."""
+    """Return whether two tensors are identical views: the same memory and strides."""
     return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def picked(known: Tensor, at: Tensor, client: Tensor) -> Tensor:
-    """Select rows' values [C, n, ...] at indices [C, B] of the clients [C, 1]."""
+    """Return the entries of a tensor [C, n, ...] at row indices [C, B] of each client."""
     rows = (at + client * known.shape[1]).flatten()
     found: Tensor = known.flatten(0, 1).index_select(0, rows).unflatten(0, at.shape)
     return found
 
 
 def made_of(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return the first layer's outputs [C, n, out] for rows."""
+    """Return the layer's outputs [C, n, out] for rows [C, n, in] and its weight.
+
+    An expanded weight is used once for all clients.
+    """
     return rows @ (weight.mT if weight.stride(0) else weight[0].T)
 
 
 class RowProducts(torch.autograd.Function):
-    """Autograd function: layer outputs and squared distances, from row coefficients.
+    """Autograd function of a layer's outputs and half the squared distance to a prior center.
 
     Its gradient is by a weight instead of the coefficients: D at the rows, X X' D and the distance.
     """
@@ -200,7 +203,7 @@ class RowProducts(torch.autograd.Function):
         gram: Tensor,
         *outputs: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return outputs [C, B, out] and half squared distances [C], from coefficients.
+        """Compute the outputs [C, B, out] from coefficients, and half the squared distance [C].
 
         Of rows [C, B] of clients [C, 1] are gram [C, B, n] and k outputs [C, B, out], of every row
         outputs [C, k n, out]. A centre that has not moved along rows is given by its a alone.
@@ -225,7 +228,7 @@ class RowProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the coefficients and of a centre with rows."""
+        """Return the gradients of the coefficients and of the prior's center."""
         (grad, scale), n, centre = grads, ctx.gram.shape[2], None
         if ctx.apart is None:
             whole = grad.new_empty(ctx.shape)

@@ -1,4 +1,4 @@
-"""Numerical tests of functions of a method: whether they read rows, or are linear."""
+"""Tests of user functions by calls: whether they read rows, and whether they are linear."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SHAPE = 1, 3, 2  # of a tensor used instead of a weight
 
 
 class Unread:
-    """Placeholder for rows that raises an error if a function reads it."""
+    """Placeholder argument that raises an error if a function reads any attribute of it."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Raise AttributeError, as nothing may be read."""
+        """Raise AttributeError for every attribute."""
         raise AttributeError(name)
 
 
 def ignores_rows(likelihood: Likelihood, net: Network, x: Tensor) -> bool:
-    """Return whether a likelihood only depends on a network's outputs, not on rows [N, *x]."""
+    """Return whether a likelihood depends only on a network's outputs, not on the inputs x."""
     weights = {n: x.new_zeros(1, 1, *shape) for n, shape in net.shapes.items()}
     try:
         likelihood(net(weights, x[None, :1]), cast("Tensor", Unread()))
@@ -42,7 +42,10 @@ def sums(
     received: Tensors,
     local: Tensors,
 ) -> set[str] | None:
-    """Return the names of local tensors that a view adds up with weights, or None."""
+    """Return the local tensors whose weighted sum a view computes as `name`; None if not linear.
+
+    The sum must be entrywise.
+    """
     g = generator(0)
     one, other = (
         {n: torch.randn(SHAPE, generator=g).to(local[n]) for n in names} for _ in range(2)

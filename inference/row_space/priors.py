@@ -1,4 +1,4 @@
-"""Normal priors of a layer in the space of rows: distances computed from coefficients."""
+"""Normal priors of a layer whose weights are represented by coefficients of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyrofl.tensors import Tensors
 
 @dataclass
 class InRowsPrior:
-    """Priors of a model with its first layer in the space of rows.
+    """Priors of a model whose first layer is represented by coefficients of rows.
 
     Attributes:
         priors: prior of the model.
@@ -38,7 +38,7 @@ class InRowsPrior:
     def __call__(
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior of a parameter."""
+        """Return the prior distribution of the parameter `name`."""
         prior = self.priors(name, shape, received, local, batch)
         if name != self.name or not isinstance(prior, Spherical):
             return prior
@@ -47,26 +47,30 @@ class InRowsPrior:
 
 
 class SphericalInRows(Spherical):
-    """Normal prior with one scale, expressed by coefficients of rows."""
+    """Normal prior, with one scale per client, of weights represented by coefficients of rows."""
 
     def __init__(self, fn: TorchDistribution, entries: int, known: InRowsPrior) -> None:
         super().__init__(fn, 2)
         self.known, self.numbers = known, entries
 
     def distance(self, value: Tensor) -> Tensor:
-        """Return half the scaled squared distance of weights from the prior's center.
+        """Return half the squared distance of the weights from the center, divided by the variance.
 
-        It is half the squared distance in scales. The network has been run on the value before.
+        It is the log density of the center minus that of the weights. The network
+        has been run on the value before.
         """
         assert self.known.half is not None
         return self.known.half[:, None] / self.scale.square()
 
     @property
     def entries(self) -> int:
-        """Return the number of entries of a weight."""
+        """Number of entries of the weight, in place of the number of coefficients."""
         return self.numbers
 
 
 def dot(one: Tensor, other: Tensor) -> Tensor:
-    """Return the inner products of stacked tensors, [C]; faster than a matrix product."""
+    """Return the inner product of two tensors [C, ...] for each client, [C].
+
+    This is faster than a matrix product.
+    """
     return (one * other).flatten(1).sum(1)

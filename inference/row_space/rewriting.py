@@ -1,4 +1,4 @@
-"""Phases that train a first layer on minibatches, rewritten for clients with few rows.
+"""Training phases rewritten to be faster for clients with few rows, with equal results.
 
 Results are equal up to rounding. Phases are rewritten if a method's programs, losses and optimizers
 are known dataclasses: `Supervised`, `Guide`, `Elbo`, `Sgd`. Other methods run as written.
@@ -29,14 +29,14 @@ ENABLED = True  # benchmarks and tests compare with phases as written
 
 
 class Alternatives(NamedTuple):
-    """A phase, and equivalent phases that are faster for clients with few rows."""
+    """Original phase and its faster rewrite for clients with few rows."""
 
     written: tuple[Phase, ...]
     rewritten: tuple[Phase, ...]
     most: float  # largest number of rows for which the second is faster
 
     def of(self, rows: int) -> tuple[Phase, ...]:
-        """Return the fastest training phases for a client with this number of rows."""
+        """Return the faster of both versions of the phase for a client with `rows` rows."""
         return self.rewritten if rows <= self.most else self.written
 
 
@@ -47,7 +47,7 @@ KEPT = 256  # entries, which are used from round to round
 def alternatives(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> Alternatives:
-    """Return equivalent phases of a phase, for clients with few and with many rows.
+    """Return a phase and its rewrite for clients with few rows, if it has one.
 
     They depend on the names of received and local tensors and on the shape of a row, but not on the
     training clients: a client runs the same way alone and with others.
@@ -66,7 +66,7 @@ def alternatives(
 
 @dataclass(frozen=True)
 class ShortElbo:
-    """ELBO loss of a model with its first layer in the space of a client's rows."""
+    """Loss of a model whose first layer is represented by coefficients of rows."""
 
     loss: Loss
     rows: InRows
@@ -74,14 +74,14 @@ class ShortElbo:
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss of each client, [C]."""
+        """Return the loss of each client, [C], computed with row coefficients."""
         short, received, local = self.rows(cast("Supervised", model), received, local, batch)
         return self.loss(short, guide, received, local, batch)
 
 
 @dataclass(frozen=True)
 class ShortPhase(Phase):
-    """Phase with the first layer in row space, run for groups of clients of similar size.
+    """Minibatch phase rewritten for clients with few rows, which are grouped by size.
 
     Attributes:
         blind: whether no update reads x, which is then not fetched, but empty.
@@ -91,7 +91,7 @@ class ShortPhase(Phase):
 
 
 def shortened(loss: Loss, rows: InRows) -> Loss:
-    """Return a loss rewritten with the first layer in the space of a client's rows."""
+    """Return a loss changed to compute the first layer with coefficients of rows."""
     if isinstance(loss, On):
         return replace(loss, loss=shortened(loss.loss, rows))
     return ShortElbo(loss, rows)
@@ -100,7 +100,7 @@ def shortened(loss: Loss, rows: InRows) -> Loss:
 def with_few_rows(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> tuple[tuple[Phase, ...], float] | None:
-    """Return a phase rewritten for few rows, and the largest such number of rows, or None.
+    """Rewrite a phase for clients with few rows; return its phases and row limit, or None.
 
     It must have steps on minibatches, by SGD, on ELBOs that only depend on the layer by the
     network's outputs and perhaps a normal prior with one scale per client around received values.
@@ -131,7 +131,7 @@ def with_few_rows(
 
 
 class Reading(NamedTuple):
-    """Tensors of the first layer of a network that a gradient step reads."""
+    """First layer of the network in a gradient step's loss, and the tensors that the step reads."""
 
     layer: FirstLayer
     reads: set[str]  # local tensors
@@ -140,7 +140,7 @@ class Reading(NamedTuple):
 
 
 def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
-    """Return the names of the local tensors of a layer's weight."""
+    """Return the names of all local tensors that are weights of a layer."""
     return tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
 
 
@@ -152,7 +152,7 @@ def reading(
     local: Tensors,
     data: Federation,
 ) -> Reading | None:
-    """Return which tensors of the network's first layer a gradient step reads, or None."""
+    """Return the first layer and its tensors that a gradient step reads; None if not supported."""
     views, core, model, guide = list[Seen](), step.loss, method.model, method.guide
     while isinstance(core, (On, Seen)):
         if isinstance(core, On):
@@ -188,20 +188,20 @@ def reading(
 
 
 def plain(optim: Optim) -> bool:
-    """Return whether an optimizer computes only linear combinations of gradients and weights."""
+    """Return whether an optimizer is SGD, with only options that combine gradients linearly."""
     return isinstance(optim, Sgd) and not any(
         on for name, on in optim.options.items() if name not in LINEAR
     )
 
 
 def most_rows(phase: Phase, shape: Size, weights: int = 2, traffic: int = TRAFFIC) -> int:
-    """Return the largest number of rows of a client for which the rewritten phase is faster."""
+    """Return the largest number of rows per client for which the rewritten phase is faster."""
     every = range(1, shape.numel())
     return bisect_left(every, True, key=lambda n: not pays(phase, shape, n, weights, traffic))
 
 
 def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = TRAFFIC) -> bool:
-    """Return whether the rewritten phase is faster for clients with this number of rows.
+    """Return whether the rewritten phase is faster for a client with `rows` rows.
 
     The cost is counted in products of one row with the layer [out, in]: two in every epoch and
     step, and the memory access of a step, the `traffic`; compared with those before and after, X A'

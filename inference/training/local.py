@@ -41,7 +41,7 @@ def train(
     number: int,
     phases: Sequence[Phase] | None = None,
 ) -> tuple[Tensors, Tensors, Tensor, Tensors]:
-    """Run local training phases for several clients in one vectorized batch.
+    """Train C clients together by the given phases (default: the method's).
 
     Returns:
         local after training, [C, ...], the mean loss of each gradient step by its names, [C], the
@@ -68,7 +68,7 @@ def train(
 
 
 class Trained(NamedTuple):
-    """Results of local training: tensors, losses and numbers of steps of some clients."""
+    """Results of local training for some clients: tensors, losses and step counts."""
 
     local: Tensors  # changed tensors, [C, ...]
     losses: Tensors  # [C]
@@ -77,7 +77,7 @@ class Trained(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Clients that were trained in one vectorized batch, with their results."""
+    """Clients that were trained together, with their tensors before and after training."""
 
     places: Tensor  # [G], among all
     before: Tensors  # [G, ...]
@@ -86,7 +86,7 @@ class Group(NamedTuple):
 
 
 def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
-    """Join the results of several groups of clients."""
+    """Join the results of several groups of clients; also return the axes of rows of tensors."""
     places, before, widths, after = zip(*groups, strict=True)
     changed, losses, made, first = zip(*after, strict=True)
     local, axes = joined(changed, before, widths, places)
@@ -96,7 +96,7 @@ def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
 
 
 class Training(NamedTuple):
-    """Settings of the local training in a round."""
+    """Settings of the local training in one round: method, data and random generators."""
 
     method: Method
     data: Federation
@@ -106,7 +106,7 @@ class Training(NamedTuple):
     def run(
         self, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
     ) -> list[Group]:
-        """Run phases for clients, in groups of similar size for full batches.
+        """Run training phases for clients, in groups of similar numbers of rows where needed.
 
         Groups are returned separately if all phases ran on the same groups.
         """
@@ -149,7 +149,7 @@ class Training(NamedTuple):
         cohort: Cohort,
         width: int,
     ) -> Trained:
-        """Run phases one after the other, on rows padded to a common length."""
+        """Run training phases one after the other, on batches padded to `width` rows per client."""
         method, data, noise, order = self
         ids, begun = cohort.ids.tolist(), local
         rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
@@ -186,10 +186,10 @@ class Training(NamedTuple):
 
 
 class Streams(Sequence[Generator]):
-    """Random generators of clients, by name, each created when first used."""
+    """Sequence of random generators of clients, each created when it is first needed."""
 
     def __init__(self, make: Callable[[str], Generator], names: Sequence[str]) -> None:
-        """Store the function from a client's name to its generator."""
+        """Store the clients' names and the function that creates a client's generator."""
         self.make, self.names = make, names
 
     def __len__(self) -> int:

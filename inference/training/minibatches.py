@@ -1,4 +1,4 @@
-"""Minibatches: the rows of the clients at each step of a phase."""
+"""Minibatches of clients' rows for each step of a training phase."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ Batches = Callable[[int, int, int], Iterator[Batch]]
 
 
 def same_batch(whole: Batch) -> Batches:
-    """Return an iterator function that yields the same batch in every step."""
+    """Return a function that yields the same full batch in every step."""
     return lambda _, active, many: repeat(whole.select_clients(slice(0, active)), many)
 
 
 def minibatches(data: Federation, cohort: Cohort, schedule: Schedule, blind: bool) -> Batches:
-    """Return minibatches of clients, sorted by decreasing number of steps.
+    """Return a function that yields the scheduled minibatches of all clients, step by step.
+
+    Clients are sorted by decreasing number of steps.
 
     Rows of several steps are fetched at once; those of a `blind` phase have no x.
     """

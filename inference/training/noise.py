@@ -1,4 +1,4 @@
-"""Pyro messengers for latent sites: noise from each client's own generator, or the guide's mean."""
+"""Pyro messengers that set latent sites to draws from clients' generators, or to means."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
 
 
 class ClientNoise(Messenger):
-    """Messenger that draws the latent sites of every client from its own generator.
+    """Messenger that draws each client's values of latent sites from the client's own generator.
 
     A client's draws then only depend on its generator: they are the same alone, in a vectorized
     batch, and on another machine.
     """
 
     def __init__(self, generators: Sequence[Generator], ahead: int = 0) -> None:
-        """Store one generator per client, which draws `ahead` numbers of a site at once."""
+        """Store one generator per client; up to `ahead` numbers are drawn in advance."""
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
@@ -45,7 +45,7 @@ class ClientNoise(Messenger):
         self.noted: list[tuple[Requested, Tensor]] | None = None
 
     def narrow(self, clients: int) -> None:
-        """Continue with the first clients only."""
+        """Keep only the first `clients` generators and their unused noise."""
         self.generators = self.generators[:clients]
         self.waiting = {
             (name, torch.Size([clients, *shape[1:]])): [v[:clients] for v in noise]
@@ -55,7 +55,7 @@ class ClientNoise(Messenger):
     def normal(
         self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return standard normal noise [C, *p] for a site."""
+        """Return standard normal noise for a site, [C, *p], drawn in advance if possible."""
         waiting = self.waiting.setdefault((name, shape), [])
         if not waiting:
             count = max(1, self.ahead // max(shape[1:].numel(), 1))
@@ -67,7 +67,7 @@ class ClientNoise(Messenger):
     def of_rows(
         self, shape: torch.Size, axis: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return standard normal noise [C, *p], with rows along the axis `axis` of p."""
+        """Return standard normal noise [C, *p] whose value per row does not depend on padding."""
         with self._unrecorded():
             each = torch.stack([_of_rows(shape[1:], axis, g, dtype) for g in self.generators])
             noise = sent(each, device)
@@ -75,7 +75,7 @@ class ClientNoise(Messenger):
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:
-        """Exclude operations from a recording, as a context manager."""
+        """Context manager in which tensor operations are not recorded."""
         if self.noted is None:
             yield
         else:
@@ -131,14 +131,14 @@ class GuideMean(Messenger):
 
 
 def open_latent(msg: Message) -> bool:
-    """Return whether a message is of a latent site without a value."""
+    """Return whether a Pyro message belongs to a latent site that has no value yet."""
     return not (
         msg["done"] or msg["is_observed"] or msg["value"] is not None or site_is_subsample(msg)
     )
 
 
 def client_axis(site: Message) -> int | None:
-    """Return the axis of a site's batch shape that belongs to the client plate."""
+    """Return the axis of a site's batch shape that indexes clients; None without client plate."""
     dims = [int(frame.dim) for frame in site["cond_indep_stack"] if frame.name == "clients"]
     return len(site["fn"].batch_shape) + dims[0] if dims else None
 
@@ -151,7 +151,7 @@ def draw(
     normals: Callable[[torch.Size, torch.dtype, torch.device], Tensor] | None = None,
     of_rows: Callable[[torch.Size, int, torch.dtype, torch.device], Tensor] | None = None,
 ) -> Tensor:
-    """Draw once from a distribution of stacked clients; client c only uses generators[c].
+    """Draw a value for all clients from their stacked distribution; client c uses generators[c].
 
     The clients are at `axis` of its batch shape; None is one client without a plate. `normals`
     returns standard normal noise [C, *p] unless the next axis is that of the rows; then `of_rows`
@@ -204,7 +204,7 @@ def _normals(generators: Sequence[Generator], shape: Sequence[int], dtype: torch
 
 
 def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dtype) -> Tensor:
-    """Draw standard normal noise for the rows of one client, along the axis `axis`."""
+    """Draw standard normal noise for one client's rows, which are along `axis` of the shape."""
     # NumPy's stream does not depend on its length, unlike torch.randn's.
     own = np.random.default_rng(_integer(generator))
     leading = [shape[axis], *shape[:axis], *shape[axis + 1 :]]
@@ -212,7 +212,7 @@ def _of_rows(shape: torch.Size, axis: int, generator: Generator, dtype: torch.dt
 
 
 def sent(noise: Tensor, device: torch.device) -> Tensor:
-    """Return a CPU tensor on a device, without waiting for the transfer."""
+    """Copy a CPU tensor to a device, without waiting for the transfer to finish."""
     if device.type == "cuda":
         return noise.pin_memory().to(device, non_blocking=True)
     return noise.to(device)
@@ -234,7 +234,7 @@ def _integer(generator: Generator) -> int:
 
 
 def _rows(fn: Any, axis: int, generator: Generator) -> Tensor:
-    """Draw the rows of one client in blocks of one size, independently of padding."""
+    """Draw values for one client's rows in blocks of fixed size, so that padding has no effect."""
     own = keyed(_integer(generator))
     count = fn.batch_shape[axis + 1]
     filled = torch.arange(-(-count // BLOCK) * BLOCK).clamp(max=count - 1).view(-1, BLOCK)
@@ -246,7 +246,7 @@ def _rows(fn: Any, axis: int, generator: Generator) -> Tensor:
 
 
 def _rebuilt(fn: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a distribution with a function applied to each of its tensors."""
+    """Return a copy of a distribution with `change` applied to each of its parameter tensors."""
     names = [n for n in fn.arg_constraints if n in vars(fn)] or list(fn.arg_constraints)
     if {"probs", "logits"} <= set(names):
         names.remove("logits")

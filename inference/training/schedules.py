@@ -1,4 +1,4 @@
-"""Minibatch schedules for clients with different numbers of rows.
+"""Training schedules for clients with different numbers of rows: minibatches and groups.
 
 Groups are padded separately; joined results are padded to the longest client of all.
 """
@@ -25,7 +25,10 @@ Axes = dict[str, list[int]]
 
 
 class Schedule(NamedTuple):
-    """Minibatch schedule: client c uses rows[t, c] in step t, while t < steps[c]."""
+    """Row indices of the minibatches of several clients, by step.
+
+    At step t, client c has the minibatch rows[t, c] if t < steps[c].
+    """
 
     rows: Tensor  # [T, C, B] int64; padding is the client's first row
     mask: Tensor  # [T, C, B] bool
@@ -33,7 +36,7 @@ class Schedule(NamedTuple):
     at: Tensor  # [T, C, B] int64, which of the client's rows they are
 
     def of(self, clients: Tensor | slice) -> Schedule:
-        """Return the schedule restricted to some clients, or with reordered clients."""
+        """Return the schedule restricted to the given clients, in their order."""
         rows, mask, steps, at = self
         return Schedule(rows[:, clients], mask[:, clients], steps[clients], at[:, clients])
 
@@ -41,7 +44,7 @@ class Schedule(NamedTuple):
 def make_schedule(
     rows: list[Tensor], epochs: list[int], batch: int | None, order: list[Generator]
 ) -> Schedule:
-    """Return the minibatches of all epochs of every client, as one stream per client.
+    """Return the shuffled minibatches of all clients for all their epochs.
 
     Every epoch is shuffled by the client's `order`; its last minibatch may be shorter than `batch`.
     None uses all rows, in order.
@@ -70,20 +73,20 @@ def make_schedule(
 
 
 def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
-    """Group clients by which of the bounds their sizes [C] satisfy."""
+    """Group clients by which of the bounds their numbers of rows [C] do not exceed."""
     within = [tuple(size <= most for most in bounds) for size in sizes.tolist()]
     kinds = dict.fromkeys(within)
     return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
 
 
 def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
-    """Group clients by their numbers of rows [C], the largest first, to save padding."""
+    """Group clients by similar numbers of rows [C], largest first, to save padding."""
     order = sizes.argsort(descending=True, stable=True)
     return list(order.split(runs(sizes[order].tolist(), WORTH if worth is None else worth)))
 
 
 def runs(sizes: list[int], worth: int) -> list[int]:
-    """Return the lengths of groups into which sorted sizes are split to save padding."""
+    """Return lengths of groups of clients with decreasing sizes, split where it saves padding."""
     spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
     first = spared.index(max(spared))
     if spared[first] <= worth:
@@ -102,7 +105,7 @@ def roomy(sizes: Tensor, bound: int) -> int:
 
 
 def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
-    """Shorten the row axes of tensors to the largest client of a group."""
+    """Cut the padded row axes of tensors to at most `width` rows."""
     cut = dict(tensors)
     for name in axes.keys() & cut.keys():
         for axis in axes[name]:
@@ -116,7 +119,7 @@ def joined(
     widths: Sequence[int],
     places: Sequence[Tensor],
 ) -> tuple[Tensors, Axes]:
-    """Join tensors of groups of clients in the original order, with padding.
+    """Join the changed tensors of groups in the order of all clients, with padding if needed.
 
     Tensors that a group has not changed are those from before. Widths are the rows of each group's
     longest client. Axes of rows are returned too, if groups differ there.

@@ -1,4 +1,4 @@
-"""Gradient steps and closed-form updates of one phase, for several clients at once."""
+"""Training steps of one phase, for several clients in one vectorized batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Touch = tuple[Tensors, Tensors, Tensors]
 
 
 class PhaseRun:
-    """Execution of one phase for clients sorted by number of steps.
+    """Execution of one training phase for clients sorted by decreasing number of steps.
 
     The active clients are a prefix, `now`: views of the first rows of `local`, which optimizers
     and updates overwrite in place. Clients that have finished are no longer in it.
@@ -40,7 +40,7 @@ class PhaseRun:
         cohort: Cohort,
         noise: Sequence[Generator],
     ) -> None:
-        """Prepare the updates, starting from `local`, which is not modified."""
+        """Create the phase's updates and optimizers, on a copy of the tensors `local`."""
         self.method, self.phase, self.received, self.cohort = method, phase, received, cohort
         self.noise = ClientNoise(noise, AHEAD)
         steps = [move for move in phase.updates if isinstance(move, GradientStep)]
@@ -67,7 +67,7 @@ class PhaseRun:
         ]
 
     def go(self, steps: Tensor, batches: Batches) -> None:
-        """Run the steps of every client, [C], sorted in decreasing order."""
+        """Run `steps` [C] training steps of each client, given in decreasing order."""
         self.once = not self.steps and bool((steps == 1).all())
         times = torch.arange(int(steps.max()))
         t, left = 0, (steps > times[:, None]).sum(1).tolist()
@@ -79,12 +79,15 @@ class PhaseRun:
             t += alike
 
     def _moves(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Run the updates of one step for the active clients."""
+        """Run every update of the phase once, on one batch.
+
+        The step is the first of `ahead` steps with these clients.
+        """
         for update in self.updates:
             update.make(batch, begun, ahead)
 
     def _narrow(self, active: int) -> None:
-        """Continue with the first clients only, as the others have finished."""
+        """Restrict all following steps to the first `active` clients."""
         self.now = cut(self.local, slice(active))
         self.received = cut(self.received, slice(active))
         self.noise.narrow(active)
@@ -93,12 +96,12 @@ class PhaseRun:
         self.forget()
 
     def forget(self) -> None:
-        """Reset all recorders, so that they inspect the tensors again."""
+        """Discard the bound recordings of all updates, as their tensors have been replaced."""
         for update in self.updates:
             update.recorder.forget()
 
     def touched(self, moving: Tensors, names: Collection[str], active: int) -> Touch:
-        """Return the tensors that an update modifies, and the tensors that it only reads."""
+        """Return tensors that this update modifies, that others modify, and that are constant."""
         others = {n: v for n, v in self.now.items() if n not in names}
         placed = {n: v for n, v in others.items() if n in self.owned}
         still = {n: v for n, v in others.items() if n not in self.owned}
@@ -106,7 +109,7 @@ class PhaseRun:
         return moving, placed, still
 
     def write(self, name: str, value: Tensor) -> None:
-        """Set a local tensor of the active clients."""
+        """Assign a value to the active clients' part of the local tensor `name`."""
         old, now = self.local.get(name), self.now.get(name)
         fits = now is not None and now.shape == value.shape and now.dtype == value.dtype
         if name in self.owned and fits and not self.once:
@@ -131,16 +134,16 @@ class PhaseRun:
 
     @property
     def first(self) -> Tensors:
-        """Return the losses [C] of the first step, by the names of the trained tensors."""
+        """Loss of each client, [C], at the first step, by the names of each gradient step."""
         return {step.names: step.first for step in self.steps}
 
     def losses(self, steps: Tensor) -> Tensors:
-        """Return the losses [C] averaged over all steps, by the names of the trained tensors."""
+        """Return each client's mean loss over steps, [C], by the names of each gradient step."""
         return {one.names: one.total / steps.clamp(min=1).to(one.total) for one in self.steps}
 
 
 class MoveRun:
-    """Execution of a closed-form update of a phase."""
+    """Execution of a closed-form update within a training phase."""
 
     def __init__(self, run: PhaseRun, move: ClosedFormUpdate) -> None:
         self.run: PhaseRun = proxy(run)
@@ -150,7 +153,10 @@ class MoveRun:
         self.recorder = Recorder(self.name, values, run.phase.batch is None, run.noise)
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Run the update, from a recording if possible."""
+        """Run the update on a batch, by replaying recorded operations if possible.
+
+        The update is the first of `ahead` equal ones.
+        """
         written = partial(self.written, batch)
         # An update without results has side effects, which a recording would omit.
         if begun and self.names and self.names <= self.run.owned:
@@ -159,12 +165,12 @@ class MoveRun:
             written()
 
     def touched(self) -> Touch:
-        """Return the tensors that the update modifies, and those it reads except the batch."""
+        """Return tensors that this update modifies, that others modify, and that are constant."""
         moving = {n: self.run.now[n].detach() for n in sorted(self.names)}
         return self.run.touched(moving, self.names, len(self.run.ones))
 
     def written(self, batch: Batch) -> None:
-        """Run the update by calling its Python function."""
+        """Run the update by calling its original function, without a recording."""
         run = self.run
         with run.noise:
             made = self.move(run.received, run.now, batch)
@@ -184,7 +190,7 @@ class MoveRun:
 
 
 class StepRun:
-    """Execution of a gradient step of a phase.
+    """Execution of a phase's gradient steps on the local tensors that match some names.
 
     Attributes:
         names: patterns of the tensors.
@@ -218,7 +224,10 @@ class StepRun:
         return None not in states.values()
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
-        """Run the gradient steps on a minibatch, from a recording if possible."""
+        """Run the gradient steps on a batch, by replaying recorded operations if possible.
+
+        The first step is the first of `ahead` equal ones.
+        """
         written, repeat = partial(self.written, batch), self.step.num_steps
         for i in range(repeat):
             if begun or (self.plain and (i > 0 or repeat == 1)):
@@ -230,7 +239,7 @@ class StepRun:
                 self.recorder.note_layout(self.params)
 
     def touched(self) -> Touch:
-        """Return the tensors that a step modifies, and those it reads except the batch."""
+        """Return tensors that this step modifies, that others modify, and that are constant."""
         active = len(next(iter(self.params.values())))
         state = self.optimiser.state
         states = {f"{m} of {n}": v for n, p in self.params.items() for m, v in state[p].items()}
@@ -240,7 +249,7 @@ class StepRun:
         return self.run.touched(moving, self.params, active)
 
     def written(self, batch: Batch) -> None:
-        """Run a gradient step by calling its Python functions."""
+        """Run one gradient step by autograd and the optimizer, without a recording."""
         run, step, params = self.run, self.step, self.params
         # New leaves: autograd stores a leaf's shape as long as any of its graphs exists, and `vmap`
         # leaves graphs to the garbage collector, while `_narrow` shortens the parameters.
@@ -272,13 +281,13 @@ class StepRun:
         self.total[: len(loss)].add_(loss.detach(), alpha=1 / step.num_steps)
 
     def _note(self, loss: Tensor) -> None:
-        """Store the loss of the first step."""
+        """Store the clients' losses if this is the first step; do nothing otherwise."""
         if self.waiting:
             self.waiting = False
             self.first[: len(loss)] = loss
 
     def _lay_out(self, name: str, p: Tensor, grad: Tensor) -> None:
-        """Give a parameter the memory layout of its gradient, for fast optimizers."""
+        """Change a large parameter's memory layout to its gradient's, for fused optimizers."""
         run = self.run
         others = [step for step in run.steps if name in step.params]
         if any(step.optimiser.state.get(step.params[name]) for step in others):

@@ -1,4 +1,4 @@
-"""Rounds of remote clients: on other machines, or in their own processes.
+"""Federated rounds with clients on other machines or in worker processes.
 
 `Server` and `Client` exchange requests and replies over a transport, such as Flower:
 

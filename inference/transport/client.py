@@ -1,4 +1,4 @@
-"""Remote clients: local training and evaluation where the rows and client states are."""
+"""Client side of remote training: stores rows and states of clients, and runs local training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MIN_SCORED_ROWS = 5  # small counts are suppressed, as in statistics of patients
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """Stored state of one client: committed, and pending until the server accepts it."""
+    """State of one client: committed, and pending until the server confirms its aggregation."""
 
     merged: int = 0  # last round with an aggregated message; 0 is none
     mine: Tensors | None = None  # client state; None for a new client
@@ -57,22 +57,28 @@ class ClientRecord:
     pending: Tensors = field(default_factory=dict)  # client state after that round
 
     def settled(self, accepted: int) -> ClientRecord:
-        """Return the record with its pending state committed or discarded."""
+        """Return the record with its pending state committed if it is of round `accepted`.
+
+        A pending state of another round is discarded.
+        """
         if self.round and self.round == accepted:
             return ClientRecord(accepted, self.pending)
         return ClientRecord(self.merged, self.mine)
 
 
 def _losses(report: Tensors) -> Tensors:
-    """Return the losses that a client reports; none with privacy, as losses reveal rows."""
+    """Return the entries of a training report that are losses.
+
+    Private methods send none, as losses depend on rows.
+    """
     return {n: v for n, v in report.items() if n.startswith(("loss/", "begun/"))}
 
 
 def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
-    """Return a download function that passes on the tensors received from the server."""
+    """Return a download function for clients whose received tensors are already known."""
 
     def download(server: Tensors, some: Cohort) -> Tensors:
-        """Return the tensors that the given clients received."""
+        """Return the received tensors of the clients in a cohort."""
         place = (some.ids.cpu()[:, None] == ids).int().argmax(1)
         return cut(server, place.to(some.ids.device))
 
@@ -82,7 +88,7 @@ def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
 def _state(
     shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]
 ) -> RoundState:
-    """Return the state after the previous round, rebuilt from the request and client records."""
+    """Return the state of the previous round, from the server's tensors and client records."""
     states, seen = none(shard.clients, len(own)), torch.zeros(shard.clients, dtype=torch.bool)
     for name, one in own.items():
         if one.mine is not None:
@@ -93,7 +99,7 @@ def _state(
 
 
 class Client:
-    """Clients of a remote site: trains and evaluates them on request of a server.
+    """Client side of federated rounds: trains and evaluates on the machine that has the rows.
 
     Args:
         method: a method, or round number (from 0) -> method, built as at the server.
@@ -134,7 +140,7 @@ class Client:
     @synchronized
     @checked
     def train(self, order: Mapping[str, Any]) -> Flat:
-        """Train with a request of `Server.configure_train`, and return the reply.
+        """Train as requested by `Server.configure_train`, and return the reply for the server.
 
         Raises:
             ValueError: if the request is not for these clients, or one of them has lost its state.
@@ -187,7 +193,7 @@ class Client:
     @synchronized
     @checked
     def evaluate(self, question: Mapping[str, Any]) -> Flat:
-        """Return the scores for a request of `Server.configure_evaluate`, and row counts.
+        """Return scores and row counts, as requested by `Server.configure_evaluate`.
 
         Clients with fewer than `min_scored_rows` rows are left out.
 
@@ -217,7 +223,7 @@ class Client:
     def predict(
         self, question: Mapping[str, Any], x: Any, client: str, **asked: Unpack[PredictionAsked]
     ) -> Predictions:
-        """Predict rows of one of these clients, from its own state and the received tensors.
+        """Predict the responses of rows `x` of a client, by its own state and received tensors.
 
         The result equals that of `Run.predict` with all clients in one process. Nothing is sent.
 
@@ -239,7 +245,7 @@ class Client:
         return predictions(here, shard, state, x, client, **how)
 
     def _deployed(self, question: Mapping[str, Any]) -> tuple[Method, Shard, RoundState]:
-        """Return the method, rows and round for an evaluation request."""
+        """Return the method, the clients' rows and the round state for an evaluation request."""
         cohort, shard, received = self._placed(question)
         rounds = number(question, "round")
         self._read()
@@ -257,7 +263,7 @@ class Client:
     @synchronized
     @checked
     def forget(self, names: Sequence[str]) -> None:
-        """Reset some clients to new clients; call `Server.reset_clients` before the next request.
+        """Delete the states of some clients; call `Server.reset_clients` before the next request.
 
         Raises:
             ValueError: if a name is not that of one of these clients.
@@ -269,7 +275,7 @@ class Client:
             self._write()
 
     def _refuse_late(self, names: Sequence[str], rounds: int) -> None:
-        """Raise InvalidRequestError for a request that is older than the last one."""
+        """Raise InvalidRequestError if a request of a later round has been answered before."""
         for name in names:
             if (last := self._own[name].round) > rounds:
                 raise InvalidRequestError(
@@ -278,7 +284,7 @@ class Client:
                 )
 
     def _replied(self, names: Sequence[str], number: int) -> Flat | None:
-        """Return the stored noisy reply of these clients in this round, or None.
+        """Return the noisy reply already sent by these clients in this round, or None.
 
         The privacy accountant counts one noisy reply per round. With a second reply with new noise
         the server could average out the noise.
@@ -296,7 +302,7 @@ class Client:
         )
 
     def _placed(self, order: Mapping[str, Any]) -> tuple[Cohort, Shard, Tensors]:
-        """Return the clients of a request, their rows, and the tensors of the request."""
+        """Return a request's clients, their rows in the server's order, and received tensors."""
         names = named(order)
         ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
         clients, data = number(order, "clients"), self.data
@@ -332,7 +338,7 @@ class Client:
         return shard.cohort(ids), shard, received
 
     def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
-        """Commit or discard the pending states of clients, as the request demands."""
+        """Return client records with pending states committed or dropped, as the request states."""
         names = named(order)
         accepted = column(order, "accepted", len(names), torch.long).tolist()
         each = zip(names, accepted, strict=True)
@@ -344,7 +350,7 @@ class Client:
         own: Mapping[str, ClientRecord],
         own_state: Callable[[], Tensors],
     ) -> dict[str, ClientRecord]:
-        """Return the clients' records; raise StateLostError if rounds are missing."""
+        """Return the records; raise StateLostError if their rounds differ from the server's."""
         found = {}
         odd = {}
         for name, last in zip(own, order["accepted"].tolist(), strict=True):
@@ -361,7 +367,7 @@ class Client:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Lock the state folder and read it, as a context manager."""
+        """Context manager that locks the state folder and reads the client states from it."""
         with locked(self.file.parent) if self.file else nullcontext():
             self._read()
             yield
@@ -372,7 +378,7 @@ class Client:
         return {"hash of the data": fingerprint(self.data), **compared_versions(), **seeds}
 
     def _read(self) -> None:
-        """Read the stored client states, if the file exists."""
+        """Read the client states from their file, if it exists."""
         if self.file is None or not self.file.exists():
             return
         content = checkpoint_file.read(self.file, self._about)

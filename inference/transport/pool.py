@@ -1,4 +1,4 @@
-"""Clients assigned to worker processes, which train them and keep their states.
+"""Pool of worker processes, each of which trains some clients and stores their states.
 
 `ray.Actors` calls functions of workers, each worker's one after the other.
 """
@@ -34,15 +34,15 @@ AHEAD = 1  # chunks that a worker may train before the last reply is received
 
 
 class RemoteStates(Tables):
-    """Client states that are stored by workers, and fetched when they are read."""
+    """Client states [J, ...] that are stored in worker processes and fetched when first read."""
 
     def __init__(self, pool: Pool, number: int) -> None:
-        """Store the pool, and the number of these states at the workers."""
+        """Store the worker pool, and the number that identifies these states in the workers."""
         self.pool, self.number = pool, number
 
     @cached_property
     def tables(self) -> Tensors:
-        """Return the stacked client states, fetching them on first use."""
+        """Client states by name, [J, ...], fetched from the workers at first access."""
         return self.pool.kept(self.number)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -56,14 +56,14 @@ class RemoteStates(Tables):
 
 
 class Pool:
-    """Backend that trains clients in worker processes.
+    """Training backend that distributes clients over worker processes.
 
     Client states stay at the workers as long as their `RoundState` exists. They are fetched when
     they are read; those of the last `RoundState` are fetched in the end.
     """
 
     def __init__(self, data: Federation, post: Actors) -> None:
-        """Assign the clients; workers start with the `with` block."""
+        """Assign clients to workers; the workers are started when the `with` block is entered."""
         self.data, self.post = data, post
         self.mine = assign_clients(data.sizes[: data.clients], post.workers)
         self.method: Method | None = None
@@ -80,7 +80,7 @@ class Pool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Fetch the client states of the last `RoundState`, and end the workers.
+        """Fetch the client states after the last round, and stop the workers.
 
         If a worker has died its states are lost, and reading them raises ChildProcessError.
         """
@@ -92,7 +92,7 @@ class Pool:
             self.post.close()
 
     def __call__(self, request: RoundRequest) -> RunningRound:
-        """Start a round for a request of the server."""
+        """Start a round of training in the workers, and return it."""
         before = private = request.state.client_states
         if not isinstance(before, RemoteStates) or before.pool is not self:
             before = self.states()
@@ -106,13 +106,13 @@ class Pool:
         return PoolRound(self, request, before)
 
     def states(self) -> RemoteStates:
-        """Create and return a reference to the workers' new client states."""
+        """Return a reference, with a new number, to client states in the workers."""
         made = RemoteStates(self, next(self.numbers))
         self.held[made.number] = made
         return made
 
     def kept(self, number: int) -> Tensors:
-        """Return all clients' states, [J, ...], from the workers; zeros for new clients."""
+        """Fetch all clients' states, [J, ...], from the workers; zeros for untrained clients."""
         tickets = [self.post.send(worker, "kept", number) for worker in range(len(self.mine))]
         whole: Tensors = {}
         for mine, ticket in zip(self.mine, tickets, strict=True):
@@ -126,7 +126,7 @@ class Pool:
 
 @dataclass
 class PoolRound(RunningRound):
-    """Round in progress in worker processes."""
+    """Round of training that is in progress in the worker processes."""
 
     pool: Pool
     request: RoundRequest
@@ -148,7 +148,7 @@ class PoolRound(RunningRound):
                 self.pool.post.send(worker, "undo")
 
     def replies(self) -> Iterator[Reply]:
-        """Train the clients, and yield the replies of the workers in a fixed order."""
+        """Train the requested clients, and yield the workers' replies in a fixed order."""
         post, request = self.pool.post, self.request
         last = request.state
         state = RoundState(last.number, sealed(last.server), {}, last.seen)
@@ -165,7 +165,7 @@ class PoolRound(RunningRound):
             yield on_device(reply, self.pool.data.device)
 
     def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """Return the states of all clients, restoring those of the clients `back`."""
+        """Return all clients' states after the round; clients `back` keep their previous ones."""
         made = self.pool.last = self.pool.states()
         for worker in range(len(self.pool.mine)):
             self.pool.post.send(worker, "close", self.before.number, made.number, back)
@@ -173,7 +173,7 @@ class PoolRound(RunningRound):
 
 
 def on_device(reply: Reply, device: torch.device) -> Reply:
-    """Move the tensors of a reply to a device."""
+    """Return a reply with its message and its sender's tensors moved to a device."""
     sender = Cohort(*(v.to(device) for v in reply.sender))
     return replace(
         reply, sender=sender, message={n: v.to(device) for n, v in reply.message.items()}

@@ -1,4 +1,4 @@
-"""Ray actors as workers, on this machine or in a cluster.
+"""Ray actors as worker processes: on this machine, or on a cluster joined by the caller.
 
 A Ray instance started here only listens on 127.0.0.1, without a dashboard or usage reports.
 """
@@ -25,7 +25,7 @@ SET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def hired(workers: int | None, data: Federation) -> int:
-    """Return the number of Ray workers: validated, or chosen automatically for None."""
+    """Validate the number of Ray workers; if it is None, choose it by the available resources."""
     if lacking := [name for name in ("ray", "cloudpickle") if find_spec(name) is None]:
         raise ValueError(
             f"engine is 'ray', but {' and '.join(lacking)} cannot be imported; run "
@@ -50,12 +50,12 @@ def hired(workers: int | None, data: Federation) -> int:
 
 
 def _joined() -> bool:
-    """Return whether the caller has started Ray or joined a cluster."""
+    """Return whether Ray is initialized in this process."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def _room(device: torch.device) -> int | None:
-    """Return how many Ray workers fit on this machine; None if that is unknown."""
+    """Return how many workers Ray's CPUs or GPUs allow; None for a cluster not joined yet."""
     kind = "CPU" if device.type == "cpu" else "GPU"
     if _joined():
         return int(sys.modules["ray"].cluster_resources().get(kind, 0))
@@ -67,22 +67,22 @@ def _room(device: torch.device) -> int | None:
 
 
 class Ticket(NamedTuple):
-    """Pending function call at a worker."""
+    """Reference to a pending call of a worker's function."""
 
     worker: int
     answer: Any
 
 
 class Actors:
-    """Workers as Ray actors, with methods that call their functions."""
+    """Worker processes as Ray actors, with methods to start, call and stop them."""
 
     def __init__(self, workers: int, device: torch.device) -> None:
-        """Store the number of workers; nothing is started yet."""
+        """Store the number and device type of the workers, without starting them."""
         self.workers, self.device, self.own = workers, device, False
         self.actors: list[Any] = []
 
     def hire(self, each: list[tuple[Federation, Tensor]]) -> None:
-        """Start Ray if needed, and one worker for each part of the clients."""
+        """Start Ray if needed, and one worker for each pair of a data set and client ids."""
         import ray
 
         if not ray.is_initialized():
@@ -97,13 +97,13 @@ class Actors:
             self.result(ticket)
 
     def share(self, value: Any) -> Any:
-        """Store a value once per machine for all workers, and return a reference to it."""
+        """Store a value in Ray once for all workers, and return a reference to it."""
         import ray
 
         return ray.put(value)
 
     def send(self, worker: int, what: str, *given: Any) -> Ticket:
-        """Call a function of a worker without waiting for its result."""
+        """Call a function of a worker asynchronously, and return the pending call."""
         return self._call(worker, "call", what, *given)
 
     def _call(self, worker: int, what: str, *given: Any) -> Ticket:
@@ -112,7 +112,7 @@ class Actors:
         return Ticket(worker, getattr(self.actors[worker], what).remote(*given))
 
     def result(self, ticket: Ticket) -> Any:
-        """Wait for a call and return its result, or raise its error."""
+        """Return the result of a pending call; raise ChildProcessError if its worker died."""
         import ray
 
         try:
@@ -126,7 +126,7 @@ class Actors:
             ) from None
 
     def forget(self, tickets: list[Ticket]) -> None:
-        """Cancel calls that have not been started."""
+        """Cancel those pending calls that have not started."""
         import ray
 
         for ticket in tickets:
@@ -134,7 +134,7 @@ class Actors:
                 ray.cancel(ticket.answer)
 
     def close(self) -> None:
-        """Stop all workers, and Ray if it was started here."""
+        """Stop all workers, and shut down Ray if this object started it."""
         import ray
 
         actors, self.actors = self.actors, []
@@ -148,7 +148,7 @@ CURE = "; resume from a checkpoint, or from an earlier `RoundState`"
 
 
 def _start(workers: int, device: torch.device) -> None:
-    """Join the Ray cluster of the environment, or start Ray for this process."""
+    """Join the Ray cluster named by RAY_ADDRESS, or start a local Ray instance."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -174,7 +174,7 @@ def _start(workers: int, device: torch.device) -> None:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Set Ray's environment variables temporarily, as a context manager."""
+    """Context manager that temporarily sets environment variables for the start of Ray."""
     from ray._private import ray_constants
 
     before = {name: os.environ.get(name) for name in SET}
@@ -191,7 +191,7 @@ def _settings() -> Iterator[None]:
 
 
 class Actor:
-    """Ray actor: one worker in its own process."""
+    """Ray actor: a process that runs one `Worker`."""
 
     def __init__(self, path: list[str], threads: int, dtype: torch.dtype, device: str) -> None:
         sys.path += [place for place in path if place not in sys.path]
@@ -200,9 +200,9 @@ class Actor:
         self.device = device
 
     def hold(self, data: Federation, mine: Tensor) -> None:
-        """Create the worker with the rows of the given clients."""
+        """Create the worker with the data and ids of its clients."""
         self.worker = Worker(data, mine, self.device)
 
     def call(self, what: str, *given: Any) -> Any:
-        """Call a method of the worker and return its result."""
+        """Call the worker's method `what`, and return its result."""
         return getattr(self.worker, what)(*given)

@@ -1,4 +1,4 @@
-"""Validation of the replies of remote clients before aggregation."""
+"""Parsing and validation of remote clients' replies before aggregation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyrofl.tensors import Tensors, cut
 
 @dataclass(frozen=True)
 class ReplyParser:
-    """Parser and validator of the replies in one round."""
+    """Parser and validator of the replies to the training requests of one round."""
 
     method: Method
     roster: Roster
@@ -31,7 +31,7 @@ class ReplyParser:
     down: Tensor  # [J], bytes sent to each client
 
     def read(self, replies: Mapping[str, Mapping[str, Any]]) -> tuple[list[Reply], list[str]]:
-        """Return the valid replies, and for each other reply its sender and the error."""
+        """Return all valid replies, and a text "name: reason" for each invalid one."""
         found, refused, known_ids = list[Reply](), list[str](), set[int]()
         for holder in sorted(replies):
             try:
@@ -49,7 +49,7 @@ class ReplyParser:
         return _alike(found), refused
 
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> Reply:
-        """Parse one reply; raise ValueError if it is invalid."""
+        """Parse the reply of one machine; raise ValueError if it is invalid."""
         ids, names = self._ids(holder, flat), named(flat)
         if (late := number(flat, "round")) != self.number:
             raise ValueError(f"its reply is of round {late}; expected round {self.number}")
@@ -76,7 +76,7 @@ class ReplyParser:
         return Reply(self.roster.cohort(ids[good]), letter, form_of(message), every, about | losses)
 
     def _ids(self, holder: str, flat: Mapping[str, Any]) -> Tensor:
-        """Return the client ids of a reply; raise ValueError for clients without a request."""
+        """Return the ids of a reply's clients; raise ValueError for clients without a request."""
         if not isinstance(flat, Mapping):
             raise ValueError(f"its reply is a {type(flat).__name__}; expected a dict")
         names = named(flat)
@@ -94,32 +94,32 @@ class ReplyParser:
         return ids
 
     def _losses(self, flat: Mapping[str, Any], count: int) -> Tensors:
-        """Return the losses in a reply, one [C] for each gradient step."""
+        """Return the losses in a reply by name, with one value per client, [C]."""
         names = [f"{what}/{n}" for what in ("loss", "begun") for n in tensors(what, flat)]
         return {n: column(flat, n, count, self.roster.dtype) for n in names}
 
 
 class Received(RunningRound):
-    """Round whose replies have arrived; the client states stay at the clients."""
+    """Round whose replies have already arrived from remote clients, which store their states."""
 
     def __init__(self, replies: list[Reply]) -> None:
         self.read, self.back = replies, nobody()
 
     def __exit__(self, *_: object) -> None:
-        """End the round."""
+        """End the round, without any action."""
 
     def replies(self) -> Iterator[Reply]:
-        """Yield the replies."""
+        """Return an iterator over the received replies."""
         return iter(self.read)
 
     def close(self, back: Tensor) -> Tensors:
-        """Store the ids of clients that must return to their previous states."""
+        """Store the ids of clients that must revert to their previous state; return no states."""
         self.back = back
         return {}
 
 
 def nothing(state: RoundState) -> Reply:
-    """Return an empty reply, with the tensor names and types of the last message."""
+    """Return an empty reply, without clients, with tensor shapes as in the last message."""
     none = {n: nobody() for n in ("ids", "steps", "down", "up")}
     return Reply(Cohort(nobody(), torch.zeros(0)), {}, form_of(state.message), [], none)
 
@@ -129,7 +129,7 @@ def _at(which: Tensor) -> list[int]:
 
 
 def _alike(replies: list[Reply]) -> list[Reply]:
-    """Return replies that all contain the same losses, with NaN where one was missing."""
+    """Add the losses that a reply lacks as NaN, so that all replies have the same losses."""
     names = {n: v for reply in replies for n, v in reply.report.items() if v.is_floating_point()}
     for reply in replies:
         unknown = {n: v.new_full((len(reply.reasons),), torch.nan) for n, v in names.items()}

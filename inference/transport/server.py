@@ -1,4 +1,4 @@
-"""Server of remote clients: requests, aggregation of replies and checkpoints."""
+"""Server side of federated rounds with remote clients, without access to their rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FILE = "server.safetensors"
 
 
 class Server:
-    """Server of remote clients: creates requests, and aggregates replies, in every round.
+    """Server side of federated rounds: creates requests for remote clients, aggregates replies.
 
     Attributes:
         state: the last `RoundState`, without client states.
@@ -84,7 +84,7 @@ class Server:
     def configure_train(
         self, holders: Mapping[str, Sequence[str]] | None = None
     ) -> dict[str, Flat]:
-        """Return the training requests of the next round, by the name of the receiver.
+        """Return the training requests of the next round by client, for `Client.train`.
 
         A second call before `aggregate_train` returns the same.
 
@@ -100,7 +100,7 @@ class Server:
     @synchronized
     @checked
     def aggregate_train(self, replies: Mapping[str, Mapping[str, Any]]) -> RoundState:
-        """Aggregate the replies to the last training requests, and return the new state.
+        """Aggregate the clients' replies to the training requests, and return the new round state.
 
         A reporter without a readable reply is `silent`; a client with an invalid, late or foreign
         reply is `rejected` by name. They return to their previous state with the next request.
@@ -114,7 +114,7 @@ class Server:
         return self.state
 
     def _merge(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
-        """Compute the next server state from the clients' replies."""
+        """Validate and aggregate the replies, and store the new round state."""
         method, state = self.at(self.state.number), self.state
         reporters, ids = self._called(method)
         down = self._bytes_down(method, ids)
@@ -147,7 +147,7 @@ class Server:
     @synchronized
     @checked
     def reset_clients(self, names: Sequence[str]) -> None:
-        """Reset clients that lost their state; see `Metadata.reset_clients`.
+        """Reset clients that have lost their state to new clients; see `Metadata.reset_clients`.
 
         Send the next requests afterwards; replies to earlier ones must not be aggregated.
 
@@ -176,7 +176,7 @@ class Server:
         metrics: Sequence[str] | None = None,
         **asked: Unpack[EvaluationFields],
     ) -> dict[str, Flat]:
-        """Return evaluation requests for all clients, by the name of the receiver.
+        """Return evaluation requests for all clients, by client, for `Client.evaluate`.
 
         Args:
             holders: as in `configure_train`.
@@ -205,7 +205,7 @@ class Server:
 
     @checked
     def aggregate_evaluate(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
-        """Return the scores of all clients that replied to the evaluation requests.
+        """Combine the clients' replies to one evaluation request into their scores.
 
         Raises:
             ValueError: if no client replied, or a reply belongs to another request or is invalid;
@@ -250,7 +250,7 @@ class Server:
 
     @property
     def checkpoint(self) -> Flat:
-        """Return the state from which another server with the same settings can resume."""
+        """Server state as a flat dict, from which a server with the same settings can resume."""
         return {
             "round": self.state.number,
             "accepted": self.accepted,
@@ -260,7 +260,7 @@ class Server:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Lock the folder and write the changed state, as a context manager."""
+        """Context manager that locks the state folder and writes the new state to it."""
         if self.file is None:
             yield
             return
@@ -279,7 +279,7 @@ class Server:
             checkpoint_file.write(self.file, self._about, content)
 
     def _take_up(self, found: Mapping[str, Any]) -> None:
-        """Resume from the state in a checkpoint."""
+        """Set the server's state to that of a checkpoint."""
         checkpoint_file.refuse_differences(
             f"checkpoint {self.file}", found["method"], described(self.at(0))
         )
@@ -299,7 +299,7 @@ class Server:
         return {"clients": clients, "dtype": str(self.roster.dtype), **compared_versions(), **seeds}
 
     def _called(self, method: Method) -> tuple[Tensor, Tensor]:
-        """Return the ids of the clients that report, and that train, in the next round."""
+        """Return the ids of the reporting clients and of the training clients of the next round."""
         draws = self.participation, self.trains
         return sample_clients(method, self.roster.clients, self.seed, self.state.number, *draws)
 
@@ -311,7 +311,7 @@ class Server:
         about: Flat,
         columns: Tensors,
     ) -> dict[str, Flat]:
-        """Return a request for every receiver that holds some of the given clients."""
+        """Return the requests by machine, each for the selected clients on that machine."""
         names = self.roster.names
         received = downloaded(method, self.state.server, self.roster.cohort(ids))
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
@@ -331,7 +331,7 @@ class Server:
         return sheets
 
     def _bytes_down(self, method: Method, ids: Tensor) -> Tensor:
-        """Return the download bytes of every client, [J]; 0 for clients that do not train."""
+        """Return the bytes sent to each client, [J], with 0 for clients that do not train."""
         received = downloaded(method, self.state.server, self.roster.cohort(ids))
         total = torch.zeros(self.roster.clients, dtype=torch.long)
         total[ids] = method.message_bytes(received) if received else 0

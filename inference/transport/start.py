@@ -1,4 +1,4 @@
-"""Selection and start of the engine that trains clients: this process, or Ray."""
+"""Creation of the training engine (local or Ray), with validation of its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ StartEngine = Callable[[], AbstractContextManager[Backend]]
 
 
 def create_engine(engine: Engine, workers: int | None, data: Federation) -> StartEngine:
-    """Return a function that starts an engine; raise ValueError for invalid settings."""
+    """Validate the engine settings, and return a function that starts the engine."""
     if engine == "local":
         if workers is not None:
             raise ValueError(

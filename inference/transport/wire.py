@@ -1,4 +1,4 @@
-"""Format of requests and replies: flat dictionaries of tensors, numbers and names."""
+"""Message format of requests and replies: flat dicts of tensors, numbers and names."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ASKED = ("model", "adaptation", "part", "draws", "metrics")  # optional evaluati
 
 
 class InvalidRequestError(ValueError):
-    """Error for a request that a client refuses; its text contains no values of rows.
+    """Error for an invalid server request; its text contains no data, so it may be sent.
 
     Its message may be sent to the server, unlike those of other errors at a site.
     """
 
 
 class StateLostError(InvalidRequestError):
-    """Error for a client that has lost the state of its last aggregated message."""
+    """Error for clients that lack the state after their last aggregated message."""
 
     def __init__(self, text: str, names: Sequence[str]) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class StateLostError(InvalidRequestError):
 
 
 def release() -> dict[str, str]:
-    """Return the package versions that server and clients must have in common.
+    """Return package versions, by name, that must be equal at server and clients.
 
     Equal version numbers do not prove equal code, so a hash of pyrofl's own files is included.
     """
@@ -51,7 +51,7 @@ def release() -> dict[str, str]:
 
 @cache
 def code_hash(folder: str | Path = Path(pyrofl.__file__).parent) -> str:
-    """Return a hash of the names and contents of all Python files in a package."""
+    """Return a hash of the names and contents of all Python files in a folder."""
     found = hashlib.sha256()
     # In a checkout, models and inference are links.
     walked = (
@@ -65,14 +65,14 @@ def code_hash(folder: str | Path = Path(pyrofl.__file__).parent) -> str:
 
 
 def agreed(method: Method) -> Flat:
-    """Return versions and hashes of the method that must be equal at server and clients."""
+    """Return package versions and method settings that must be equal at server and clients."""
     parts = clients_part(method)
     both = {f"version/{n}": v for n, v in release().items()}
     return {**both, **{f"method/{n}": v for n, v in parts.items()}}
 
 
 def refuse_others(order: Mapping[str, Any], method: Method) -> None:
-    """Raise InvalidRequestError if the server has another version or method."""
+    """Raise InvalidRequestError if the request's versions or method differ from the client's."""
     theirs = {n: v for n, v in order.items() if n.startswith(("version/", "method/"))}
     mine = agreed(method)
     if odd := sorted(n for n in theirs | mine if theirs.get(n) != mine.get(n)):
@@ -81,7 +81,7 @@ def refuse_others(order: Mapping[str, Any], method: Method) -> None:
 
 
 def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
-    """Return the tensors of a message with a name prefix; raise ValueError for other values."""
+    """Return the tensors named "`what`/NAME"; raise ValueError if one is not a tensor."""
     found = role(what, flat)
     for name, value in found.items():
         if not torch.is_tensor(value):
@@ -91,7 +91,7 @@ def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
 
 
 def sealed(found: Tensors) -> Tensors:
-    """Copy tensors to the CPU, so that they share no memory with others.
+    """Return tensors copied to the CPU if needed, with memory that contains no other data.
 
     A view, such as a row of a table, would be written with the whole table. Expanded tensors, as
     for equal downloads of all clients, stay expanded.
@@ -107,14 +107,14 @@ def _sealed(value: Tensor) -> Tensor:
 
 
 def number(flat: Mapping[str, Any], name: str) -> int:
-    """Return a whole number of a request or a reply; raise ValueError for other values."""
+    """Return the entry `name` of a request or reply; raise ValueError unless it is an int."""
     if isinstance(value := flat.get(name), bool) or not isinstance(value, int):
         raise ValueError(f"{name} is {value!r}; expected a whole number")
     return value
 
 
 def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return texts of a request or a reply; raise ValueError for other values."""
+    """Return the entry `name` of a request or reply; raise ValueError unless it has only texts."""
     value = flat.get(name)
     if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{name} is {value!r}; expected a tuple of texts")
@@ -122,7 +122,7 @@ def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def named(flat: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the client names of a request or a reply; raise ValueError for duplicates."""
+    """Return the client names of a request or reply; raise ValueError if they have duplicates."""
     names = texts(flat, "names")
     if len(set(names)) < len(names):
         raise ValueError(f"names is {names}; expected distinct names")
@@ -130,7 +130,7 @@ def named(flat: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def column(flat: Mapping[str, Any], name: str, count: int, dtype: torch.dtype) -> Tensor:
-    """Return a tensor with one number per client; raise ValueError for other values."""
+    """Return the tensor `name` [count]; raise ValueError for another shape or data type."""
     value = flat.get(name)
     if not torch.is_tensor(value) or value.shape != (count,) or value.dtype != dtype:
         shown = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else repr(value)

@@ -1,4 +1,4 @@
-"""Worker process that holds the rows and states of some clients, and trains them."""
+"""Worker process that stores the rows and states of some clients, and trains them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from pyrofl.tensors import Tensors, cut
 
 
 def assign_clients(sizes: Tensor, workers: int) -> list[Tensor]:
-    """Assign clients to workers, with similar numbers of rows for each worker.
+    """Return client ids for each worker, so that workers have similar numbers of rows.
+
+    The largest clients are assigned first.
 
     >>> assign_clients(torch.tensor([1, 9, 3, 8]), 2)
     [tensor([1, 2]), tensor([0, 3])]
@@ -29,27 +31,27 @@ def assign_clients(sizes: Tensor, workers: int) -> list[Tensor]:
 
 
 class Worker:
-    """Clients of one worker process, with their rows and states."""
+    """Trainer of some clients in a worker process, with their rows and states."""
 
     def __init__(self, data: Federation, mine: Tensor, device: str | torch.device) -> None:
-        """Store the data and the sorted ids of the clients."""
+        """Store the data, and the sorted ids of the clients of this worker."""
         self.data, self.mine = data.to(device), mine
         self.states: dict[int, ClientStates] = {}
         self.round: LocalRound | None = None
         self.left: deque[Tensor] = deque()  # ids of clients per remaining vectorized batch
 
     def load(self, number: int, seen: Tensor, private: Tensors) -> None:
-        """Store client states [C, ...] under a number; `seen` [C] marks clients with a state."""
+        """Store client states [C, ...] under `number`, for clients that have one (`seen` [C])."""
         states = none(self.data.clients, len(self.mine))
         kept = to_data(cut(private, seen), self.data)
         self.states[number] = states.updated(states.write(self.mine[seen], kept))
 
     def learn(self, method: Method) -> None:
-        """Set the method of the following rounds."""
+        """Set the method that is used in the following rounds."""
         self.method = method
 
     def begin(self, number: int, held: set[int], request: dict[str, Any]) -> tuple[Reply, int]:
-        """Start a round and train the first group of clients; see `more`.
+        """Start a round and train its first chunk of clients; return as `more`.
 
         Args:
             number: number of the states before the round.
@@ -70,7 +72,7 @@ class Worker:
         return self.more()
 
     def more(self) -> tuple[Reply, int]:
-        """Train the next group of clients; return the reply and how many groups remain."""
+        """Train the next chunk of clients; return the reply and the number of remaining chunks."""
         assert self.round is not None
         reply = self.round.train(self.left.popleft())
         sender = Cohort(*(v.cpu() for v in reply.sender))
@@ -78,14 +80,14 @@ class Worker:
         return replace(reply, sender=sender, message=message, report=report), len(self.left)
 
     def close(self, before: int, number: int, back: Tensor) -> None:
-        """End the round: store new client states, and restore those of the clients `back`."""
+        """Store the round's client states under `number`; clients `back` keep their old states."""
         self.states[number] = self.round.close(back) if self.round else self.states[before]
         self.round = None
 
     def undo(self) -> None:
-        """Discard the round in progress."""
+        """Discard the round in progress and its results."""
         self.round = None
 
     def kept(self, number: int) -> Tensors:
-        """Return the client states that are stored under a number, [C, ...]."""
+        """Return the client states stored under `number`, [C, ...]."""
         return sealed(self.states[number].select(self.mine))

@@ -1,1 +1,1 @@
-"""Hyperparameter search on validation rows of the clients."""
+"""Hyperparameter search for a method, scored on validation rows of the clients."""

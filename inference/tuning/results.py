@@ -1,4 +1,4 @@
-"""Result of a hyperparameter search: all trials, the chosen setting and its margin."""
+"""Results of a hyperparameter search: its trials, the chosen setting and its margin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = ("setting", "rounds", "seed", "score", "behind", "error", "chosen", "p
 
 @dataclass(frozen=True)
 class Trial:
-    """Score of a setting after some rounds with one seed.
+    """Score of one hyperparameter setting after some rounds of training, with one seed.
 
     Attributes:
         setting: index of the setting.
@@ -42,7 +42,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Margin:
-    """Difference between the scores of the chosen setting and another finalist.
+    """Score difference between another finalist and the chosen setting.
+
+    Differences are in units of the metric.
 
     Attributes:
         setting: index of the setting.
@@ -58,13 +60,13 @@ class Margin:
 
     @property
     def clear(self) -> bool:
-        """Return whether the difference exceeds twice its standard error."""
+        """Whether the score difference exceeds twice its standard error."""
         return self.behind > 2 * self.error  # False where the error is NaN
 
 
 @dataclass(frozen=True, repr=False)
 class TuningResult(Summarised):
-    """Result of a hyperparameter search: all trials and the chosen setting.
+    """Result of a hyperparameter search: all settings, all trials, and the chosen setting.
 
     Attributes:
         settings: all settings.
@@ -80,29 +82,29 @@ class TuningResult(Summarised):
 
     @property
     def best(self) -> dict[str, Any]:
-        """Return the chosen setting, as keyword arguments."""
+        """Chosen hyperparameter setting, as keyword arguments."""
         return dict(self.settings[self.chosen])
 
     @property
     def score(self) -> float:
-        """Return the chosen setting's score at its final round, averaged over seeds."""
+        """Score of the chosen setting after its last round, averaged over seeds."""
         return fmean(self._scores(self.chosen).values())
 
     @property
     def seconds(self) -> float:
-        """Return the total seconds of training."""
+        """Total training time of all trials, in seconds."""
         last = {(one.setting, one.seed): one.seconds for one in self.tries}
         return sum(last.values())
 
     @property
     def rounds(self) -> int:
-        """Return the total rounds of training."""
+        """Total number of training rounds of all trials."""
         last = {(one.setting, one.seed): one.rounds for one in self.tries}
         return sum(last.values())
 
     @property
     def margins(self) -> tuple[Margin, ...]:
-        """Return the margins over the other settings that completed all rounds, the best first."""
+        """Score differences between the chosen setting and each other finalist, best first."""
         better = sign(self.metric)
         best, found = self._scores(self.chosen), list[Margin]()
         for place in ranked(self.tries, self.metric):
@@ -114,7 +116,7 @@ class TuningResult(Summarised):
         return tuple(found)
 
     def lines(self) -> list[tuple[str, int, int, float, float | str, float | str, bool, str]]:
-        """Return the rows of the table of all trials, with the columns `COLUMNS`."""
+        """Return one row per trial, with the columns `COLUMNS`; only finalists have a margin."""
         known: dict[int, tuple[float, float]] = {
             m.setting: (m.behind, m.error) for m in self.margins
         }
@@ -133,7 +135,7 @@ class TuningResult(Summarised):
         ]
 
     def frame(self) -> DataFrame:
-        """Return the table of all trials, with their scores and seconds of training."""
+        """Return a DataFrame with one row per trial, including its training time in seconds."""
         from pandas import DataFrame
 
         found = DataFrame(self.lines(), columns=list(COLUMNS))
@@ -141,11 +143,11 @@ class TuningResult(Summarised):
 
     @property
     def title(self) -> str:
-        """Return the number of settings and the metric."""
+        """Title of the summary, with the number of settings and the metric."""
         return f"{len(self.settings)} settings, chosen by {self.metric} on validation rows"
 
     def summary(self) -> dict[str, object]:
-        """Return the lines of the printed summary."""
+        """Return the contents of the printed summary, by label."""
         failed = {one.setting for one in self.tries if one.problem}
         seeds = len(self._scores(self.chosen))
         return {
@@ -158,7 +160,7 @@ class TuningResult(Summarised):
 
     @property
     def margin(self) -> str:
-        """Return the margin over the second-best setting as text; "" if there is none."""
+        """Margin of the chosen setting over the second best, as text; "" if there is none."""
         if not self.margins:
             return ""
         first = self.margins[0]
@@ -175,7 +177,7 @@ class TuningResult(Summarised):
         return max(one.rounds for one in self.tries if one.setting == self.chosen)
 
     def _scores(self, place: int) -> dict[int, float]:
-        """Return the scores of one setting after the final number of rounds, by seed."""
+        """Return the scores of setting `place` by seed, after the chosen setting's last round."""
         return {
             one.seed: one.score
             for one in self.tries
@@ -184,7 +186,7 @@ class TuningResult(Summarised):
 
 
 def told(setting: Setting) -> str:
-    """Return a setting as text, or "defaults" for an empty setting."""
+    """Return a setting as text, such as "lr=0.1"; "defaults" if it is empty."""
     return " ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
 
 
@@ -193,12 +195,12 @@ def _seeds(count: int) -> str:
 
 
 def sign(by: By) -> int:
-    """Return -1 if larger scores are better, and 1 if smaller ones are."""
+    """Return -1 for a metric of which larger values are better, and 1 otherwise."""
     return -1 if by == "accuracy" else 1
 
 
 def ranked(tries: Sequence[Trial], by: By) -> list[int]:
-    """Rank settings by their number of rounds, then by their mean score; omit failed ones.
+    """Return indices of settings, ranked by rounds and then by mean score, without failed ones.
 
     Equal settings keep their order. A setting that fails in any trial is left out.
     """

@@ -1,4 +1,4 @@
-"""Hyperparameter search by successive halving on validation rows of the clients.
+"""Hyperparameter search by successive halving, scored on validation rows of the clients.
 
 Successive halving leaves three finalists: all settings are trained for few rounds with one seed,
 the best third of them for three times the number of rounds, and so on. Finalists are trained for
@@ -45,7 +45,7 @@ FAILS = (ArithmeticError, BadMessage, RuntimeError, ValueError)  # of diverging 
 
 
 class AllFailed(ValueError):
-    """Error raised when all settings of a search fail."""
+    """Error raised if every setting of a hyperparameter search fails."""
 
 
 @checked
@@ -66,7 +66,7 @@ def tune(
     progress: bool = True,
     **loop: Unpack[LoopOptions],
 ) -> TuningResult:
-    """Select a method's settings by successive halving on validation rows of the clients.
+    """Choose a method's hyperparameters by successive halving, on validation rows of the clients.
 
     Args:
         build: keyword arguments -> a method, or round number -> method.
@@ -123,7 +123,7 @@ def tune(
 
 
 def refuse_metric(metric: By | None, data: Federation) -> None:
-    """Raise ValueError if a metric cannot be computed for the type of response."""
+    """Raise ValueError if a metric does not fit the type of response: classes or numbers."""
     is_binary = not data.y.dim() > 1 and bool(((data.y == 0) | (data.y == 1)).all())
     if metric == "rmse" and data.classes:
         raise ValueError("metric is 'rmse', but y has classes; use accuracy or nll")
@@ -134,7 +134,7 @@ def refuse_metric(metric: By | None, data: Federation) -> None:
 def combinations(
     param_grid: Mapping[str, Sequence[Any]] | Sequence[Setting],
 ) -> tuple[Setting, ...]:
-    """Return all settings of a grid; raise ValueError for an empty grid or duplicates.
+    """Return all settings of a parameter grid; raise ValueError if it is empty or has duplicates.
 
     >>> [told(setting) for setting in combinations({"lr": (0.1, 0.3), "momentum": (0, 0.9)})]
     ['lr=0.1 momentum=0', 'lr=0.1 momentum=0.9', 'lr=0.3 momentum=0', 'lr=0.3 momentum=0.9']
@@ -162,7 +162,7 @@ def _named(setting: Any) -> dict[str, Any]:
 def halved(
     count: int, rounds: int, by: By, attempt: Callable[[int, int, int], Trial], seeds: int = 3
 ) -> list[Trial]:
-    """Return the trials of settings 0 to count - 1 by successive halving.
+    """Run successive halving over settings 0 to count - 1, and return all trials.
 
     The three finalists are trained for all rounds with every seed; a single setting with one.
     """
@@ -185,7 +185,7 @@ def halved(
 
 
 def rungs(count: int, rounds: int) -> list[int]:
-    """Return the numbers of rounds after which successive halving compares the settings.
+    """Return the round numbers at which successive halving compares the settings.
 
     >>> rungs(9, 45), rungs(10, 45), rungs(3, 20), rungs(9, 1)
     ([15, 45], [5, 15, 45], [20], [1])
@@ -199,7 +199,7 @@ def rungs(count: int, rounds: int) -> list[int]:
 def _trained(
     method: Fitting, held: Federation, rounds: int, keeper: Keeper, seed: Seed, how: Any
 ) -> str:
-    """Train a setting up to a number of rounds and save the run; return an error text or ""."""
+    """Train for a number of rounds, evaluate and store the run; return an error text or ""."""
     if keeper.last and _row(keeper.last, rounds):
         return ""
     try:
@@ -222,7 +222,7 @@ def _trained(
 
 
 def _judged(found: Trial, run: Run | None, by: By) -> Trial:
-    """Return a trial with the run's score and seconds, or with its error."""
+    """Return a trial completed by the run's score and training time, or by its problem."""
     if run is None:  # not one round was made
         return found
     records, problem, score = run.records[: found.rounds], found.problem, nan
@@ -242,7 +242,7 @@ def _judged(found: Trial, run: Run | None, by: By) -> Trial:
 
 
 def _row(run: Run, rounds: int) -> dict[str, float]:
-    """Return the scores of the method's default model after a number of rounds."""
+    """Return the recorded scores of the method's default model after some rounds, by metric."""
     asked = (rounds, *default_model(run.method), "training")
     return {
         row["metric"]: row["value"]

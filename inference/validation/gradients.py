@@ -1,4 +1,4 @@
-"""Validation of gradients: tensors that affect a loss but receive no gradient."""
+"""Validation of gradients: detects tensors that affect a loss but receive no gradient."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CURE = "tensors all the way, without detach, no_grad, .item(), NumPy or writing 
 
 @dataclass
 class WatchedStep:
-    """Gradient step that records which tensors receive a gradient.
+    """Wrapper of a gradient step that records which tensors received a nonzero gradient.
 
     Attributes:
         step: the step of the method.
@@ -52,11 +52,11 @@ class WatchedStep:
     moved: list[str] = field(default_factory=list)
 
     def watched(self) -> GradientStep:
-        """Return an equal gradient step that records which tensors receive a gradient."""
+        """Return a copy of the gradient step that records its gradients in this object."""
         return replace(self.step, optim=self.optim, loss=self.loss)
 
     def optim(self, params: list[Tensor]) -> Optimizer:
-        """Return the optimizer, with a hook that records gradients."""
+        """Return the step's optimizer, with a hook that records nonzero gradients."""
         optimiser = self.step.optim(params)
         optimiser.register_step_pre_hook(partial(self._note, params))
         return optimiser
@@ -64,7 +64,7 @@ class WatchedStep:
     def loss(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss; raise ValueError if it has no gradient."""
+        """Return the step's loss; raise ValueError if the loss has no gradient."""
         if self.keep and (self.calls is None or len(batch) >= len(self.calls[2])):
             own = {n: v.detach().clone() for n, v in local.items()}
             self.calls = dict(received), own, batch
@@ -87,24 +87,27 @@ class WatchedStep:
 
     @property
     def still(self) -> list[str]:
-        """Return the names of trained tensors that never receive a gradient."""
+        """Names of the trained tensors that never received a nonzero gradient."""
         return [n for n in self.names if n not in self.live]
 
 
 @dataclass(frozen=True)
 class CheckedUpdate:
-    """Closed-form update with checks: it must not draw, or write into its arguments."""
+    """Wrapper that runs a closed-form update and raises an error for forbidden side effects.
+
+    An update must not draw random numbers or write in place. Names of changed tensors are recorded.
+    """
 
     move: ClosedFormUpdate
     written: set[str]
 
     @property
     def __name__(self) -> str:
-        """Return the name of the update."""
+        """Name of the wrapped update."""
         return named(self.move)
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the changed tensors; raise ValueError if the update is invalid."""
+        """Run the update and return the changed tensors; raise ValueError if it is invalid."""
         name = self.__name__
         with (
             undrawn(name, batch.size.device),
@@ -117,7 +120,9 @@ class CheckedUpdate:
 
 
 def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
-    """Return a short version of a phase with updates that are checked and recorded.
+    """Return a short version of a phase, with updates wrapped for validation.
+
+    It has at most two epochs, on small minibatches.
 
     After the first step clients differ, so that a loss that compares them is detected.
     """
@@ -134,7 +139,7 @@ def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
 
 
 def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
-    """Raise ValueError if a trained tensor affects the loss but receives no gradient."""
+    """Raise ValueError for a trained tensor that affects its loss but receives no gradient."""
     if not any(step.still for step in steps):
         return
     for step in steps:
@@ -152,7 +157,7 @@ def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
 
 
 def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str]) -> bool | None:
-    """Return whether a tensor receives a gradient at other values of the trained tensors.
+    """Return whether the loss has a gradient for the tensor `name`, at perturbed values.
 
     Its gradient may be zero at the initial values, as that of the factor of a zero tensor. None if
     the loss reads the tensor but does not depend on it, given the same noise.

@@ -1,4 +1,4 @@
-"""Checks that a client's results do not depend on other clients or on padding.
+"""Validation that a client's results do not depend on other clients or on padding rows.
 
 The same clients run together, and each alone with the same noise and other padding. Results that
 differ by more than rounding show that a function of the method mixes clients, reads padding, or
@@ -47,11 +47,11 @@ class Mixed(ValueError):
 
 
 class Drew(ValueError):
-    """Error for a function that uses a global random generator."""
+    """Error for a function that draws from a global random number generator."""
 
 
 def aligned(together: Tensor, alone: Tensor, client: int, clients: int) -> Tensor | None:
-    """Select one client's part of a stacked tensor, in the shape of that client alone.
+    """Return a client's part of a batched tensor, in the shape of the result for it alone.
 
     The first axis with one entry per client, and length 1 alone, is that of the clients; a later
     axis of rows is cut to those of the client. None if the shapes differ in another way.
@@ -70,7 +70,7 @@ def aligned(together: Tensor, alone: Tensor, client: int, clients: int) -> Tenso
 
 
 def unlike(one: Tensor | None, other: Tensor, before: Tensor | None = None) -> bool:
-    """Return whether two tensors differ by more than rounding.
+    """Return whether two tensors differ by more than rounding errors.
 
     If `before` is given, rounding is measured relative to the change from there.
     """
@@ -95,7 +95,7 @@ def unlike(one: Tensor | None, other: Tensor, before: Tensor | None = None) -> b
 
 
 def _states(device: torch.device) -> dict[str, Any]:
-    """Return the states of the global random generators of all libraries."""
+    """Return the states of the global random generators, by library name."""
     found = {"torch": torch.get_rng_state(), "NumPy": np.random.get_state()}  # noqa: NPY002
     found["Python"] = random.getstate()
     if device.type == "cuda":
@@ -121,7 +121,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 @contextmanager
 def undrawn(function: str, device: torch.device) -> Iterator[None]:
-    """Raise `Drew` if code uses a global random generator, as a context manager."""
+    """Context manager that raises `Drew` if its block draws from a global random generator."""
     before = _states(device)
     yield
     after = _states(device)
@@ -137,7 +137,7 @@ def undrawn(function: str, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def scrambled(device: torch.device) -> Iterator[None]:
-    """Change the states of global random generators temporarily, as a context manager."""
+    """Context manager that temporarily sets global random generators to other states."""
     before = _states(device)
     torch.default_generator.manual_seed(2**40 + 1)
     np.random.seed(12_345)  # noqa: NPY002
@@ -150,7 +150,7 @@ def scrambled(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Raise ValueError if a function modifies its arguments in place, as a context manager."""
+    """Context manager that raises ValueError if its block modifies the given tensors in place."""
     known = [(n, v.detach()) for state in states for n, v in state.items()]
     small = sum(v.numel() * v.element_size() for _, v in known) <= COPIED
     copies = [v.clone() for _, v in known] if small else []
@@ -165,39 +165,39 @@ def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def rows_of(batch: Batch) -> Tensors:
-    """Return the tensors of a batch, which functions must not modify."""
+    """Return the tensors of a batch by name, which programs must not modify."""
     return {f"batch.{n}": getattr(batch, n) for n in ("x", "y", "mask", "size")}
 
 
 class Filled(Federation):
-    """Federation whose batches have other values in their padding."""
+    """Federation whose batches are padded with different rows than usual, to detect their use."""
 
     def gather(self, cohort: Cohort, rows: Tensor, mask: Tensor, *more: Any, **named: Any) -> Batch:
-        """Return a batch of rows, padded with the last row of the first client."""
+        """Return a batch in which padding is the last training row of the first client."""
         rows = torch.where(mask, rows, self.train[0][-1].to(rows))
         return super().gather(cohort, rows, mask, *more, **named)
 
 
 def filled(data: Federation) -> Federation:
-    """Return the same federation with other values in the padding of batches."""
+    """Return a copy of a federation whose batches have different padding rows."""
     return Filled(**{f.name: getattr(data, f.name) for f in fields(Federation)})
 
 
 def even(data: Federation) -> Federation:
-    """Return the same clients, cut to equal numbers of rows, so that nothing is padded."""
+    """Return a copy of a federation with equal numbers of rows per client, at most two."""
     most = min(2, int(data.sizes[: data.clients].min()))
     return replace(data, train=tuple(rows[:most] for rows in data.train))
 
 
 def narrowed(batch: Batch, rows: int | None) -> Batch:
-    """Return the batch restricted to its first rows."""
+    """Return a batch with only the first `rows` rows of each client, or with all if None."""
     names = ("x", "y", "mask", "at", "weights")
     parts = {n: v[:, :rows] for n in names if (v := getattr(batch, n)) is not None}
     return replace(batch, **parts)
 
 
 def named(move: object) -> str:
-    """Return a readable name of an update in a phase."""
+    """Return the name of an update of a training phase, for error messages."""
     if isinstance(move, GradientStep):
         return f"step {move.names!r}"
     function = getattr(move, "move", move)  # of a recording update
@@ -206,7 +206,7 @@ def named(move: object) -> str:
 
 
 class Made(NamedTuple):
-    """Tensors of a trial round, [C, ...], before and after training."""
+    """Tensors of some clients in one round, [C, ...] each, before and after training."""
 
     received: Tensors
     client_states: Tensors
@@ -215,11 +215,11 @@ class Made(NamedTuple):
 
     @property
     def known(self) -> Tensors:
-        """Return the tensors that clients have before training: received ones and their state."""
+        """Received tensors and client states before training, by name."""
         return self.client_states | self.received
 
     def parts(self) -> Iterator[tuple[str, Tensors, Tensors]]:
-        """Yield the groups of tensors after training, with their values before training."""
+        """Yield groups of tensors: their source, the tensors, and their values before training."""
         yield "download", self.received, {}
         yield "init_client", self.client_states, {}
         yield TRAINING, self.local, self.known
@@ -231,7 +231,7 @@ Found = tuple[str, str] | None  # where a tensor comes from, and its name
 
 @dataclass(frozen=True)
 class Trial:
-    """Trial round of a method, which can be repeated with other clients or rows.
+    """Test round of some clients, which can be repeated with other clients or rows.
 
     Attributes:
         method: the method.
@@ -247,11 +247,11 @@ class Trial:
 
     @property
     def ids(self) -> Tensor:
-        """Return the ids of all clients in the trial."""
+        """Ids of all clients that take part in the validation."""
         return torch.arange(len(self.data.train))
 
     def made(self, ids: Tensor) -> Made:
-        """Run the trial round for some clients and return its tensors."""
+        """Run the round for the given clients; return their tensors before and after training."""
         cohort = self.data.cohort(ids)
         with undrawn("download or join", self.data.device):
             received, private = client_inputs(self.method, self.data, self.state, cohort, 0)
@@ -285,7 +285,7 @@ class Trial:
         raise Mixed(f"{what} gives a client {found[1]!r}, which {why}; expected {cure}")
 
     def message(self, made: Made) -> Tensors:
-        """Return the messages of the trained clients; raise ValueError for wrong shapes."""
+        """Return the messages of the training clients; raise ValueError for wrong shapes."""
         clients = slice(self.data.clients)
         with torch.no_grad(), undrawn("upload", self.data.device):
             sent = uploaded(self.method, cut(made.received, clients), cut(made.local, clients))
@@ -299,12 +299,12 @@ class Trial:
         return sent
 
     def refuse_mixed_results(self, made: Made) -> None:
-        """Raise `Mixed` if messages or predictions of a client depend on others."""
+        """Raise `Mixed` if an upload, view or statistic depends on other clients or padding."""
         count, batch = self.data.clients, self.data.batch(torch.arange(self.data.clients))
         rows, device = batch.mask.sum(1).tolist(), self.data.device
 
         def differing(most: int | None) -> Found:
-            """Return the first result that differs, with at most `most` rows per client."""
+            """Return source and name of the first differing result with up to `most` rows."""
             together = self._results(made, slice(count), narrowed(batch, most))
             for c in range(count) if count > 1 else ():
                 one = slice(c, c + 1)
@@ -325,7 +325,7 @@ class Trial:
                 raise Mixed(f"{found[0]} gives a client {found[1]!r}, which {why}; expected {cure}")
 
     def _results(self, made: Made, clients: slice, batch: Batch) -> dict[str, Tensors]:
-        """Return message, model and statistics of some clients after training."""
+        """Return the upload, main view and statistics of some trained clients."""
         method, view = self.method, self.method.main_view
         cohort, device = self.data.cohort(self.ids[clients]), self.data.device
         received, local = (cut(t, clients) for t in (made.received, made.local))
@@ -345,14 +345,14 @@ class Trial:
         return found
 
     def _prefixes(self) -> Iterator[Trial]:
-        """Yield shorter trials, with the first 1, 2, ... updates of the phases."""
+        """Yield trials limited to the first 1, 2, ... updates of the training phases."""
         for i, phase in enumerate(self.phases):
             for j in range(len(phase.updates)):
                 last = replace(phase, updates=phase.updates[: j + 1])
                 yield replace(self, phases=(*self.phases[:i], last))
 
     def _reason(self) -> tuple[str, str]:
-        """Return why a client's results depend on other clients, and the remedy."""
+        """Return why results of clients depend on each other, and how to fix it, as texts."""
         first = self.made(self.ids)
         with scrambled(self.data.device):
             again = self.made(self.ids)
@@ -361,7 +361,7 @@ class Trial:
         return CLIENTS if replace(self, data=even(self.data))._apart() else PADDING
 
     def _apart(self, together: Made | None = None) -> Found:
-        """Return the first difference between a client trained alone and with others."""
+        """Return the first tensor that differs between a client trained alone and with others."""
         count = len(self.ids)
         together = together or self.made(self.ids)
         last = self.data.clients - 1  # it has the fewest rows, so that it is padded
@@ -371,7 +371,7 @@ class Trial:
 
 
 def _first(together: Made, alone: Made, mine: Callable[[Tensor, Tensor], Tensor | None]) -> Found:
-    """Return the first tensor that differs between a client alone and with others."""
+    """Return source and name of the first tensor that differs between two results, or None."""
     for (what, some, _), (_, own, before) in zip(together.parts(), alone.parts(), strict=True):
         for name, value in own.items():
             if name not in some or unlike(mine(some[name], value), value, before.get(name)):

@@ -1,4 +1,4 @@
-"""Checks of Pyro programs on a few rows: sites, plates, constraints and responses."""
+"""Validation of Pyro models and guides on a few rows: sites, plates and constraints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pyrofl.tensors import Tensors, matches
 
 @dataclass
 class Look:
-    """Traces of model and guide on a few rows, with checks of their sites.
+    """Checker of a method's model and guide, based on their traces on a few rows.
 
     Attributes:
         method: method with the programs.
@@ -49,11 +49,11 @@ class Look:
 
     @property
     def sites(self) -> list[str]:
-        """Return the names of all sites."""
+        """Names of all sites of the guide and the model."""
         return [*self.q.nodes, *self.p.nodes]
 
     def run(self, batch: Batch, received: Tensors, local: Tensors) -> tuple[Any, Any]:
-        """Run guide and model on a batch with fixed noise, and return both traces."""
+        """Return traces of guide and model on a batch, with the same random noise in every call."""
         noise = [stream(0, Stream.TEST, 0, self.data.names[i]) for i in batch.ids.tolist()]
         drawn, drew = Drawn(), list[Drew]()
 
@@ -81,7 +81,7 @@ class Look:
         return found
 
     def refuse_wrong_sites(self) -> None:
-        """Raise ValueError for sites that are not under the plates of the batch."""
+        """Raise ValueError for invalid sites, such as latent sites outside `batch.clients()`."""
         for trace in (self.q, self.p):
             for name, site in trace.nodes.items():
                 if site["type"] == "param" and name in pyro.get_param_store():
@@ -133,7 +133,7 @@ class Look:
                 )
 
     def _refuse_repeated(self) -> None:
-        """Raise ValueError if two sites observe the same response, so that it counts twice."""
+        """Raise ValueError if two sites observe the same responses, which would count twice."""
         sites = [(n, s) for n, s in observed(self.p) if self._in_rows(s)]
         for i, (name, site) in enumerate(sites):
             for other, second in sites[:i]:
@@ -147,7 +147,7 @@ class Look:
                     )
 
     def _refuse_stray_axes(self, name: str, site: Any) -> None:
-        """Raise ValueError for a batch axis without a plate, which would couple clients."""
+        """Raise ValueError if the site's batch shape has an axis that belongs to no plate."""
         shape = site["fn"].batch_shape
         declared = {frame.dim for frame in site["cond_indep_stack"]}
         stray = [d for d in range(-len(shape), 0) if d not in declared and shape[d] > 1]
@@ -158,14 +158,14 @@ class Look:
             )
 
     def _in_rows(self, site: Any) -> bool:
-        """Return whether a site is inside `batch.rows()`, which masks padding."""
+        """Return whether a site is in `batch.rows()`, with padding masked and density scaled."""
         mask = site["mask"]
         if not torch.is_tensor(mask) or not torch.is_tensor(site["scale"]):
             return False
         return not bool((mask & ~self.batch.mask).any())
 
     def refuse_broken_constraints(self) -> None:
-        """Raise ValueError for parameters or responses outside their constraints."""
+        """Raise ValueError for invalid distribution parameters or responses."""
         for name, site in (*latent(self.q), *latent(self.p), *observed(self.p)):
             for parameter, value, constraint in _parameters(site["fn"]):
                 if not (good := constraint.check(value)).all():
@@ -177,7 +177,7 @@ class Look:
         self.refuse_odd_responses()
 
     def refuse_odd_responses(self) -> None:
-        """Raise ValueError for responses outside the support of their distribution."""
+        """Raise ValueError for observed responses outside their distribution's support."""
         for name, site in self.responses():
             self._refuse_odd(name, site)
 
@@ -198,7 +198,7 @@ class Look:
             )
 
     def _same_in_all_rows(self, site: Any) -> bool:
-        """Return whether all rows of the largest client have the same distribution."""
+        """Return whether a row-level site has the same distribution in all rows."""
         at = next((f.dim for f in site["cond_indep_stack"] if f.name == "rows"), None)
         if at is None or site["infer"].get("is_auxiliary") or self.batch.mask[0].sum() < 2:
             return False
@@ -207,11 +207,11 @@ class Look:
         return equal(density, density[..., :1].expand_as(density))
 
     def responses(self) -> list[tuple[str, Any]]:
-        """Return the observed sites of the model, without those of `pyro.factor`."""
+        """Return the observed sites of the model by name, without those of `pyro.factor`."""
         return [(n, s) for n, s in observed(self.p) if not isinstance(s["fn"], dist.Unit)]
 
     def warn_of_still_tensors(self, before: Tensors) -> None:
-        """Warn about tensors that the guide reads and no update changes."""
+        """Warn about local tensors that the guide reads but no update changes."""
         steps = [m for p in (*self.method.phases, *self.method.adapt) for m in p.updates]
         moving = " ".join(m.names for m in steps if isinstance(m, GradientStep))
         still = {
@@ -232,14 +232,14 @@ class Look:
         )
 
     def _differs(self, tensors: Tensors) -> bool:
-        """Return whether the guide draws other values if the given tensors change."""
+        """Return whether the guide's draws change with the given changes of local tensors."""
         q, _ = self.run(self.batch, self.received, self.local | tensors)
         pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
         return not all(equal(a, b) for a, b in pairs)
 
 
 def refuse_subsampling(name: str, site: Any) -> None:
-    """Raise ValueError for a site in a Pyro plate that subsamples."""
+    """Raise ValueError for a site inside a Pyro plate with subsampling."""
     for frame in site.get("cond_indep_stack", ()):
         if frame.full_size is not None and frame.full_size != frame.size:
             raise ValueError(
@@ -250,12 +250,12 @@ def refuse_subsampling(name: str, site: Any) -> None:
 
 
 def factors(trace: Any) -> list[tuple[str, Any]]:
-    """Return the sites of `pyro.factor` in a trace."""
+    """Return the `pyro.factor` sites of a trace, with their names."""
     return [(n, s) for n, s in observed(trace) if isinstance(s["fn"], dist.Unit)]
 
 
 def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield the finite parameters of a distribution, with their constraints."""
+    """Yield name, value and constraint of each finite parameter of a distribution."""
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     for name, constraint in fn.arg_constraints.items():
@@ -267,18 +267,18 @@ def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
 
 
 def log_prob_of(site: Any) -> Tensor:
-    """Return the log density of a site's value, neither scaled nor masked."""
+    """Return the log density of a site's value, without scale or mask."""
     value: Tensor = site["fn"].log_prob(site["value"])
     return value
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
+    """Return whether two tensors are equal up to rounding errors."""
     return not unlike(a, b)
 
 
 def _repeated(site: Any, second: Any, both: Tensor) -> bool:
-    """Return whether two sites observe the same values, so that rows would count twice."""
+    """Return whether two sites have equal values (or factors) in the rows selected by `both`."""
     pair = site, second
     if any(isinstance(s["fn"], dist.Unit) for s in pair):
         found = [log_prob_of(s).expand(both.shape)[both] for s in pair]
@@ -289,7 +289,7 @@ def _repeated(site: Any, second: Any, both: Tensor) -> bool:
 
 
 class Drawn(Messenger):
-    """Messenger that detects programs that modify the values of sites in place."""
+    """Messenger that detects programs that modify the value of a site in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class Drawn(Messenger):
             self.found.append((msg["name"], value, value.clone()))
 
     def refuse_changed(self) -> None:
-        """Raise ValueError if the value of a site was modified in place."""
+        """Raise ValueError if a site's value was modified in place after sampling."""
         for name, value, copy in self.found:
             if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
                 raise ValueError(

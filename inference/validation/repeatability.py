@@ -1,4 +1,4 @@
-"""Checks by repeated runs that programs do not depend on other rows, clients or hidden state."""
+"""Validation by repeated runs that programs do not depend on other rows, clients or state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pyrofl.tensors import Tensors, cut, default_type
 
 
 class Other(NamedTuple):
-    """Batch with the same clients, and rows in another order.
+    """Changed batch of the same clients, for comparison with the original batch.
 
     Attributes:
         batch: the batch for the programs.
@@ -48,7 +48,7 @@ class Other(NamedTuple):
 
 @dataclass(frozen=True)
 class Reruns:
-    """Repeated runs of model and guide, compared with a first run.
+    """Repeated runs of a method's model and guide, compared with their first run.
 
     Attributes:
         look: the first run.
@@ -60,7 +60,7 @@ class Reruns:
     minibatches: bool
 
     def refuse_mixed_rows(self) -> None:
-        """Raise `Mixed` if a row's density depends on other rows or on padding."""
+        """Raise `Mixed` if the density of a row depends on other rows or on padding."""
         other, after = self.other, self.after
         costs = {name for name, _ in factors(self.look.p)}
         for name, site in (*observed(self.look.p), *latent(self.look.p)):
@@ -89,7 +89,7 @@ class Reruns:
 
     @cached_property
     def values(self) -> Tensors:
-        """Return copies of the real latent values that can be differentiated."""
+        """Real-valued draws of the latent sites, copied as tensors that require gradients."""
         return {
             n: s["value"].detach().clone().requires_grad_()
             for n, s in latent(self.look.q)
@@ -98,7 +98,7 @@ class Reruns:
 
     @cached_property
     def other(self) -> Other:
-        """Return the batch with reordered rows, without the last row, and with other padding.
+        """Batch with rows in another order, without the last row, and with other padding.
 
         Without minibatches, order and rows are unchanged.
         """
@@ -119,12 +119,12 @@ class Reruns:
 
     @cached_property
     def after(self) -> Any:
-        """Run the model on reordered rows with the same latent values, and return its trace."""
+        """Trace of the model on the changed batch, with the latent values of the first run."""
         with torch.enable_grad():
             return self._on_others(self.values)
 
     def _alike(self, site: Any, after: Any, other: Other) -> bool:
-        """Return whether a site has equal values in the rows that are in both batches."""
+        """Return whether a site has equal densities and weights in the rows of both batches."""
         one, two = log_prob_of(site), log_prob_of(after)
         if of_rows(site):
             weights = [_weight(s, b) for s, b in ((site, self.look.batch), (after, other.batch))]
@@ -141,7 +141,7 @@ class Reruns:
         return equal(one, two) and equal(*(torch.as_tensor(s).to(one) for s in scales))
 
     def _on_others(self, values: Tensors) -> Any:
-        """Run the model on reordered rows with given latent values, and return its trace."""
+        """Return a trace of the model on the changed batch, with given values of latent sites."""
         other, look, sites = self.other, self.look, {}
         for name, site in look.q.nodes.items():
             if site["type"] == "sample" and not site_is_subsample(site):
@@ -163,13 +163,13 @@ class Reruns:
         return self._model(replace(other.batch, x=new), known)
 
     def _model(self, batch: Batch, known: Any) -> Any:
-        """Run the model with given latent values, and return its trace."""
+        """Return a trace of the model on a batch, with latent values fixed to `known`."""
         states = (with_rows(t, len(batch)) for t in (self.look.received, self.look.local))
         with default_type(batch.size.dtype), KeptPlates():
             return recorded(self.look.method.model, (*states, batch), known)
 
     def _other_responses(self, y: Tensor, at: Tensor) -> Tensor:
-        """Return responses in which some rows have the value of another row."""
+        """Replace the responses of the rows `at` by a different response from the data."""
         table, there = self.look.data.y, y[at]
         good = table.isfinite() & (table[:, None] != there[None]).all(1)
         rows = good.flatten(1).all(1) if table.dim() > 1 else good
@@ -181,7 +181,7 @@ class Reruns:
     # Clients alone
 
     def refuse_mixed_clients(self) -> None:
-        """Raise `Mixed` if a site depends on other clients or on padding.
+        """Raise `Mixed` if a site of a client depends on other clients or on padding.
 
         If rows have latent variables, only the first client is run alone, which has no padding.
         """
@@ -200,11 +200,11 @@ class Reruns:
 
     @property
     def of_rows(self) -> bool:
-        """Return whether the model has latent sites with one value per row."""
+        """Whether the guide has latent sites with one value per row."""
         return any(of_rows(site) for _, site in latent(self.look.q))
 
     def _changes(self) -> bool:
-        """Return whether the programs give other values when they are run again."""
+        """Return whether running the programs again, with the same noise, changes the results."""
         look = self.look
         with scrambled(look.batch.size.device):
             again = look.run(look.batch, look.received, look.local)
@@ -213,7 +213,10 @@ class Reruns:
     def _apart(
         self, batch: Batch, some: Sequence[int], together: tuple[Any, Any] | None = None
     ) -> str | None:
-        """Return the first site that differs between clients run alone and together, or None."""
+        """Return the first site that differs between a client run alone and with others.
+
+        None if there is none.
+        """
         look, count = self.look, len(batch)
         together = together or look.run(batch, look.received, look.local)
         for client in some:
@@ -228,7 +231,7 @@ class Reruns:
     # Gradients
 
     def refuse_cut_sites(self) -> None:
-        """Raise ValueError if the model uses a latent site without a gradient to it."""
+        """Raise ValueError if the model depends on a latent site but has no gradient for it."""
         values = self.values
         for name in self._without_gradient(values, self.after) if values else ():
             # Once more, as a gradient may be zero at a point.
@@ -248,7 +251,7 @@ class Reruns:
                 )
 
     def _without_gradient(self, values: Tensors, trace: Any) -> list[str]:
-        """Return the latent sites to which the model's log density has no gradient."""
+        """Return the latent sites for which the other sites' densities have no gradient."""
         with torch.enable_grad():
             total = _others(trace).sum()
         if not total.requires_grad:
@@ -259,14 +262,14 @@ class Reruns:
 
 
 def _others(trace: Any, without: str = "") -> Tensor:
-    """Return the log densities of all sites except the given one, summed."""
+    """Return all sites' log densities, with each latent site's own value held constant."""
     parts = [log_prob_of(s) for _, s in observed(trace)]
     parts += [s["fn"].log_prob(s["value"].detach()) for n, s in latent(trace) if n != without]
     return torch.cat([part.flatten() for part in parts])
 
 
 def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str | None:
-    """Return the first site that differs between clients run alone and together, or None."""
+    """Return the first site that differs between two pairs of guide and model traces, or None."""
     for traces in zip(together, alone, strict=True):
         for name, site in traces[1].nodes.items():
             if site["type"] != "sample" or site_is_subsample(site):
@@ -281,7 +284,7 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str 
 
 
 def _parts(site: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a site to compare: its value, unless observed, and log density."""
+    """Yield a site's value, unless it is observed, and its log density."""
     if is_made(site) or not site["is_observed"]:
         yield site["value"]
     if not is_made(site):
@@ -289,14 +292,14 @@ def _parts(site: Any) -> Iterator[Tensor]:
 
 
 def _weight(site: Any, batch: Batch) -> Tensor:
-    """Return the factor by which each row's log density is multiplied in the batch."""
+    """Return the scale of each row's density, divided by the row's count in the batch."""
     counts = batch.counts.where(batch.mask, 1.0)
     weight = torch.as_tensor(site["scale"]).to(counts) / counts
     return weight.expand(batch.mask.shape) if weight.dim() <= 2 else torch.ones_like(counts)
 
 
 def _taken(value: Tensor, source: Tensor, axis: int) -> Tensor:
-    """Select rows of a tensor [..., C, B, *event] by indices [C, W]."""
+    """Select rows of a tensor [..., C, B, *event] by each client's row indices [C, W]."""
     shape = [1] * value.dim()
     shape[axis - 1], shape[axis] = source.shape
     return torch.take_along_dim(value, source.reshape(shape), dim=axis)

@@ -1,4 +1,4 @@
-"""Validation of a method and its data before the first round.
+"""Validation of a method and its data before training, to detect errors that raise none.
 
 The method runs a round on a few rows of a few clients. Its programs are traced, and run again with
 another order of the rows: the likelihood of a row may only depend on that row and on the client's
@@ -56,7 +56,7 @@ def validate_method(
     chunk_size: Count | None = None,
     server_state: Tensors | None = None,
 ) -> None:
-    """Validate a method on its data before training; raise ValueError with the remedy in one line.
+    """Validate a method on a few rows of its data before training; raise ValueError if it fails.
 
     `fit` and `federate` call it before round one, unless check=False. Two clients run together and
     alone, with the same noise, through programs, losses, closed forms, upload, view and
@@ -109,13 +109,13 @@ def validate_method(
 
 
 def _whole(few: Federation, data: Federation, names: tuple[str, ...]) -> Federation:
-    """Return a federation of a few clients with all their rows."""
+    """Return the selected clients with all their training rows, in the order of `names`."""
     rows = tuple(data.train[data.names.index(n)] for n in names)
     return replace(few, train=rows, names=names)
 
 
 def _is_of_program(error: BaseException) -> bool:
-    """Return whether an error was raised inside a function of the user's method."""
+    """Return whether an error was raised outside pyrofl, as by the method's Pyro programs."""
     error = error.__cause__ or error
     frame = error.__traceback__
     while frame and frame.tb_next:
@@ -130,7 +130,7 @@ def _in_both_precisions(
     server: Tensors | None,
     look: Callable[[Method, Federation, Tensor, Tensors | None], None] | None = None,
 ) -> None:
-    """Validate a method; repeat in double precision if rounding may cause the error."""
+    """Validate a method; if `Mixed` is raised, repeat the validation in float64."""
     look = look or _look
     try:
         look(method, few, ids, server)
@@ -143,7 +143,7 @@ def _in_both_precisions(
 
 
 def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
-    """Validate a method on a few rows; see `validate_method`."""
+    """Run all checks of `validate_method` on a few rows of a few clients."""
     first = _first(method, few, ids, server)
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     written, steps = set[str](), list[WatchedStep]()
@@ -174,7 +174,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
 
 
 def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
-    """Validate the programs for clients together and alone, without training."""
+    """Check only whether the model and guide give each client the same results alone."""
     first = _first(method, few, ids, server)
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     received, private = client_inputs(method, few, state, few.cohort(torch.arange(few.clients)), 0)
@@ -184,7 +184,7 @@ def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tenso
 
 
 def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) -> Tensors:
-    """Return the initial server state; raise ValueError if tensors are missing or misshaped."""
+    """Return the initial server state; raise ValueError for missing tensors or wrong shapes."""
     with calling("init"), undrawn("init", few.device):
         made = method.init(stream(0, Stream.START), few.clients)
     server = as_tensors("what init returns", made)
@@ -206,11 +206,11 @@ def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) 
 
 
 def _made(trial: Trial) -> Made:
-    """Run the method's phases and return the tensors; raise ValueError if they fail."""
+    """Run the method's training phases and return the results; raise ValueError on failure."""
     few = trial.data
 
     def look() -> Look:
-        """Return a checker of the model and guide with the clients' untrained tensors."""
+        """Return a checker of the model and guide with the clients' tensors before training."""
         cohort = few.cohort(torch.arange(few.clients))
         received, private = client_inputs(trial.method, few, trial.state, cohort, 0)
         return Look(trial.method, few, received, private | received)
@@ -233,7 +233,7 @@ def _made(trial: Trial) -> Made:
 
 
 def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Tensor]:
-    """Return a federation of the largest and the smallest client, with a few rows each.
+    """Return the largest, the smallest and a held-out client, with at most three rows each.
 
     The ids of the training clients are returned too. The smallest client has fewer rows than a
     minibatch, so that it is padded.
@@ -257,13 +257,13 @@ def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Ten
 
 
 def _beginning(data: Federation, client: int) -> Tensor:
-    """Return the first training rows of a client that have nonzero weight."""
+    """Return the first `ROWS` training rows of a client that have nonzero weight."""
     rows = data.train[client]
     return (rows if data.weights is None else rows[data.weights[rows] > 0])[:ROWS]
 
 
 def _finite(data: Federation, client: int) -> bool:
-    """Return whether all values in the validated rows of a client are finite."""
+    """Return whether the data of the rows used for validation of a client are finite."""
     rows = _beginning(data, client)
     return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
 
@@ -276,7 +276,7 @@ def refuse_idle_patterns(
     travels: Tensors,
     sites: list[str],
 ) -> None:
-    """Raise ValueError for name patterns that match no tensor, with a suggestion."""
+    """Raise ValueError for a name pattern of the method that matches no name."""
     asked: list[tuple[str, str, Iterable[str]]] = [
         (f"step {move.names!r} of {kind}", move.names, local)
         for kind in ("phases", "adapt")
@@ -308,7 +308,7 @@ def refuse_idle_patterns(
 
 
 def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
-    """Raise ValueError for aggregation patterns that match no tensor."""
+    """Raise ValueError for a name pattern of the aggregation that has no effect."""
     if isinstance(aggregate := method.aggregate, Aggregator):
         sent = {n: v for n, v in aggregate.transformed(server, message).items() if n in server}
         used = [patterns for _, patterns in aggregate.groups(sent)]
@@ -329,7 +329,7 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
 def _aggregated(
     method: Method, few: Federation, server: Tensors, message: Tensors
 ) -> Tensors | None:
-    """Return the next server state of an `Aggregator`; raise ValueError for new tensor names."""
+    """Return the next server state if an `Aggregator` is used; raise ValueError for new names."""
     if not isinstance(method.aggregate, Aggregator):
         return None
     cohort = few.cohort(torch.arange(few.clients))
@@ -351,7 +351,7 @@ def _aggregated(
 
 
 def refuse_odd_views(method: Method, look: Look) -> None:
-    """Raise ValueError for a predictive model that lacks tensors or has unknown ones."""
+    """Raise ValueError if a view returns unknown names, or lacks names that the programs read."""
     received, local = look.received, look.local
     known = received | local
     for view in method.views:
@@ -371,11 +371,11 @@ def refuse_odd_views(method: Method, look: Look) -> None:
 
 
 def idle(patterns: str, names: Iterable[str]) -> list[str]:
-    """Return the patterns that match none of the names."""
+    """Return those of the given name patterns that match no name."""
     return [p for p in patterns.split() or [""] if not any(matches(n, p) for n in names)]
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:
-    """Return the most similar name as a suggestion for a pattern without a match."""
+    """Return a text that suggests a similar name for a pattern, or lists all names."""
     near = get_close_matches(pattern, list(names), 1)
     return f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"

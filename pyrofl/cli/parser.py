@@ -1,4 +1,4 @@
-"""Parser of the commands and their options."""
+"""Argument parser of the `pyrofl` commands and their options."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FIRST = """three commands to try:
 
 
 class Row(NamedTuple):
-    """Argument of a command: names, type, help text and default."""
+    """Command-line argument: option name, description, default and help section."""
 
     words: str
     """Its option and a name for its value, such as "--out DIR"."""
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 
 def rows_of(names: Collection[str]) -> Iterator[Row]:
-    """Yield the command-line options for some fields of an experiment."""
+    """Yield the command-line options of an experiment that have the given names."""
     for one in options():
         if one.name in names:
             words = " ".join(filter(None, (flag_of(one), one.metadata["metavar"])))
@@ -155,7 +155,7 @@ UNTUNED |= {"save_predictions", "log", "seeds", "tune"}
 
 
 def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[[Namespace], None]:
-    """Return a command function whose argument is an experiment."""
+    """Wrap a command so that its parsed arguments become an experiment."""
 
     def do(args: Namespace) -> None:
         methods = args.methods if isinstance(args.methods, list) else [args.methods or ""]
@@ -168,7 +168,7 @@ def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[
 
 
 def on_data(command: Callable[[Experiment], None]) -> Callable[[Namespace], None]:
-    """Return a command function whose argument is an experiment without methods."""
+    """Wrap a command so that its parsed arguments become an experiment without methods."""
     return lambda args: command(Experiment.of(args))
 
 
@@ -304,7 +304,7 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
 
 
 def flower(name: str) -> Callable[[Namespace], None]:
-    """Return a command function of `pyrofl flower`, imported when it is called."""
+    """Return a function that imports and runs a command of `pyrofl flower`."""
 
     def do(args: Namespace) -> None:
         module = import_module(f"pyrofl.flower.{'predict' if name == 'predict' else 'commands'}")
@@ -315,14 +315,14 @@ def flower(name: str) -> Callable[[Namespace], None]:
 
 
 class Parser(ArgumentParser):
-    """Argument parser with one-line error messages."""
+    """Argument parser that reports errors in one line."""
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help; raise an error if it cannot be written."""
+        """Print the help text; raise an error if it cannot be written."""
         show(self.format_help().rstrip("\n"))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the command line; raise an error for --flag=-- instead of an empty list."""
+        """Parse command-line words; reject --flag=--, which argparse would misread."""
         for word in sys.argv[1:] if args is None else args:
             if re.fullmatch(r"--[\w-]+=--", word):
                 self.error(f"argument {word.partition('=')[0]}: found '--'; expected a value")
@@ -334,7 +334,7 @@ class Parser(ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code.
+    """Run a `pyrofl` command and return its exit code.
 
     0 if it is done, 2 if it was refused before any work, 3 if a run failed on its way, 4 if a run
     made all its rounds, and diverged or aggregated no update, 130 if it was interrupted. What went
@@ -349,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def with_config(words: Sequence[str]) -> list[str]:
-    """Return the words of a command, with the options of its --config file inserted."""
+    """Insert the options from the --config file before those on the command line."""
     words = list(words)
     at = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--config"), None)
     if at is None or words[0] not in ("run", "compare", "tune") or "--help" in words:
@@ -367,7 +367,7 @@ def with_config(words: Sequence[str]) -> list[str]:
 
 
 def parser() -> ArgumentParser:
-    """Return the parser of all commands and their arguments."""
+    """Build the parser of all commands and their arguments."""
     what: dict[str, Any] = {"description": "Bayesian and personalized federated learning"}
     what |= {"formatter_class": RawDescriptionHelpFormatter, "epilog": FIRST}
     top = Parser(prog="pyrofl", **what)
@@ -384,7 +384,7 @@ def parser() -> ArgumentParser:
 
 
 def describe(command: ArgumentParser, do: Callable[[Namespace], None], rows: Sequence[Row]) -> None:
-    """Add arguments to the parser of a command."""
+    """Add the given arguments to the parser of a command."""
     headings: dict[str | None, Any] = {None: command}
     for row in rows:
         option, _, metavar = row.words.partition(" ")

@@ -27,7 +27,7 @@ Words = tuple[str, ...]
 
 
 class Rows(NamedTuple):
-    """Training or test rows of a client, with the names of its columns if they have any."""
+    """Training or test rows of a client, and the names of its features and target, if known."""
 
     x: Floats  # [N, *x]
     y: Tensor  # [N, ...]
@@ -41,7 +41,7 @@ def table_of(
     features: Sequence[str] | None,
     held_out: Sequence[str],
 ) -> dict[str, Any]:
-    """Validate the clients' arrays, and return the fields of a federation.
+    """Validate the clients' arrays and return the fields of a `Federation`.
 
     See `Federation.from_arrays`. Rows are ordered by client; held-out clients come last.
     """
@@ -188,7 +188,7 @@ def _column(where: str, column: Any) -> Floats:
 
 
 def _refuse_gaps(where: str, bad: Any) -> None:
-    """Raise ValueError if some rows have missing values."""
+    """Raise ValueError if any row is marked in the mask `bad` [N] as having a missing value."""
     if bad.any():
         raise ValueError(
             f"{where} is missing, NaN or infinite in {bad.sum()} rows, first in row "
@@ -235,7 +235,7 @@ def responses_of(where: str, given: Any, classes: Words) -> Tensor:
 
 
 def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
-    """Return the class index of every label."""
+    """Convert labels to class indices [N], by class name or by number."""
     if y.ndim != 1:
         raise ValueError(f"{where} has shape {list(y.shape)}; expected a label for each row, [N]")
     places: dict[str | int, int] = {name: place for place, name in enumerate(classes)}
@@ -282,7 +282,7 @@ def _refuse_unlike(parts: Sequence[Rows], names: Words) -> None:
 
 
 def _as_floats(values: Floats, names: Words) -> Tensor:
-    """Cast numbers to torch's default float type; raise ValueError if values would collide."""
+    """Convert to torch's default float type; raise ValueError if distinct values become equal."""
     with np.errstate(over="ignore", invalid="ignore"):
         made = torch.from_numpy(values).to(torch.get_default_dtype())
         if values.ndim > 2 or not len(values):

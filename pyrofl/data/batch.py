@@ -21,7 +21,7 @@ ROWS = "x", "y", "mask", "at", "weights"  # fields with one value per row
 
 
 class RowScale(NamedTuple):
-    """Factor by which a minibatch's rows are scaled to all rows of their client."""
+    """Number of a client's rows that one row of a minibatch stands for, with its inputs."""
 
     mask: Tensor  # [C, B]
     size: Tensor  # [C]
@@ -67,7 +67,7 @@ class Batch:
 
     @property
     def counts(self) -> Tensor:
-        """Return each row's weight times scale, its contribution to the client's total: [C, B].
+        """Weight times scale of each row in its client's total: [C, B]; 0 for padding.
 
         A row of a minibatch also represents the client's rows that are not in the minibatch.
         """
@@ -96,7 +96,7 @@ class Batch:
         return replace(self, **rows)
 
     def by_step(self) -> Iterator[Batch]:
-        """Yield the batch of each step, given batches [T, C, B] of T steps."""
+        """Yield one batch [C, B] for each step, from batches stacked over T steps [T, C, B]."""
         known = {n: v.unbind() for n in ROWS if (v := getattr(self, n)) is not None}
         for scale, *rows in zip(self._share.unbind(), *known.values(), strict=True):
             one: dict[str, Any] = dict(zip(known, rows, strict=True))
@@ -121,7 +121,7 @@ class Batch:
         return parts
 
     def take_rows(self, known: Tensor) -> Tensor:
-        """Select this batch's rows from values of all rows: [C, n, *f] -> [C, B, *f]."""
+        """Select this batch's rows from values for all client rows: [C, n, *f] -> [C, B, *f]."""
         if self.at is None:
             return known[:, : self.mask.shape[1]]
         return _rows(known, self.at)
@@ -132,5 +132,5 @@ def _rows(values: Tensor, at: Tensor) -> Tensor:
 
 
 def share(size: Tensor, mask: Tensor) -> Tensor:
-    """Return how many of a client's rows each row of a batch represents, [..., C, 1]."""
+    """Return the client's size [C] divided by its number of rows in the batch: [..., C, 1]."""
     return (size / mask.sum(-1).clamp(min=1))[..., None]

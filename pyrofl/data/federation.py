@@ -1,4 +1,4 @@
-"""Data sets, and federations that partition a data set's rows among clients."""
+"""Data sets, and federations: data sets whose rows are partitioned among clients."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Federation(FederationFields, Summarised):
         return replace(made, weights=of_sites(weights, sites, made.names, made.train, len(made.y)))
 
     def with_class_weights(self, classes: OfClasses) -> Federation:
-        """Return the federation with row weights that depend on the class.
+        """Weight rows by class: their likelihood is raised to the power of the class weight.
 
         A row of weight 2 counts as two identical rows, in training and where the server weights
         clients by their rows; 0 excludes a row. Test scores are unweighted. Existing weights are
@@ -240,19 +240,19 @@ class Federation(FederationFields, Summarised):
 
     @cached_property
     def totals(self) -> Tensor:
-        """Sum of the weights, or number, of every client's training rows: [J + held_out]."""
+        """Sum of the row weights (or number of rows) of each client: [J + held_out]."""
         if self.weights is None:
             return self.sizes
         return torch.stack([self.weights[rows].sum() for rows in self.train])
 
     @cached_property
     def _relative(self) -> Tensor:
-        """Factor that gives each client's row weights a mean of 1."""
+        """Factor [J + held_out] that scales each client's row weights to mean 1."""
         return (self.sizes.double() / self.totals).to(self.x.device, self.dtype)
 
     @cached_property
     def _table(self) -> Tensor:
-        """Row weights, on the device and in the type of the data."""
+        """Row weights, on the data's device and with its floating-point type."""
         assert self.weights is not None
         return self.weights.to(self.x.device, self.dtype)
 
@@ -267,7 +267,7 @@ class Federation(FederationFields, Summarised):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of the computations."""
+        """Floating-point type used in computations."""
         return self.x.dtype if self.x.is_floating_point() else torch.get_default_dtype()
 
     def gather(
@@ -279,7 +279,7 @@ class Federation(FederationFields, Summarised):
         share: Tensor | None = None,
         blind: bool = False,
     ) -> Batch:
-        """Return a batch of the given row numbers [C, B], or [T, C, B] for T steps.
+        """Return a batch of the rows with the given numbers: [C, B], or [T, C, B] for T steps.
 
         A `share` [..., C, 1] avoids counting the rows. If `blind`, x is empty: it is not read.
         """
@@ -310,7 +310,7 @@ class Federation(FederationFields, Summarised):
 
 
 def a_row(rows: Tensor) -> str:
-    """Describe the type and shape of a table's rows as text."""
+    """Describe the type and shape of one row, such as "float32 [3] per row"."""
     return f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape[1:])} per row"
 
 
@@ -320,14 +320,14 @@ def _spread(rows: Sequence[Tensor]) -> str:
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    """Return the row numbers of every client as a tuple of tensors."""
+    """Return a list of row numbers as a tuple; raise ValueError if it is not a list."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError(f"{name} is a {type(value).__name__}; expected a tuple or list")
     return tuple(value)
 
 
 def stack(data: Federation, rows: list[Tensor], cohort: Cohort, width: int = 1) -> Batch:
-    """Stack lists of row numbers, one per client, to a padded batch."""
+    """Build a batch from each client's row numbers, padded with a row of the same client."""
     width = max([width, *(len(r) for r in rows)])
     mine = [
         r if len(r) else data.train[i][:1] for i, r in zip(cohort.ids.tolist(), rows, strict=True)

@@ -1,4 +1,4 @@
-"""Federations without rows, for code that needs only the shapes of the data."""
+"""Federations without data, for code that needs only the shapes of the rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def outline(
     classes: Sequence[str] = (),
     dtype: torch.dtype = torch.float32,
 ) -> Federation:
-    """Return a federation of given shapes with rows of zeros that use no memory.
+    """Build a federation of the given shapes whose rows are zeros that use no memory.
 
     Methods that read only the shapes of the data, such as `pvi.hierarchical`, can be built from
     it as from the rows.
@@ -60,7 +60,7 @@ class Hidden(Federation):
 
 
 def facts(data: Federation) -> dict[str, Any]:
-    """Return the metadata of a federation, without its rows, as JSON-compatible values."""
+    """Return a federation's metadata, without its rows, as JSON-compatible values."""
     return {
         "names": list(data.names),
         "sizes": data.sizes.tolist(),
@@ -75,7 +75,7 @@ def facts(data: Federation) -> dict[str, Any]:
 
 
 def hidden(facts: Mapping[str, Any]) -> Federation:
-    """Return the federation described by `facts`, without its rows."""
+    """Build a federation without its rows from the metadata that `facts` returned."""
     sizes, nobody = facts["sizes"], torch.zeros(0, dtype=torch.long)
     x, y = (
         torch.zeros((), dtype=getattr(torch, kind)).expand(sum(sizes), *facts[name])
@@ -90,7 +90,7 @@ def hidden(facts: Mapping[str, Any]) -> Federation:
 
 
 def _summing_to(totals: Sequence[float], train: Sequence[Tensor]) -> Tensor:
-    """Return row weights with exactly the given sums for each client."""
+    """Return row weights whose sum over each client's rows equals the given total."""
     found = torch.zeros(sum(map(len, train)), dtype=torch.float64)
     for total, rows in zip(totals, train, strict=True):
         found[rows[0]] = total

@@ -1,4 +1,4 @@
-"""Names and numbers of training rows of clients, which is what a server knows of them."""
+"""Names and numbers of training rows of clients, as known to the server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 class Cohort(NamedTuple):
-    """Indices and numbers of training rows of the clients in stacked tensors."""
+    """Ids and numbers of training rows of the clients whose tensors are stacked."""
 
     ids: Tensor  # [C] int64, position in the federation
     size: Tensor  # [C] number of training rows, in the data's floating-point type
 
 
 class Roster:
-    """Names and training sizes of the training clients, without their rows.
+    """Names and numbers of training rows of the training clients, without the rows.
 
     It has the attributes of a `Federation` that the server's part of a round reads.
     """
@@ -54,12 +54,12 @@ class Roster:
         return len(self.names)
 
     def cohort(self, ids: Tensor) -> Cohort:
-        """Return ids and sizes of the given clients."""
+        """Return ids and numbers of training rows of the given clients."""
         return Cohort(ids.cpu(), self.sizes[ids.cpu()].to(self.dtype))
 
 
 def names_of(what: str, words: Iterable[str]) -> tuple[str, ...]:
-    """Return distinct, non-empty names as a tuple; raise ValueError for others or a single text.
+    """Return names as a tuple; raise ValueError unless all are distinct, non-empty strings.
 
     >>> names_of("names", ["a", "b"])
     ('a', 'b')

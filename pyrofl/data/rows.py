@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
-    """Validate x and y; raise ValueError with the first invalid row.
+    """Validate x and y; raise ValueError that names the first invalid row.
 
     Raises:
         ValueError: if x or y is no tensor, their lengths differ, a value is not finite, or a label
@@ -59,7 +59,7 @@ def row_numbers(name: str, rows: Tensor, total: int) -> Tensor:
 
 
 def check_finite(name: str, value: Tensor) -> None:
-    """Raise ValueError with the first row that is NaN or infinite."""
+    """Raise ValueError that names the first row with NaN or infinite values, if there is one."""
     if value.is_floating_point() and not bool(value.isfinite().all()):
         bad = (~value.isfinite().reshape(len(value), -1).all(1)).nonzero()
         where = f"{len(bad)} rows, first in row {int(bad[0])}"

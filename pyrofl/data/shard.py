@@ -1,4 +1,4 @@
-"""Rows of some clients of a federation, under the client indices of the whole federation."""
+"""Shards: the training rows of some clients, with client ids of the whole federation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pyrofl.data.federation import Federation, FederationFields
 
 
 class Shard(Federation):
-    """Federation with the rows of some clients only, which keep their indices."""
+    """Federation with the rows of only some clients, whose ids are unchanged."""
 
     def __init__(self, *fields: Any, **more: Any) -> None:
-        """Store the fields without validation: the rows were validated in the whole federation."""
+        """Store the fields without validation, since the whole federation was validated before."""
         FederationFields.__init__(self, *fields, **more)
 
 
 def shard(data: Federation, ids: Tensor) -> Shard:
-    """Return the training rows of the given training clients only, on the CPU."""
+    """Return a shard with the training rows of the given training clients only, on the CPU."""
     mine, none = ids.tolist(), torch.zeros(0, dtype=torch.long)
     rows = torch.cat([data.train[i].cpu() for i in mine])
     places = torch.arange(len(rows)).split(data.sizes[ids].tolist())

@@ -1,4 +1,4 @@
-"""Weights of rows and of classes in the likelihood."""
+"""Weights of rows and of classes in the log-likelihood."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OfClasses = Mapping[str, float] | Literal["balanced"]
 
 
 def check_weights(weights: Tensor, rows: int) -> None:
-    """Raise ValueError if the weights are not a tensor with a finite number >= 0 per row."""
+    """Raise ValueError unless weights are a tensor with one finite number >= 0 per row."""
     if not torch.is_tensor(weights) or weights.shape != (rows,) or weights.device.type != "cpu":
         what = list(weights.shape) if torch.is_tensor(weights) else type(weights).__name__
         raise ValueError(f"weights are {what}; expected a tensor [{rows}] on the CPU")
@@ -31,7 +31,7 @@ def check_weights(weights: Tensor, rows: int) -> None:
 def of_classes(
     asked: OfClasses, classes: Sequence[str], y: Tensor, train: Sequence[Tensor], before: Tensor
 ) -> Tensor:
-    """Return the weights of the classes, [K].
+    """Return the weight of each class, [K], given names and weights or "balanced".
 
     Balanced weights are computed from each client's weight sums by class.
     """
@@ -58,7 +58,7 @@ def of_sites(
     train: Sequence[Tensor],
     rows: int,
 ) -> Tensor:
-    """Return the weights of all rows [N], given weights of some clients' training rows."""
+    """Return the weights of all rows [N], given those of some clients' training rows; else 1."""
     found = torch.ones(rows, dtype=torch.float64)
     if not isinstance(weights, Mapping):
         told = f"weights are a {type(weights).__name__}"
@@ -86,7 +86,7 @@ def of_sites(
 
 
 def refuse_other_index(where: str, x: Any, other: Any, what: str) -> None:
-    """Raise ValueError if a data frame x and a series have different indexes."""
+    """Raise ValueError if a data frame x and a pandas Series have different indexes."""
     frames = hasattr(x, "columns") and hasattr(other, "index") and hasattr(other, "to_numpy")
     if frames and not x.index.equals(other.index):
         raise ValueError(
@@ -96,7 +96,7 @@ def refuse_other_index(where: str, x: Any, other: Any, what: str) -> None:
 
 
 def read(text: str) -> OfClasses:
-    """Parse class weights, such as "balanced" or "yes=2,no=1".
+    """Parse class weights: "balanced", or "NAME=VALUE,NAME=VALUE".
 
     >>> read("yes=3,no=0.5")
     {'yes': 3.0, 'no': 0.5}

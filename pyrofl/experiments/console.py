@@ -1,4 +1,4 @@
-"""Console output of commands: exit codes and one-line messages.
+"""Exit codes, error messages and printed output of the commands.
 
 0 if it is done, 2 if it was refused before any work, 3 if it ended on its way, 4 if all rounds were
 made and a run diverged or aggregated no update, 130 if it was interrupted. If standard output is
@@ -27,13 +27,13 @@ class Stopped(Exception):
     """Exception that ends a command with an exit code and a one-line message."""
 
     def __init__(self, text: str, code: int) -> None:
-        """Store the one-line message and the exit code: 3, 4, or 130 for an interruption."""
+        """Store the one-line message and the exit code, such as 130 for an interruption."""
         super().__init__(text)
         self.code = code
 
 
 def ended(parse: Callable[[], Namespace]) -> int:
-    """Run a command and return its exit code; print errors in one line."""
+    """Run a command, print any error in one line, and return the exit code."""
     _open_streams()
     try:
         try:
@@ -65,7 +65,7 @@ def flushed(code: int) -> int:
 
 @contextmanager
 def ending(tell: Callable[[str], str]) -> Iterator[None]:
-    """Convert any exception in a block to a one-line message, as a context manager."""
+    """Convert any exception in the `with` block to `Stopped`, with a one-line message."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, Exception) as error:
@@ -74,7 +74,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
 
 
 def show(text: str = "", kept: str = "") -> None:
-    """Print the result of a command to standard output."""
+    """Print a command's result; `kept` describes the written files if printing fails."""
     try:
         if text:
             print(text)
@@ -89,7 +89,7 @@ def show(text: str = "", kept: str = "") -> None:
 
 
 def what(error: BaseException) -> str:
-    """Describe an error; for an unexpected type, also explain how to get the traceback."""
+    """Describe an error in a few words; if unexpected, also explain how to get its traceback."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, OSError) and error.strerror:
@@ -104,7 +104,7 @@ def what(error: BaseException) -> str:
 
 
 def complain(error: BaseException, first: str = "") -> None:
-    """Print an error in one line, after its traceback if PYROFL_TRACEBACK is set."""
+    """Print an error in one line, and its traceback if PYROFL_TRACEBACK is set."""
     tell(f"{trace(error) or first}{complaint(what(error))}")
 
 
@@ -115,7 +115,7 @@ def trace(error: BaseException) -> str:
 
 
 def complaint(message: str) -> str:
-    r"""Return an error message as one printable line, shortened in the middle if very long.
+    r"""Format an error message as one printable line; a very long line is cut in the middle.
 
     >>> complaint("too few\n  rows \x1b[2J")
     'pyrofl: error: too few rows \\x1b[2J\n'
@@ -130,28 +130,28 @@ def _cut(text: str, most: int) -> str:
 
 
 def tell(text: str) -> None:
-    """Write text to standard error."""
+    """Write a text to standard error; ignore the error if it is closed."""
     with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 class CanBeQuiet(Protocol):
-    """Protocol of command options that include --quiet."""
+    """Mixin for command options that include --quiet."""
 
     @property
     def quiet(self) -> bool:
-        """Whether to print the result table only."""
+        """Whether --quiet limits the printed output to the result table."""
 
 
 def say(options: CanBeQuiet, text: str) -> None:
-    """Print a line to stderr, unless --quiet is given."""
+    """Print a progress line to standard error, unless --quiet is given."""
     if not options.quiet:
         tell(f"{text}\n")
 
 
 def _open_streams() -> None:
-    """Make both standard streams accept any text; they may be missing or limited to ASCII."""
+    """Make standard output and error accept any text, even if they are closed or ASCII only."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the parent process

@@ -1,4 +1,4 @@
-"""Settings of `pyrofl run`, `compare` and `tune`, as one frozen dataclass.
+"""The settings of `pyrofl run`, `compare` and `tune`, as one frozen dataclass.
 
 Its fields are the options of the command line, the keys of a file for --config, what run.json
 holds under "experiment", and what must be equal when a run is resumed.
@@ -64,7 +64,7 @@ GROUPS = (
 def option(
     metavar: str | None, text: str, default: Any = None, flag: str = "", *, resumable: bool = False
 ) -> Any:
-    """Return a dataclass field that is also a command-line option.
+    """Return a dataclass field of `Experiment` that is also a command-line option.
 
     The help is a noun phrase with a full stop. A flag is given where it is not the field's name.
     A resumable field may differ when a run is resumed.
@@ -237,7 +237,7 @@ class Experiment:
 
     @classmethod
     def of(cls, given: Namespace | Mapping[str, Any]) -> Experiment:
-        """Create an experiment from parsed options or from the values of `to_json`."""
+        """Build an experiment from parsed options, or from the dict that `to_json` returned."""
         found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else vars(given)
         if isinstance(given, Namespace):  # which holds the command's function as well
             found = {one.name: found[one.name] for one in fields(cls) if one.name in found}
@@ -250,7 +250,7 @@ class Experiment:
         return found
 
     def key(self) -> dict[str, Any]:
-        """Return the fields that must be equal when a run is resumed."""
+        """Return the fields that must be unchanged when a run is resumed."""
         found = self.to_json()
         return {one.name: found[one.name] for one in fields(self) if not one.metadata["resumable"]}
 
@@ -260,7 +260,7 @@ class Experiment:
         return self.eval_every or default_interval(self.rounds)
 
     def words(self, without: Sequence[str] = ()) -> list[str]:
-        """Return the command-line options of this experiment, without its methods."""
+        """Return command-line options that reproduce this experiment, except its methods."""
         return words_of({n: value for n, value in vars(self).items() if n not in without})
 
 
@@ -270,20 +270,20 @@ def default_interval(rounds: int) -> int:
 
 
 def options() -> list[Field[Any]]:
-    """Return the fields that are command-line options."""
+    """Return the fields of `Experiment` that are command-line options."""
     return [one for one in fields(Experiment) if one.name != "methods"]
 
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Return the `add_argument` keywords that parse each option."""
+    """Return the arguments of `add_argument` for each option, derived from its type."""
     hints = get_type_hints(Experiment, include_extras=True)
     return {one.name: kind_of(hints[one.name]) for one in options()}
 
 
 @cache
 def sections() -> dict[str, str]:
-    """Return the heading in the help under which each option is listed."""
+    """Return each option's section heading in the help: field name -> heading."""
     found, heading = dict[str, str](), ""
     for one in options():
         found[one.name] = heading = SECTIONS.get(one.name, heading)
@@ -291,7 +291,7 @@ def sections() -> dict[str, str]:
 
 
 def flag_of(one: Field[Any]) -> str:
-    """Return the command-line flag of a field.
+    """Return the command-line option of a field, such as "--per-class".
 
     >>> [flag_of(one) for one in options() if one.name in ("per_class", "settings")]
     ['--per-class', '--set']
@@ -300,7 +300,7 @@ def flag_of(one: Field[Any]) -> str:
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
-    """Return command-line options for given values of fields.
+    """Convert field values to command-line options; None, False and empty lists are omitted.
 
     >>> words_of({"per_class": 12, "resume": True, "settings": {"lr": 0.1, "batch": None}})
     ['--per-class', '12', '--set', 'lr=0.1', 'batch=none', '--resume']
@@ -323,12 +323,12 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def as_text(value: Any) -> str:
-    """Format a value of YAML or JSON as on the command line."""
+    """Format a YAML or JSON value as it is written on the command line."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Return the fields in a YAML file, or in the run.json of a run."""
+    """Read field values from a YAML file, or from the run.json of a run."""
     import yaml
 
     try:

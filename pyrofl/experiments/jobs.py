@@ -1,4 +1,4 @@
-"""Jobs of a command: one fit each, with method, task and output folder."""
+"""Jobs: fits of one method to one task, each with its own output folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pyrofl.inference.transport.start import create_engine
 
 @dataclass(frozen=True)
 class Job:
-    """One fit of a command: its method, task and output folder."""
+    """Single fit of a command: method, task and output folder."""
 
     experiment: Experiment
     name: str
@@ -37,7 +37,7 @@ class Job:
 
     @property
     def training_options(self) -> dict[str, Any]:
-        """Keyword arguments of `pyrofl.fit` that a fit and a search of settings share."""
+        """Keyword arguments of `pyrofl.fit` that are also used in tuning."""
         experiment = self.experiment
         return {
             "seed": self.task.seeds,
@@ -55,7 +55,7 @@ class Job:
 
 
 def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = None) -> list[Job]:
-    """Return a job for each method and seed, with its own folder in `folder`, if given."""
+    """Return a job for each method and seed, with its own folder below `folder`, if given."""
     names = experiment.methods
     tasks = [task(experiment, seed) for seed in seeds]
     if len({(found.split, found.seeds) for found in tasks}) < len(tasks):
@@ -80,7 +80,7 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
 
 
 def foldable(name: str, method: Scheduled) -> None:
-    """Raise ValueError for a method whose server needs all messages at once."""
+    """Raise ValueError if a method cannot aggregate messages one by one (--fold-messages)."""
     now = by_round(method)(0)
     try:
         inbox(now, {}, torch.zeros(0), keep_messages=False)

@@ -1,4 +1,4 @@
-"""Construction of methods by name, with settings from the command line."""
+"""Methods by name, and building them with the settings of a command."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Scheduled = Method | Callable[[int], Method]
 
 
 def builds() -> dict[str, Build]:
-    """Return the `build` functions of all methods, by the methods' names."""
+    """Return the `build` function of every method: name -> function."""
     names = [found.name for found in pkgutil.iter_modules(pyrofl.models.__path__)]
     modules = {name: import_module(f"pyrofl.models.{name}") for name in sorted(names)}
     return {name: module.build for name, module in modules.items() if hasattr(module, "build")}
 
 
 def about(method: str) -> str:
-    """Return the first line of a method's description, without its name."""
+    """Return the first line of a method's docstring, without the method's name."""
     first = (import_module(f"pyrofl.models.{method}").__doc__ or "").splitlines()[0]
     return first.partition(": ")[2].rstrip(".")
 
@@ -35,7 +35,7 @@ def about(method: str) -> str:
 def methods(
     names: Sequence[str], settings: Sequence[str], task: Task, rounds: int
 ) -> Mapping[str, Scheduled]:
-    """Build methods by name; a `build` with an argument `done` is called every round."""
+    """Build methods by name for a task; schedules are built for every round."""
     found = builds()
     for name in names:
         known(name, found, "method")
@@ -69,7 +69,10 @@ def _built(
 
 
 def reaching(words: Sequence[str], method: str) -> list[str]:
-    """Return the settings that apply to one method, from settings of several methods."""
+    """Return the settings that apply to a method, as "name=value" without its name.
+
+    A later setting replaces an earlier one of the same name.
+    """
     own, told = arguments(builds()[method]), dict[str, str]()
     for word in words:
         name, _, text = word.partition("=")

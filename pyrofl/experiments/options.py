@@ -1,4 +1,4 @@
-"""Types of command-line values, with their parsers."""
+"""Types of command-line options, as keyword arguments of `ArgumentParser.add_argument`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_THREADS = max(64, os.cpu_count() or 1)  # too many threads kill a process
 
 
 def number(kind: Any, most: float = MAX_COUNT) -> Kind:
-    """Return the `add_argument` keywords that parse a number."""
+    """Return the option type for a number with a range from `pyrofl.arguments` and a maximum."""
     base, allowed = get_args(kind)
 
     def read(text: str) -> Any:
@@ -39,26 +39,26 @@ def number(kind: Any, most: float = MAX_COUNT) -> Kind:
 
 
 def choice(literal: Any) -> Kind:
-    """Return the `add_argument` keywords that parse one of the words of a `Literal`."""
+    """Return the option type for one of the words of a `Literal`."""
     return {"choices": get_args(literal)}
 
 
 def not_empty(text: str) -> str:
-    """Return the text if it is valid; raise ValueError if it is empty or contains NUL."""
+    """Return the text unchanged; raise ValueError if it is empty or contains NUL."""
     if not text or "\0" in text:
         raise ArgumentTypeError(f"found {text!r}; expected a text that is not empty, without NUL")
     return text
 
 
 def expand_home(text: str) -> str:
-    """Expand ~ at the start of each path in a text, also after csv:, npz: and commas."""
+    """Replace ~ at the start of each path by the home directory, also after csv: and commas."""
     comma = "|," if text.startswith("csv:") else ""
     pattern = rf"(^|\bcsv:|\bnpz:{comma})(~[^/+:,]*)"
     return re.sub(pattern, lambda m: m[1] + os.path.expanduser(m[2]), not_empty(text))
 
 
 def _groups(text: str) -> str | tuple[str, ...]:
-    """Parse names of ArviZ groups, or "all"."""
+    """Parse comma-separated names of ArviZ groups, or "all"."""
     names = tuple(text.split(","))
     if text != "all" and not set(names) <= set(GROUPS):
         raise ArgumentTypeError(
@@ -68,7 +68,7 @@ def _groups(text: str) -> str | tuple[str, ...]:
 
 
 def _clients(text: str) -> int | str:
-    """Parse a number of clients, or names separated by commas; "5," is the name 5."""
+    """Parse a number of clients, or comma-separated names; "5," is a client named 5."""
     try:
         found: int = WHOLE["type"](text)
     except ArgumentTypeError:
@@ -93,7 +93,7 @@ THREADS = number(Count, MAX_THREADS)
 
 @dataclass(frozen=True, eq=False)  # types must have a hash
 class ReadBy:
-    """Annotation that states how the command line parses a type."""
+    """Annotation of a type with its command-line option type."""
 
     kind: Kind
 
@@ -108,7 +108,7 @@ Settings = Annotated[tuple[str, ...], ReadBy({"nargs": "+", "action": "extend"})
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Return the `add_argument` keywords that parse an annotated type.
+    """Return the option type for a type annotation, which may be optional.
 
     >>> kind_of(Literal["reject", "raise"] | None)
     {'choices': ('reject', 'raise')}

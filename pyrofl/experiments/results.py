@@ -1,4 +1,4 @@
-"""Output folder of a run: tables, posterior, figures and printed tables."""
+"""Results of a run: its folder of tables, posterior and figures, and printed summaries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
 
 
 def about(data: Federation, likelihood: str, experiment: Experiment) -> str:
-    """Describe target, features and omitted columns in one line."""
+    """Describe the data in one line: rows, target, features and omitted columns."""
     if data.classes:
         kind = f"{len(data.classes)} classes ({listed(data.classes)})"
     else:
@@ -59,13 +59,13 @@ def about(data: Federation, likelihood: str, experiment: Experiment) -> str:
 
 
 def columns(data: Federation, likelihood: str) -> dict[str, Any]:
-    """Return the description of the data in run.json."""
+    """Return the metadata of the data for run.json: rows, likelihood, classes and columns."""
     kind: dict[str, Any] = {"rows": len(data.y), "likelihood": likelihood, "classes": data.classes}
     return kind | (data.source.to_json() if data.source else {})
 
 
 def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
-    """Write a run's folder with tables, posterior and figures; remove older results.
+    """Write a run's tables, posterior and figures into its folder, replacing older results.
 
     Scores are of its end. A run that diverged has no posterior. Returns which figures could not be
     drawn, and why.
@@ -88,7 +88,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
 
 
 def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tensors) -> None:
-    """Write metrics.csv and clients.csv, and make the folder of figures."""
+    """Write metrics.csv and clients.csv, and create the folder for figures."""
     (folder / "figures").mkdir(exist_ok=True)
     metrics = ([row[c] for c in run_folder.METRICS] for row in run.history)
     run_folder.write_csv(folder / "metrics.csv", run_folder.METRICS, metrics)
@@ -97,7 +97,7 @@ def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tenso
 
 
 def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> list[str]:
-    """Draw and write figures; return the names and errors of figures that failed."""
+    """Create and save figures; return an error message for each figure that failed."""
     failed = []
     for name, make in shown:
         path = folder / f"figures/{name}.png"
@@ -110,13 +110,13 @@ def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> li
 
 
 def figures_lack(folder: Path, failed: Sequence[str]) -> None:
-    """End a command that could not draw some figures, with its exit code."""
+    """Raise Stopped if any figure failed, stating that all other results are complete."""
     if failed:
         raise Stopped(f"{folder} holds all results, but no {'; no '.join(failed)}", FAILED)
 
 
 def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
-    """Return the content of a job's run.json."""
+    """Return the content of run.json for a job."""
     own: dict[str, Any] = {"methods": (job.name,), "seed": job.task.seed, "seeds": 1}
     experiment = replace(job.experiment, out=str(job.path), **own)
     return facts_of(experiment, run, scores, job.task.split, job.task.likelihood)
@@ -125,7 +125,7 @@ def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
 def facts_of(
     experiment: Experiment, run: Run, scores: Sequence[Scores], split: int, likelihood: str
 ) -> dict[str, Any]:
-    """Return the content of a run.json: provenance, cost and scores of a run.
+    """Return the content of run.json: settings, versions, costs and scores of a run.
 
     There may be no scores. The `split` is the seed of the partition.
     """
@@ -165,7 +165,7 @@ def facts_of(
 
 
 def posterior_view(run: Run) -> tuple[str, Adapted]:
-    """Return the name of the model whose posterior is drawn, and its adaptation."""
+    """Return the model whose posterior is drawn, and its default adaptation."""
     view, main = run.method.posterior_view, default_model(run.method)
     return main if view == main[0] else (view, "none")
 
@@ -173,7 +173,7 @@ def posterior_view(run: Run) -> tuple[str, Adapted]:
 def draw(
     job: Job, run: Run, scores: list[Scores], statistics: Tensors
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Yield the figures that apply to a run, by name."""
+    """Yield the name of each figure that applies to a run, and a function that plots it."""
     data = run.data
     if data.classes:
         yield "partition", lambda: figures.partition(class_counts(data), data.names, data.classes)
@@ -190,7 +190,7 @@ def draw(
 def figures_of_rounds(
     run: Run, scores: list[Scores], name: str, seed: int
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Yield the figures of a run that can be drawn without the clients' rows."""
+    """Yield the figures that need no client data: curves, scores by client, convergence."""
     if scores:
         metric, main = main_metric(scores), default_model(run.method)
         shown = next((s for s in scores if (s.model, s.adaptation) == main), scores[0])
@@ -203,7 +203,7 @@ def figures_of_rounds(
 
 
 def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
-    """Return the calibration bins of every model."""
+    """Return the calibration bins of every model of a run, by title."""
     main, bins = default_model(run.method), {}
     for model in run.method.views:
         adaptation = main[1] if model == main[0] else "none"
@@ -213,12 +213,12 @@ def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
 
 
 def main_metric(scores: list[Scores]) -> str:
-    """Return the metric of the figures: accuracy for classes, else RMSE."""
+    """Return the metric shown in figures: accuracy for classes, else RMSE."""
     return next(iter(scores[0].values))
 
 
 def score_table(scores: list[Scores], spent: PrivacySpent | None = None) -> str:
-    """Format the scores of one run: a line for each model and population, and the privacy cost."""
+    """Format a run's scores, one line per model and population, and its privacy cost."""
     metrics, costs = list(scores[0].values), cost(spent)
     more, told = list(costs), [f"{value:.4g}" for value in costs.values()]
     lines = ((s.model, s.adaptation, s.population, *map(s.mean, metrics), *told) for s in scores)
@@ -226,12 +226,12 @@ def score_table(scores: list[Scores], spent: PrivacySpent | None = None) -> str:
 
 
 def cost(spent: PrivacySpent | None) -> dict[str, float]:
-    """Return epsilon and delta by their names in tables, or {} without privacy."""
+    """Return the privacy cost, epsilon and delta, by column name; empty without privacy."""
     return {spent.label: spent.epsilon, "delta": spent.delta} if spent else {}
 
 
 def unlearned(run: Run) -> str:
-    """Describe that a run diverged or aggregated no update; "" otherwise."""
+    """Return the reason why a run diverged or aggregated no update; "" for other runs."""
     found = run.status
     if found.kind == "diverged":
         return f"{found}; no posterior.nc; expected another, such as with smaller learning rates"
@@ -243,7 +243,7 @@ def save_predictions(
     owners: Sequence[str | None],
     found: Mapping[str | None, Predictions | PredictionSets],
 ) -> None:
-    """Write the predictions of all rows to a table, in the order of the input table."""
+    """Write the predictions of all rows to a CSV file, in the order of the input table."""
     each = {owner: zip(*one.columns().values(), strict=True) for owner, one in found.items()}
     names = list(next(iter(found.values())).columns())
     rows = ([n, owner or "", *next(each[owner])] for n, owner in enumerate(owners, 1))

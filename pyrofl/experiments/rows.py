@@ -1,4 +1,4 @@
-"""The file rows.csv: predictions of every model of a run for every test row."""
+"""File rows.csv: every model's prediction for every test row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = 1_000_000  # numbers that are written unasked
 
 
 def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Scores]) -> None:
-    """Write a line per row, model and client: class probabilities, or prediction and CRPS.
+    """Write rows.csv: one line per row, model and client, with prediction and score.
 
     Rows are identified by their number in the data, from 0. Many rows are written on request.
     """
@@ -39,7 +39,7 @@ def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Sc
 
 
 def classes(data: Federation, scores: list[Scores]) -> tuple[str, ...]:
-    """Return the class names; a Bernoulli response may have none."""
+    """Return the class names: those of the data, "0" and "1" for binary y, or none."""
     return data.classes or (("0", "1") if "accuracy" in scores[0].values else ())
 
 
@@ -61,7 +61,7 @@ def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterat
 
 
 def read(folder: Path) -> DataFrame:
-    """Read the predictions of the training clients' rows from rows.csv."""
+    """Read a run's rows.csv, restricted to the training clients."""
     from pandas import read_csv
 
     path = folder / NAME
@@ -84,12 +84,12 @@ def read(folder: Path) -> DataFrame:
 
 
 def classes_of(table: DataFrame) -> list[str]:
-    """Return the names of the classes in a table of predictions, or [] for regression."""
+    """Return the names of classes whose probabilities the table contains; [] for regression."""
     return [c[2:-1] for c in table.columns[len(COLUMNS) :] if c.startswith("p(") and c[-1] == ")"]
 
 
 def probabilities(table: DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the probabilities of classes [N, K] and the true class [N]."""
+    """Return class probabilities [N, K] and true class indices [N] of a table."""
     names = classes_of(table)
     y = table["y"].map({name: k for k, name in enumerate(names)}).to_numpy(dtype=int)
     return table[[f"p({name})" for name in names]].to_numpy(dtype=float), y

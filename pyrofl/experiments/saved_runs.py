@@ -28,7 +28,7 @@ class SavedRun:
 
 
 def runs(folder: Path) -> list[SavedRun]:
-    """Return the saved runs in a folder of `pyrofl run`, `pyrofl compare` or a Flower study."""
+    """Return all runs saved in a folder by `pyrofl run`, `pyrofl compare` or a Flower study."""
     one, expected = folder / "run.json", "expected a folder of pyrofl run or pyrofl compare"
     try:
         paths = [one] if one.is_file() else list(folder.glob("*/run.json"))

@@ -1,4 +1,4 @@
-"""Parsing of method settings by the types in the signatures of their `build`."""
+"""Settings of methods as text, parsed by the argument types of their `build` function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KNOWN = (DONE, "unlabelled")  # no settings: the command line knows them
 
 
 def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str, dict[str, Value]]:
-    """Assign "name=value" to all methods with that setting, "method.name=value" to one method."""
+    """Parse "name=value" for all methods or "method.name=value" for one: method -> settings."""
     chosen: dict[str, dict[str, Value]] = {method: {} for method in builds}
     for word in words:
         name, equals, text = word.partition("=")
@@ -48,7 +48,7 @@ def arguments(build: Build) -> dict[str, Any]:
 
 
 def accepted(build: Build) -> dict[str, Any]:
-    """Return the types of all arguments that a method's `build` accepts."""
+    """Return the types of a method's arguments, including those passed on to other functions."""
     hints = get_type_hints(build)
     found: dict[str, Any] = {}
     for name, parameter in inspect.signature(build).parameters.items():
@@ -70,7 +70,7 @@ def _whole(text: str) -> int:
 
 
 def within(value: N, most: N) -> N:
-    """Return a number; raise OverflowError if its absolute value exceeds a maximum."""
+    """Return the number unchanged; raise OverflowError if its absolute value exceeds `most`."""
     if abs(value) > most:
         raise OverflowError(f"{most:.10g}")
     return value
@@ -95,14 +95,14 @@ READERS: dict[Any, tuple[str, Callable[[str], Value]]] = {
 
 
 def readable(kind: Any) -> list[Any]:
-    """Return the types in a union that can be parsed from text."""
+    """Return the members of a type or union that can be parsed from text."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = get_args(kind) if union else (kind,)
     return [k for k in kinds if k in READERS or get_origin(k) is Literal]
 
 
 def parse(text: str, kind: Any, what: str) -> Value:
-    """Parse a value of a type: int, float, bool, str, None, Literal, or a union of these.
+    """Parse a text as a value of a type: int, float, bool, str, None, Literal or a union.
 
     >>> parse("none", int | None, "setting batch"), parse("1e-3", float, "setting lr")
     (None, 0.001)
@@ -119,6 +119,6 @@ def parse(text: str, kind: Any, what: str) -> Value:
 
 
 def _choice(kind: Any) -> tuple[str, Callable[[str], Value]]:
-    """Return a description and a parser for the words of a Literal."""
+    """Return a description of a Literal's words, and a function that parses one of them."""
     words = {str(choice): choice for choice in get_args(kind)}
     return f"one of {', '.join(words)}", words.__getitem__

@@ -1,4 +1,4 @@
-"""Data, partition and network of an experiment, from command-line arguments."""
+"""Build data, partition and network from command-line arguments, with validation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SEEDED = ("csv", "gaussian", "linear")  # data that differ between seeds
 
 @dataclass(frozen=True)
 class Task:
-    """Federation and network to which methods are fitted."""
+    """Federation and network that methods are fitted to, with likelihood and seeds."""
 
     seed: int  # names the run; also the seed of all that has none of its own
     split: int  # seed of who holds what
@@ -48,7 +48,7 @@ class Task:
 
 
 def resolve(experiment: Experiment) -> Experiment:
-    """Return an experiment with the defaults that depend on the data: partition, clients, net."""
+    """Fill in the defaults that depend on the data: partition, number of clients, network."""
     _load.cache_clear()  # within one command data are read once
     if experiment.data.startswith("csv:"):
         experiment = replace(experiment, scaling=experiment.scaling or "standardize")
@@ -66,7 +66,7 @@ def resolve(experiment: Experiment) -> Experiment:
 
 
 def load(experiment: Experiment, seed: int) -> Dataset:
-    """Load the data set, restricted to the requested number of rows per class."""
+    """Load the data set, with at most the requested number of training rows per class."""
     asked: dict[str, Any] = {name: getattr(experiment, name) for name in OF_TABLES}
     for name in ("features", "categories"):
         text = getattr(experiment, name)
@@ -101,7 +101,7 @@ def split(experiment: Experiment, seed: int) -> tuple[Dataset, Federation]:
 
 
 def held_out(experiment: Experiment) -> int | list[str]:
-    """Parse the number of held-out clients, or their names: "A,B", or "5," for a single one."""
+    """Parse the option --held-out: a number of clients, or names separated by commas."""
     if isinstance(experiment.held_out, int):
         return experiment.held_out
     if str(experiment.partition).partition(":")[0] != "groups":
@@ -114,12 +114,12 @@ def held_out(experiment: Experiment) -> int | list[str]:
 
 
 def given(seed: int | None, default: int) -> int:
-    """Return a seed, or the default if it is None."""
+    """Return the seed, or the default if the seed is None."""
     return default if seed is None else seed
 
 
 def server_data(experiment: Experiment, shape: tuple[int, ...]) -> int | float | Dataset | None:
-    """Parse the server's unlabeled rows: a number, a fraction, or a data set."""
+    """Parse --server-data: a number, a fraction, or a data set, resized to the given shape."""
     text = experiment.server_data
     if text is None:
         return None
@@ -142,7 +142,7 @@ def task(experiment: Experiment, seed: int) -> Task:
 
 
 def network_for(spec: str, data: Federation, likelihood: str) -> Network:
-    """Build a network with the outputs that a likelihood needs.
+    """Build a network with the number of outputs that the likelihood requires.
 
     Where noise is learned, a network with one output gets a second one; see `nets.with_noise`.
     """
@@ -157,7 +157,7 @@ def network_for(spec: str, data: Federation, likelihood: str) -> Network:
 
 
 def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
-    """Build a network by name, or from a torch module or a function in "FILE.py:NAME"."""
+    """Build a network from its name, or from a module or function in a file "FILE.py:NAME"."""
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return nets.build(spec, shape, outputs)
@@ -170,7 +170,7 @@ def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
 
 
 def partition(spec: str) -> str | federations.Own:
-    """Return a partition by name, or a function from "FILE.py:NAME"."""
+    """Return the partition's name, or the function in a user's file "FILE.py:NAME"."""
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return spec
@@ -182,7 +182,7 @@ def partition(spec: str) -> str | federations.Own:
 
 
 def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
-    """Load an object from a user's file, given "FILE.py:NAME", and apply `then` to it."""
+    """Load the object NAME from a user's file "FILE.py:NAME", and apply `then` to it."""
     path, _, name = spec.rpartition(":")
     try:
         return then(runpy.run_path(path).get(name))
@@ -191,7 +191,7 @@ def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: f
 
 
 def device(name: str) -> torch.device:
-    """Return a torch device; raise ValueError if it cannot be used."""
+    """Return a torch device by name; raise ValueError if it cannot be used."""
     try:
         torch.zeros(1, device=name).cpu()
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
@@ -205,7 +205,7 @@ def device(name: str) -> torch.device:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Set torch's number of threads, as a context manager."""
+    """Set torch's number of threads within the context; results may depend on it slightly."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -215,7 +215,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def participation(text: str, clients: int) -> Draw:
-    """Parse the participation: "everyone", a count "10", a fraction "0.1" or "bernoulli:0.1"."""
+    """Parse --participation: "everyone", a count, a fraction or "bernoulli:0.1"."""
     if text == "everyone":
         return everyone
     kind, number = text.split(":", 1) if ":" in text else (text, text)

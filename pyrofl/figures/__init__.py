@@ -1,4 +1,4 @@
-"""Figures: every function returns a new matplotlib Figure and opens no window.
+"""Figures: every function returns a new matplotlib Figure without opening a window.
 
 Those of one panel draw in `ax=` instead, if they are given axes.
 """

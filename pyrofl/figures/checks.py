@@ -31,7 +31,7 @@ EXTREME = 0.025  # p values that are marked, at either end
 
 
 def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
-    """Draw histograms of ranks, with the 99% band of a uniform distribution.
+    """Plot rank histograms, with a 99% band for the bin counts of uniform ranks.
 
     Too few at both ends: intervals are too wide; too many: too narrow; a slope: a shifted posterior
     (Talts et al. 2018, figures 3 to 6).
@@ -61,7 +61,7 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
 
 
 def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw the observed coverage of central intervals against their nominal coverage.
+    """Plot the observed coverage of central intervals against their nominal coverage.
 
     The band holds 99% of what chance makes of calibrated intervals, at every level for itself, for
     the shortest N.
@@ -90,7 +90,7 @@ def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
-    """Draw the coverage of each client's prediction sets, with the range of chance.
+    """Plot the coverage of each client's prediction sets, with the range expected by chance.
 
     Args:
         table: `Conformal.frame()`, with test rows. Every client gets a lane; every kind of
@@ -120,7 +120,7 @@ def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
 
 
 def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figure:
-    """Draw a statistic of each client's rows against its posterior predictive distribution.
+    """Plot statistics of each client's data against their posterior predictive distribution.
 
     Args:
         table: what `checks.predictive_checks` returns, of one observed site: a panel for each
@@ -184,7 +184,7 @@ def narrowing(
     truth: float | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the posterior width of a new client's parameters against its number of rows.
+    """Plot the posterior interval of a new client against its number of rows.
 
     Args:
         sizes: numbers of rows, [N].

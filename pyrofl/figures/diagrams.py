@@ -1,4 +1,4 @@
-"""Diagrams of models: sites, plates and dependencies."""
+"""Diagrams of Pyro models: sample sites, plates and dependencies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMED = 2  # names of a node's members that there is room for, in each of its li
 
 @dataclass
 class Node:
-    """Node of a model diagram: one site, or several that are drawn together."""
+    """Node of a model diagram: sample sites drawn together, such as a network's weights."""
 
     kind: str
     plates: tuple[str, ...]
@@ -47,7 +47,7 @@ class Node:
 
 
 def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
-    """Draw a model's sites in their plates, ordered from left to right by dependency.
+    """Draw a model's sample sites in their plates, ordered from left to right by dependency.
 
     Rounded: what is drawn; grey: what is observed; boxes: tensors, of the server to the left, and
     in the plate of the clients what each keeps. Sites that are drawn alike share a node. A legend
@@ -77,7 +77,7 @@ def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
 
 
 def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
-    """Group a model's sites and tensors into nodes of the diagram."""
+    """Group a model's sites and tensors into the nodes of a diagram, parents first."""
     found: dict[Any, int] = {}
     nodes: list[Node] = []
     home: dict[str, int] = {}
@@ -105,7 +105,7 @@ def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
 
 
 def _placed(nodes: list[Node]) -> list[Node]:
-    """Assign a position to every node of the diagram."""
+    """Assign each node a column to the right of its parents, and a height in the column."""
     kept = any(node.kind == "client" for node in nodes)
     for node in nodes:
         before = [nodes[i].column for i in node.reads]
@@ -124,7 +124,7 @@ def _placed(nodes: list[Node]) -> list[Node]:
 
 
 def _spread_out(nodes: Iterable[Node]) -> None:
-    """Move the nodes of each column apart."""
+    """Set the node positions in each column; nodes with long arrows are placed lowest."""
     nodes = list(nodes)
     reach = [
         max((n.column - node.column for n in nodes if i in n.reads), default=0)
@@ -137,7 +137,7 @@ def _spread_out(nodes: Iterable[Node]) -> None:
 
 
 def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
-    """Draw the box of a plate around its nodes, with a label."""
+    """Draw a plate as a box around its nodes, with a label below them."""
     from matplotlib.patches import FancyBboxPatch
 
     if not nodes:
@@ -155,7 +155,7 @@ def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
 
 
 def _arrow(axes: Axes, parent: Node, child: Node) -> None:
-    """Draw an arrow, bent downwards if it passes a column."""
+    """Draw an arrow from parent to child, bent downwards if it passes a column."""
     far = child.column - parent.column > 1
     start, end = (parent.at[0] + 0.4 * WIDE, parent.at[1]), (child.at[0] - 0.4 * WIDE, child.at[1])
     look = {"arrowstyle": "-|>", "color": "#444444", "lw": 1.1, "shrinkA": 0, "shrinkB": 0}
@@ -180,7 +180,7 @@ def _draw(axes: Axes, node: Node) -> None:
 
 
 def _colours(node: Node) -> tuple[str, str]:
-    """Return the colours of a node's face and of its edge."""
+    """Return the fill color and the edge color of a node."""
     edge = {"server": COLOURS[0], "client": COLOURS[1]}.get(node.kind, "black")
     return SEEN if node.observed else "white", edge
 

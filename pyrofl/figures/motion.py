@@ -1,4 +1,4 @@
-"""Animated figures with a slider in notebooks and HTML pages."""
+"""Animated figures: with a slider in notebooks and HTML pages, a still image elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Moving:
-    """Animated figure: notebooks show it with a slider.
+    """Animated figure: notebooks show its frames with a slider; in print, only the last one.
 
     Attributes:
         draw: (axes, frame) -> None draws one frame on empty axes, with labels and limits.
@@ -48,14 +48,14 @@ class Moving:
     title: Callable[[Any], str] = "round {}".format
 
     def still(self, frame: Any = None) -> Figure:
-        """Return one frame as a figure, by default the last."""
+        """Return one frame of the animation as a figure, by default the last."""
         figure = canvas(*self.size)
         self._drawn(figure.add_subplot(), self.frames[-1] if frame is None else frame)
         return figure
 
     @cached_property
     def html(self) -> str:
-        """Return the animation with a slider as self-contained HTML."""
+        """Return all frames with a slider, as HTML without external files."""
         from matplotlib.animation import FuncAnimation
 
         figure = canvas(*self.size)
@@ -85,7 +85,7 @@ class Moving:
 
 
 def moving(draw: Callable[[Axes, Any], None], frames: Sequence[Any], **how: Any) -> Moving:
-    """Build an animated figure from a function that draws each frame.
+    """Build an animated figure from a function `draw(axes, frame)` and the frames.
 
     Args:
         draw: draws one frame on empty axes; it sets labels and limits itself.

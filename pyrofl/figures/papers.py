@@ -1,4 +1,4 @@
-"""Figures that reproduce those of single papers."""
+"""Figures in the style of single papers: pFedMB, FedBE and FedABML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex
 
 
 def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
-    """Draw each client's weights of the branches by round (pFedMB, figure 3).
+    """Plot each client's branch weights by round (pFedMB, figure 3).
 
     Args:
         history: title -> branch weights [rounds, clients, branches], the first before round 1.
@@ -71,7 +71,7 @@ def simplex(
     corners: Sequence[str] = ("client 0", "client 1", "client 2"),
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the accuracy of weighted means of three clients' models (FedBE, figure 1).
+    """Plot the accuracy of weighted averages of three clients' models (FedBE, figure 1).
 
     Args:
         weights: [N, 3], shares of the clients, which add up to 1.
@@ -108,7 +108,7 @@ def simplex(
 
 
 def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) -> Figure:
-    """Draw confidence histograms of right and wrong predictions (FedBE, figures 1 and 9).
+    """Plot the confidence of right and of wrong predictions (FedBE, figures 1 and 9).
 
     Args:
         models: title -> (confidence, right), both [N], or [members, N] for the mean over several
@@ -132,7 +132,7 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
 
 
 def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: int = 20) -> Figure:
-    """Draw histograms of values over several seeds, such as the gains of an ensemble.
+    """Plot histograms of a quantity over many seeds, such as ensemble gains (FedBE, figure 1).
 
     Args:
         panels_of: title -> name -> numbers [N], all in bins of the same ends.
@@ -157,7 +157,7 @@ def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: in
 
 
 def densities(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None) -> Figure:
-    """Draw the densities of clients' uncertainty on each data set (FedABML, figures 5 and 6).
+    """Plot densities of the clients' predictive entropy by data set (FedABML, figures 5, 6).
 
     Args:
         entropy: data set -> of every client, the entropy of its predictions [N], in nats. Every
@@ -184,7 +184,7 @@ def after_epochs(
     metric: str = "accuracy",
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw a metric of new clients against epochs of fine-tuning (FedABML).
+    """Plot a metric of new clients against the epochs of fine-tuning (FedABML).
 
     Args:
         epochs: [E], 0 for none.
@@ -205,7 +205,7 @@ def after_epochs(
 
 
 def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw decreasing error measures on a logarithmic scale (FedABML, figure 2).
+    """Plot positive measures by round on a logarithmic scale (FedABML, figure 2).
 
     Args:
         measures: label of an axis -> method -> [runs, rounds], positive, the first before round 1.

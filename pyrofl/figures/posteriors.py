@@ -1,4 +1,4 @@
-"""Figures of posteriors: intervals, shrinkage, and comparison with a reference.
+"""Figures of posteriors, such as shrinkage and the comparison of federated fits with NUTS.
 
 A `Summary` is what `pyrofl.reference.compare_posteriors` has in its columns mean, low and high.
 """
@@ -27,7 +27,7 @@ NEAR = "grey: shifts below 0.2 sds, ratios within 15%"
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
-    """Draw how a federated posterior differs from a reference: means and sds of variables.
+    """Plot a federated posterior against a reference: shifts of means, ratios of SDs.
 
     Args:
         table: what `pyrofl.reference.compare_posteriors` returns, or some of its rows. Several
@@ -55,7 +55,7 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
 
 
 def _note(table: Any) -> str:
-    """Describe how many variables agree with the reference."""
+    """Describe how many variables agree between two posteriors, and the Monte Carlo error."""
     near = [(table[c] - target).abs() <= within for c, (target, within) in TARGETS.items()]
     agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: shift and ratio in grey"
     if "error" not in table:
@@ -67,7 +67,7 @@ def _note(table: Any) -> str:
 
 
 def _lanes(table: Any, names: tuple[str, str]) -> Figure:
-    """Draw the differences of many variables, one line for each variable."""
+    """Plot shifts and ratios of many parameters, one line per variable; label the worst."""
     lanes = dict(list(table.groupby("variable", sort=False)))
     figure, grid = panels(2, 2, 4.2, 0.8 * len(lanes), (0, 1.4), grid=None, sharey=True)
     for axes, column in zip(grid, TARGETS, strict=True):
@@ -93,7 +93,7 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
 
 
 def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:
-    """Write a name next to a dot, on the side with space."""
+    """Label a dot with a name, on the side that has space."""
     right = value < target
     look: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right" if right else "left"}
     look |= {"xytext": (-6 if right else 6, 0), "textcoords": "offset points"}
@@ -101,7 +101,7 @@ def _name(axes: Axes, name: str, value: float, place: float, target: float) -> N
 
 
 def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, str]) -> None:
-    """Draw differences of means or sds; those within the tolerance are grey."""
+    """Plot shifts of means or ratios of SDs, with the range within tolerance in gray."""
     target, near = TARGETS[column]
     if not axes.lines:
         axes.axvspan(target - near, target + near, color=GREY, alpha=0.2, linewidth=0)
@@ -126,7 +126,7 @@ def forest(
     truth: Any = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw a forest plot: intervals of several fits below each other.
+    """Plot the intervals of several fits below each other (forest plot).
 
     Args:
         fits: name -> summary of its J rows; NaN leaves a gap.
@@ -153,7 +153,7 @@ def shrinkage(
     truth: Any = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the shrinkage of each client's own estimate towards the population.
+    """Plot the shrinkage of each client's local estimate towards the population mean.
 
     Args:
         names: of the J clients; they are sorted by their own estimate.
@@ -186,7 +186,7 @@ def pooling(
     title: str,
     unit: str = "rows of the client",
 ) -> Figure:
-    """Draw clients' estimates, local and partially pooled, against their numbers of rows.
+    """Plot clients' local and partially pooled estimates against their numbers of rows.
 
     Small clients scatter on their own, and lean on the population in a hierarchical model (Gelman
     and Hill, "Data Analysis Using Regression and Multilevel/Hierarchical Models", 2007, fig. 12.1).
@@ -216,7 +216,7 @@ def pooling(
 def courses(
     at: Sequence[float], posterior: Summary, labels: Sequence[str], across: str, up: str
 ) -> Figure:
-    """Draw parameters against an ordered client label, such as the year.
+    """Plot parameters against a covariate of the clients, such as years, one panel each.
 
     Args:
         at: places of the J clients.
@@ -238,7 +238,7 @@ def courses(
 
 
 def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str) -> Figure:
-    """Draw every client's rows, with its least-squares and posterior regression lines.
+    """Plot every client's data, its least-squares line and its posterior regression lines.
 
     Args:
         clients: name -> x [N] and y [N] of its rows, places [P], and draws [S, P] of its line.
@@ -263,7 +263,7 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
 
 
 def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -> None:
-    """Draw a mean and an interval for each label and fit, from top to bottom."""
+    """Plot the mean and interval of each label and fit, from top to bottom."""
     shift = 0.6 / len(fits)
     for i, (name, summary) in enumerate(fits.items()):
         mean, low, high = (np.asarray(v, dtype=float) for v in summary)

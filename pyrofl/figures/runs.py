@@ -1,4 +1,4 @@
-"""Figures of runs: learning curves, comparisons, tuning and calibration."""
+"""Figures of runs: learning curves, tuning results and calibration."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HIGHEST = 1e9  # that is drawn: what is not finite has moved by the largest numb
 
 
 def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy") -> Figure:
-    """Draw a metric against the round, with a band of one standard error over seeds.
+    """Plot a metric against the round, with a band of one standard error over seeds.
 
     Args:
         rows: of metrics.csv, each with its "method" and "seed" as well. Every model and population
@@ -69,7 +69,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
 
 
 def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """Split a table of scores into the panels of a figure, by title."""
+    """Return each panel's table by title; populations with nearly equal curves share a panel."""
     near = 0.01 * float(np.ptp(table["value"]))
     found: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
     for (model, population), part in table.groupby(["model", "population"], sort=False):
@@ -89,7 +89,7 @@ def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 
 
 def convergence(run: Any) -> Figure:
-    """Draw the change of sites per round and the convergence threshold, on a log scale.
+    """Plot the parameter changes per round and the convergence threshold, on a log scale.
 
     Args:
         run: a `Run`, or `Chains`, whose seeds are lines that look the same. Its status is the
@@ -129,7 +129,7 @@ def convergence(run: Any) -> Figure:
 
 
 def watched(run: Any) -> Figure:
-    """Draw a method's monitored values against the round.
+    """Plot a method's monitored quantities against the round, such as dropout rates.
 
     A dotted line is the limit above which a method warns, where it states one.
 
@@ -166,7 +166,7 @@ def watched(run: Any) -> Figure:
 def comparison(
     rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy", ax: Axes | None = None
 ) -> Figure:
-    """Draw the final metric of every method: each seed, and the mean with its standard error.
+    """Plot every method's final metric: each seed, and the mean with its standard error.
 
     Args:
         rows: of compare.csv. Every method gets a lane, in the order of the rows; every model and
@@ -209,7 +209,7 @@ def comparison(
 
 
 def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
-    """Draw the validation scores of settings against the rounds of their trials.
+    """Plot validation scores of all settings against the rounds of their trials.
 
     Args:
         rows: of tune.csv. The chosen setting and the best of the others have colours. Scores of
@@ -240,7 +240,7 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
 
 
 def reliability(bins: Mapping[str, Bins]) -> Figure:
-    """Draw a reliability diagram and a histogram of confidence.
+    """Plot a reliability diagram and a histogram of confidence for each model.
 
     The area of a point grows with the rows of its bin. A line joins neighbouring bins that hold
     enough rows; the others are hollow: there a line would show noise as a trend.

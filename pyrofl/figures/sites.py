@@ -1,4 +1,4 @@
-"""Figures of clients: partitions, confidence and scores."""
+"""Figures of clients: their data, their distances from the global model, their scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EQUAL = 1.1  # weights of clients that differ by less are told to be equal
 
 
 def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = ()) -> Figure:
-    """Draw the number of rows of each client and class.
+    """Plot the number of training rows of each client and class.
 
     Args:
         counts: [clients, classes] numbers of rows; of one class alone there are no colours.
@@ -48,7 +48,7 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
 def _classes(
     figure: Figure, heat: Axes, counts: Any, classes: Sequence[str], aspect: float
 ) -> None:
-    """Draw the number of rows of each client and class as a heat map."""
+    """Plot the number of rows of each client and class as a heat map."""
     from matplotlib.colors import PowerNorm
 
     edges = [np.arange(places + 1) - 0.5 for places in counts.shape]
@@ -63,7 +63,7 @@ def _classes(
 
 
 def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
-    """Draw pFedVEM's confidence in each client, and the clients' distances from the base.
+    """Plot pFedVEM's weight of each client, and each client's distance from the base model.
 
     Weights are drawn from zero on, so that nearly equal ones look so.
 
@@ -91,7 +91,7 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
 
 
 def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figure:
-    """Draw a metric of every client against its number of training rows.
+    """Plot each client's metric against its number of training rows, for one or more models.
 
     Args:
         size: [J], training rows.
@@ -124,7 +124,7 @@ def differences(
     most: int = 60,
     own: str = "own model",
 ) -> Figure:
-    """Draw the score differences of models from each client's local model.
+    """Plot the score differences between other models and each client's local model.
 
     Args:
         sites: model -> site -> difference, and the ends of its interval; blue is better, orange is

@@ -1,4 +1,4 @@
-"""Common style of all figures: colors, labels and sizes."""
+"""Shared style of the figures: colors, axis labels, curves, legends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ADAPTED = {"none": "", "fine_tune": ", adapted", "train": ", trained once more"}
 
 
 def plain(name: str) -> str:
-    r"""Return a name with $ escaped, so that matplotlib does not read it as mathematics.
+    r"""Return the name with $ escaped, so that matplotlib does not typeset it as mathematics.
 
     >>> print(plain("$x_1$"))
     \$x_1\$
@@ -54,7 +54,7 @@ def plain(name: str) -> str:
 
 
 def short(name: str, most: int = 36) -> str:
-    """Return a name, shortened to a maximal length.
+    """Return the name, shortened to at most `most` characters.
 
     >>> short("the hospital at the end of the long road", 20)
     'the hospita...g road'
@@ -63,7 +63,7 @@ def short(name: str, most: int = 36) -> str:
 
 
 def canvas(width: float, height: float) -> Figure:
-    """Return an empty matplotlib figure that pyplot does not manage."""
+    """Return an empty figure of the given size in inches, not managed by pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -80,7 +80,7 @@ def panels(
     up: str = "",
     **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with several panels."""
+    """Return a new figure and its `count` axes, arranged in columns; sizes are in inches."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = canvas(wide * columns + room[0], tall * rows + room[1])
@@ -109,7 +109,7 @@ def one_panel(
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Assign a color, marker and line style to every name."""
+    """Assign a color, marker and line style to every name: name -> style."""
     looks = {}
     for i, name in enumerate(dict.fromkeys(names)):
         again, k = divmod(i, len(COLOURS))  # another round through the colours has other lines
@@ -119,7 +119,7 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFrame:
-    """Return the rows of one metric in a table of scores, with a label of their adaptation."""
+    """Return the table rows of one metric, with adaptations replaced by their labels."""
     import pandas
 
     table = pandas.DataFrame(rows)
@@ -132,7 +132,7 @@ def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFra
 
 
 def axis_label(metric: str) -> str:
-    """Return the label of a metric, with its unit."""
+    """Return the axis label of a metric, with its unit."""
     for prefix, whose in SHARES.items():
         if metric.startswith(prefix):
             return f"{axis_label(metric.removeprefix(prefix))}, {whose}"
@@ -140,7 +140,7 @@ def axis_label(metric: str) -> str:
 
 
 def line(axes: Axes, at: Any, middle: Any, ends: Any, name: str, style: Look) -> None:
-    """Draw a line, with a band around it if its limits are given."""
+    """Plot a line and, if `ends` (low, high) are given, a band between these ends."""
     every = max(1, len(at) // 10)
     axes.plot(at, middle, label=name, markersize=4, markevery=every, **style)
     if ends is not None:
@@ -148,7 +148,7 @@ def line(axes: Axes, at: Any, middle: Any, ends: Any, name: str, style: Look) ->
 
 
 def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
-    """Draw means over seeds with a band of one standard error: columns mean and sem."""
+    """Plot means over seeds with a band of one standard error (columns mean and sem)."""
     at, mean, error = points.index, points["mean"], points["sem"].fillna(0.0)
     ends = (mean - error, mean + error) if len(at) > 1 and error.any() else None
     line(axes, at, mean, ends, name, style)
@@ -157,7 +157,7 @@ def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
 
 
 def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return a kernel density estimate on [0, top]: positions and heights."""
+    """Return a kernel density estimate on [0, top], mirrored at both ends: positions, heights."""
     counts, edges = np.histogram(np.clip(values, 0, top), 400, (0, top))
     at = (edges[1:] + edges[:-1]) / 2
     low, high = np.quantile(values, [0.25, 0.75])
@@ -171,7 +171,7 @@ def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any
 
 
 def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Look) -> None:
-    """Draw points with areas proportional to numbers of rows, optionally joined by a line."""
+    """Plot points with area by number of rows; `joined` points are filled and connected."""
     colour, area = style["color"], 12 + 90 * rows / max(1, rows.max())
     axes.plot(x, np.where(joined, y, np.nan), linestyle=style["linestyle"], color=colour)
     look: dict[str, Any] = {"edgecolors": colour, "alpha": 0.85, "clip_on": False, "zorder": 3}
@@ -181,20 +181,20 @@ def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style
 
 
 def whole_numbers(most: int) -> MaxNLocator:
-    """Return a tick locator for whole numbers, with a maximal number of steps."""
+    """Return a tick locator for whole numbers, with at most the given number of steps."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
 def mark_rounds(axis: Axis) -> None:
-    """Label an axis of rounds at whole numbers only."""
+    """Label an axis of rounds, with ticks at whole numbers only."""
     axis.set_label_text("round")
     axis.set_major_locator(whole_numbers(8))
 
 
 def mark_sizes(axis: Axis, size: Any) -> None:
-    """Label an axis of clients' numbers of training rows, on a log scale if needed."""
+    """Label an axis of numbers of training rows [J]; logarithmic if they vary widely."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_label_text("training rows of the client")
@@ -210,7 +210,7 @@ def mark_sizes(axis: Axis, size: Any) -> None:
 def label_places(
     axis: Axis, names: Sequence[str], places: int, title: str, room: float = np.inf
 ) -> None:
-    """Label the positions 0, 1, ... of an axis by names, or by numbers if space is short."""
+    """Label positions 0, 1, ... on an axis by name, or by number if there are too many."""
     axis.set_label_text(title)
     if len(names) != places or places > 20:
         axis.set_major_locator(whole_numbers(10))
@@ -223,7 +223,7 @@ def label_places(
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Label the rows of a panel by names, from top to bottom."""
+    """Label positions 0, 1, ... on the vertical axis by name, from top to bottom."""
     axes.set_ylim(len(names) - 0.4, -0.6)
     size = 9 if len(names) <= 40 else 6
     axes.set_yticks(range(len(names)), [plain(short(n)) for n in names], fontsize=size)
@@ -238,7 +238,7 @@ def with_legend(
     note: str = "",
     ax: Axes | None = None,
 ) -> Figure:
-    """Add one legend above all panels of a figure, and return the figure."""
+    """Add one legend above all panels, or inside the user's `ax`; return the figure."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
@@ -255,5 +255,5 @@ def with_legend(
 
 
 def height(rows: float) -> float:
-    """Return the height of a figure, in inches, for a number of rows."""
+    """Return the figure height in inches for a number of plotted rows."""
     return 1.3 + max(0.11 if rows > 40 else 0.23, 1.5 / rows) * rows

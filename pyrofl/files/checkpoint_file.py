@@ -1,4 +1,4 @@
-"""Checkpoint files: tensors as safetensors and everything else as JSON, without code.
+"""Checkpoint files: tensors in safetensors format, other values as JSON, no code.
 
 A file is replaced as a whole, and a hash of its content is verified before it is used. The header's
 metadata has one entry, `pyrofl`: {"sha256": ..., "format": ..., "about": ..., "content": ...}. In
@@ -38,7 +38,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 
 
 def write(path: str | Path, about: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    """Write a checkpoint file atomically.
+    """Write a checkpoint atomically: the old file stays until the new one is on disk.
 
     Args:
         path: of the file.
@@ -67,7 +67,7 @@ def write(path: str | Path, about: Mapping[str, Any], content: Mapping[str, Any]
 
 
 def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a checkpoint; raise ValueError if it belongs to another run.
+    """Read a checkpoint; raise ValueError if it belongs to a run with other settings.
 
     On POSIX systems its tensors are mapped: they are read when they are used. The file may be
     replaced meanwhile, and writing to a tensor does not change it.
@@ -79,7 +79,7 @@ def read(path: str | Path, about: Mapping[str, Any]) -> dict[str, Any]:
 
 @checked
 def read_any(path: str | Path, device: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings and the content of a checkpoint of any run; see `read`.
+    """Read the settings and the content of a checkpoint of any run; see `read`.
 
     Args:
         path: of the file.
@@ -112,14 +112,14 @@ def read_any(path: str | Path, device: str | None = None) -> tuple[dict[str, Any
 
 
 def refuse_differences(what: str | Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ValueError if a run would be resumed with other settings."""
+    """Raise ValueError if the settings of a saved run differ from the present ones."""
     if names := sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n)):
         each = ", ".join(f"{n} is {now.get(n)!r} and was {was.get(n)!r}" for n in names)
         raise ValueError(f"{what} is of another run; now {each}")
 
 
 def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
-    """Return the computed and the stored hash of a file, and the hash's position."""
+    """Return a checkpoint's hash position (0: no hash), computed hash and stored hash."""
     length = int.from_bytes(file.read(8), "little")
     left = file.seek(0, os.SEEK_END) - 8
     file.seek(8)
@@ -136,7 +136,7 @@ def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON-compatible values, collecting its tensors by path."""
+    """Convert a value to JSON, and collect the tensors in it by path."""
     if isinstance(value, Tensor) and value.is_complex():
         return {"@complex": _encode(torch.view_as_real(value.resolve_conj()), path, tensors)}
     if isinstance(value, Tensor):
@@ -163,7 +163,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: Any, device: str | None) -> Any:
-    """Restore a value that `_encode` converted."""
+    """Restore a value from the JSON and the tensors of `_encode`."""
     if isinstance(value, list):
         return [_decode(v, tensors, device) for v in value]
     if not isinstance(value, dict):

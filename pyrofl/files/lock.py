@@ -1,4 +1,4 @@
-"""Lock of a folder by a file that the operating system locks."""
+"""Lock of a folder: a file that the operating system unlocks when the process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 4096  # bytes of a lock that are read
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[str]:
-    """Lock a folder as a context manager; yield a note about a dead previous holder, or "".
+    """Lock a folder; yield a message if a previous process died holding the lock, else "".
 
     The lock goes with the process, however that ends. Systems without `fcntl` have none. A folder
     is refused if another process holds it, or one of another host has left its lock there.
@@ -44,7 +44,7 @@ def locked(folder: str | Path) -> Iterator[str]:
 
 
 def _taken(path: Path) -> int:
-    """Open and lock the lock file, and return its handle."""
+    """Open and lock the lock file, and return its handle; raise ValueError if it is in use."""
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o644)
@@ -65,7 +65,7 @@ def _taken(path: Path) -> int:
 
 
 def _lock(handle: int) -> bool:
-    """Lock a file, if no other process has; without system locks, always succeed."""
+    """Lock a file; return False if another process holds it, True without system locks."""
     try:
         fcntl: Any = import_module("fcntl")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,7 +77,7 @@ def _lock(handle: int) -> bool:
 
 
 def _holder(handle: int) -> dict[str, Any] | None:
-    """Return the recorded process that holds a lock, or None."""
+    """Return the process recorded in a lock file; None if it is empty or not a run's lock."""
     os.lseek(handle, 0, os.SEEK_SET)
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(os.read(handle, LONGEST))

@@ -1,4 +1,4 @@
-"""Pickling of dataclasses with closures, by cloudpickle."""
+"""Records that contain functions, pickled by cloudpickle."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ R = TypeVar("R")
 
 
 class Pickled:
-    """Base class of dataclasses with closures, which cloudpickle can pickle."""
+    """Base of dataclasses with closures, which are pickled by cloudpickle if installed."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the fields as pickled by cloudpickle, which must be installed."""
+        """Return the fields pickled by cloudpickle; raise TypeError if it is not installed."""
         try:
             cloud = import_module("cloudpickle")
         except ImportError as error:
@@ -25,7 +25,7 @@ class Pickled:
         return _made, (type(self), cloud.dumps(vars(self)))
 
     def __copy__(self: R) -> R:
-        """Return a copy with the same fields."""
+        """Return a shallow copy of the record."""
         return type(self)(**vars(self))
 
 

@@ -1,4 +1,4 @@
-"""Run folders: atomic writing of files, and tables in CSV and JSON."""
+"""Output folder of a run: files written atomically, CSV tables, and versions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HALF = r"\.[0-9a-f]{32}(\.\w+)?|\.tmp\w{6}"  # names of what a killed write leav
 
 @checked
 def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Path:
-    """Create a folder for a run's files; raise an error if it cannot be used.
+    """Create an output folder and its parents; raise an error if it may not be used.
 
     With `overwrite` it may hold files, else only those with names like `holding`. They stay until
     new ones of the same name replace them. A lock, see `locked`, is no such file.
@@ -59,7 +59,7 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
 
 
 def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> None:
-    """Raise ValueError for an output file with a wrong suffix, or that already exists."""
+    """Raise ValueError for an output file with a wrong suffix, or an existing one."""
     if path.suffix not in suffixes:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(suffixes)}")
     if path.is_dir() or (path.exists() and not overwrite):
@@ -68,7 +68,7 @@ def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> No
 
 @contextmanager
 def only_if_done(*paths: Path) -> Iterator[None]:
-    """Remove empty folders created in a block if it raises, as a context manager."""
+    """Remove the empty folders created in the `with` block if the block raises an error."""
     new: list[Path] = []
     for path in paths:
         missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
@@ -105,7 +105,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def _settle(folder: Path) -> None:
-    """Flush the names in a directory to the disk, on systems that can."""
+    """Flush a directory's entries to disk, on systems that support it."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -115,14 +115,14 @@ def _settle(folder: Path) -> None:
 
 
 def sweep(path: str | Path) -> None:
-    """Remove temporary files of killed processes in or below a directory."""
+    """Remove temporary files that killed processes left in a directory or below."""
     for file in Path(path).rglob(".*"):
         if re.fullmatch(HALF, file.name):
             file.unlink(missing_ok=True)
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table with rows of equal length; numbers keep every digit.
+    """Write a CSV table with rows of equal length; numbers keep every digit.
 
     Texts that a spreadsheet would run as a formula are marked, see `safe_cell`.
     """
@@ -136,14 +136,14 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
 
 
 def read_csv(path: str | Path) -> list[dict[str, str]]:
-    """Read a table written by `write_csv` as one dict of texts per row."""
+    """Read a CSV table of `write_csv`, as one dict of texts per row."""
     with open(path, newline="", encoding="utf-8") as file:
         head, *rows = [[plain_cell(cell) for cell in row] for row in csv.reader(file)] or [[]]
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def safe_cell(value: Any) -> Any:
-    """Return a cell that no spreadsheet program interprets as a formula.
+    """Prefix a text with a quote if a spreadsheet would read it as a formula.
 
     Numbers stay as they are, also those that are texts.
 
@@ -159,20 +159,20 @@ def safe_cell(value: Any) -> Any:
 
 
 def plain_cell(text: str) -> str:
-    """Return the original text of a cell made by `safe_cell`."""
+    """Return the original text of a cell that `safe_cell` prefixed."""
     marked = text.startswith("'") and text.lstrip("'").startswith(FORMULAS)
     return text[1:] if marked else text
 
 
 def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
-    """Write a dict as indented JSON in its order."""
+    """Write a dict as indented JSON, in its order of keys."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
         file.write("\n")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that results depend on."""
+    """Return versions of the packages that results depend on; "unknown" if not installed."""
     found = {"python": platform.python_version()}
     for package in ("pyrofl", "torch", "pyro-ppl", "numpy", "arviz"):
         found[package.removesuffix("-ppl")] = "unknown"
@@ -182,7 +182,7 @@ def versions() -> dict[str, str]:
 
 
 def compared_versions() -> dict[str, str]:
-    """Return the versions that must be unchanged when a run is resumed.
+    """Return the package versions that are compared when a run is resumed.
 
     Python and NumPy are not among them: a run saved under one version of Python opens under others.
     """
@@ -191,7 +191,7 @@ def compared_versions() -> dict[str, str]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Format a table for the terminal: text left, numbers right (None: a dash).
+    """Format a table for the terminal: text left-aligned, numbers right-aligned, None as a dash.
 
     >>> print(table(("method", "accuracy"), [("fedavg", 0.9), ("local", 0.85)]))
     method  accuracy

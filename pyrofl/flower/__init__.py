@@ -1,4 +1,4 @@
-"""Deployment by Flower: a server and sites on separate machines.
+"""Deployment with Flower: a server and sites (data holders) on separate machines.
 
     pyrofl flower new DIR                        a project folder, which server and sites have
     pyrofl flower up DIR --sites 3               everything on this machine, to try it

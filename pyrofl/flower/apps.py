@@ -1,4 +1,4 @@
-"""Flower apps: the client app of a site and the server app."""
+"""Flower's ClientApp of the sites and ServerApp of the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ODD_MODS = {
 
 
 def flower() -> Any:
-    """Import Flower, and return its modules by name."""
+    """Import Flower's modules, name -> module; raise ValueError if Flower is not installed."""
     try:
         return {n: import_module(f"flwr.{n}") for n in ("app", "clientapp", "serverapp")}
     except ImportError as error:
@@ -47,7 +47,7 @@ def flower() -> Any:
 
 
 def to_record(records: Mapping[str, Any]) -> Any:
-    """Convert records to a Flower record."""
+    """Convert pyrofl's records to a Flower RecordDict."""
     app = flower()["app"]
     content, text = serialize(records)
     arrays = app.ArrayRecord({"tensors": app.Array(np.frombuffer(content, np.uint8))})
@@ -55,7 +55,7 @@ def to_record(records: Mapping[str, Any]) -> Any:
 
 
 def from_record(record: Any) -> Records:
-    """Convert a Flower record to records."""
+    """Convert a Flower RecordDict to pyrofl's records."""
     try:
         content, text = record["arrays"]["tensors"].numpy().tobytes(), record["words"]["json"]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -65,7 +65,7 @@ def from_record(record: Any) -> Records:
 
 
 def client_app(mods: Sequence[Any] = ()) -> Any:
-    """Return the Flower client app of a site.
+    """Build the Flower ClientApp of a site, which reads the node's settings.
 
     Args:
         mods: Flower's, or your own, that look at messages.
@@ -97,7 +97,7 @@ class GridTransport:
     """Transport of messages over Flower's grid."""
 
     def __init__(self, grid: Any) -> None:
-        """Store the grid of a run."""
+        """Store the Flower grid of a run."""
         self.grid, self.modules = grid, flower()
 
     def present(self) -> list[int]:
@@ -105,7 +105,7 @@ class GridTransport:
         return list(self.grid.get_node_ids())
 
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
-        """Send messages, and return the replies that arrive before the timeout."""
+        """Send messages to nodes; return the replies received before the timeout."""
         end, sent = time.monotonic() + timeout, self._sent(messages, timeout)
         waiting = {id_: node for id_, node in zip(sent, messages, strict=True) if id_}
         answers: dict[int, Records] = {}
@@ -118,11 +118,11 @@ class GridTransport:
         return answers
 
     def tell(self, messages: Mapping[int, Records]) -> None:
-        """Send messages without waiting for replies."""
+        """Send messages to nodes without waiting for replies."""
         self._sent(messages, TOLD_WITHIN)
 
     def _sent(self, messages: Mapping[int, Records], timeout: float) -> list[str]:
-        """Send messages that expire after a timeout, and return their ids."""
+        """Send messages that expire after the timeout; return their identifiers."""
         app = self.modules["app"]
         kind = app.MessageType.TRAIN
         sent = [app.Message(to_record(s), node, kind, ttl=timeout) for node, s in messages.items()]
@@ -130,7 +130,7 @@ class GridTransport:
 
 
 def _read(record: Any) -> Records:
-    """Convert a reply to records; an unreadable reply becomes a refusal."""
+    """Read a reply; return a refusal with the reason if it cannot be read."""
     try:
         return from_record(record)
     except ValueError as error:
@@ -138,7 +138,7 @@ def _read(record: Any) -> Records:
 
 
 def server_app() -> Any:
-    """Return the Flower server app of a project."""
+    """Build the Flower ServerApp, which reads the run's settings."""
     app = flower()["serverapp"].ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator]
@@ -160,7 +160,7 @@ def server_app() -> Any:
 
 
 def _end_as_orphan(parent: int) -> None:
-    """End this process when Flower's server has ended."""
+    """End this process, and so its folder lock, when the parent process has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(FAILED)
@@ -172,7 +172,7 @@ def _say(log: Path, text: str) -> None:
 
 
 def _ended(folder: str, out: Path, transport: Any, settings: Settings, say: Any) -> dict[str, Any]:
-    """Run all rounds, and return exit code, error message and tables."""
+    """Run all rounds on the server; return the exit code, error message and result tables."""
     try:
         stores = coordinate(Project.read(folder), out, transport, settings, say)
         lacking = [problem for store in stores.values() for problem in store.finish()]

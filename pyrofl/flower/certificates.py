@@ -1,4 +1,4 @@
-"""Checks of TLS certificates before Flower starts."""
+"""Validation of TLS certificates before Flower starts, since Flower nodes retry silently."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wait_for_server(address: str, ca: str | None) -> None:
 
 
 def refuse_unproven(host: str, port: int, ca: str) -> None:
-    """Raise an error if the server's certificate is invalid."""
+    """Raise an error if the server does not present a valid TLS certificate."""
     trusted = _trusting(ca)
     with _refused(f"the server at {host}:{port}", ca):
         plain = socket.create_connection((host, port), PATIENCE)
@@ -41,7 +41,7 @@ def refuse_unproven(host: str, port: int, ca: str) -> None:
 
 
 def refuse_certificate(host: str, cert: str, key: str, ca: str) -> None:
-    """Raise an error for a server certificate that nodes would reject."""
+    """Raise ValueError for a server certificate that nodes or Flower's commands would reject."""
     trusted, serving = _trusting(ca), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         serving.load_cert_chain(cert, key, password="")
@@ -60,7 +60,7 @@ def refuse_certificate(host: str, cert: str, key: str, ca: str) -> None:
 
 
 def _trusting(ca: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts a certificate authority."""
+    """Return an SSL context that trusts certificates signed by the given authority."""
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
@@ -70,7 +70,7 @@ def _trusting(ca: str) -> ssl.SSLContext:
 
 @contextmanager
 def _refused(party: str, ca: str, host: str = "") -> Iterator[None]:
-    """Convert TLS errors to one-line messages, as a context manager."""
+    """Convert TLS errors in the `with` block to a ValueError with the reason."""
     try:
         yield
     except ssl.SSLError as error:

@@ -47,7 +47,7 @@ ASKED = 30.0  # seconds between two questions whether the run still goes on
 
 
 def new(args: Namespace) -> None:
-    """Write a project folder."""
+    """Create a project folder with example settings and simulated data."""
     from pyrofl.flower.template import new as write
 
     path = write(args.folder)
@@ -81,7 +81,7 @@ def up(args: Namespace) -> None:
 
 
 def serve(args: Namespace) -> None:
-    """Run a project's server for sites on other machines."""
+    """Run a project's server, to which sites on other machines connect."""
     refuse_too_few(args)
     project = Project.read(args.folder)
     folder = args.nodes if args.nodes and os.path.isdir(args.nodes) else None
@@ -104,19 +104,19 @@ def serve(args: Namespace) -> None:
 
 
 def refuse_too_few(args: Namespace) -> None:
-    """Raise an error if the server would wait for more sites than exist."""
+    """Raise ValueError if --min-sites exceeds the number of sites."""
     if (args.min_sites or 0) > args.sites:
         most = f"no more than --sites, {args.sites}"
         raise ValueError(f"--min-sites is {args.min_sites}; expected {most}")
 
 
 def kept_by(group: ProcessGroup) -> list[str]:
-    """Return server options with which Flower recognizes its nodes after a restart."""
+    """Return server options that store known nodes, so that a restart recognizes them."""
     return ["--database", str(group.home / "superlink.db")]
 
 
 def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
-    """Return the server's options for TLS and node keys."""
+    """Return the server's options for TLS and node keys; none for a loopback server."""
     given = [name for name, file in files.items() if file]
     if not given and not keys and host == LOOPBACK:
         return []
@@ -134,7 +134,7 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
 
 
 def register(group: ProcessGroup, keys: list[Path]) -> None:
-    """Register the nodes' public keys at the server, with their sites.
+    """Register nodes' public keys with the server, and record the site of each node.
 
     `flwr supernode list` shows neither names nor keys, so both are recorded here.
     """
@@ -151,7 +151,7 @@ def register(group: ProcessGroup, keys: list[Path]) -> None:
 
 
 def join(args: Namespace) -> None:
-    """Print which data will leave the site, then participate in all rounds."""
+    """Print which data will leave the site; then participate until the run has ended."""
     from pyrofl.flower.disclosure import leaving
 
     project = Project.read(args.project)
@@ -194,7 +194,7 @@ def join(args: Namespace) -> None:
 def followed_site(
     process: subprocess.Popen[bytes], log: Path, at: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield messages from the log of a site's running node."""
+    """Yield (kind, text) for each refusal and for the end of the run in a site's log."""
     while process.poll() is None:
         with suppress(OSError), open(log, encoding="utf-8") as file:
             file.seek(at)
@@ -206,7 +206,7 @@ def followed_site(
 
 
 def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
-    """Describe why a site's node has ended."""
+    """Return the reason why a site's node process has ended."""
     told = group.last_words(f"node-{args.name}").rpartition("Exit Code:")[2].strip()
     if "[code: 2004]" not in told:
         return f"the node ended with {code}: {told}"
@@ -218,7 +218,7 @@ def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
 
 
 def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
-    """Return a node's options for TLS and its key."""
+    """Return a node's options for TLS and its key; none for a loopback server."""
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"server is {server!r}; expected HOST:PORT, such as 10.0.0.1:8443")
@@ -231,7 +231,7 @@ def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
 
 
 def serve_on(group: ProcessGroup, host: str, port: int, more: list[str]) -> int:
-    """Start Flower's server, and wait until it listens on its port."""
+    """Start Flower's server, wait until it accepts connections, and return its port."""
     words = ["flower-superlink", "--host", host, "--port", str(port)]
     words += ["--disable-runtime-dependency-installation"]
     words += more if "--ssl-certfile" in more else ["--insecure", *more]
@@ -243,14 +243,14 @@ def serve_on(group: ProcessGroup, host: str, port: int, more: list[str]) -> int:
 def start_node(
     group: ProcessGroup, name: str, address: str, node: dict[str, Any], more: list[str]
 ) -> subprocess.Popen[bytes]:
-    """Start the node of a site with its settings."""
+    """Start a Flower node for a site, with the site's settings."""
     words = ["flower-supernode", "--superlink", address, "--host", LOOPBACK]
     words += ["--port", str(free_port()), "--node-config", words_of(node), *more]
     return group.start(f"node-{name}", words)
 
 
 def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> dict[str, Any]:
-    """Submit the run to Flower, print the server's log, and return the result."""
+    """Submit a run, print the server's log, and return the exit code, error and tables."""
     end = group.home / f"{group.mark}.json"  # another run of Flower's may still be there, and end
     begin = (out / LOG).stat().st_size if (out / LOG).exists() else 0
     settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": args.sites}
@@ -269,7 +269,7 @@ def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> di
 
 
 def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) -> Iterator[str]:
-    """Yield the lines of the server's log until it has ended."""
+    """Yield new lines of the server's log until the run has ended."""
     asked = time.monotonic()
     while True:
         over = end.exists()
@@ -291,26 +291,26 @@ def followed(group: ProcessGroup, out: Path, end: Path, at: int, number: str) ->
 
 
 def state(group: ProcessGroup, number: str) -> str:
-    """Return the status of a run in Flower, such as "running"."""
+    """Return Flower's status of a run, such as "running"."""
     words = ("flwr", "list", CONNECTION, "--run-id", number, "--format", "json")
     found = json.loads(group.ask(*words))
     return str(found["runs"][0]["status"]) if found.get("runs") else "unknown"
 
 
 def kept(out: Path, ended_by: str) -> str:
-    """Describe where the results of an interrupted command are stored."""
+    """Return a message on how to resume an interrupted command."""
     return (
         f"{ended_by}; {out} holds the rounds that are made, the same command continues from there"
     )
 
 
 def gone(group: ProcessGroup, out: Path) -> str:
-    """Return the last lines of the server's log, and where the logs are."""
+    """Return the end of the server's log, and the folders of logs and results."""
     return f"{group.last_words('superlink')[-200:]}; {group.home} holds logs, {out} what is done"
 
 
 def finish(args: Namespace, out: Path, ended: dict[str, Any]) -> None:
-    """Print the tables, and exit with the server's exit code."""
+    """Print the result tables, and exit with the server's exit code."""
     show("\n\n".join(ended["tables"]), f"{out} holds all results")
     if ended["code"]:
         raise Stopped(str(ended["error"]), int(ended["code"]))

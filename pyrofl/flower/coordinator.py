@@ -1,4 +1,4 @@
-"""Server of a Flower project: waits for sites, runs all rounds and stores the results."""
+"""Server of a project: waits for sites, runs all methods' rounds, stores the results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAUSE = 0.5  # seconds between two checks for sites
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a server: timeouts and the number of sites that it waits for."""
+    """Settings of a server: timeout and required numbers of sites."""
 
     sites: int  # it begins when so many are there
     least: int  # smallest number of sites of a round; one with fewer replies is repeated
@@ -66,7 +66,7 @@ def coordinate(
 
 
 def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
-    """Return the sites of a run: those at its start, or the connected ones."""
+    """Return the sites of the run: those recorded at its start, or those now connected."""
     is_resumed = path.exists()
     if is_resumed:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ def wait(register: Registry, count: int, timeout: float) -> None:
 
 
 class Rounds:
-    """Rounds of all methods of a project, run by the server."""
+    """Server-side state of all methods' rounds."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Rounds:
         say: Callable[[str], None],
         sites: Sites,
     ) -> None:
-        """Start the rounds, or resume those stored in the folder."""
+        """Start a new run in the folder `out`, or resume the run saved there."""
         self.project, self.registry, self.settings, self.say = project, register, settings, say
         self.sites, self._repeated = sites, 0
         sizes = {
@@ -132,11 +132,11 @@ class Rounds:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds are complete and the last one is evaluated."""
+        """Whether all rounds are complete and the last round is evaluated."""
         return all(store.over for store in self.stores.values())
 
     def step(self) -> None:
-        """Evaluate the last round of all methods, and run their next round."""
+        """Evaluate the last round and run the next one, for all methods with rounds left."""
         wait(self.registry, self.settings.least, self.settings.timeout)
         there = self.registry.sites
         holders = {name: clients for name, (clients, _) in self.sites.items() if name in there}
@@ -187,7 +187,7 @@ class Rounds:
         return True
 
     def _exchange(self, messages: Mapping[str, Records]) -> dict[str, Records]:
-        """Send messages to sites, print refusals, and return the other replies."""
+        """Send messages to sites and return their replies; print refusals and missing replies."""
         at = {self.registry.sites[name].node: name for name, records in messages.items() if records}
         sent = {node: messages[name] for node, name in at.items()}
         answers = {}
@@ -201,7 +201,7 @@ class Rounds:
         return answers
 
     def _take(self, method: str, answers: Mapping[str, Records], seconds: float) -> None:
-        """Aggregate the replies of a round."""
+        """Aggregate a round's replies; clients that lost their state restart as new clients."""
         old = self.servers[method].state
         state = self.servers[method].aggregate_train(_told(answers, label(REPLY, method)))
         for reason in state.rejected:
@@ -210,7 +210,7 @@ class Rounds:
         self._take_back(method, answers)
 
     def _take_back(self, method: str, answers: Mapping[str, Records]) -> None:
-        """Reset clients that report a lost state."""
+        """Reset the state of clients that reported it as lost."""
         for site, lost in _told(answers, label(LOST, method)).items():
             names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]
             try:
@@ -223,5 +223,5 @@ class Rounds:
 
 
 def _told(answers: Mapping[str, Records], what: str) -> Records:
-    """Select one record by name from the replies of all sites."""
+    """Return one named record from each reply that contains it: site -> record."""
     return {site: answer[what] for site, answer in answers.items() if what in answer}

@@ -1,4 +1,4 @@
-"""Preview of the data that leave a site, by a trial round without a server."""
+"""Preview of the data that leave a site, from a trial round without a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW = (2, 3)  # rows of each client; what leaves must not depend on how many the
 def leaving(
     project: Project, data: Federation, min_scored_rows: int | None = MIN_SCORED_ROWS
 ) -> str:
-    """Return a table of the data that a site sends when it joins and in every round."""
+    """Return a table of all data that a site sends to the server, at joining and per round."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in project.labels:
         scored = min_scored_rows is not None
@@ -61,20 +61,20 @@ def leaving(
 
 
 def _cut(data: Federation, count: int) -> Federation:
-    """Return a federation with a few rows of each client."""
+    """Return the federation with only a few rows for each client."""
     train, test = (tuple(rows[:count] for rows in part) for part in (data.train, data.test))
     return replace(data, train=train, test=test)
 
 
 def _tested(data: Federation) -> Part:
-    """Return which rows of a site are evaluated: its training or its test rows."""
+    """Return which rows are evaluated: "test", or "train" if there are no test rows."""
     return "test" if any(map(len, data.test)) else "train"
 
 
 def _tried(
     project: Project, data: Federation, name: str, scored: bool
 ) -> Iterator[tuple[str, Flat]]:
-    """Run a trial round of a method, and yield the site's messages."""
+    """Run one trial round of a method, and yield each message of the site by its name."""
     method = project.build(data.clients)[name]
     server = Server(method, data.names, data.sizes, project.type, project.seed)
     client = Client(method, data, project.seed, min_scored_rows=1 if scored else None)

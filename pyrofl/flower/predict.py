@@ -1,4 +1,4 @@
-"""The command `pyrofl flower predict`: predictions at a site from its stored state."""
+"""The command `pyrofl flower predict`: predictions at a site from its saved state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyrofl.inference.evaluation.predictions import Predictions
 
 
 def predict(args: Namespace) -> None:
-    """Predict rows of a site's clients, and write a table of the predictions."""
+    """Predict rows of a site's clients, and write the predictions to a table."""
     path = Path(args.out)
     run_folder.refuse_no_output(path, (".csv",), args.overwrite)
     site = Site.read(args.folder)
@@ -42,7 +42,7 @@ def predict(args: Namespace) -> None:
 
 
 def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> list[str]:
-    """Return the client of each row to predict."""
+    """Return the client of each row: from --client, the only client, or the client column."""
     names = site.data.names
     if args.client:
         known(args.client, names, "client")

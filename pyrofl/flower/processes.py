@@ -1,4 +1,4 @@
-"""Flower's programs as child processes that end with this process."""
+"""Flower's programs as child processes, which end with this process."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 class ProcessGroup:
-    """Group of Flower's processes, which are started and stopped together.
+    """Group of child processes that are started and ended together.
 
     Flower's programs start others, which leave their group: these are found by a mark in their
     environment, where the system shows it, and ended one by one.
     """
 
     def __init__(self, home: Path) -> None:
-        """Store the folder for Flower's files and logs."""
+        """Create Flower's folder `home`, used instead of the user's own Flower folder."""
         self.home, self.mark = home, uuid4().hex
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         home.mkdir(parents=True, exist_ok=True)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of Flower's programs, without telemetry."""
+        """Environment variables of all programs: telemetry and update checks are off."""
         own = {
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -53,7 +53,7 @@ class ProcessGroup:
         return {**os.environ, **own}
 
     def start(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a program with its output in HOME/name.log."""
+        """Start a program in the background, with its output in HOME/name.log."""
         with open(self.home / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 [program(words[0]), *words[1:]],
@@ -67,7 +67,7 @@ class ProcessGroup:
         return self.running[name]
 
     def ask(self, *words: str) -> str:
-        """Run a short program, and return its output."""
+        """Run a short program, and return its printed output."""
         done = subprocess.run(
             [program(words[0]), *words[1:]], capture_output=True, text=True, env=self.environment
         )
@@ -77,7 +77,7 @@ class ProcessGroup:
         return done.stdout
 
     def last_words(self, name: str) -> str:
-        """Return the last lines of a program's output."""
+        """Return the last part of a program's log."""
         text = (self.home / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         return " ".join(text.split())[-400:]
 
@@ -95,7 +95,7 @@ class ProcessGroup:
 
 
 def _not_to_outlive() -> Callable[[], None] | None:
-    """Return a function that makes child processes end with this one, or None."""
+    """Return a function that makes a child process end with its parent (Linux); else None."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl  # before the fork: nothing may be loaded after it
@@ -107,7 +107,7 @@ def _not_to_outlive() -> Callable[[], None] | None:
 
 
 def program(name: str) -> str:
-    """Return the path of one of Flower's programs."""
+    """Return the path of one of Flower's programs, such as flower-superlink."""
     here = Path(sys.executable).parent
     if found := shutil.which(name, path=os.pathsep.join([str(here), os.environ.get("PATH", "")])):
         return found
@@ -115,7 +115,7 @@ def program(name: str) -> str:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process; kill it if it does not end."""
+    """Terminate a process; kill it if it does not end in time."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -126,7 +126,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the ids of processes that have a mark in their environment."""
+    """Return the ids of processes with the given mark in their environment (Linux)."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -137,7 +137,7 @@ def marked(mark: str) -> list[int]:
 
 @contextmanager
 def process_group(home: Path) -> Iterator[ProcessGroup]:
-    """Yield a group of processes, and stop them at the end, as a context manager."""
+    """Yield a process group, and stop its processes at exit; SIGTERM acts as an interrupt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -158,14 +158,14 @@ def process_group(home: Path) -> Iterator[ProcessGroup]:
 
 
 def free_port() -> int:
-    """Return a free port of this machine."""
+    """Return an unused TCP port of this machine."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
 def connect(home: Path, address: str, ca: str = "") -> None:
-    """Write the server's address for Flower's command-line tools."""
+    """Write the server's address to Flower's configuration file in `home`."""
     safe = f"root-certificates = {json.dumps(ca)}" if ca else "insecure = true"
     lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
     lines += [f'address = "{address}"', safe, ""]
@@ -173,7 +173,7 @@ def connect(home: Path, address: str, ca: str = "") -> None:
 
 
 def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:
-    """Wait until a server listens."""
+    """Wait until a server accepts connections at a host and port."""
     until = time.monotonic() + STARTING
     while time.monotonic() < until:
         if (code := group.running[name].poll()) is not None:
@@ -185,7 +185,7 @@ def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:
 
 
 def words_of(settings: Mapping[str, str | int | float]) -> str:
-    """Format settings as one line of TOML, for Flower's configuration options.
+    """Format settings as one line of TOML, for Flower's --run-config and --node-config.
 
     >>> words_of({"a": "b c", "n": 3})
     'a="b c" n=3'

@@ -1,4 +1,4 @@
-"""Flower projects: settings that the server and all sites share."""
+"""Projects: settings shared by the server and all sites of a Flower study."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN = ("folder", "unlabelled")  # of one side: not compared
 
 @dataclass(frozen=True)
 class Project:
-    """Settings of a Flower project, from the table [tool.pyrofl] of its pyproject.toml."""
+    """Settings of a Flower study, from the table [tool.pyrofl] in pyproject.toml."""
 
     folder: Path  # where it was read
     # Names as `pyrofl list` has them, or "FILE.py:NAME", a function of a federation without rows
@@ -55,7 +55,7 @@ class Project:
 
     @classmethod
     def read(cls, folder: str | Path) -> Project:
-        """Read a project folder."""
+        """Read and validate the settings in a project folder."""
         path = Path(folder, FILE)
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pyrofl"]
@@ -72,7 +72,7 @@ class Project:
 
     @classmethod
     def _of(cls, path: Path, found: dict[str, Any]) -> Project:
-        """Return the project after validation of the entries of its table."""
+        """Build the project from the entries of its table; raise ValueError for invalid ones."""
         kinds = {f.name: str(f.type) for f in fields(cls) if f.name != "folder"}
         if unknown := sorted(found.keys() - kinds):
             told = ", ".join(n.replace("_", "-") for n in kinds)
@@ -87,7 +87,7 @@ class Project:
         return made
 
     def _check(self, path: Path) -> None:
-        """Raise ValueError for values of a wrong type or out of range."""
+        """Raise ValueError if a setting has a wrong type or is out of range."""
         try:
             check_fields(self)
         except ValueError as error:
@@ -114,27 +114,27 @@ class Project:
 
     @property
     def type(self) -> torch.dtype:
-        """Floating-point type of the computations."""
+        """Floating-point type of all computations."""
         return DTYPES[self.dtype]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the project's methods in its results."""
+        """Names of the methods as they appear in results."""
         return tuple(one.rpartition(":")[2] for one in self.methods)
 
     @property
     def agreed(self) -> Flat:
-        """Return the settings that must agree between server and sites, as text."""
+        """Return the settings that must be equal on the server and at all sites."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in OWN}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
     def outline(self, clients: int) -> Federation:
-        """Return a federation without rows, with which methods can be built."""
+        """Return a federation without data, with which methods can be built."""
         names = [f"client {j}" for j in range(clients)]
         return outline(names, [1] * clients, (len(self.features),), (), self.classes, self.type)
 
     def build(self, clients: int, server: bool = False) -> dict[str, Scheduled]:
-        """Build all methods of the project, by label."""
+        """Build all methods by label, identically on the server and at the sites."""
         data = self.outline(clients)
         spare: Tensor | None = data.x[:1].clone()  # sites need no more than its shape
         if server:
@@ -149,7 +149,7 @@ class Project:
         return {label: (found | own)[label] for label in self.labels}
 
     def columns(self, path: str, owners: Sequence[str] = ()) -> dict[str, Column]:
-        """Read the project's columns of a CSV file."""
+        """Read a CSV file's columns; raise ValueError if a feature or `owners` column has gaps."""
         table = read(path)
         for name in (*self.features, *owners):
             known(name, list(table), f"column in {path}:")
@@ -157,22 +157,22 @@ class Project:
         return table
 
     def x(self, columns: Mapping[str, Column]) -> Tensor:
-        """Return the features in the project's order, float32 [N, columns]."""
+        """Return the feature columns in the project's order, float32 [N, columns]."""
         for name in self.features:
             columns[name].refuse_text("numbers as features")
             columns[name].refuse_odd("write numbers")
         return torch.from_numpy(np.stack([columns[n].single() for n in self.features], 1))
 
     def spare(self) -> Tensor:
-        """Read the server's unlabeled rows, [U, x]."""
+        """Read the features of the server's unlabeled rows, [U, columns]."""
         return self.x(self.columns(str(self.folder / self.unlabelled))).to(self.type)
 
     def _here(self, spec: str) -> str:
-        """Resolve "FILE.py:NAME" relative to the project folder."""
+        """Prefix "FILE.py:NAME" with the project folder; return other names unchanged."""
         return str(self.folder / spec) if ".py:" in spec else spec
 
     def _own(self, spec: str, data: Federation) -> Scheduled:
-        """Return the method that a function in a file of the project builds."""
+        """Build a user-defined method with a function in a file of the project."""
         file, _, name = self._here(spec).rpartition(":")
         try:
             method: Scheduled = runpy.run_path(file)[name](data)

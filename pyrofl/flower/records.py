@@ -1,4 +1,4 @@
-"""Serialization of messages between server and sites."""
+"""Serialization of messages: tensors as one array of bytes, other values as JSON text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
 
 
 def deserialize(content: bytes, text: str) -> Records:
-    """Return the records from the output of `serialize`."""
+    """Restore the records from the bytes and the JSON text of `serialize`."""
     try:
         tensors = load(content)
         return {
@@ -55,7 +55,7 @@ def deserialize(content: bytes, text: str) -> Records:
 
 
 def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[str, Any]:
-    """Return the name and the serialized value of an entry of a record."""
+    """Decode one serialized record entry: return its name, and its value or tensor."""
     if not name.startswith(MARK):
         return name, tuple(value) if isinstance(value, list) else value
     key, clients = value
@@ -66,7 +66,7 @@ def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[
 
 
 def _word(what: str, value: Any) -> Any:
-    """Return a JSON-compatible value; raise an error for unsupported types."""
+    """Return the value if it is JSON-compatible; raise ValueError for other values."""
     texts = isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
     if not texts and not isinstance(value, bool | int | float | str):
         raise ValueError(f"{what} is {value!r}; expected a tensor, a number, a text or texts")

@@ -1,4 +1,4 @@
-"""Registry of the sites of a study and of their Flower nodes."""
+"""Registry of a study's sites: which node currently represents each named site."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ GREETING = 60.0  # seconds that a node has to introduce its site; it is asked ag
 
 
 class Transport(Protocol):
-    """Protocol for sending messages to nodes and receiving replies."""
+    """Interface for sending messages to nodes and receiving their replies."""
 
     def present(self) -> Sequence[int]:
         """Return the ids of the connected nodes."""
 
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
-        """Send messages to nodes, and return the replies that arrive in time."""
+        """Send messages by node id, and return the replies received before the timeout."""
 
     def tell(self, messages: Mapping[int, Records]) -> None:
-        """Send messages without waiting for replies."""
+        """Send messages to nodes without waiting for replies."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """Registered site: its node, its clients and their numbers of training rows."""
+    """Connected site: its current node, its clients, and their numbers of training rows."""
 
     node: int
     names: tuple[str, ...]
@@ -41,7 +41,7 @@ class Member:
 
 @dataclass
 class Registry:
-    """Registry of the connected sites."""
+    """Registry of the connected sites and their nodes."""
 
     project: Project
     transport: Transport
@@ -54,7 +54,7 @@ class Registry:
     _said: set[tuple[int, str]] = field(default_factory=set)
 
     def look(self) -> None:
-        """Contact new nodes, and remove nodes that are gone."""
+        """Update the registry: greet new nodes, and remove disconnected nodes."""
         present = set(self.transport.present())
         self._met = {node: said for node, said in self._met.items() if node in present}
         self.sites = {n: site for n, site in self.sites.items() if site.node in present}
@@ -67,7 +67,7 @@ class Registry:
                 self._place(node, said)
 
     def _heard(self, node: int, answer: Records) -> Flat | None:
-        """Return the introduction that a node sent, or None after printing why not."""
+        """Validate a node's reply to the greeting; return it, or None after reporting a refusal."""
         if odd := answer.get(REFUSED):
             self._tell(node, f"{odd.get('site')} is refused: {odd.get('why')}")
             return None
@@ -83,7 +83,7 @@ class Registry:
         return said
 
     def _place(self, node: int, said: Flat) -> None:
-        """Assign a node to its site, or refuse the node."""
+        """Register a node as the current node of its site, or refuse it with a reason."""
         name, names = said["site"], tuple(said["names"])
         site = Member(node, names, tuple(said["sizes"].tolist()))
         if (other := self.sites.get(name)) and other.node == node:
@@ -95,7 +95,7 @@ class Registry:
         self.say(f"{name} is there: {len(names)} clients, {sum(site.sizes)} training rows")
 
     def _refusal(self, name: str, site: Member) -> str:
-        """Return why a node may not represent a site, or ""."""
+        """Return the reason why a node may not represent a site, or "" if it may."""
         if self.whose is not None and (owner := self.whose.get(site.node)) != name:
             has = f"the key of {owner}" if owner else "none of the keys"
             return f"its node has {has}; expected {name}.pub's"
@@ -115,7 +115,7 @@ class Registry:
         return ""
 
     def _tell(self, node: int, text: str) -> None:
-        """Report once why a node is refused, here and to the node."""
+        """Report once why a node was refused, on the server and to the node's site."""
         if (node, text) not in self._said:
             self._said.add((node, text))
             self.say(text)

@@ -1,4 +1,4 @@
-"""Stored results of a method in a Flower study: records, scores, tables and figures."""
+"""Stored results of a method in a Flower study: rounds, scores, tables and figures."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ SAME = ("target", "likelihood", "net", "settings", "rounds", "seed", "test_fract
 
 
 class ResultStore:
-    """Store of the results of one method, written to disk after every round."""
+    """Store of one method's rounds and scores, written to disk after each round."""
 
     def __init__(
         self, folder: Path, project: Project, name: str, method: Method, server: Server
     ) -> None:
-        """Load the content of the folder up to the server's round."""
+        """Load the stored results up to the server's current round."""
         self.folder, self.project, self.name = folder, project, name
         self.method, self.server = method, server
         self.scores: list[Scores] = []
@@ -62,7 +62,7 @@ class ResultStore:
 
     @property
     def asked(self) -> list[EvaluationFields]:
-        """Settings of the evaluations after a round: every model, with its adaptations."""
+        """Evaluations requested after a round: every model, and the fine-tuned personal model."""
         part: EvaluationFields = {"part": "test" if self.project.test_fraction else "train"}
         found: list[EvaluationFields] = [{"model": view, **part} for view in self.method.views]
         if self.method.adapt and "personal" in self.method.views:
@@ -71,7 +71,7 @@ class ResultStore:
 
     @property
     def due(self) -> bool:
-        """Whether the last round needs an evaluation."""
+        """Whether the last round still needs an evaluation."""
         number, rounds = self.server.state.number, self.project.rounds
         every = default_interval(rounds)
         over = number >= rounds
@@ -81,11 +81,11 @@ class ResultStore:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds are complete, and the last is evaluated."""
+        """Whether all rounds are complete and the last round is evaluated."""
         return self.server.state.number >= self.project.rounds and not self.due
 
     def scored(self, answers: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
-        """Store the replies of all sites to the evaluation requests."""
+        """Store the scores of an evaluation, given the sites' replies to each request."""
         try:
             self.scores = [self.server.aggregate_evaluate(each) for each in answers]
         except ValueError:  # no answers, or of different evaluations
@@ -101,14 +101,14 @@ class ResultStore:
         self._write()
 
     def made(self, old: RoundState, new: RoundState, seconds: float) -> None:
-        """Store the record of a completed round."""
+        """Store a completed round: the states before and after it, and its seconds."""
         self.run = self.run.copy(state=new)
         self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
         self._tries = 0
         self._write()
 
     def finish(self) -> list[str]:
-        """Write tables and figures; return errors of figures that failed."""
+        """Write tables and figures; return an error message for each figure that failed."""
         run, scores, folder = self.run, self.scores, self.folder
         write_tables(folder, run, scores, {})
         run_folder.write_json(folder / "run.json", self._facts())
@@ -119,11 +119,11 @@ class ResultStore:
 
     @property
     def problem(self) -> str:
-        """Return a sentence if the run diverged or aggregated no update, or ""."""
+        """Return the reason why the run diverged or aggregated no update, or ""."""
         return unlearned(self.run)
 
     def table(self) -> str:
-        """Format a table of the last scores."""
+        """Format a table of the scores of the last evaluation."""
         if not self.scores:
             return f"{self.name}: no scores"
         scored, clients = len(self.scores[0].ids), self.server.roster.clients

@@ -1,4 +1,4 @@
-"""Reading of a site's CSV file as a federation of the site's clients."""
+"""Load a site's CSV file as a federation of the site's clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyrofl.flower.project import Project
 
 
 def rows_of(project: Project, path: str, name: str) -> Federation:
-    """Read the CSV file of a site as a federation."""
+    """Read a site's rows as a federation; with groups, clients are named "SITE/GROUP"."""
     owners = [project.target, *([project.client_column] if project.client_column else [])]
     table = project.columns(path, owners)
     x, y = project.x(table), _response(project, table[project.target])
@@ -33,14 +33,14 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
 
 
 def features_of(project: Project, path: str) -> tuple[Tensor, list[str]]:
-    """Read the features of rows to predict, and the client of each row, if given."""
+    """Read the features of rows to predict, [N, columns], and each row's group, if any."""
     table = project.columns(path)
     groups = table[project.client_column].words.tolist() if project.client_column in table else []
     return project.x(table), groups
 
 
 def _response(project: Project, column: Column) -> Tensor:
-    """Return the responses y: numbers, or indices of classes."""
+    """Return the target y: numbers, or indices of the project's classes."""
     if not project.classes:
         column.refuse_text("numbers as target")
         column.refuse_odd("write numbers")

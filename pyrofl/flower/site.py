@@ -1,4 +1,4 @@
-"""Site of a Flower study: replies to the server, and predicts with its clients' states."""
+"""Site of a study: replies to the server's messages, and predicts from saved client states."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ABOUT = "site.json"  # name, project and rows of the site that has a folder
 
 
 def label(kind: str, method: str, which: int = 0) -> str:
-    """Return the name of a record for a method and a kind of request.
+    """Return the label of a message record, such as "ask/fedavg/1".
 
     >>> label("ask", "fedavg", 1)
     'ask/fedavg/1'
@@ -50,13 +50,13 @@ def label(kind: str, method: str, which: int = 0) -> str:
 
 
 def greeting(project: Project) -> Records:
-    """Return the server's introduction: its project and versions."""
+    """Return the server's greeting: project settings and versions, for a site to compare."""
     about = {n: json.dumps(v) for n, v in project.agreed.items()}
     return {HELLO: about | {f"version of {n}": v for n, v in release().items()}}
 
 
 class Site:
-    """Site of a Flower study, with its rows and its clients' states.
+    """Site of a Flower study: its rows and the saved states of its clients.
 
     Its own copy of the project is run, and no other. Clients that have lost their state return as
     new ones if they may `rejoin`. The folder `state` has the clients' states and the log.
@@ -71,7 +71,7 @@ class Site:
         rejoin: bool = False,
         min_scored_rows: int | None = MIN_SCORED_ROWS,
     ) -> None:
-        """Read the rows and build the methods."""
+        """Read the site's rows and build the project's methods."""
         self.name, self.project, self.rejoin = name, project, rejoin
         self.min_scored_rows = min_scored_rows
         self.data = rows_of(project, data, name)
@@ -84,7 +84,7 @@ class Site:
 
     @classmethod
     def read(cls, state: str | Path) -> Site:
-        """Return the site stored in a folder."""
+        """Restore the site whose state is stored in a folder."""
         path = Path(state, ABOUT)
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ class Site:
         return cls(name, Project.read(folder), data, state)
 
     def answer(self, records: Mapping[str, Flat]) -> Records:
-        """Reply to a message of the server."""
+        """Reply to a server message: evaluate on the state before training, then train."""
         if HELLO in records:
             return {HELLO: self.hello(records[HELLO])}
         found: Records = {}
@@ -108,7 +108,7 @@ class Site:
         return found
 
     def hello(self, told: Flat) -> Flat:
-        """Return the site's introduction: its clients and their numbers of rows."""
+        """Reply to the server's greeting with client names and sizes, if projects agree."""
         mine = greeting(self.project)[HELLO]
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
@@ -117,7 +117,7 @@ class Site:
         return {"site": self.name, "names": names, "sizes": self.data.sizes.clone()}
 
     def _done(self, kind: str, method: str, which: int, flat: Flat) -> Records:
-        """Execute one request, and return the reply."""
+        """Execute one training or evaluation request, and return the labeled reply."""
         client = self.client(method, flat)
         try:
             if kind == ASK:
@@ -136,7 +136,7 @@ class Site:
     def predict(
         self, method: str, x: Tensor, client: str, model: str | None = None, **asked: Any
     ) -> Predictions:
-        """Predict rows of a client from its own state and the server's last message.
+        """Predict rows of a client from its saved state and the server's last message.
 
         Rows are [N, columns]; other arguments are those of `Run.predict`.
         """
@@ -159,7 +159,7 @@ class Site:
         return folder / f"{method} {Path(model).name}.safetensors"
 
     def client(self, method: str, flat: Flat) -> Client:
-        """Return the site's clients, ready to train with a method."""
+        """Return the `Client` that runs a method for all clients of this site."""
         if method not in self.project.labels:
             known = ", ".join(self.project.labels)
             raise InvalidRequestError(f"an order is of method {method!r}; expected one of {known}")
@@ -172,7 +172,9 @@ class Site:
 
 
 def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
-    """Reply to a message of the server, with an error record if it fails.
+    """Reply to a message of the server, with a refusal if an error occurs.
+
+    `site` holds the arguments of `Site`, with the project's folder.
 
     The server receives only the kind of an error, as its text may hold a value of a row; the log at
     the site has the text. Names, numbers or versions that do not fit are sent in full.
@@ -212,7 +214,7 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
 
 
 def shapes(flat: Flat) -> list[str]:
-    """Describe the tensors of a record: names, shapes and bytes.
+    """Describe the tensors of a record: name, shape and bytes of each.
 
     >>> shapes({"round": 1, "up/w": torch.zeros(1, 3)})
     ['up/w [1, 3] 12 bytes']

@@ -1,4 +1,4 @@
-"""Template of a new Flower project with simulated data of three sites."""
+"""Template of a new project: settings, Flower apps, and simulated data of three sites."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ LICENSE = "All rights reserved.\n"
 
 
 def new(folder: str | Path) -> Path:
-    """Write a project folder with simulated rows of three sites."""
+    """Create a project folder with simulated data of three sites."""
     path = run_folder.prepare(folder)
     files = {"pyproject.toml": SETTINGS, "LICENSE": LICENSE, "study/__init__.py": ""}
     files |= {f"study/{k}_app.py": APP.format(kind=k, place=at) for k, at in PLACES.items()}
@@ -88,7 +88,7 @@ def new(folder: str | Path) -> Path:
 
 
 def _patients(random: np.random.Generator, count: int, shift: float) -> list[list[object]]:
-    """Simulate the rows of one hospital."""
+    """Simulate patients of a hospital; `shift` changes the fraction that recovers."""
     x = random.normal(size=(count, 3)).round(3)
     odds = x @ [-1.0, 1.5, 0.5] + 0.8 * shift
     recovered = random.random(count) < 1 / (1 + np.exp(-odds))

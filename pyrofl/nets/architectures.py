@@ -1,4 +1,4 @@
-"""Networks of the papers as torch modules, built by name for a given input shape.
+"""Network architectures as torch modules, built by name for a given input shape.
 
 ResNets are those for small images of He, Zhang, Ren and Sun, "Deep Residual Learning for Image
 Recognition", CVPR 2016, section 4.2, with GroupNorm (Wu and He, ECCV 2018) for BatchNorm.
@@ -49,20 +49,20 @@ NETWORKS: Mapping[str, str] = {
 
 
 class Dot(nn.Module):
-    """Inner product of a row with a parameter vector."""
+    """Linear model without intercept: inner product of a row with a parameter vector."""
 
     def __init__(self, features: int) -> None:
-        """Initialize the vector to zero."""
+        """Initialize the parameter vector to zero."""
         super().__init__()
         self.w = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the inner products [B, 1]."""
+        """Return the inner product of each row with the parameter vector: [B, 1]."""
         return (x.flatten(1) @ self.w)[:, None]
 
 
 class Mean(Dot):
-    """Single parameter that is the output for every row."""
+    """Model with a single parameter, which is the output for every row."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the parameter for every row, [B, 1]."""
@@ -70,7 +70,7 @@ class Mean(Dot):
 
 
 class Noise(nn.Module):
-    """Layer that appends the log of a standard deviation, common to all rows, to the outputs."""
+    """Layer that appends a learned log standard deviation, equal for all rows, to the outputs."""
 
     def __init__(self) -> None:
         """Initialize the standard deviation to 1."""
@@ -82,20 +82,20 @@ class Noise(nn.Module):
         nn.init.zeros_(self.log_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Append the log standard deviation to outputs: [B, 1] -> [B, 2]."""
+        """Append the log standard deviation to outputs x [B, 1]: [B, 2]."""
         return torch.cat([x, self.log_scale.expand(len(x), 1)], -1)
 
 
 class Chain(nn.Sequential):
-    """Sequential module of named layers with an optional initializer."""
+    """Sequential module of named layers, with an optional function that initializes it."""
 
     def __init__(self, layers: Layers, start: Start | None = None):
-        """Store the layers in order, and the initializer."""
+        """Store the layers in order, and the initialization function."""
         super().__init__(OrderedDict(layers))
         self.start = start
 
     def reset_parameters(self) -> None:
-        """Apply the initializer, after every layer's default initialization."""
+        """Apply the initialization function, which overrides the layers' own initialization."""
         if self.start:
             self.start(self)
 
@@ -110,26 +110,26 @@ def xavier_uniform(chain: nn.Sequential) -> None:
 
 
 def xavier_normal(chain: nn.Sequential) -> None:
-    """Initialize weights Xavier-normal except those of the Bayesian layer fc2 (MetaVD's code)."""
+    """Initialize weights Xavier-normal, except the Bayesian layer fc2 (as MetaVD's code)."""
     for name, value in chain.named_parameters():
         if name.endswith("weight") and name != "fc2.weight":
             nn.init.xavier_normal_(value)
 
 
 def he(chain: nn.Sequential) -> None:
-    """Initialize the weights of convolutions by He's rule with mode fan_out (He et al., 2015)."""
+    """Initialize convolution weights by He's rule with mode fan_out (He et al., 2015)."""
     for layer in chain.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
 
 def norm(channels: int) -> nn.Module:
-    """Return a GroupNorm layer with eight channels in a group."""
+    """Return a GroupNorm layer with eight channels per group."""
     return nn.GroupNorm(max(1, channels // 8), channels)
 
 
 class Conv(NamedTuple):
-    """Settings of a convolution with ReLU and optional max-pooling of 2."""
+    """Settings of a convolutional layer with ReLU and optional max-pooling."""
 
     channels: int
     kernel: int
@@ -138,7 +138,7 @@ class Conv(NamedTuple):
 
 
 class Cnn(NamedTuple):
-    """Settings of a CNN: convolutions, hidden layers, initializer."""
+    """Settings of a CNN: convolutions, hidden layers and initialization."""
 
     convs: tuple[Conv, ...]
     hidden: Shape = ()
@@ -149,7 +149,7 @@ class Cnn(NamedTuple):
 
 
 def convnet(name: str, width: int) -> Cnn:
-    """Return the settings of a paper's CNN; `width` is MetaVD's h."""
+    """Return the settings of a named CNN from a paper; `width` applies to MetaVD's only."""
     overlapping = partial(nn.MaxPool2d, 2, 2, 1)
     fedbe = Cnn((Conv(32, 3), Conv(64, 3), Conv(64, 3, pool=None)), (64,), start=xavier_uniform)
     growing = (Conv(c, 3, 1, overlapping) for c in (32, 64, 128, 256))
@@ -166,7 +166,7 @@ def convnet(name: str, width: int) -> Cnn:
 
 
 def images(cnn: Cnn, channels: int) -> Layers:
-    """Return the convolutional layers of a CNN by name."""
+    """Return the convolutional layers of a CNN: name -> layer."""
     layers: dict[str, nn.Module] = {}
     for i, conv in enumerate(cnn.convs, 1):
         layers[f"conv{i}"] = nn.Conv2d(channels, conv.channels, conv.kernel, padding=conv.padding)
@@ -180,7 +180,7 @@ def images(cnn: Cnn, channels: int) -> Layers:
 
 
 def dense(widths: Shape, outputs: int, slope: float = 0.0) -> Layers:
-    """Return fully connected layers fc1, fc2... of the given widths, and the head, by name."""
+    """Return fully connected layers fc1, fc2, ... of the given widths, and an output layer."""
     layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
     for i, (before, after) in enumerate(pairwise(widths), 1):
         layers[f"fc{i}"] = nn.Linear(before, after)
@@ -189,7 +189,7 @@ def dense(widths: Shape, outputs: int, slope: float = 0.0) -> Layers:
 
 
 def features(layers: Layers, shape: Shape) -> int:
-    """Return the number of outputs of the layers for one image; 0 if it is too small for them."""
+    """Return the layers' number of outputs per image; 0 if the image is too small."""
     try:
         return int(Chain(layers).to("meta")(torch.empty(1, *shape, device="meta")).numel())
     except RuntimeError:
@@ -207,10 +207,10 @@ def cnn_for(name: str, cnn: Cnn, shape: Shape, outputs: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Residual block: two convolutions and a shortcut without parameters (option A)."""
+    """ResNet block: two convolutions and a parameter-free shortcut (option A)."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
-        """Build the layers for the numbers of channels before and after."""
+        """Build the layers, given the numbers of input and output channels and the stride."""
         super().__init__()
         self.stride, self.missing = stride, after - before
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
@@ -220,12 +220,12 @@ class Block(nn.Module):
 
     @property
     def inner(self) -> Chain:
-        """Return the residual branch, with the same layer names."""
+        """Return the residual branch (without shortcut) as a chain with the same layer names."""
         names = ("conv1", "norm1", "relu", "conv2", "norm2")
         return Chain({n: getattr(self, n, nn.ReLU()) for n in names})
 
     def shortcut(self, x: Tensor) -> Tensor:
-        """Return the shortcut [..., after, height / stride, width / stride] of x."""
+        """Return x subsampled by the stride, and padded with zeros to `after` channels."""
         if not self.missing:
             return x[..., :: self.stride, :: self.stride]
         near, left = x[..., :: self.stride, :: self.stride], self.missing // 2
@@ -233,13 +233,13 @@ class Block(nn.Module):
         return pad(near.movedim(-3, -1), (left, self.missing - left)).movedim(-1, -3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs of the residual block, [B, after, height, width]."""
+        """Return the block's outputs [B, after, height / stride, width / stride]."""
         result: Tensor = (self.inner(x) + self.shortcut(x)).relu()
         return result
 
 
 def resnet(depth: int, channels: int, outputs: int) -> Layers:
-    """Return the layers of a ResNet: a convolution, three stages of 16, 32, 64 channels, a head."""
+    """Return the layers of a ResNet with stages of 16, 32 and 64 channels, and a linear head."""
     conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
     layers: dict[str, nn.Module] = {"conv": conv, "norm": norm(16), "relu": nn.ReLU()}
     before = 16
@@ -252,7 +252,7 @@ def resnet(depth: int, channels: int, outputs: int) -> Layers:
 
 @synchronized  # as the type of new numbers is the process's: that of a fit in another thread
 def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
-    """Build the network of a specification such as "mlp:100" for rows of one shape."""
+    """Build a torch module from a specification such as "mlp:100", for a given row shape."""
     name, _, rest = spec.partition(":")
     known(name, NETWORKS, "network")
     widths = widths_of(spec, rest)
@@ -274,7 +274,7 @@ def module(spec: str, shape: Shape, outputs: int) -> nn.Module:
 
 
 def _find_room(spec: str, name: str, widths: Shape, shape: Shape, outputs: int) -> None:
-    """Raise MemoryError if a network does not fit in memory, before its weights are drawn."""
+    """Raise MemoryError if a network would not fit in memory, before it is built."""
     numbers = inf
     with suppress(RuntimeError, TypeError, OverflowError), torch.device("meta"):
         mlp = dense((prod(shape), *widths), outputs) if name == "mlp" else {}
@@ -289,7 +289,7 @@ def _find_room(spec: str, name: str, widths: Shape, shape: Shape, outputs: int) 
 
 
 def widths_of(spec: str, text: str) -> Shape:
-    """Return the widths after the colon of a specification.
+    """Parse the layer widths in a network specification such as "mlp:200,100".
 
     >>> widths_of("mlp:200,100", "200,100")
     (200, 100)

@@ -1,4 +1,4 @@
-"""Initialization of layers by their own rules with a given random generator."""
+"""Initialization of torch layers with a given random generator."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ UNTOLD = {torch.rand_like, torch.randn_like, torch.randint_like, torch.poisson}
 
 
 class Drawn(TorchFunctionMode):
-    """Mode in which torch's random functions without a generator use the given generator.
+    """Context in which torch's random functions use the given generator by default.
 
     Other threads may use torch's global generator meanwhile.
     """
 
     def __init__(self, generator: Generator) -> None:
-        """Store the generator."""
+        """Store the random generator."""
         super().__init__()
         self.generator = generator
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function, with the generator if it draws random numbers."""
+        """Call a torch function, passing the generator if it draws random numbers."""
         options = dict(kwargs or {})
         if (func in TOLD or "generator" in options) and options.get("generator") is None:
             options["generator"] = self.generator

@@ -1,4 +1,4 @@
-"""Low-rank adapters of linear and attention layers with frozen weights.
+"""Low-rank adapters (LoRA) for linear and attention layers with frozen weights.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022. A weight W0 of a trained
 network is constant, and is changed by B A of rank r:
@@ -25,7 +25,7 @@ from pyrofl.tensors import matches
 
 
 class LowRank(nn.Module):
-    """Layer with a frozen weight and trainable low-rank adapters."""
+    """Mixin of layers with a frozen weight and a trainable low-rank update (LoRA)."""
 
     adapted: str
     lora_A: nn.Parameter
@@ -37,7 +37,7 @@ class LowRank(nn.Module):
     }
 
     def add_adapters(self, rank: int, scale: float) -> None:
-        """Add trainable low-rank matrices A and B to the layer."""
+        """Add the trainable low-rank factors A and B to the layer."""
         out, into = self.frozen.shape
         self.lora_scale = scale
         self.lora_A = nn.Parameter(self.frozen.new_zeros(rank, into))
@@ -46,18 +46,18 @@ class LowRank(nn.Module):
 
     @property
     def frozen(self) -> Tensor:
-        """Return the constant weight [out, in]."""
+        """Return the frozen weight, without the low-rank update: [out, in]."""
         found = self._parameters[self.adapted]
         assert found is not None
         return found
 
     @property
     def updated(self) -> Tensor:
-        """Return the weight with its update: [out, in]."""
+        """Return the frozen weight plus the low-rank update: [out, in]."""
         return self.frozen + self.lora_scale * self.lora_B @ self.lora_A
 
     def reset_parameters(self) -> None:
-        """Draw A as the weight of a linear layer, and set B to zero."""
+        """Initialize A like the weight of a linear layer, and B to zero."""
         nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
         nn.init.zeros_(self.lora_B)
 
@@ -74,19 +74,19 @@ class LowRankLinear(LowRank):
     weight = LowRank.updated
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs [..., out] of the adapted linear layer."""
+        """Return outputs [..., out]; the frozen product is computed once for all clients."""
         update = linear(linear(x, self.lora_A), self.lora_B)
         return linear(x, self.frozen, self.bias) + self.lora_scale * update
 
 
 class LowRankAttention(LowRank, nn.MultiheadAttention):
-    """Attention with frozen weights and low-rank adapters of the input projections."""
+    """Attention layer with frozen weights, and a low-rank update of the input weights."""
 
     adapted = "in_proj_weight"
     in_proj_weight = LowRank.updated  # type: ignore[assignment]
 
     def _reset_parameters(self) -> None:
-        """Leave the frozen weights as they are."""
+        """Do nothing: the frozen weights must not be initialized again."""
 
 
 KINDS: Mapping[type[nn.Module], type[LowRank]] = {

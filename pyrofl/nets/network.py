@@ -1,4 +1,4 @@
-"""Networks: torch modules with parameters in dicts, run for many clients at once."""
+"""Networks: torch modules called with dicts of parameters, for many clients at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST = 2**31  # of inputs or outputs, more than any layer has
 
 
 class Network(Summarised):
-    """Torch module as a function of its parameters.
+    """Torch module as a function of its parameters, run for many clients at once.
 
     Parameters with requires_grad=False are constants: they are never trained, drawn, sent or given
     a distribution; every call uses the module's values, on the device and in the type of the rest.
@@ -52,7 +52,7 @@ class Network(Summarised):
     def __init__(
         self, module: nn.Module, head: str | None = None, *, pretrained: bool | str = False
     ) -> None:
-        """Wrap a copy of a module.
+        """Wrap a copy of a torch module; hooks added to the original later have no effect.
 
         Args:
             module: maps rows [B, *x] to outputs [B, outputs], each row independently.
@@ -81,7 +81,7 @@ class Network(Summarised):
         self.parts = stacked.parts(self.module)
 
     def summary(self) -> dict[str, str]:
-        """Return a summary of module, parameters, head and base as label -> text."""
+        """Return a summary of module, parameters, head and base: label -> text."""
         every = _count(self.shapes.values())
         head = _count(shape for n, shape in self.shapes.items() if matches(n, self.head))
         constants = _count(p.shape for p in self.module.parameters()) - every
@@ -95,13 +95,13 @@ class Network(Summarised):
         }
 
     def _start(self) -> str:
-        """Describe how parameters are initialized."""
+        """Describe how the parameters are initialized: pretrained or drawn."""
         if self.keep in ("", "*"):
             return "the module's own values" if self.keep else "drawn by the layers' rules"
         return f"the module's own values of {self.keep}; others drawn by the layers' rules"
 
     def select_params(self, patterns: str) -> dict[str, Size]:
-        """Return the shapes of the parameters with matching names; raise ValueError if none do."""
+        """Return shapes of the parameters whose names match; raise ValueError if none match."""
         found = {n: shape for n, shape in self.shapes.items() if matches(n, patterns)}
         if not found:
             every = ", ".join(self.shapes)
@@ -124,12 +124,12 @@ class Network(Summarised):
         return tuple(f"{path}_{axis}".replace(".", "_").lstrip("_") for axis in axes)
 
     def init(self, generator: Generator) -> Tensors:
-        """Return initial values of trainable parameters, [*p], on the CPU; see `init_module`."""
+        """Return initial values of the trainable parameters, on the CPU; see `init_module`."""
         start = self.init_module(generator)
         return {n: start.get_parameter(n).detach() for n in self.shapes}
 
     def init_module(self, generator: Generator) -> nn.Module:
-        """Return a copy of the module with trainable parameters drawn by its layers' rules.
+        """Return a copy of the module, initialized by its layers with the given generator.
 
         Layers without `reset_parameters` and adapters of peft keep the module's values, as do all
         parameters with `pretrained`. A layer's rule runs after those of the layers inside it.
@@ -167,7 +167,7 @@ class Network(Summarised):
         return stacked.run(self.parts, self._without_rows(weights, len(x)), x)
 
     def apply(self, weights: Tensors, x: Tensor) -> Tensor:
-        """Return the module's outputs for weights [*p] and rows x [B, *x]: [B, outputs]."""
+        """Return the outputs [B, outputs] for one set of weights [*p] and rows x [B, *x]."""
         return stacked.call(self.module, weights, x)
 
     def split(self, patterns: str) -> tuple[Network, Network] | None:
@@ -194,14 +194,14 @@ class Network(Summarised):
         return (base, head) if whole and last and list(base.module.parameters()) else None
 
     def _of(self, layers: Iterable[tuple[str, nn.Module]]) -> Network:
-        """Return the network that consists of some consecutive layers."""
+        """Return the network that consists of the given consecutive layers."""
         part = copy.copy(self)
         part.module = nn.Sequential(OrderedDict(layers))
         part.shapes, part.parts = _trained(part.module), stacked.parts(part.module)
         return part
 
     def _without_rows(self, weights: Mapping[str, Tensor], clients: int) -> Tensors:
-        """Return weights without the axis of rows; raise ValueError for other axes."""
+        """Remove the row axis of size 1 from weights; raise ValueError for invalid shapes."""
         flat: Tensors = {}
         draws: int | None = None
         for name, shape in self.shapes.items():
@@ -221,7 +221,7 @@ class Network(Summarised):
         return flat
 
     def check(self, x: Tensor, outputs: int) -> None:
-        """Run the network on a row of zeros; raise ValueError if it does not fit the data.
+        """Run the network on one row of zeros; raise ValueError if it does not fit the data.
 
         Args:
             x: [C, B, *x]; only the shape and type of a row matter.
@@ -252,7 +252,7 @@ class Network(Summarised):
 @rebuildable
 @checked
 def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
-    """Build a network by name for rows of one shape.
+    """Build a `Network` from a name such as "mlp:100", for rows of the given shape.
 
     Args:
         spec: a name of `NETWORKS`, for some with widths: "mlp:200,100", "cnn-metavd:256".
@@ -275,7 +275,7 @@ def build(spec: str, input_shape: tuple[int, ...], outputs: Count) -> Network:
 @rebuildable
 @checked
 def with_noise(net: Network) -> Network:
-    """Return the network with a second output: the log of a noise standard deviation.
+    """Return the network with a second output: the log standard deviation of the noise.
 
     It is a parameter, the same for all rows, that starts at 0 and belongs to the base, so that all
     clients share it where heads are personal; `likelihoods.learned_normal` reads it. Parameters
@@ -302,7 +302,7 @@ def with_noise(net: Network) -> Network:
 
 
 def refuse(module: nn.Module) -> None:
-    """Raise ValueError for layers that mix rows, draw random numbers or do not run in vmap."""
+    """Raise ValueError for layers that mix rows, draw random numbers or do not support vmap."""
     for name, layer in module.named_modules():
         # The rate of a dropout layer, or that inside attention and recurrent layers.
         rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
@@ -328,7 +328,7 @@ def _count(shapes: Iterable[Size]) -> int:
 
 
 def _last_layer(module: nn.Module) -> str:
-    """Return patterns for the parameters of the last trainable layer."""
+    """Return name patterns of the parameters of the last trainable layer."""
     own = (
         (name, [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad])
         for name, layer in module.named_modules()
@@ -338,7 +338,7 @@ def _last_layer(module: nn.Module) -> str:
 
 
 def _axes_of(layer: nn.Module, leaf: str) -> tuple[str, ...]:
-    """Return the names of the axes of a layer's weight or bias; () if it has none."""
+    """Return the axis names of a layer's weight or bias; () if they are unknown."""
     if leaf in (named := getattr(layer, "axis_names", {})):
         axes: tuple[str, ...] = named[leaf]
         return axes

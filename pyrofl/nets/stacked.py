@@ -32,7 +32,7 @@ Rule = Callable[[Any, Tensors, Tensor, int], Tensor]
 
 
 class Part(NamedTuple):
-    """Layer of a network, its trainable parameters and the rule that runs it."""
+    """Layer of a network, its trainable parameters, and the function that runs it."""
 
     layer: nn.Module
     names: Mapping[str, tuple[str, int]]  # parameter that trains -> its name in the layer, its axes
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def parts(module: nn.Module) -> list[Part]:
-    """Return the layers of a sequential module in order; another module is one part."""
+    """Return the layers of a sequential module in order; other modules are one part."""
     known = {id(p): n for n, p in module.named_parameters()}
     found = []
     for layer in _layers(module):
@@ -50,7 +50,7 @@ def parts(module: nn.Module) -> list[Part]:
 
 
 def _smaller_first(chain: list[Part]) -> list[Part]:
-    """Swap each ReLU with the max-pooling after it, which is faster and equivalent."""
+    """Move each ReLU after the max-pooling that follows it: equal results at lower cost."""
     chain = chain[:]
     for i, (one, two) in enumerate(pairwise(chain)):
         kinds = type(one.layer), type(two.layer)
@@ -73,10 +73,11 @@ def hooked(layer: nn.Module) -> bool:
 
 
 def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int = 1) -> Tensor:
-    """Run the layers of a network for several clients, or several draws of weights.
+    """Run layers for all clients: x [C, B, *x] to [C, B, outputs], or [K, C, B, outputs].
 
-    Convolutions process the images of a few clients at a time, so that the outputs of a layer
-    are still in the processor's cache when the next layer reads them.
+    Weights are [*p], [C, *p] or [K, C, *p]. Convolutions process the images of a few
+    clients at a time, so that the outputs of a layer are still in the
+    processor's cache when the next layer reads them.
     """
     own = {m: weights[m] for _, names, _ in chain for m in names}
     lead = {m: weights[m].dim() - dim for _, names, _ in chain for m, (_, dim) in names.items()}
@@ -92,7 +93,7 @@ def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int =
 
 
 def _few(chain: list[Part], x: Tensor) -> int:
-    """Return how many clients run together through the convolutions."""
+    """Return the number of clients to process at a time: few for convolutions on a CPU."""
     known = (convolution, residual)
     convolved = any(getattr(part.rule, "func", part.rule) in known for part in chain)
     if not convolved or x.device.type != "cpu" or not x.numel():  # measured on CPUs only
@@ -109,7 +110,7 @@ def _run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int)
 
 
 def _rule(layer: nn.Module) -> Rule:
-    """Return the rule that runs a layer; layers with unusual options run by vmap."""
+    """Return the function that runs a layer for all clients; vmap for unusual layers."""
     trains = {p.requires_grad for p in layer.parameters()}
     if trains == {False}:
         return constant
@@ -128,7 +129,7 @@ def _rule(layer: nn.Module) -> Rule:
 
 
 def linear(layer: nn.Linear, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Apply a linear layer as one product of matrices for every client.
+    """Apply a linear layer for all clients as one batched matrix product.
 
     K draws of a layer are one layer with K times the outputs: inputs are read once and not copied
     for every draw, which is three times faster than vmap.
@@ -149,7 +150,7 @@ def linear(layer: nn.Linear, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 
 def convolution(layer: Any, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Convolve the images of all clients as groups of one convolution."""
+    """Apply a convolution for all clients as one grouped convolution."""
     apply = CONVOLUTIONS[type(layer)]
     how = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
     if all(v.dim() == getattr(layer, n).dim() for n, v in own.items()):
@@ -163,7 +164,7 @@ def convolution(layer: Any, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 
 def group_norm(layer: nn.GroupNorm, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Normalize groups of channels, then scale and shift them, for all clients at once."""
+    """Apply group normalization with each client's scale and shift, for all clients at once."""
     front, own, x = aligned(layer, own, x, axes)
     flat = {n: v.flatten() for n, v in own.items()}
     y = functional.group_norm(beside(x, 1), len(x) * layer.num_groups, **flat, eps=layer.eps)
@@ -171,7 +172,7 @@ def group_norm(layer: nn.GroupNorm, own: Tensors, x: Tensor, axes: int) -> Tenso
 
 
 def pooling(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run a layer without parameters that treats every channel independently."""
+    """Run a pooling layer, or another one that treats channels independently."""
     if x.dim() < axes + 4:  # rows without an axis of channels
         return torch.unflatten(layer(x.flatten(0, axes)), 0, x.shape[: axes + 1])
     return apart(layer(beside(x, axes)), x.shape[:axes])
@@ -192,42 +193,45 @@ def apart(y: Tensor, lead: Shape) -> Tensor:
 
 
 def quick(x: Tensor) -> Tensor:
-    """Store images in channels-last memory layout on a CPU, which is faster."""
+    """Convert images to channels-last memory on a CPU, which speeds up pooling and convolution.
+
+    Pooling is 10 times faster, convolutions 1.3 times.
+    """
     last = x.dim() == 4 and x.device.type == "cpu"  # measured on CPUs only
     return x.contiguous(memory_format=torch.channels_last) if last else x
 
 
 def residual(chain: list[Part], layer: Block, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Return the outputs of a residual block: its inner layers plus its shortcut."""
+    """Return the outputs of a residual block: its residual branch plus its shortcut."""
     inner = _run(chain, own, x, axes)
     return torch.relu(inner + layer.shortcut(x))
 
 
 def flatten(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Flatten each row to a vector."""
+    """Flatten each row to one axis, for all clients."""
     return x.flatten(axes + 1)
 
 
 def by_entry(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run an elementwise layer."""
+    """Run an elementwise layer, such as ReLU, for all clients."""
     y: Tensor = layer(x)
     return y
 
 
 def noise(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Append a parameter to every row as an additional output."""
+    """Append each client's log standard deviation to every row as an additional output."""
     front, own, x = aligned(layer, own, x, axes)
     y = torch.cat([x, own["log_scale"][:, None].expand(*x.shape[:-1], 1)], -1)
     return y.view(*front, *y.shape[1:])
 
 
 def constant(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run a layer with only constant parameters on all rows as one batch."""
+    """Run a layer without trainable parameters on the rows of all clients as one batch."""
     return torch.unflatten(call(layer, {}, x.flatten(0, axes)), 0, x.shape[: axes + 1])
 
 
 def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run any layer by vmap."""
+    """Run any layer for all clients by vmap."""
     lead = {n: v.dim() - layer.get_parameter(n).dim() for n, v in own.items()}
     y = vmap(partial(call, layer), ({n: 0 if k else None for n, k in lead.items()}, 0))
     if 2 in (axes, *lead.values()):
@@ -239,7 +243,7 @@ def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 @contextmanager
 def attention_by_products() -> Iterator[None]:
-    """Compute attention by products and a softmax: vmap runs its fused kernels one by one."""
+    """Disable fused attention kernels in the context, since vmap runs them one by one."""
     fast = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     try:
@@ -250,14 +254,14 @@ def attention_by_products() -> Iterator[None]:
 
 
 def call(module: nn.Module, weights: Tensors, x: Tensor) -> Tensor:
-    """Run a module once, with weights [*p] on rows [B, *x]."""
+    """Run a module for one client, with weights [*p] on rows [B, *x]."""
     fixed = constants(module, next(iter(weights.values()), x))
     result: Tensor = functional_call(module, fixed | weights, (x,))
     return result
 
 
 def constants(module: nn.Module, like: Tensor) -> Tensors:
-    """Return a module's buffers and constant parameters, with a tensor's device and type."""
+    """Return a module's buffers and frozen parameters, on the device and type of a tensor."""
     dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
     fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())
@@ -268,7 +272,7 @@ def constants(module: nn.Module, like: Tensor) -> Tensors:
 def aligned(
     layer: nn.Module, own: Tensors, x: Tensor, axes: int
 ) -> tuple[torch.Size, Tensors, Tensor]:
-    """Broadcast rows and parameters to a common leading axis of clients and draws."""
+    """Expand parameters and rows to common leading axes; return axes, [N, *p], [N, B, *x]."""
     leads = {n: v.shape[: v.dim() - getattr(layer, n).dim()] for n, v in own.items()}
     shape = x.shape[:axes]
     if any(lead != shape for lead in leads.values()):
@@ -311,13 +315,13 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save the tensors that the gradients need."""
+        """Save the tensors needed for the gradients."""
         ctx.save_for_backward(*inputs[:2])
         ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        """Return the tangent of [N, B, out] for those of rows, weights and biases."""
+        """Return the tangent of the outputs, given tangents of rows, weights and biases."""
         (x, weight), (of_x, of_weight, of_bias) = ctx.saved_tensors, tangents
         change = torch.zeros_like(torch.bmm(x, weight.mT))
         if of_x is not None:
@@ -328,7 +332,7 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients of rows, weights and biases."""
+        """Return the gradients of rows, weights and biases; None if not required."""
         (x, weight), (grad,) = ctx.saved_tensors, grads
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (

@@ -1,4 +1,4 @@
-"""Allocation of rows to clients, given the number of rows per client and class."""
+"""Allocation of rows to clients, given the numbers of rows per client and class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Parts = list[Ints]  # row numbers of each client, ascending
 
 
 class Classes(NamedTuple):
-    """Classes of some rows: a code for each row, and the classes that occur."""
+    """Class codes of rows, the labels of the classes that occur, and class sizes."""
 
     kinds: Ints  # [K], those that occur, ascending
     codes: Ints  # [N], position of each row's class among them
@@ -22,12 +22,12 @@ class Classes(NamedTuple):
 
 
 def classes_of(types: Ints) -> Classes:
-    """Return the classes of rows with these types [N]."""
+    """Return the class codes of rows, given their labels `types` [N]."""
     return Classes(*np.unique(types, return_inverse=True, return_counts=True))
 
 
 def rows_of_owners(owner: Ints, clients: int) -> Parts:
-    """Return the rows of every client, given the owner of each row [N]; -1: no owner.
+    """Return each client's row numbers, given the owner of every row [N]; -1: no owner.
 
     >>> [part.tolist() for part in rows_of_owners(np.array([1, -1, 0, 1]), 2)]
     [[2], [0, 3]]
@@ -37,12 +37,12 @@ def rows_of_owners(owner: Ints, clients: int) -> Parts:
 
 
 def deal_evenly(rows: int, clients: int, rng: Generator) -> Parts:
-    """Allocate rows to clients at random, so that their sizes differ by at most one."""
+    """Allocate rows to clients at random, with client sizes that differ by at most one."""
     return rows_of_owners(rng.permutation(np.arange(rows) % clients), clients)
 
 
 def deal(codes: Ints, counts: Ints, rng: Generator) -> Parts:
-    """Allocate rows to clients at random, given a table of counts per client and class."""
+    """Allocate random rows to clients, given counts [J, K] by class; others stay unused."""
     owner = np.full(len(codes), -1, dtype=np.int64)
     for k, column in enumerate(counts.T):
         rows = rng.permutation(np.flatnonzero(codes == k))
@@ -53,9 +53,10 @@ def deal(codes: Ints, counts: Ints, rng: Generator) -> Parts:
 def in_proportion(
     sizes: Ints, weights: NDArray[np.bool_ | np.integer[Any] | np.floating[Any]], rng: Generator
 ) -> Ints:
-    """Split the numbers of rows of classes in proportion to the clients' weights.
+    """Split class sizes [K] among clients in proportion to weights [J, K], as integers.
 
-    Ties are broken at random. A class with all weights zero is allocated to no client.
+    Counts are rounded by the largest remainder. Ties are broken at random. A class
+    with all weights zero is allocated to no client.
 
     >>> in_proportion(np.array([10]), np.array([[1], [2], [1]]), np.random.default_rng(1)).sum(0)
     array([10])
@@ -72,7 +73,7 @@ def in_proportion(
 
 
 def top_up(counts: Ints, minimum: int, rng: Generator) -> Ints:
-    """Move random rows from the largest clients until every client has `minimum` rows: [J, K]."""
+    """Move rows from the largest clients until each has `minimum`; return new counts [J, K]."""
     counts = counts.copy()
     sizes = counts.sum(1)
     for j in np.flatnonzero(sizes < minimum):
@@ -87,7 +88,7 @@ def top_up(counts: Ints, minimum: int, rng: Generator) -> Ints:
 
 
 def same_shares(train: Sequence[Ints], test: Ints, rng: Generator) -> Parts:
-    """Allocate the test rows of each class in proportion to the clients' training rows of it.
+    """Allocate each class's test rows in proportion to the clients' training rows of it.
 
     Test rows of a class without training rows are unused. A client of small shares may get none.
     """
@@ -97,7 +98,7 @@ def same_shares(train: Sequence[Ints], test: Ints, rng: Generator) -> Parts:
 
 
 def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
-    """Withhold random rows of each class; return the remaining rows and these.
+    """Split off `count` random rows, stratified by class; return remaining and split-off rows.
 
     >>> kept, aside = set_aside(np.array([0, 0, 1, 1, 1, 1]), 3, np.random.default_rng(0))
     >>> len(kept), np.bincount(np.array([0, 0, 1, 1, 1, 1])[aside])
@@ -110,12 +111,12 @@ def set_aside(types: Ints, count: int, rng: Generator) -> tuple[Ints, Ints]:
 
 
 def labels_global(train: Sequence[Ints], test: Ints) -> Parts:
-    """Return for each client all test rows of the classes in its training rows."""
+    """Return for each client all test rows of its training classes; clients may share rows."""
     return [np.flatnonzero(np.isin(test, mine)) for mine in train]
 
 
 def checked_parts(partition: object, parts: Any, clients: int, rows: int) -> Parts:
-    """Return the parts of a user's partition function; raise ValueError if they are invalid."""
+    """Validate the row numbers that a user's partition function returned for each client."""
     told = f"partition {getattr(partition, '__name__', type(partition).__name__)}"
     if isinstance(parts, str | Mapping) or not hasattr(parts, "__len__") or len(parts) != clients:
         what = f"a {type(parts).__name__}"

@@ -1,4 +1,4 @@
-"""Partitions by label: functions that return the row numbers of every client.
+"""Partitions by class label; each function returns the row numbers of every client.
 
 Each function takes the class of every row (int [N], any codes) and returns the rows of every
 client. Every row has exactly one client unless the docstring states otherwise, no client is
@@ -25,7 +25,7 @@ Cuts = Literal["equal", "shared", "independent"]
 
 
 def iid(types: Ints, clients: int, rng: Generator) -> Parts:
-    """Partition all rows at random; sizes differ by at most one."""
+    """Partition all rows at random into clients whose sizes differ by at most one."""
     _classes(types, clients)
     return allocation.deal_evenly(len(types), clients, rng)
 
@@ -40,7 +40,7 @@ def dirichlet(
     minimum: int = 1,
     balance: bool = False,
 ) -> Parts:
-    """Split each class among clients by fractions drawn from a symmetric Dirichlet.
+    """Split each class among clients by fractions from a symmetric Dirichlet distribution.
 
     Papers repeat the draw until every client is large enough, which for small alpha never ends;
     here random rows move from the largest clients to those that are too small. With `balance` a
@@ -85,7 +85,7 @@ def labels(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
 def label_groups(
     types: Ints, clients: int, per_client: int, rng: Generator, *, cuts: Cuts = "shared"
 ) -> Parts:
-    """Assign the same number of classes to each client, so that groups cover all classes.
+    """Assign `per_client` classes to each client; each group of clients covers all classes.
 
     Consecutive groups of K / per_client clients partition the K classes at random, so
     each class has J * per_client / K owners (pFedVEM: pairs with five of ten labels each).
@@ -107,7 +107,7 @@ def label_groups(
 def drift(
     types: Ints, coarse: Ints, clients: int, rng: Generator, *, cuts: Cuts = "shared"
 ) -> Parts:
-    """Assign one fine class of every superclass to each client: concept drift between clients.
+    """Assign each client one fine class of every superclass, to simulate concept drift.
 
     With F fine classes per superclass, consecutive groups of F clients partition them at random
     (pFedVEM on CIFAR-100: 20 superclasses of 5), cut as by `label_groups`.
@@ -128,7 +128,7 @@ def drift(
 
 @checked
 def step(types: Ints, clients: int, majors: int, rng: Generator, *, minor: Whole = 10) -> Parts:
-    """Assign `majors` large classes and exactly `minor` rows of every other to each client (FedBE).
+    """Assign each client `majors` major classes, and `minor` rows of every other (FedBE).
 
     Every class is major for the same number of clients, which share the remaining rows equally.
     FedBE on CIFAR-10, 10 clients, 40,000 rows: 2 x 1,960 + 8 x 10 rows each.
@@ -149,7 +149,7 @@ def step(types: Ints, clients: int, majors: int, rng: Generator, *, minor: Whole
 
 
 def shares(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
-    """Assign random classes to each client, in proportion to U(0.3, 0.7) weights (pFedMB).
+    """Assign each client random classes, with fractions from U(0.3, 0.7) weights (pFedMB).
 
     Client j gets the fraction u_jc / sum_i u_ic of class c, over the owners i of that class.
 
@@ -168,7 +168,7 @@ def shares(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
 
 
 def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: Generator) -> Parts:
-    """Partition the rows of classes among their clients."""
+    """Split each class among its owners, given each client's classes [J, S]."""
     kinds, codes, sizes = classes
     owned = np.zeros((len(hands), len(kinds)), dtype=np.bool_)
     np.put_along_axis(owned, hands, True, axis=1)
@@ -187,13 +187,13 @@ def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: Generator) -> Part
 
 
 def _random_slices(rows: int, parts: int, rng: Generator) -> Ints:
-    """Draw random sizes of a class's slices, which are nearly geometric (pFedVEM)."""
+    """Draw positive slice sizes that add up to `rows`, by cuts at random points (pFedVEM)."""
     cuts = np.sort(rng.choice(rows - 1, parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=rows).astype(np.int64)
 
 
 def _log_gammas(alpha: float, count: int, rng: Generator) -> NDArray[np.float64]:
-    """Draw logarithms of Gamma(alpha) variables, up to a shared constant.
+    """Draw logarithms of Gamma(alpha) variables, up to a common additive constant.
 
     Gamma(a) = Gamma(a + 1) U^(1/a); logarithms do not underflow for small alpha.
     """
@@ -204,7 +204,7 @@ def _log_gammas(alpha: float, count: int, rng: Generator) -> NDArray[np.float64]
 
 
 def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
-    """Return the classes of rows; raise ValueError if the clients need more classes."""
+    """Return the class codes of rows; raise ValueError if there are too few classes."""
     if not 1 <= clients <= len(types):
         raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
     classes = allocation.classes_of(types)
@@ -214,7 +214,7 @@ def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
 
 
 def _of_groups(clients: int, group: int, draw: Callable[[], Ints]) -> Ints:
-    """Draw the classes of the clients, one group of clients after the other: [J, S]."""
+    """Draw the classes of all clients [J, S], one group of clients after the other."""
     if clients % group:
         raise ValueError(
             f"clients is {clients}; expected a multiple of {group}, the size of a group of clients"

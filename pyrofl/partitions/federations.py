@@ -1,4 +1,4 @@
-"""Federations from data sets, by a partition and a test policy."""
+"""Build federations from data sets: partitions of training rows, and test policies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARTITIONS: dict[str, str] = {re.split(r"[:\[]", line)[0]: line for line in _LIN
 
 
 class Recipe(NamedTuple):
-    """Partition function, with the arguments that its name can contain."""
+    """Partition function, and how its arguments are written in a partition's name."""
 
     draw: Callable[..., Parts]
     main: tuple[str, type[int] | type[float]] | None = None  # argument and type of the number
@@ -87,7 +87,7 @@ def split(
     held_out: Whole | Sequence[str] = 0,
     server: int | float | Dataset | Tensor | None = None,
 ) -> Federation:
-    """Partition a data set among clients and return the federation.
+    """Partition a data set among clients, and return the federation.
 
     Args:
         dataset: its training rows are partitioned by `types`, or by class if it has none.
@@ -174,7 +174,7 @@ def split(
 
 
 def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Tensor, Source | None]:
-    """Return preprocessed features and the source, with the standardization of the target.
+    """Return the preprocessed features, and the data's source with the fitted preprocessing.
 
     The target itself keeps its unit: the likelihood reads its mean and scale.
     """
@@ -194,7 +194,7 @@ def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Ten
 
 
 def class_counts(federation: Federation, part: str = "train") -> Tensor:
-    """Return the number of "train" or "test" rows by client and class: int64 [J + held_out, K].
+    """Return the number of rows of each client and class: int64 [J + held_out, K].
 
     Raises:
         ValueError: if the federation has no classes.
@@ -207,7 +207,7 @@ def class_counts(federation: Federation, part: str = "train") -> Tensor:
 
 
 def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> tuple[Ints, Ints]:
-    """Return the clients' training rows, and the rows withheld for the server."""
+    """Split training rows into those for clients and unlabeled rows for the server."""
     share = server if isinstance(server, float) else server / len(rows)
     count = round(share * len(rows)) if 0 < share < 1 else 0
     if isinstance(server, bool) or not 0 < count < len(rows):
@@ -222,7 +222,7 @@ def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> t
 def _by_group(
     dataset: Dataset, column: str, clients: int | None, rows: Ints, held_out: int
 ) -> tuple[tuple[str, ...], Parts]:
-    """Partition rows by a group column; return the groups' names and rows."""
+    """Partition rows by a group column; return group names and row numbers."""
     codes = dataset.groups[column].numpy()
     default = (f"{column} {code}" for code in range(int(codes.max()) + 1))
     names = dataset.group_names.get(column) or tuple(default)
@@ -239,7 +239,7 @@ def _by_group(
 
 
 def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the order of groups with held-out groups last."""
+    """Return the group indices in an order with held-out groups last."""
     for name in out:
         known(name, names, "group to hold out:")
     if len(set(out)) == len(names):
@@ -249,7 +249,7 @@ def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
 
 
 def _column(dataset: Dataset, column: str) -> str:
-    """Return the name of the column that identifies the groups."""
+    """Return the name of the group column: the requested one, or the only one."""
     if not dataset.groups:
         raise ValueError(f"{dataset.name} has no natural groups; expected a column of groups")
     if column:
@@ -266,7 +266,7 @@ def _column(dataset: Dataset, column: str) -> str:
 def _draw(
     dataset: Dataset, rows: Ints, partition: str | Own, clients: int, rng: Generator
 ) -> Parts:
-    """Partition some rows of the data set by a named partition or a user's function."""
+    """Partition the given rows by a named partition or by a user's function."""
     if not isinstance(partition, str):
         parts = partition(_types(dataset)[rows].copy(), clients, rng)
         return [
@@ -305,7 +305,7 @@ def _by_domain(dataset: Dataset, rows: Ints, within: str, clients: int, rng: Gen
 
 
 def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generator) -> Parts:
-    """Allocate the test rows to clients by a test policy."""
+    """Allocate the test rows to clients by the policy uniform, same_shares or labels_global."""
     types = _types(dataset)
     mine = [types[part] for part in train]
     if policy == "uniform":
@@ -320,14 +320,14 @@ def _test(dataset: Dataset, train: Parts, rows: Ints, policy: str, rng: Generato
 
 
 def _types(dataset: Dataset) -> Ints:
-    """Return the row types by which rows are partitioned, such as classes."""
+    """Return the label of each row for partitioning; 0 for all rows in regression."""
     if dataset.types is not None:
         return dataset.types.numpy()
     return dataset.y.numpy() if dataset.classes else np.zeros(len(dataset.y), dtype=np.int64)
 
 
 def read(partition: str) -> tuple[str, dict[str, Any]]:
-    """Parse a partition's text, such as "dirichlet:0.3", into name and arguments.
+    """Parse a partition such as "dirichlet:0.1" into its name and function arguments.
 
     >>> read("dirichlet:0.3,min=10")
     ('dirichlet', {'alpha': 0.3, 'minimum': 10})

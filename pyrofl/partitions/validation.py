@@ -1,4 +1,4 @@
-"""Validation rows of the clients, for hyperparameter search."""
+"""Split of training rows into training and validation rows, for choosing settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyrofl.partitions.allocation import set_aside
 
 @checked
 def held_back(data: Federation, share: ProperShare = 0.2, *, seed: Whole = 0) -> Federation:
-    """Return a federation whose test rows are a fraction of every client's training rows.
+    """Return a federation in which part of each client's training rows are the test rows.
 
     Each class is withheld in proportion. A client keeps at least one training row, and has at
     least one validation row if it has two rows. The returned federation contains no other rows, so
@@ -49,7 +49,7 @@ def held_back(data: Federation, share: ProperShare = 0.2, *, seed: Whole = 0) ->
 def _divided(
     data: Federation, rows: Tensor, share: float, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Split a client's training rows into training and validation rows."""
+    """Split one client's training rows into new training rows and validation rows."""
     y = data.y[rows.to(data.device)].cpu().numpy()
     kinds = y if data.classes else np.zeros(len(rows), dtype=np.int64)
     count = min(max(1, round(share * len(rows))), len(rows) - 1)

@@ -1,4 +1,4 @@
-"""The command `pyrofl benefit`: estimate what federation improves for each client."""
+"""The command `pyrofl benefit`: estimate each client's benefit from federation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ UNITS: dict[By, tuple[float, str]] = {
 
 
 def benefit(args: Namespace) -> None:
-    """Compare federated models with local ones at each client; write table and figure."""
+    """Compare federated models with each client's local model; write a table and a figure."""
     folder = Path(args.folder)
     made = runs(folder)
     refuse_study(folder, made)
@@ -62,7 +62,7 @@ def benefit(args: Namespace) -> None:
 
 
 def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
-    """Raise ValueError for a Flower study, which stores no predictions of single rows."""
+    """Raise ValueError for results of a Flower study, which lack per-row predictions."""
     if any("project" in one.facts for one in made):
         raise ValueError(
             f"{folder} holds a Flower study, and the predictions of its test rows stay at the "
@@ -72,14 +72,14 @@ def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
 
 
 def write(folder: Path, found: Answer) -> None:
-    """Write the table and the figure of a comparison with local models."""
+    """Write the table (benefit.csv) and the figure of a comparison to a folder."""
     run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
     figures.save(found.figure(), folder / FIGURE)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Comparison of federated models with each client's local model."""
+    """Comparisons of federated models with the clients' local models, and their calibration."""
 
     by: By
     comparisons: list[ModelComparison]
@@ -95,7 +95,7 @@ class Answer:
                 yield (*one.model, client, size, count, own, score, *ends, one.shortfall)
 
     def figure(self) -> Figure:
-        """Plot the score differences of all clients, with intervals."""
+        """Plot the score difference of every client with its confidence interval."""
         times, unit = UNITS[self.by]
         drawn = {
             _marked(one.name, one.open): {
@@ -107,17 +107,17 @@ class Answer:
         return figures.differences(drawn, unit, own=self._own("own model"))
 
     def _own(self, text: str) -> str:
-        """Return the text with a mark if the local models have not converged."""
+        """Append "not converged" to the text if a local model has not converged."""
         return _marked(text, self.comparisons[0].open_own)
 
     @property
     def head(self) -> tuple[str, ...]:
-        """Column names of the printed table."""
+        """Column headings of the printed table."""
         names = (_marked(one.name, one.open) for one in self.comparisons)
         return ("site", "training rows", "test rows", "own", *names)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return a table row for each client, the smallest first, and one for all rows together."""
+        """Return the rows of the printed table: one per client, smallest first, and a total row."""
         lines, first = [], self.comparisons[0]
         for of in zip(*(one.sites for one in self.comparisons), strict=True):
             own = self._number(abs(of[0].own) if self.by in LOSSES else of[0].own)
@@ -130,7 +130,7 @@ class Answer:
         return f"{self._number(of.better.mean, '+')} ({self._ends(of.better)}) {of.better.verdict}"
 
     def calibrated(self) -> list[tuple[Any, ...]]:
-        """Return the rows of the table of calibration."""
+        """Return the rows of the printed calibration table, one for each model."""
         each = self.calibration.items()
         return [(name, one.temperature, *one.ece, *one.nll) for name, one in each]
 
@@ -140,7 +140,7 @@ class Answer:
         return [self._sentence(one) for one in self.comparisons]
 
     def told(self) -> list[str]:
-        """Return the texts and tables that the command prints."""
+        """Return the blocks of text to print: tables, summary sentences and notes."""
         *sites, whole = self.table()
         more = f"\n{len(sites) - SHOWN} larger sites: see {FILE}" if len(sites) > SHOWN else ""
         parts = [run_folder.table(self.head, [*sites[:SHOWN], whole]) + more]
@@ -172,12 +172,12 @@ class Answer:
 
 
 def _marked(text: str, count: int) -> str:
-    """Return the text with a mark if some runs have not converged."""
+    """Append "not converged" to the text if `count`, the number of such runs, is positive."""
     return f"{text} ({OPEN})".lstrip() if count else text
 
 
 def compare_with_local(folder: Path, made: Sequence[SavedRun], by: By | None) -> Answer:
-    """Compare the federated models of every method with the clients' local models."""
+    """Compare every method's models with the clients' local models."""
     pairs = paired(folder, made)
     tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}
     score = chosen(tables[pairs[0][0].path], by)

@@ -1,4 +1,4 @@
-"""The command `pyrofl conformal`: coverage of a saved run's prediction sets, by client."""
+"""The command `pyrofl conformal`: coverage of a run's prediction sets for each client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE, FIGURE = "conformal.csv", "figures/conformal.png"
 
 
 def measure(args: Namespace) -> None:
-    """Calibrate prediction sets of a saved run; write the table and the figure of coverage."""
+    """Calibrate a saved run's prediction sets; write a table and a figure of their coverage."""
     folder = Path(args.folder)
     refuse_no_run(folder)
     with threads(1), locked(folder):

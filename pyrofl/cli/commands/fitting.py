@@ -1,4 +1,4 @@
-"""Commands that fit and inspect: list, explain, run, compare and partition."""
+"""Commands `pyrofl run`, `pyrofl compare` and `pyrofl partition`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def run(experiment: Experiment) -> None:
-    """Fit one method and write its folder."""
+    """Fit one method, and write all results into its output folder."""
     experiment = resolve(experiment)
     (job,) = preflight(jobs(experiment, [experiment.seed]))
     with run_folder.only_if_done(job.path, job.path / "figures"), opened([job]):
@@ -51,7 +51,7 @@ def run(experiment: Experiment) -> None:
 
 
 def compare(experiment: Experiment) -> None:
-    """Fit several methods with several seeds on the same clients, and write all their folders.
+    """Fit several methods with several seeds on the same clients, and write all results.
 
     With --tune the settings of each are chosen first. A run that fails is named in the end, and
     the others are compared; so is one that diverged or aggregated no update, which is compared too.
@@ -124,7 +124,7 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
 def write_comparison(
     folder: Path, finals: list[CompareRow], history: list[dict[str, object]], metric: str
 ) -> list[str]:
-    """Write the table of all runs and its figures; report figures that could not be drawn."""
+    """Write a comparison's table and figures; return the names of figures that failed."""
     run_folder.write_csv(folder / COMPARISON[0], run_folder.COMPARE, finals)
     rows = [dict(zip(run_folder.COMPARE, row, strict=True)) for row in finals]
     curves = ("curves", lambda: figures.curves(history, metric))
@@ -132,7 +132,7 @@ def write_comparison(
 
 
 def partition(experiment: Experiment) -> None:
-    """Plot the number of rows of each class at every client, and save the figure."""
+    """Plot the number of rows of each client and class, and save the figure."""
     experiment = resolve(experiment)
     path = Path(str(experiment.out))
     run_folder.refuse_no_output(path, SUFFIXES, experiment.overwrite)
@@ -153,7 +153,7 @@ def partition(experiment: Experiment) -> None:
 
 
 def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]]:
-    """Fit a method, evaluate it and write its folder; report figures that could not be drawn."""
+    """Fit and evaluate a method and write all results; also return names of failed figures."""
     experiment, task, data = job.experiment, job.task, job.task.data
     of = f"{experiment.partition} of {experiment.data}"
     say(experiment, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{drawn_of(job)}")
@@ -193,7 +193,7 @@ def logger(job: Job) -> loggers.Log | None:
 
 
 def drawn_of(job: Job) -> str:
-    """Report which ArviZ groups are written to posterior.nc by default."""
+    """Return a note on the ArviZ groups in posterior.nc, "" if they were requested."""
     if job.experiment.arviz_groups or not job.experiment.posterior_draws:
         return ""
     if job.groups == "all":
@@ -205,7 +205,7 @@ def drawn_of(job: Job) -> str:
 
 
 def blamed(reason: str, names: Sequence[str]) -> str:
-    """Return the names of clients that an error message mentions.
+    """Return the client named at the start of the reason for a rejection, else "the server".
 
     >>> blamed("ward 3: left: tau is nan; expected a finite number", ["ward 3", "ward 3: left"])
     'ward 3: left'

@@ -22,7 +22,7 @@ WRITTEN = re.compile(  # names of the files that run, compare, tune, benefit and
 
 
 def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
-    """Raise ValueError if an output file in the folder could replace an input of the command."""
+    """Raise ValueError if writing to the folder could replace an input file of the command."""
     for flag, file in input_files(given):
         for path in {os.path.abspath(file), os.path.realpath(file)}:
             below = any(Path(path).is_relative_to(one) for one in _both(folder))
@@ -35,7 +35,7 @@ def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
 
 
 def refuse_replaced_input(given: object, path: str | Path, run: str | Path | None = None) -> None:
-    """Raise ValueError if an output file is an input of the command or of a run, or its result."""
+    """Raise ValueError if the output path is an input file, or belongs to a run's results."""
     path = Path(path)
     if WRITTEN.fullmatch(path.name) and os.path.lexists(path.with_name("run.json")):
         raise ValueError(f"--out {path} belongs to the results of a run; expected another file")
@@ -49,7 +49,7 @@ def refuse_replaced_input(given: object, path: str | Path, run: str | Path | Non
 
 
 def _options(run: str | Path) -> object:
-    """Return the recorded options of a run, or none."""
+    """Return the options recorded in a run's folder; None if the folder does not record them."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(Path(run, "run.json").read_text(encoding="utf-8"))
         return Experiment.of(told["experiment"])
@@ -57,7 +57,7 @@ def _options(run: str | Path) -> object:
 
 
 def input_files(given: object) -> Iterator[tuple[str, str]]:
-    """Yield the flag and the path of every file that a command reads."""
+    """Yield the option name and the path of every file that a command reads."""
     for name in FLAGS:
         spec = getattr(given, name, None)
         is_path = hasattr(given, "own_rows") and name in ("data", "own_rows")  # those of `predict`
@@ -66,7 +66,7 @@ def input_files(given: object) -> Iterator[tuple[str, str]]:
 
 
 def _files(spec: str, is_path: bool) -> list[str]:
-    """Return the files that the value of an option names."""
+    """Return the paths of files contained in an option's value, such as "csv:PATH"."""
     kind, _, path = spec.partition(":")
     if is_path or kind == "csv":
         return files_of(spec if is_path else path)

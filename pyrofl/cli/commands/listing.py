@@ -1,4 +1,4 @@
-"""Commands that list and explain the available choices: list and explain."""
+"""Commands `pyrofl list` and `pyrofl explain`: show methods and other choices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECTIONS = ("methods", "data", "partitions", "tests", "networks", "likelihoods")
 
 
 def list_all(args: Namespace) -> None:
-    """Print the names of all choices, or a section with a line for each."""
+    """Print all methods, data sets and other choices, or one section with descriptions."""
     if args.section:
         show(entries(sections()[args.section]) if args.section != "settings" else variants())
         return
@@ -34,7 +34,7 @@ def list_all(args: Namespace) -> None:
 
 
 def sections() -> dict[str, Mapping[str, str]]:
-    """Return the available choices: section -> name -> description."""
+    """Return all methods, data sets and other choices: section -> name -> description."""
     partitions = dict(text.split(": ", 1) for text in PARTITIONS.values())
     found = ({n: about(n) for n in builds()}, DATASETS, partitions, TEST_POLICIES, NETWORKS)
     return dict(zip(SECTIONS, (*found, LIKELIHOODS), strict=True))
@@ -47,12 +47,12 @@ def entries(lines: Mapping[str, str]) -> str:
 
 
 def explain(args: Namespace) -> None:
-    """Print a method's card."""
+    """Print the documentation card of a method."""
     show(card(args.method).told())
 
 
 def variants() -> str:
-    """Describe the variants that --set selects in every method, with their valid values."""
+    """List the settings of every method that --set accepts, with their valid words."""
     under = TextWrapper(100, initial_indent="  ", subsequent_indent=" " * 12)
     under.break_long_words = under.break_on_hyphens = False
     return "\n".join(

@@ -1,4 +1,4 @@
-"""The command predict: predictions for new rows of a table by a saved run."""
+"""The command `pyrofl predict`: predict new rows of a table with a saved run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WHOSE = ("client", "client_column", "new_client")
 
 
 def predict(args: Namespace) -> None:
-    """Predict the rows of a table by a saved run, and write a table of the predictions."""
+    """Predict the rows of a table with a saved run, and write the predictions to a table."""
     whose = [name for name in WHOSE if getattr(args, name)]
     if len(whose) != 1:
         told = " and ".join(f"--{name.replace('_', '-')}" for name in whose) or "none of them"
@@ -84,13 +84,13 @@ def refuse_no_run(folder: Path) -> None:
 
 
 def table_of(path: str) -> dict[str, Column]:
-    """Read the columns of one or several tables by name."""
+    """Read a table's columns by name; with several files, add a column of file names."""
     found = load_table(path)
     return found.columns | ({SITE: found.site} if found.site else {})
 
 
 def method_of(folder: Path, spec: str | None) -> Scheduled | None:
-    """Return a run's method built with the user's network, or None without one.
+    """Return the run's method if it uses a network defined by the user; otherwise None.
 
     The user's file is run only if it is named again: a folder may come from another person.
     """
@@ -122,7 +122,7 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
 
 
 def adapts(run: Run, args: Namespace) -> bool:
-    """Return whether predictions need the client's training rows, for its adaptation."""
+    """Return whether predicting requires the client's training rows, to adapt its model."""
     view, adaptation = default_model(run.method)
     asked = args.model in (None, view) and not args.unadapted
     return asked and adaptation != "none" and not args.new_client
@@ -136,7 +136,7 @@ def rows_of(
     needed: str = ADAPTS,
     cure: str = "expected its data where they were, or --unadapted",
 ) -> Federation:
-    """Return the federation that a command-line run was fitted to, as recorded in run.json."""
+    """Rebuild the federation that a command-line run was fitted to, from its run.json."""
     path = folder / "run.json"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def rows_of(
 
 
 def test_rows_of(folder: Path) -> Federation:
-    """Return the federation of a run that is calibrated on its test rows."""
+    """Rebuild the federation of a run whose test rows are needed for calibration."""
     return rows_of(
         folder,
         "is calibrated on its test rows",
@@ -160,7 +160,7 @@ def test_rows_of(folder: Path) -> Federation:
 
 
 def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[str | None]:
-    """Return the name of the client of each row; None for new clients."""
+    """Return the client name of each row; None for rows of a new client."""
     count = len(next(iter(table.values())).words)
     if args.new_client:
         return [None] * count
@@ -180,7 +180,7 @@ def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[s
 def ask(
     run: Run, table: Mapping[str, Column], owners: Sequence[str | None], args: Namespace
 ) -> Mapping[str | None, Predictions | PredictionSets]:
-    """Return the predictions, or with --alpha the prediction sets, for the rows of every client."""
+    """Return each client's predictions for its rows; with --alpha, prediction sets."""
     x = inputs(run, table, args.data)
     how: dict[str, Any] = {"model": args.model, "draws": args.draws or run.draws}
     if args.unadapted:
@@ -200,7 +200,7 @@ def ask(
 
 
 def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
-    """Return the columns that the run was trained on, by name: [N, columns]."""
+    """Return the feature columns, selected by name and preprocessed as in training: [N, C]."""
     source = run.data.source
     if source is None or source.preparation is None:
         raise ValueError(
@@ -220,7 +220,7 @@ def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
 
 
 def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
-    """Return the target of labeled rows: class names, or numbers."""
+    """Return the target column of labeled rows: class names, or numbers."""
     target = run.data.source.target if run.data.source else "y"
     known(target, list(table), f"column in {path}: this run predicts")
     column = table[target]
@@ -232,7 +232,7 @@ def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
 
 
 def columns_told(table: Mapping[str, Column], run: Run, args: Namespace) -> str:
-    """Report columns that have another order than in training, or are not used."""
+    """Return a note on table columns that were reordered or are not used."""
     columns = run.data.source.columns if run.data.source else ()
     there = [name for name in table if name in columns]
     told = f"{args.data}: {len(columns)} columns as in training"

@@ -1,4 +1,4 @@
-"""Checks before the first round that a run can be completed and its results written."""
+"""Checks before round one that results can be written after the last round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyrofl.nets import NETWORKS
 
 
 def preflight(jobs: Sequence[Job]) -> list[Job]:
-    """Check that all jobs can run and write their results, before the first round.
+    """Validate all jobs before training: imports, figures, methods and posterior output.
 
     Returns the jobs, which differ in method and seed, with the groups that they are to write.
     """
@@ -47,7 +47,7 @@ def preflight(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _check(job: Job) -> None:
-    """Raise before any work the errors that `fit` would raise before round one."""
+    """Raise the errors that `fit` would raise before its first round."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which the fit gives again
         try:
@@ -59,13 +59,13 @@ def _check(job: Job) -> None:
 
 
 def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
-    """Return a job with its ArviZ groups and the axis labels of its variables."""
+    """Return the job with its ArviZ groups, and with labels for the given axes."""
     labels = labels_of(str(job.experiment.net), job.task).items()
     return replace(job, groups=groups, coords={n: words for n, words in labels if n in axes})
 
 
 def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
-    """Return the names of the ArviZ groups and axes that a job will write."""
+    """Return the job's ArviZ groups and axis names, found by drawing once for one client."""
     experiment, task = job.experiment, job.task
     method = by_round(job.method)(0)
     run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)
@@ -89,7 +89,7 @@ def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
 
 
 def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:
-    """Return labels of the axes of a network's inputs and outputs, if the library built it."""
+    """Return labels of the input and output axes of a built-in network: axis -> labels."""
     data, net, found = task.data, task.net, {}
     first, *_, last = (*net.shapes, *net.shapes)
     classes, features = data.classes, data.source.features if data.source else ()
@@ -103,7 +103,7 @@ def labels_of(spec: str, task: Task) -> dict[str, tuple[str, ...]]:
 
 
 def _find_room(job: Job) -> None:
-    """Raise an error if the requested draws do not fit in memory."""
+    """Raise an error if the requested posterior draws do not fit in memory."""
     experiment, task = job.experiment, job.task
     asked = [("--draws", experiment.draws or 0, 1)]
     asked += [("--posterior-draws", experiment.posterior_draws, task.data.clients)]

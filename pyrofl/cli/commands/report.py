@@ -1,4 +1,4 @@
-"""The command report: an HTML page with all figures of a run or a comparison."""
+"""The command `pyrofl report`: HTML page with all figures of a run or a comparison."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pyrofl.files.run_folder import replacing
 
 
 def report(args: Namespace) -> None:
-    """Write report.html into a folder of `pyrofl run` or `pyrofl compare`."""
+    """Write report.html for a saved run or comparison, into its folder."""
     folder = Path(args.folder)
     made = runs(folder)
     with locked(folder):
@@ -45,7 +45,7 @@ def report(args: Namespace) -> None:
 
 
 def html(folder: Path, made: Sequence[SavedRun]) -> str:
-    """Return the HTML page; all texts are escaped."""
+    """Return the report as an HTML page; all texts are escaped."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
@@ -62,7 +62,7 @@ def html(folder: Path, made: Sequence[SavedRun]) -> str:
 
 
 def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
-    """Return the sections of the page; with several seeds, figures are those of the first."""
+    """Return the report's sections; with several seeds, figures show the first seed."""
     first = list({one.method: one for one in reversed(made)}.values())[::-1]
     several = folder != made[0].path
     found = [bought(folder, made)] if several else []
@@ -85,7 +85,7 @@ def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
-    """Return the report's section about the benefit over local models."""
+    """Return the section on the benefit over local models, with a note if it is unavailable."""
     section = Section("What did federation buy?")
     try:
         found = benefit.compare_with_local(folder, made, None)

@@ -1,4 +1,4 @@
-"""Interrupted runs: locked folders, checkpoints, resumption and exit codes."""
+"""Output folders, checkpoints and interruption of runs that can be resumed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
 
 @contextmanager
 def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
-    """Lock the output folders of jobs and prepare them, as a context manager.
+    """Create or empty the jobs' folders; lock them and the folders `above`.
 
     Nothing is removed if one is refused, as is a folder whose results would replace an input file.
     """
@@ -56,7 +56,7 @@ def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
 
 
 def keeping(job: Job, every: int | None = None) -> Keeper:
-    """Return the checkpoint writer of a job, with the run that it resumes."""
+    """Return the checkpoint writer of a job; with --resume it holds the run to continue."""
     experiment, task = job.experiment, job.task
     about = experiment.key()
     about |= {"method": job.name, "set": reaching(experiment.settings, job.name)}
@@ -79,7 +79,7 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
 
 
 def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
-    """Raise ValueError if a folder contains another run, or more rounds than requested."""
+    """Raise ValueError if run.json records a different run, or one with more rounds."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         number, had = int(facts["rounds"]), facts["experiment"] | {"seeds": facts["seeds"]}
@@ -93,7 +93,7 @@ def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) ->
 
 
 def far_enough(rounds: int, number: int, path: Path) -> None:
-    """Raise ValueError if a resumed run has more rounds than requested."""
+    """Raise ValueError if the resumed run already has more rounds than requested."""
     if number > rounds:
         raise ValueError(f"--rounds is {rounds}; expected at least {number}, which {path} holds")
 
@@ -113,7 +113,7 @@ def not_past(run: Run, until: str | None, path: Path) -> None:
 
 
 def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
-    """Return a resumed run with the evaluations of an uninterrupted run."""
+    """Return the run with only those evaluations that an uninterrupted run would have made."""
     number = run.state.number
     far_enough(rounds, number, path)
     had = {row["round"] for row in run.history}
@@ -128,7 +128,7 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
 
 
 def rescued(keeper: Keeper, ended_by: str) -> str:
-    """Write a checkpoint of the last complete round after an interruption, and report its path."""
+    """Save the last complete round after an interruption, and return a message about it."""
     problem = ""
     try:
         keeper.rescue()

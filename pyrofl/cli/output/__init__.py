@@ -1,1 +1,1 @@
-"""Output of the commands: cards of methods, comparisons and sections of a report."""
+"""Output of the commands: method cards, comparison tables and report sections."""

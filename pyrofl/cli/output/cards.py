@@ -1,4 +1,4 @@
-"""Card of a method: description, equations, settings and messages, read from the code."""
+"""Method cards: description, equations, settings and messages, read from the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INPUTS, OUTPUTS, SPEC = 64, 10, "mlp:50"  # the network of the digits
 
 @dataclass(frozen=True)
 class Setting:
-    """Argument of a method's `build`: name, valid values, default, description."""
+    """Setting of a method: name, valid values, default and description."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Wire:
-    """Measured sizes of the messages between a client and the server in a round."""
+    """Measured sizes and contents of one round's messages between a client and the server."""
 
     parameters: tuple[int, int]  # of the network, and of its head
     down: int  # bytes to a client
@@ -50,7 +50,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Card:
-    """Documentation of a method for the terminal: equations, settings and message sizes."""
+    """Documentation card of a method, printed by `pyrofl explain`."""
 
     key: str
     paper: docstrings.Paper
@@ -74,7 +74,7 @@ class Card:
 
     @property
     def bytes(self) -> str:
-        """Bytes per round of the messages, as measured."""
+        """Text with the measured bytes that each client receives and sends per round."""
         (all_, head), down, up = self.wire.parameters, self.wire.down, self.wire.up
         beside = f"{down / self.plain.down:.2f} and {up / self.plain.up:.2f} times FedAvg's"
         return (
@@ -84,7 +84,7 @@ class Card:
 
 
 def card(name: str) -> Card:
-    """Return a method's card, with the defaults of its settings."""
+    """Return the documentation card of a method with default settings."""
     known(name, builds(), "method")
     module = import_module(f"pyrofl.models.{name}")
     views = tuple(made(name, network()).views)
@@ -93,12 +93,12 @@ def card(name: str) -> Card:
 
 
 def network() -> Network:
-    """Return the network that a card's message sizes are measured with."""
+    """Return the small network with which message sizes are measured."""
     return nets.build(SPEC, (INPUTS,), OUTPUTS)
 
 
 def made(name: str, net: Network) -> Method:
-    """Return a method with default settings, built for `rows`."""
+    """Build a method with default settings, to measure its messages."""
     build = builds()[name]
     own = {"unlabelled": rows().x} if "unlabelled" in inspect.signature(build).parameters else {}
     method: Method = build(net, **own)
@@ -107,7 +107,7 @@ def made(name: str, net: Network) -> Method:
 
 @lru_cache
 def rows() -> Federation:
-    """Return a small federation of two clients, for measurements of message sizes."""
+    """Return a small federation of two clients, to measure message sizes."""
     one = torch.linspace(-1, 1, 6 * INPUTS).reshape(6, INPUTS), torch.arange(6) % OUTPUTS
     sites = {"one": one, "two": one}
     return Federation.from_arrays(sites, classes=OUTPUTS)
@@ -115,7 +115,7 @@ def rows() -> Federation:
 
 @lru_cache
 def wire(name: str) -> Wire:
-    """Run a round and measure the messages between a client and the server."""
+    """Run one round, and return the sizes and contents of its messages."""
     net = network()
     (state,) = federate(made(name, net), rows(), 1, check=False)
     sizes = {n: shape.numel() for n, shape in net.shapes.items()}
@@ -130,7 +130,7 @@ def _roles(tensors: Any) -> tuple[str, ...]:
 
 
 def settings(build: Callable[..., Any]) -> Iterator[Setting]:
-    """Yield the settings of a method, its own first, then those of the functions that it calls."""
+    """Yield a method's settings: its own arguments, then those it passes on to functions."""
     hints, about = get_type_hints(build, include_extras=True), docstrings.arguments(build)
     for name, parameter in inspect.signature(build).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and name not in ("unlabelled", "done"):
@@ -140,7 +140,7 @@ def settings(build: Callable[..., Any]) -> Iterator[Setting]:
 
 
 def _handed_on(fields: Any) -> Iterator[Setting]:
-    """Yield the settings of a TypedDict, described in its module or in methods there."""
+    """Yield the settings listed in a TypedDict, with the descriptions from its module."""
     home = import_module(fields.__module__)
     near = [m for m in vars(home).values() if inspect.ismodule(m) and "pyrofl.models" in m.__name__]
     makers = [f for m in (home, *near) for f in vars(m).values() if _belongs(f, m)]
@@ -178,7 +178,7 @@ def _kind(hint: Any) -> str:
 
 
 def value(default: Any) -> str:
-    """Format a default value as it is typed.
+    """Format a setting's default value as a user would type it.
 
     >>> value(None), value(True), value(0.001), value(torch.relu)
     ('none', 'true', '0.001', 'relu')

@@ -1,4 +1,4 @@
-"""Table of a comparison: means over seeds, differences from the best, tuned settings."""
+"""Comparison tables: means over seeds, differences from the best, tuned settings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
 
 
 def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
-    """Format mean ± standard error over seeds, a line for each method and model, with notes."""
+    """Format mean ± standard error over seeds, one line for each method and model."""
     head, lines, notes = compare_lines(rows, open_runs)
     return "\n".join([run_folder.table(head, lines), *notes])
 
@@ -72,7 +72,7 @@ def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = 
 def compare_lines(
     rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
-    """Return the header and the lines of the comparison table, and the notes below it.
+    """Return a comparison table as its header, its lines and the notes below it.
 
     The best mean of a column has a star. The last column is the difference of each line from the
     best of the main metric, on the same seeds, its 95% interval, and which of both has not
@@ -116,14 +116,14 @@ def compare_lines(
 
 
 def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
-    """Return a note on runs that have not converged, for one line of the table."""
+    """Return a note on how many of a table line's runs have not converged; "" if all have."""
     seeds = [int(seed) for seed in values.dropna().index]
     count = sum((method, seed) in open_runs for seed in seeds)
     return "" if not count else OPEN if count == len(seeds) else f"{OPEN}: {count} of {len(seeds)}"
 
 
 def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] = ("", "")) -> str:
-    """Format a mean difference of paired seeds and, for two or more, its 95% interval.
+    """Format the mean difference of two models' scores over seeds, with its 95% interval.
 
     The metric is accuracy, whose scores lie between 0 and 1, or an error, from 0. Words are added
     for the runs of both lines that have not converged, `opens`.

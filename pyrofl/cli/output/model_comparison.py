@@ -1,4 +1,4 @@
-"""Paired comparison of each site's own model with another model on the same test rows."""
+"""Paired comparison of a model with each client's local model on the same test rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS = {"personal": "personalized model", "global": "global model"}
 
 @dataclass(frozen=True)
 class Site:
-    """Comparison at one site: numbers of rows, scores of both models, and their difference."""
+    """Comparison at one client: numbers of rows, scores of both models, and their difference."""
 
     client: str
     size: int
@@ -42,7 +42,7 @@ class Site:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Comparison of a model with the sites' own models; larger scores are better."""
+    """Comparison of a model with the clients' local models; larger scores are better."""
 
     model: Model
     sites: list[Site]  # the smallest first
@@ -61,7 +61,7 @@ class ModelComparison:
 
     @property
     def shortfall(self) -> str:
-        """Sentence that names the compared models that have not converged, or ""."""
+        """Note on which of the two models have not converged; "" if both have."""
         opens = {"the sites' own models": self.open_own, f"the {self.name}": self.open}
         opened = [(what, n) for what, n in opens.items() if n]
         parts = ["" if n == self.runs else f" in {n} of {self.runs} runs" for _, n in opened]
@@ -71,7 +71,7 @@ class ModelComparison:
 
 
 def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
-    """Return each run paired with the run of `local` with the same seed."""
+    """Return each run paired with the run of method `local` that has the same seed."""
     owns = {one.seed: one for one in made if one.method == OWN}
     found = [(owns[one.seed], one) for one in made if one.method != OWN and one.seed in owns]
     if not found:
@@ -84,7 +84,7 @@ def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, Saved
 
 
 def chosen(table: DataFrame, by: By | None) -> By:
-    """Return the score of the comparison; raise ValueError if the predictions lack it."""
+    """Return the score to compare by; raise ValueError if the predictions do not support it."""
     classes = rows.classes_of(table)
     fits: tuple[By, ...] = ("accuracy", "log_score") if classes else ("error", "log_score", "crps")
     if by and by not in fits:
@@ -97,12 +97,12 @@ def chosen(table: DataFrame, by: By | None) -> By:
 
 
 def has_crps(table: DataFrame) -> bool:
-    """Return whether a table of predictions has CRPS values."""
+    """Return whether all rows of a table of predictions have a CRPS."""
     return "crps" in table and bool(table["crps"].notna().all())
 
 
 def scored(table: DataFrame, by: By) -> DataFrame:
-    """Return the table of predictions with the score of each row; larger is better."""
+    """Add a column with each row's score, larger for better predictions."""
     if by == "log_score":
         score = table["log_score"]
     elif by == "crps":
@@ -116,7 +116,7 @@ def scored(table: DataFrame, by: By) -> DataFrame:
 
 
 def models(made: SavedRun, table: DataFrame) -> list[Model]:
-    """Return the models of a method to compare: the global model, if any, and the main model."""
+    """Return a run's models to compare: the global model, if any, and the main model."""
     there = set(zip(table["model"], table["adaptation"], strict=True))
     main = tuple(made.facts["tested"]["main"])
     asked = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
@@ -124,12 +124,12 @@ def models(made: SavedRun, table: DataFrame) -> list[Model]:
 
 
 def of_model(table: DataFrame, model: Model) -> DataFrame:
-    """Return the rows of one model."""
+    """Return the rows of a table of predictions that belong to one model."""
     return table[(table["model"] == model[1]) & (table["adaptation"] == model[2])]
 
 
 def same_sites(made: Sequence[SavedRun]) -> bool:
-    """Return whether the clients are the same for all seeds."""
+    """Return whether all seeds have the same clients: natural groups, or one split."""
     natural = all(str(one.facts["experiment"]["partition"]).startswith("groups") for one in made)
     return natural or len({one.facts["seeds"]["split"] for one in made}) == 1
 
@@ -137,7 +137,10 @@ def same_sites(made: Sequence[SavedRun]) -> bool:
 def joined(
     pairs: Sequence[tuple[SavedRun, SavedRun]], model: Model, tables: Tables, by: By
 ) -> DataFrame:
-    """Return the rows that both models predicted, of all seeds, with both scores."""
+    """Join the scores of a model and of the local models, row by row, for all seeds.
+
+    Columns: site, size, row, seed, own (score of the local model), score.
+    """
     from pandas import concat
 
     parts = []
@@ -165,7 +168,7 @@ def joined(
 def compare_models(
     table: DataFrame, model: Model, by: By, pairs: Sequence[tuple[SavedRun, SavedRun]] = ()
 ) -> ModelComparison:
-    """Compare a federated model with the clients' local models on the same rows.
+    """Compare a model with the clients' local models, given the scores that `joined` returns.
 
     A row that several seeds tested is one row, of their mean; so is one that several sites hold.
     """
@@ -189,7 +192,7 @@ def compare_models(
 
 
 def calibration(tables: Sequence[DataFrame]) -> Calibration | None:
-    """Return the mean calibration over seeds; None for numbers or too few rows."""
+    """Return classifiers' mean calibration over seeds; None for regression or under 4 rows."""
     found = []
     for table in tables:
         if not rows.classes_of(table) or len(table) < 4:

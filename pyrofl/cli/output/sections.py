@@ -1,4 +1,4 @@
-"""Sections of a report: text, tables and figures from the files of runs."""
+"""Report sections: texts, tables and figures read from the files of runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CAPTIONS = {
 
 @dataclass
 class Section:
-    """Section of a report: a title, followed by texts, commands, figures and tables."""
+    """Section of a report: a title, and parts such as notes, commands, figures and tables."""
 
     title: str
     parts: list[dict[str, Any]] = field(default_factory=list)
@@ -56,11 +56,11 @@ class Section:
         return self
 
     def has(self, kind: str) -> bool:
-        """Return whether the section has a part of the given kind."""
+        """Return whether the section has a part of the given kind, such as "figure"."""
         return any(part["kind"] == kind for part in self.parts)
 
     def figure(self, path: Path, text: str = "") -> Section:
-        """Add a figure, or a note that it is missing."""
+        """Add a figure with its caption, or a note that the file is missing."""
         if not path.is_file():
             return self.note(f"No figure {path.name} in {path.parent.parent.name}.")
         image = b64encode(path.read_bytes()).decode("ascii")
@@ -68,7 +68,7 @@ class Section:
         return self
 
     def table(self, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> Section:
-        """Add a table, shortened to its first lines if it is long."""
+        """Add a table; long tables are shortened to their first lines."""
         found = list(lines)
         shown = [[_cell(value) for value in line] for line in found[:MOST]]
         self.parts.append({"kind": "table", "head": head, "rows": shown})
@@ -76,7 +76,7 @@ class Section:
 
 
 def _cell(value: Any) -> tuple[str, str]:
-    """Return a cell's text and its CSS class."""
+    """Return the text and the CSS class of a table cell."""
     if isinstance(value, float):
         return f"{value:.4g}", "number"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -85,7 +85,7 @@ def _cell(value: Any) -> tuple[str, str]:
 
 
 def verdicts(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the status of every run."""
+    """Return the section with the convergence status of every run."""
     lines = ((one.path.name, one.facts["rounds"], one.facts["status"]["text"]) for one in made)
     section = Section("Convergence").table(("run", "rounds", "status"), lines)
     for one in made:
@@ -95,7 +95,7 @@ def verdicts(made: Sequence[SavedRun]) -> Section:
 
 
 def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
-    """Return the section with the scores, over seeds or with intervals over test rows."""
+    """Return the section with the models' scores, over seeds or with intervals over test rows."""
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
         read = run_folder.read_csv(folder / "compare.csv")
@@ -121,7 +121,7 @@ def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
 
 
 def _means(made: SavedRun) -> list[tuple[Any, ...]]:
-    """Return the mean scores of every model of a run, and their intervals over test rows."""
+    """Return mean scores of every model, with confidence intervals over test rows."""
     from scipy.stats import binomtest
 
     lines = []
@@ -168,14 +168,14 @@ def classes(made: Sequence[SavedRun]) -> Section:
 
 
 def _plain(line: Sequence[Any]) -> list[Any]:
-    """Return a row of a data frame with plain Python values, and "-" for missing ones."""
+    """Convert a data-frame row to plain Python values, with "-" for missing values."""
     return [
         "-" if value != value else getattr(value, "item", lambda v=value: v)() for value in line
     ]
 
 
 def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
-    """Add the tuned settings of a comparison, if there are any."""
+    """Return the section with the tuned settings, or no section if nothing was tuned."""
     section, lines = Section("How settings were chosen"), []
     for one in made:
         path = folder / f"{one.method}-tune"
@@ -200,7 +200,7 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def asked(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the options of the runs."""
+    """Return the section with the command-line options of the runs."""
     facts = made[0].facts
     section = Section("Command")
     same = {n: v for n, v in facts["experiment"].items() if n not in UNTOLD and v not in (None, [])}
@@ -209,14 +209,14 @@ def asked(made: Sequence[SavedRun]) -> Section:
 
 
 def _words(value: Any) -> str:
-    """Format a value of run.json."""
+    """Format a value from run.json as text."""
     if isinstance(value, dict):
         return ", ".join(f"{n} {v}" for n, v in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def held(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the partition of rows among clients."""
+    """Return the section on the partition: number of rows of each client and a figure."""
     one = made[0]
     section, told = Section("Who holds what"), one.facts["data"]
     plain = {n: v for n, v in told.items() if not isinstance(v, dict) and v not in (None, [], "")}
@@ -232,14 +232,14 @@ def _clients(made: SavedRun) -> list[dict[str, str]]:
 
 
 def learned(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
-    """Return the section with curves of scores and parameter changes by round."""
+    """Return the section with curves of scores and parameter changes over rounds."""
     section = Section("Learning curves")
     section.figure(folder / "figures/curves.png", CAPTIONS["curves"])
     return _each(section, made, "convergence", "watched")
 
 
 def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
-    """Add the existing figures of several runs to a section."""
+    """Add the named figures of each run to the section, skipping missing files."""
     for one in made:
         for name in names:
             path = one.path / f"figures/{name}.png"
@@ -272,7 +272,7 @@ def clients(made: Sequence[SavedRun]) -> Section:
 
 
 def posteriors(made: Sequence[SavedRun]) -> Section:
-    """Return the section with ArviZ summaries of the posteriors, shortened if they are long."""
+    """Return the section with ArviZ summaries of the runs' posteriors."""
     section = Section("Posterior")
     for one in made:
         path = one.path / "posterior.nc"
@@ -331,13 +331,13 @@ def faults(made: Sequence[SavedRun]) -> Section:
 
 
 def repeated(made: Sequence[SavedRun], several: bool) -> Section:
-    """Return the section with the command that repeats the runs."""
+    """Return the section with the command line that reproduces the runs."""
     section = Section("To repeat it").note(repeating(made, several), "command")
     return section.note("In the same folder, with the same versions and the same files.")
 
 
 def repeating(made: Sequence[SavedRun], several: bool) -> str:
-    """Return the command line of a run or a comparison, with all options that have a value."""
+    """Return the command line that reproduces a run or a comparison."""
     methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
     command = ["compare" if several else "run", *methods]
     text = spelled(command, Experiment.of(made[0].facts["experiment"]), seeds[0])
@@ -345,5 +345,5 @@ def repeating(made: Sequence[SavedRun], several: bool) -> str:
 
 
 def spelled(command: Sequence[str], experiment: Experiment, seed: int) -> str:
-    """Return the command line that corresponds to the options of an experiment."""
+    """Return a `pyrofl` command line with the options of an experiment and a seed."""
     return shlex.join(["pyrofl", *command, *experiment.words(UNTOLD), "--seed", str(seed)])

@@ -108,7 +108,7 @@ def linear_regression(
     between: NotNegative = 1.0,
     seed: Whole = 0,
 ) -> ConjugateTask:
-    """Draw a random linear regression for every client, with weights around common ones.
+    """Simulate a linear regression per client, with coefficients around a common mean.
 
     Covariates and the common weights are Normal(0, 1), w_j = common + between * Normal(0, I).
 

@@ -1,4 +1,4 @@
-"""Data sets by name, combined data sets, and subsets of one."""
+"""Load data sets by name, combine several data sets, and select a subset."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def load(
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of the data sets that a name combines by plus signs."""
+    """Split a name such as "mnist+svhn" into the names of its data sets."""
     return _PLUS.split(name)
 
 
@@ -169,7 +169,7 @@ def per_class(dataset: Dataset, count: Count) -> Dataset:
 
 @checked
 def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> Dataset:
-    """Combine data sets: all their rows, and the union of their classes (as MetaVD does).
+    """Combine data sets, as in MetaVD: concatenate all rows, with the union of their classes.
 
     Their group column "domain" records the data set of each row: partition "groups" makes every
     domain one client, "domains:PARTITION" makes clients with rows of one domain each, and every
@@ -221,14 +221,14 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
 
 
 def _side_by_side(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    """Concatenate group indices of several data sets without overlap."""
+    """Concatenate integer codes of data sets, shifted so that codes do not overlap."""
     first = torch.tensor([0, *counts[:-1]]).cumsum(0)
     return torch.cat([code + start for code, start in zip(codes, first, strict=True)])
 
 
 @checked
 def resized(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
-    """Convert images to one shape: repeat the channel of grey ones, interpolate other sizes.
+    """Convert a data set's images to one shape: repeat gray channels, interpolate the pixels.
 
     Interpolation is bilinear, with antialiasing.
 

@@ -1,4 +1,4 @@
-"""Images from .npz files; headers and sizes are validated before an array is read."""
+"""Loader of images in .npz files, which validates array headers before reading."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS = {  # of arrays, by NumPy's kind codes
 
 
 class Header(NamedTuple):
-    """Shape, type and stored bytes of an array, from its header."""
+    """Shape and type that an array's header declares, and its stored number of bytes."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -79,7 +79,7 @@ def load_npz(path: str, *, target: str | None = None, client_column: str | None 
 
 
 class Arrays:
-    """Arrays of an .npz file: headers, and values on request."""
+    """Reader of the arrays in an .npz file: headers first, values on request."""
 
     def __init__(self, path: str) -> None:
         """Read all headers; raise ValueError if the file is not a valid .npz file."""
@@ -106,7 +106,7 @@ class Arrays:
             raise ValueError(f"{self.path} cannot be read as .npz: {why}") from error
 
     def refuse(self, name: str, found: str, expected: str) -> None:
-        """Raise ValueError that an array is invalid."""
+        """Raise ValueError that states the invalid property of an array and a valid one."""
         raise ValueError(f"{self.path}: {name} {found}; expected {expected}")
 
     def header(self, name: str) -> Header:
@@ -134,13 +134,13 @@ class Arrays:
             return npy.read_array(member, allow_pickle=False)
 
     def fits(self, name: str, size: int) -> None:
-        """Raise ValueError if an array needs more than half of the memory."""
+        """Raise ValueError if an array of this size would need over half of the memory."""
         if 2 * size > memory():
             most = f"{memory() / 2**31:.3g} GiB, half of this machine's memory"
             self.refuse(name, f"takes {size / 2**30:.3g} GiB once it is read", f"at most {most}")
 
     def words(self, name: str, shape: Shape) -> list[str]:
-        """Return an array of texts or whole numbers as a list of words."""
+        """Return an array of text or integers as a list of strings."""
         found = self.read(name, "iuSU", shape)
         if found.dtype.kind == "S":
             found = np.char.decode(found, "utf-8", "replace")
@@ -158,7 +158,7 @@ def memory() -> int:
 
 
 def _count(arrays: Arrays) -> Shape:
-    """Return the number of images as a shape, [N]; raise ValueError if there are no images."""
+    """Return [N], N the number of images; raise ValueError if the array is not one of images."""
     if "jpeg" in arrays.headers:
         shape = arrays.header("offsets").shape
         if len(shape) != 1 or shape[0] < 2:
@@ -173,7 +173,7 @@ def _count(arrays: Arrays) -> Shape:
 
 
 def _labels(arrays: Arrays, prefix: str, rows: Shape) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return labels [N] and the class names, which are numbers if the file has no names."""
+    """Return labels [N] and class names; without stored names, numbers are the class names."""
     label, names = f"{prefix}labels", f"{prefix}classes"
     labels, known = arrays.read(label, "iu", rows), names in arrays.headers
     low, high = int(labels.min()), int(labels.max())

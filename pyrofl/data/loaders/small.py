@@ -1,4 +1,4 @@
-"""Small data sets that are included in the package or simulated."""
+"""Small data sets, included in the package or simulated; all but the digits have groups."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _numbers(words: str) -> Tensor:
 
 
 def _digits(seed: int) -> Dataset:
-    """Return the digits; a fixed quarter of each class is for testing, independent of the seed."""
+    """Return the digits data set; a fixed quarter of each class is test data, for every seed."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -60,13 +60,13 @@ def _digits(seed: int) -> Dataset:
 
 
 def _eight_schools(seed: int) -> Dataset:
-    """Return the effect of coaching in eight schools: y [8], its standard error x [8, 1]."""
+    """Return the eight schools data: coaching effects y [8], standard errors x [8, 1]."""
     x, y = _numbers(_ERRORS), _numbers(_EFFECTS)
     return _of_groups("eight_schools", x[:, None], y, "normal_known_sd", "school", "ABCDEFGH")
 
 
 def _baseball(seed: int) -> Dataset:
-    """Return the hits y of 18 batters out of at-bats x: 45 for training, the rest for testing."""
+    """Return hits y of 18 batters in x at-bats: 45 for training, the rest for testing."""
     names, hits = _BATTERS.split(", "), _numbers(_HITS)
     x = torch.cat([torch.full_like(hits, _AT_BATS), _numbers(_LATER_AT_BATS)])[:, None]
     y, player = torch.cat([hits, _numbers(_LATER_HITS)]), torch.arange(len(names)).repeat(2)
@@ -75,20 +75,20 @@ def _baseball(seed: int) -> Dataset:
 
 
 def _rat_tumours(seed: int) -> Dataset:
-    """Return the rats with a tumour, y [71], out of x [71, 1], by experiment."""
+    """Return 71 experiments: y [71] rats with a tumor out of x [71, 1] rats."""
     x, y = _numbers(_RATS), _numbers(_TUMOURS)
     names = (str(i + 1) for i in range(len(x)))
     return _of_groups("rat_tumours", x[:, None], y, "binomial", "experiment", names)
 
 
 def _gaussian(seed: int) -> Dataset:
-    """Return simulated data of ten clients in the plane, with different variances."""
+    """Return ten clients with 2-D Gaussian likelihoods, variances 0.05 to 1; training rows only."""
     centres = torch.randn(10, 2, generator=generator(seed))
     return _of_task("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
 
 
 def _linear(seed: int) -> Dataset:
-    """Return 20 clients of 10 to 105 rows with 5 covariates; a fifth is for testing."""
+    """Return regressions of 20 clients: 10 to 105 rows, 5 covariates, a fifth for testing."""
     task = linear_regression(20, 5, range(10, 110, 5), noise=0.5, between=0.5, seed=seed)
     table = _of_task("linear", task)
     codes = table.groups["client"].numpy()
@@ -110,7 +110,7 @@ def _of_groups(
     names: Iterable[str],
     codes: Tensor | None = None,
 ) -> Dataset:
-    """Return a data set of training rows with a group index for each row."""
+    """Build a data set of training rows with group codes [N]; None: each row is a group."""
     groups = {column: torch.arange(len(y)) if codes is None else codes}
     nobody = torch.zeros(len(y), dtype=torch.bool)
     called = {column: tuple(names)}

@@ -20,7 +20,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """Summary of a column of a client's training rows; summaries of clients can be added."""
+    """Summary of one column of a client's training rows; summaries can be added."""
 
     count: int = 0  # number of values present
     gaps: int = 0
@@ -29,7 +29,7 @@ class ColumnSummary:
     levels: tuple[str, ...] | None = None  # its categories; None: it holds numbers
 
     def __add__(self, other: ColumnSummary) -> ColumnSummary:
-        """Return the summary of the rows of both clients together (Chan et al. 1979)."""
+        """Combine two clients' summaries into the summary of all their rows (Chan et al. 1979)."""
         gaps, count = self.gaps + other.gaps, self.count + other.count
         if self.levels is not None and other.levels is not None:
             levels = (*self.levels, *(w for w in other.levels if w not in self.levels))
@@ -42,12 +42,12 @@ class ColumnSummary:
 
     @property
     def varies(self) -> bool:
-        """Whether numbers differ by more than rounding."""
+        """Whether the column's numbers differ by more than rounding errors."""
         return self.squares > self.count * (SAME * self.mean) ** 2
 
     @property
     def moments(self) -> tuple[float, float]:
-        """Mean and standard deviation of numbers; the latter is 1 if all are equal."""
+        """Mean and standard deviation of the column; the latter is 1 for a constant column."""
         return self.mean, sqrt(self.squares / self.count) if self.varies else 1.0
 
 
@@ -80,7 +80,7 @@ def summarize_columns(
 
 
 def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSummary:
-    """Return the summary of a column of numbers or category codes [N]."""
+    """Summarize numbers, or category codes if `levels` are given: [N]; NaN is a missing value."""
     there = values[~np.isnan(values)]
     count, gaps = len(there), len(values) - len(there)
     if levels is not None:
@@ -91,7 +91,7 @@ def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSumma
 
 
 def coded(column: Column, levels: Sequence[str]) -> Numbers:
-    """Return the category code [N] of each cell: -1 if unknown, NaN if missing.
+    """Return the category code [N] of each cell: -1 for an unknown level, NaN if missing.
 
     Numbers match in any spelling, as data frames write 1 as 1.0 in columns with gaps.
     """

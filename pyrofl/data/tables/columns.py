@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 
 class Parsed(NamedTuple):
-    """Numbers parsed from the words of a column."""
+    """Result of parsing a column's cells: numbers, and whether all are boolean."""
 
     numbers: NDArray[np.float64]  # [N], NaN where there is none
     is_boolean: bool
@@ -39,7 +39,7 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table as words [N], with its file and positions.
+    """Column of a table: its cells [N] as text, stripped of blanks.
 
     Places [N] are the positions: "line 4", or "line 4 of b.csv" with several files.
     """
@@ -57,35 +57,35 @@ class Column:
 
     @property
     def numbers(self) -> NDArray[np.float64]:
-        """Column as numbers [N], NaN for other words; True is 1 and False is 0."""
+        """Cells as numbers [N]; NaN for text, 1 for True and 0 for False."""
         return self._parsed.numbers
 
     @property
     def is_boolean(self) -> bool:
-        """Whether all cells with a value, and at least one, are True or False."""
+        """Whether all non-missing cells are True or False, with at least one such cell."""
         return self._parsed.is_boolean
 
     @cached_property
     def gaps(self) -> Rows:
-        """Mask of the cells without a value: bool [N]."""
+        """Mask of missing cells: bool [N]."""
         found = np.isnan(self.numbers)
         found[found] = [is_missing(word) for word in self.words[found]]
         return found
 
     @property
     def odd(self) -> Rows:
-        """Mask of the cells with a value that is not a number: bool [N]."""
+        """Mask of non-missing cells that are not numbers: bool [N]."""
         return np.isnan(self.numbers) & ~self.gaps
 
     @property
     def is_numeric(self) -> bool:
-        """Whether at least half of the cells with a value, and at least one, are numbers."""
+        """Whether at least half of the non-missing cells, and at least one, are numbers."""
         count = np.count_nonzero(~np.isnan(self.numbers))
         return bool(count) and bool(count >= np.count_nonzero(self.odd))
 
     @property
     def nature(self) -> str:
-        """Description of a non-numeric column's content, for error messages."""
+        """Description of a non-numeric column's content: an example text, or "no value"."""
         texts = self.words[self.odd]
         return f"text such as {texts[0]!r}" if len(texts) else "no value"
 
@@ -95,12 +95,12 @@ class Column:
         return f"{self.file}: column {self.name}"
 
     def first(self, rows: Rows) -> str:
-        """Describe the position and content of the first marked cell, for error messages."""
+        """Describe the first cell marked in `rows`, as the start of an error message."""
         at = int(rows.argmax())
         return f"{self.label} holds {self.words[at]!r} in {self.places[at]}"
 
     def at(self, rows: Rows) -> Column:
-        """Return the column restricted to the marked rows."""
+        """Return the column restricted to the rows marked in `rows`."""
         # Parsing is slow, and a subset of the words may parse differently.
         known = Parsed(self.numbers[rows], self.is_boolean)
         return replace(self, words=self.words[rows], places=self.places[rows], known=known)
@@ -116,7 +116,7 @@ class Column:
             raise ValueError(f"{self.label} holds {self.nature}; expected {expected}")
 
     def refuse_odd(self, cure: str) -> None:
-        """Raise ValueError, with a remedy, if a column of numbers has other cells."""
+        """Raise ValueError, with a remedy, if any non-missing cell is not a number."""
         pairs = zip(self.words[self.odd], self.places[self.odd], strict=True)
         if cells := [f"{word!r} in {place}" for word, place in pairs]:
             count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)
@@ -126,7 +126,7 @@ class Column:
             )
 
     def single(self) -> NDArray[np.float32]:
-        """Return the numbers in float32; raise ValueError if its seven digits are too few."""
+        """Return the numbers as float32; raise ValueError if that loses too much precision."""
         single, low, high = self.numbers.astype(np.float32), self.numbers.min(), self.numbers.max()
         varies = high > low  # the standard deviation has rounding errors, and may be 0
         if varies and np.abs(single - self.numbers).max() > BLUR * self.numbers.std():
@@ -137,7 +137,7 @@ class Column:
         return single
 
     def refuse_spellings(self) -> None:
-        """Raise ValueError if a class or group is named by the same number in two spellings."""
+        """Raise ValueError if a number is written in two ways, such as 1 and 1.0."""
         ways: dict[float, str] = {}
         for word, value, place in zip(self.words, self.numbers, self.places, strict=True):
             if ways.setdefault(value, word) != word:
@@ -148,7 +148,7 @@ class Column:
 
 
 def _parse(words: NDArray[np.object_]) -> Parsed:
-    """Parse the words of a column as booleans or numbers."""
+    """Parse the cells of a column as booleans or numbers."""
     found = set(words)
     if found & TRUTHS and all(w in TRUTHS or is_missing(w) for w in found):
         truths = [float(word == "True") if word in TRUTHS else nan for word in words]
@@ -157,7 +157,7 @@ def _parse(words: NDArray[np.object_]) -> Parsed:
 
 
 def column_of(file: str, name: str, words: Sequence[str], places: NDArray[np.object_]) -> Column:
-    """Build a column from words in a normalized spelling: composed Unicode, True and False."""
+    """Build a column from cell texts, normalizing Unicode and spellings of True and False."""
     found = [composed(word) for word in words]
     if all(word.lower() in BOOLEANS or is_missing(word) for word in set(found)):
         found = [BOOLEANS.get(word.lower(), word) for word in found]
@@ -165,7 +165,7 @@ def column_of(file: str, name: str, words: Sequence[str], places: NDArray[np.obj
 
 
 def number(word: str) -> float:
-    """Return the number that a word represents; NaN for other words.
+    """Parse a number in plain digits; return NaN if it is invalid or exceeds float32.
 
     >>> [number(word) for word in ("1e3", "1_000", "1,5", "1e39", "inf")]
     [1000.0, nan, nan, nan, nan]
@@ -179,12 +179,12 @@ def number(word: str) -> float:
 
 
 def is_missing(word: str) -> bool:
-    """Return whether a cell means a missing value, such as "NA" or an empty cell."""
+    """Return whether a cell is missing: empty, "NA", "n/a", "NaN", "null" or a full stop."""
     return word.lower() in NO_VALUE
 
 
 def read(path: str) -> dict[str, Column]:
-    """Read the columns of a CSV file with a header, by name, skipping empty rows.
+    """Read the columns of a CSV file with a header: name -> column; empty rows are skipped.
 
     A column without a name is named by its position, as "(column 3)".
     """
@@ -241,7 +241,7 @@ def _names(path: str, header: list[str]) -> list[str]:
 
 
 def complete(used: Collection[Column], missing: Missing) -> Rows:
-    """Return the rows with a value in all used columns, bool [N], or raise ValueError."""
+    """Return a mask of rows without missing values, or raise ValueError as `missing` requires."""
     whole: Rows = ~np.any([column.gaps for column in used], axis=0)
     if whole.all() or (missing == "drop" and whole.any()):
         return whole

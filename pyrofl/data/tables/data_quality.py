@@ -1,4 +1,4 @@
-"""Warnings about inconsistent spellings, units and other odd values in tables.
+"""Warnings about inconsistent spellings or units, and suspicious cells, in tables.
 
 Differences between clients are found from their column summaries.
 """
@@ -48,7 +48,7 @@ def key_of(word: str) -> str:
 
 
 def spellings(words: Iterable[str]) -> list[list[str]]:
-    """Return groups of words that seem to be different spellings of one word."""
+    """Group words that are spellings of one word, or its initial, such as "Y" and "yes"."""
     found: dict[str, list[str]] = {}
     for word in dict.fromkeys(words):
         found.setdefault(key_of(word), []).append(word)
@@ -60,7 +60,7 @@ def spellings(words: Iterable[str]) -> list[list[str]]:
 
 
 def of_words(column: str, words: Iterable[str], kind: str) -> str:
-    """Return a warning about words of a column that differ only in case or blanks, or ""."""
+    """Return a warning about words in a column that differ only in case or blanks, or ""."""
     groups = [" and ".join(map(repr, group)) for group in spellings(words)]
     if not groups:
         return ""
@@ -106,7 +106,7 @@ def without_common_levels(column: str, told: Mapping[str, ColumnSummary]) -> str
 
 
 def of_numbers(column: Column) -> str:
-    """Return a warning about numbers that are unlikely to be measurements, or "".
+    """Return a warning about suspicious numbers, such as codes for missing values, or "".
 
     They are codes for missing values, such as -999; row numbers and dates written as numbers; and
     a single number that explains nearly all the variance of the column.
@@ -150,7 +150,7 @@ def _is_date(value: float) -> bool:
 
 
 def of_totals(column: Column) -> str:
-    """Return a warning about a group of one row with the name of a total, or ""."""
+    """Return a warning about a single row labeled as a total, such as "all", or ""."""
     words = column.words.tolist()
     odd = [w for w in dict.fromkeys(words) if key_of(w) in TOTALS and words.count(w) == 1]
     if not odd:
@@ -162,7 +162,7 @@ def of_totals(column: Column) -> str:
 
 
 def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
-    """Return a warning about clients with numbers that seem to be in another unit, or "".
+    """Return a warning about clients whose numbers seem to be in another unit, or "".
 
     Such numbers have a mean and a standard deviation that are both larger by about one factor, and
     hardly overlap with the others, which are similar to each other; or both are related as degrees
@@ -197,7 +197,7 @@ def of_units(column: str, told: Mapping[str, ColumnSummary]) -> str:
 
 
 def _factor(one: ColumnSummary, other: ColumnSummary) -> float:
-    """Return the factor between the units of two columns; 0 if the units seem equal."""
+    """Return the factor between the units of two clients' numbers; 0 if units seem equal."""
     if abs(one.mean) < abs(other.mean):
         factor = _factor(other, one)
         return factor and 1 / factor
@@ -217,7 +217,7 @@ def _factor(one: ColumnSummary, other: ColumnSummary) -> float:
 def in_spelling_and_units(
     clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]
 ) -> list[str]:
-    """Return the warnings about columns, given the summaries and the names of all clients."""
+    """Return warnings about columns, given the column summaries of all clients."""
     found = []
     for column in clients[0]:
         told = {name: sums[column] for name, sums in zip(names, clients, strict=True)}
@@ -242,7 +242,7 @@ def of_answers(target: Column, features: Sequence[Column]) -> str:
 
 
 def _is_answer(feature: Column, target: Column) -> bool:
-    """Return whether a feature determines the target one to one, hardly by chance."""
+    """Return whether feature and target have a one-to-one relation unlikely to be chance."""
     one, other = (c.words if np.isnan(c.numbers).any() else c.numbers for c in (feature, target))
     count = len(one)
     for some in (min(count, FEW_ROWS), count):  # few rows rule out most columns
@@ -263,7 +263,7 @@ def _is_answer(feature: Column, target: Column) -> bool:
 
 
 def of_copies(rows: Sequence[bytes], is_test: Rows) -> str:
-    """Return a warning about a table in which nearly all rows occur at least twice, or "".
+    """Return a warning about a table in which nearly all rows are duplicated, or "".
 
     If N rows with D distinct values were equal by chance, about N exp(-N / D) would occur once;
     copies of all rows leave none. Rows [N] include features, target and client.

@@ -17,14 +17,14 @@ DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
 class Chosen(NamedTuple):
-    """Selected feature columns, and the reasons for omitting the others."""
+    """Selected feature columns, the categorical ones, and reasons for omitted columns."""
 
     names: tuple[str, ...]
     categories: frozenset[str]
     left_out: dict[str, str]  # column -> why
 
     def numbers_first(self, likelihood: str) -> Chosen:
-        """Order numeric columns before categories, for likelihoods that read the first feature."""
+        """Order numeric columns first, for likelihoods that use the first feature as a number."""
         names = sorted(self.names, key=self.categories.__contains__)
         if names[0] in self.categories:
             told = f"features are categories only: {', '.join(names)}"
@@ -39,7 +39,7 @@ def choose(
     categories: Sequence[str],
     take_text: bool,
 ) -> Chosen:
-    """Select the feature columns: the requested ones, or all suitable ones.
+    """Select feature columns: those in `wanted`, or all suitable ones, except the `owners`.
 
     Owners are the target and the columns of groups and of test rows. By default all columns of
     numbers and the `categories` are used, and text with few words if `take_text`.
@@ -73,7 +73,7 @@ def choose(
 
 
 def far_apart(names: Sequence[str], x: Tensor) -> str:
-    """Return a warning if the scales of training rows [N, C] differ widely, or ""."""
+    """Return a warning if the features' standard deviations differ widely, or ""."""
     known = [column[~column.isnan()].double() for column in x.T]
     spread = [float(column.std()) if len(column) > 1 else 0.0 for column in known]
     varying = {name: sd for name, sd in zip(names, spread, strict=True) if sd > 0}
@@ -90,7 +90,7 @@ def far_apart(names: Sequence[str], x: Tensor) -> str:
 
 
 def _few_words(column: Column) -> bool:
-    """Return whether a text column has few distinct words, as categories do."""
+    """Return whether a text column has few distinct values, at most half its number of rows."""
     words = column.words[~column.gaps]
     return not column.is_numeric and 0 < len(set(words)) <= min(MOST_LEVELS, len(words) // 2)
 
@@ -103,7 +103,7 @@ def _refuse_no_numbers(column: Column, take_text: bool) -> None:
 
 
 def _refuse_decimal_commas(column: Column) -> None:
-    """Raise ValueError if a column of text holds numbers with decimal commas."""
+    """Raise ValueError if a column contains numbers with decimal commas, such as 1,5."""
     found = np.array([bool(DECIMAL_COMMA.fullmatch(word)) for word in column.words])
     if not column.is_numeric and found.any() and 2 * found.sum() >= (~column.gaps).sum():
         raise ValueError(f"{column.first(found)}; expected a full stop before decimals, as in 1.5")

@@ -1,4 +1,4 @@
-"""Selection of a table's test rows: at random, the latest, or marked ones."""
+"""Selection of test rows: a random fraction of each group, the latest rows, or marked ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TEST = {"test": True, "true": True, "1": True, "train": False, "false": False, "
 
 
 def draw_test_rows(codes: Ints, rng: np.random.Generator, share: float = 0.2) -> Tensor:
-    """Mark a random fraction of each group's rows [N] as test rows, never all: bool [N]."""
+    """Draw a random fraction of each group's rows as test rows, never all: mask [N]."""
     return _first_rows(codes, share, rng.permutation)
 
 
 def last_rows(codes: Ints, time: Column, share: float = 0.2) -> Tensor:
-    """Mark the latest fraction of each group's rows [N], by a time column: bool [N].
+    """Select the latest fraction of each group's rows as test rows: mask [N].
 
     The column holds numbers or dates such as 2026-01-31; ties keep the order of the file.
     """
@@ -33,7 +33,7 @@ def last_rows(codes: Ints, time: Column, share: float = 0.2) -> Tensor:
 
 
 def _first_rows(codes: Ints, share: float, ordered: Callable[[Ints], Ints]) -> Tensor:
-    """Mark the first fraction of each group's rows in the given order."""
+    """Select the first fraction of each group's rows, in the given order: mask [N]."""
     is_test = np.zeros(len(codes), dtype=np.bool_)
     for code in np.unique(codes):
         rows = ordered(np.flatnonzero(codes == code))
@@ -42,7 +42,7 @@ def _first_rows(codes: Ints, share: float, ordered: Callable[[Ints], Ints]) -> T
 
 
 def told_rows(column: Column) -> Tensor:
-    """Return which rows a column marks as test rows: bool [N]."""
+    """Return the mask of test rows [N] from a column of 1 and 0, or "test" and "train"."""
     words = [word.lower().removesuffix(".0") for word in column.words]
     if (bad := np.array([word not in TEST for word in words])).any():
         raise ValueError(f"{column.first(bad)}; expected test or train, 1 or 0")
@@ -50,7 +50,7 @@ def told_rows(column: Column) -> Tensor:
 
 
 def _in_time(time: Column) -> Ints:
-    """Return the chronological rank of every row, [N]."""
+    """Return the chronological rank of every row, given a column of times: [N]."""
     if time.is_numeric:
         time.refuse_odd("use another time column")
         return np.unique(time.numbers, return_inverse=True)[1]
@@ -67,7 +67,7 @@ def _in_time(time: Column) -> Ints:
 
 
 def _date(word: str) -> datetime | None:
-    """Return the parsed date and time of day, or None; the hour may have one digit."""
+    """Parse a date with an optional time of day; None if it is invalid."""
     if (parts := DATE.fullmatch(word)) is None:
         return None
     day, hour, rest, zone = parts.groups("")

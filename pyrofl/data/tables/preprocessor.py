@@ -1,4 +1,4 @@
-"""Preprocessing of table columns into features, from the clients' column summaries.
+"""Preprocessing of table columns into features, from summaries of the clients' columns.
 
 Every client reports a summary of each column of its training rows: counts of values and gaps,
 mean, sum of squared deviations, or the categories; see `summarize_columns`. The sums of these equal
@@ -40,7 +40,7 @@ FAR = 20.0  # standard deviations beyond which a number is an outlier
 
 @dataclass(frozen=True)
 class Prepared:
-    """Preprocessing of one column: standardization, or one 0/1 feature per category."""
+    """Preprocessing of one column: standardization, or a 0/1 feature for each category."""
 
     name: str
     centre: float = 0.0
@@ -51,17 +51,17 @@ class Prepared:
 
     @property
     def is_standardised(self) -> bool:
-        """Whether the column holds numbers that are centred or scaled."""
+        """Whether the column is numeric and is centered or scaled."""
         return self.levels is None and (self.centre, self.scale) != (0.0, 1.0)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the column's features."""
+        """Names of the features computed from the column."""
         of = (self.name,) if self.levels is None else (f"{self.name}={w}" for w in self.levels)
         return (*of, *((GAP.format(self.name),) if self.marked else ()))
 
     def encode(self, values: Numbers, levels: Sequence[str] | None) -> list[Numbers]:
-        """Return the features [N] of one column's numbers or category codes."""
+        """Return the column's features, [N] each, from its numbers or category codes."""
         gaps = np.isnan(values)
         if self.levels is None:
             full = values if self.filler is None else np.where(gaps, self.filler, values)
@@ -89,7 +89,7 @@ class Preprocessor:
         plain: Sequence[str] = (),
         names: Sequence[str] = (),
     ) -> Preprocessor:
-        """Build the preprocessor from the clients' column summaries, see `summarize_columns`.
+        """Build the preprocessor from the clients' column summaries (`summarize_columns`).
 
         A warning names each column in which clients seem to use different units, or different
         spellings of one category.
@@ -145,19 +145,19 @@ class Preprocessor:
 
     @property
     def centre(self) -> Tensor:
-        """Number subtracted from each feature, in units of its column: float64 [F]."""
+        """Number subtracted from each feature, in the unit of its column: float64 [F]."""
         found = [c.centre if own else 0.0 for c, own in self._owners]
         return torch.tensor(found, dtype=torch.float64)
 
     @property
     def scale(self) -> Tensor:
-        """Divisor of each feature, in units of its column: float64 [F]."""
+        """Divisor of each feature, in the unit of its column: float64 [F]."""
         found = [c.scale if own else 1.0 for c, own in self._owners]
         return torch.tensor(found, dtype=torch.float64)
 
     @property
     def _owners(self) -> list[tuple[Prepared, bool]]:
-        """Source column of each feature, and whether the feature is numeric."""
+        """Each feature's column, and whether the feature holds the column's numbers."""
         return [(c, name == c.name) for c in self.columns for name in c.features]
 
     @checked
@@ -183,7 +183,7 @@ class Preprocessor:
         levels: Mapping[str, Sequence[str] | None],
         names: Sequence[str] | None = None,
     ) -> Tensor:
-        """Return features [N, F] from numbers and category codes [N, C] of the named columns."""
+        """Return features [N, F] from raw columns [N, C] of numbers and category codes."""
         names = [column.name for column in self.columns] if names is None else list(names)
         places = (raw[:, names.index(column.name)] for column in self.columns)
         found = [
@@ -194,7 +194,7 @@ class Preprocessor:
         return torch.from_numpy(np.stack(found, 1).astype(np.float32))
 
     def find_outlier(self, features: Tensor) -> tuple[int, Prepared, float] | None:
-        """Return the value farthest from its training mean, or None within 20 sds.
+        """Return the value farthest from its training mean if it is beyond 20 SDs, else None.
 
         Args:
             features: features of new rows, [N, F].
@@ -213,7 +213,7 @@ class Preprocessor:
         return row, self._owners[at[i]][0], float(features[row, at[i]])
 
     def on_raw_scale(self, weight: Any, bias: Any = 0.0) -> tuple[Any, Any]:
-        """Convert coefficients and intercept to the units of the original columns.
+        """Convert coefficients and intercept to the original, unscaled units of the columns.
 
         bias + weight · x equals raw bias + raw weight · columns, with gaps as the means.
 
@@ -244,7 +244,7 @@ class Preprocessor:
 
     @classmethod
     def from_json(cls, text: str) -> Preprocessor:
-        """Return the preprocessor stored in the JSON text of `to_json`.
+        """Restore the preprocessor from the JSON text that `to_json` returned.
 
         Raises:
             ValueError: if the text is not such a preprocessor.
@@ -269,7 +269,7 @@ class Preprocessor:
         return "; ".join(parts)
 
     def _raw(self, how: Prepared, columns: Mapping[str, Column], unseen: Unseen) -> Numbers:
-        """Return a column's numbers or category codes [N], NaN where a value is missing."""
+        """Return a column's numbers or category codes [N], before preprocessing."""
         if how.name not in columns:
             known(how.name, list(columns), f"column in {next(iter(columns.values())).file}:")
         column = columns[how.name]
@@ -293,7 +293,7 @@ class Preprocessor:
 
 @dataclass(frozen=True, eq=False)
 class PreprocessingPlan:
-    """Plan for preprocessing columns before the clients are known."""
+    """Options for preprocessing columns [N, C] of numbers and category codes."""
 
     columns: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of columns of codes
@@ -304,7 +304,7 @@ class PreprocessingPlan:
     def follow(
         self, raw: Tensor, train: Sequence[Ints], names: Sequence[str] = ()
     ) -> tuple[Tensor, Preprocessor, dict[str, str]]:
-        """Preprocess all rows, given summaries of the clients' training rows.
+        """Fit the preprocessor to training rows, summarized by client; transform all rows.
 
         Also returns the preprocessor and the categories without a training row, which are 0 in all
         features of their column.
@@ -326,7 +326,7 @@ class PreprocessingPlan:
         }
 
     def _unseen(self, values: Numbers, made: Preprocessor) -> dict[str, str]:
-        """Return categories that only test rows have, with their numbers of rows."""
+        """Return each column's categories that occur in no training row, with their row counts."""
         known = {column.name: column.levels for column in made.columns}
         found = {}
         for name, codes in zip(self.columns, values.T, strict=True):
@@ -366,7 +366,7 @@ def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]]) -> None:
 
 
 def _read(column: Mapping[str, Any]) -> Prepared:
-    """Restore the preprocessing of one column from JSON."""
+    """Restore the preprocessing of one column from its JSON values, and validate it."""
     found = Prepared(**column)
     if found.levels is not None:
         found = Prepared(**{**column, "levels": tuple(map(str, found.levels))})

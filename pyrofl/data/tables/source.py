@@ -1,4 +1,4 @@
-"""Description of the file columns or arrays that x and y come from."""
+"""Origin of x and y in a user's file, including omitted rows and columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEARNED = "normal:learned"  # name of the likelihood of numbers with noise of a 
 
 @dataclass(frozen=True, eq=False)  # a federation has to be hashable
 class Source:
-    """Columns of a table, or arrays of a file, from which x and y are computed."""
+    """Origin of x and y: columns of a table or arrays of a file, and what was omitted."""
 
     target: str
     features: tuple[str, ...]
@@ -32,17 +32,17 @@ class Source:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns from which the features are computed."""
+        """Names of the columns that the features are computed from."""
         made = self.preparation
         return self.features if made is None else tuple(column.name for column in made.columns)
 
     @property
     def is_standardised(self) -> bool:
-        """Whether the network predicts the standardized target."""
+        """Whether the target was standardized for training."""
         return (self.centre, self.scale) != (0.0, 1.0)
 
     def units(self) -> dict[str, str | float]:
-        """Return the units of a standardized target as attributes of a posterior."""
+        """Return metadata on the units of a posterior; empty unless the target is standardized."""
         if not self.is_standardised:
             return {}
         return {
@@ -87,7 +87,7 @@ class Source:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Source:
-        """Return the source stored in the values of `to_json`."""
+        """Restore the source from the values that `to_json` returned."""
         found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
         if (made := found.get("preparation")) is not None:
             found["preparation"] = Preprocessor.from_json(json.dumps(made))

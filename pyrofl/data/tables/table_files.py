@@ -1,4 +1,4 @@
-"""Reading of tables from CSV and Parquet files, folders and data frames."""
+"""Read tables, CSV or Parquet, from one file, one file per client, or a data frame."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Columns = dict[str, Column]
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name, and the source file of each row if there are several."""
+    """Columns by name and, if there are several files, the file of every row."""
 
     columns: Columns
     sites: tuple[str, ...] = ()  # in the order of the files; () of one file
@@ -35,7 +35,7 @@ class Table:
 
 
 def load_table(path: str, needed: Collection[str] | None = None) -> Table:
-    """Read a table from one file, all files of a folder, or a comma-separated list of files.
+    """Read a table from one file, all files of a folder, or several separated by commas.
 
     Several files are sites with the files' names. All need the same columns, or those `needed`.
     """
@@ -88,7 +88,7 @@ def columns_of(table: Any) -> Columns:
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files that a path names: one, all of a folder, or a comma-separated list."""
+    """Return the files of a path: one file, all in a folder, or several separated by commas."""
     refuse_no_file(path)
     if os.path.isdir(path):
         try:
@@ -105,7 +105,7 @@ def files_of(path: str) -> list[str]:
 
 
 def _are_copies(one: Columns, other: Columns) -> bool:
-    """Return whether two tables are copies of each other."""
+    """Return whether two files have equal cells, and more rows than could be equal by chance."""
     if one.keys() != other.keys() or len(next(iter(one.values())).words) < FEWEST:
         return False
     return all(np.array_equal(one[name].words, other[name].words) for name in one)
@@ -114,7 +114,7 @@ def _are_copies(one: Columns, other: Columns) -> bool:
 def _refuse_other_columns(
     told: str, table: Columns, wanted: Sequence[str], first: str, all_alike: bool
 ) -> None:
-    """Raise ValueError if a file lacks a column, or has an additional one."""
+    """Raise ValueError: a file lacks a column or, if `all_alike`, has an additional one."""
     lacks = [name for name in wanted if name not in table]
     extra = [name for name in table if name not in wanted] if all_alike else []
     if not lacks:
@@ -131,7 +131,7 @@ def _refuse_other_columns(
 
 
 def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Column:
-    """Concatenate the parts of a column from several files."""
+    """Concatenate one column of several files."""
     parts = _all_boolean(parts)
     places, kinds = list[str](), dict[str, str]()  # kind -> the first file of it, in words
     for name, part in zip((Path(file).name for file in files), parts, strict=True):
@@ -151,7 +151,7 @@ def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Colum
 
 
 def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
-    """Convert 1 and 0 to True and False if other files have booleans in the column."""
+    """Replace 1 and 0 by True and False if another file's column has booleans."""
     some = any(part.is_boolean for part in parts)
     others = [part.numbers for part in parts if not part.is_boolean]
     if not some or not all(np.isin(found[~np.isnan(found)], (0, 1)).all() for found in others):

@@ -1,4 +1,4 @@
-"""Text helpers: lists of names, Unicode normalization, and a check of file paths."""
+"""Formatting of lists in messages, Unicode normalization, and a check of file paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST = 8  # names that are listed before the rest is counted
 
 
 def listed(words: Sequence[str], most: int = MOST) -> str:
-    """Return a comma-separated list of the first words and the number of the others.
+    """Format a comma-separated list of the first words and the number of remaining words.
 
     >>> listed("abcd", 3), listed("abc", 3)
     ('a, b, c and 1 more', 'a, b, c')
@@ -20,12 +20,12 @@ def listed(words: Sequence[str], most: int = MOST) -> str:
 
 
 def composed(text: str) -> str:
-    """Return a text in Unicode's composed form (NFC)."""
+    """Normalize a text to Unicode's composed form (NFC), so that equal texts compare equal."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def refuse_no_file(path: str) -> None:
-    """Raise ValueError if a path is a pipe or device, which cannot be read twice."""
+    """Raise ValueError if a path is a pipe or device, not a regular file."""
     if "\0" in path:
         raise ValueError(f"{path!r} has a NUL in it; expected the path of a file")
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
