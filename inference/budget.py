@@ -1,4 +1,4 @@
-"""Differential privacy: settings, and the privacy budget that rounds have spent.
+"""Differential privacy: settings, and the privacy budget spent by the rounds of a run.
 
 Two federations are neighbors if they differ in one client, whose contribution is replaced by zeros
 in one of them: privacy protects clients, not rows. A run is (epsilon, delta)-private if for all
@@ -56,7 +56,7 @@ class Privacy:
 
 
 class Sampling(NamedTuple):
-    """Probability that a client takes part in a round, for the privacy accountant."""
+    """Client sampling scheme of a round, as needed by the privacy accountant."""
 
     law: Literal["all", "without replacement", "each by itself"]
     expected: float  # expected clients of a round
@@ -64,7 +64,7 @@ class Sampling(NamedTuple):
 
 
 class PrivacySpent(NamedTuple):
-    """Privacy spent by a run: (epsilon, delta), and the epsilon of each client at this delta.
+    """Privacy spent by a run: its epsilon and delta, and the epsilon of each client.
 
     The run's epsilon holds against observers of the server's states who do not know which clients
     took part; a client's epsilon also against those who know. `bound` names the analysis that
@@ -79,7 +79,7 @@ class PrivacySpent(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the name of epsilon in tables and files, marked if the noise was seeded."""
+        """Return the label of epsilon in tables and files, marked if the noise has a seed."""
         return f"epsilon ({SEEDED})" if self.seeded else "epsilon"
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class PrivacySpent(NamedTuple):
 
 
 def too_large(delta: float, clients: int) -> str:
-    """Return a warning about a delta that permits publishing a client's rows, or ""."""
+    """Return a warning if delta is too large for the number of clients, or else ""."""
     if delta * clients < 1:
         return ""
     return (
@@ -101,7 +101,7 @@ def too_large(delta: float, clients: int) -> str:
 
 @dataclass(frozen=True)
 class PrivacyAccountant:
-    """Differential privacy accounting of a run.
+    """Accountant that computes the differential privacy spent by a run.
 
     Attributes:
         privacy: Bounds and noise.
@@ -125,7 +125,7 @@ class PrivacyAccountant:
             )
 
     def spent(self, rounds: int, times: Sequence[int]) -> PrivacySpent:
-        """Return the privacy spent in some rounds, given each client's number of rounds, [J]."""
+        """Return the privacy spent in a run, given its rounds and those of each client, [J]."""
         if len(times) != self.clients:
             raise ValueError(
                 f"the method was made private for {self.clients} clients, but {len(times)} train; "
@@ -157,7 +157,7 @@ class PrivacyAccountant:
 
 
 def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) -> float:
-    """Return the epsilon of an event that is repeated `times` times."""
+    """Return the epsilon spent by repeating a privacy event `times` times."""
     if not times:
         return 0.0
     from dp_accounting import NeighboringRelation
@@ -168,7 +168,7 @@ def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) ->
 
 
 def _event(words: tuple[Any, ...]) -> Any:
-    """Return dp-accounting's event of a nested description, such as ("Gaussian", 1.0)."""
+    """Convert a nested tuple, such as ("Gaussian", 1.0), to a dp-accounting event."""
     import dp_accounting
 
     name, *values = words

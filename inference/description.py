@@ -1,4 +1,4 @@
-"""Descriptions of methods, equal in every process and under every version of Python."""
+"""Textual descriptions of methods, which are equal in all processes and Python versions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNCALLED = ("__init__", "__repr__", "__new__")  # methods that no prediction use
 
 @dataclass
 class Description:
-    """Textual description of a method, and the constants of its networks.
+    """Textual description of a method, with the frozen weights and buffers of its networks.
 
     Attributes:
         parts: name of a part -> text that is equal for equal parts.
@@ -48,7 +48,7 @@ class Description:
     _known: dict[int, Any] = field(default_factory=dict)  # references keep ids unique
 
     def add(self, path: str, value: Any) -> None:
-        """Add the description of a value and all its parts, each once."""
+        """Add a value and its parts to the description, recursively and each once."""
         if isinstance(value, PLAIN):
             self.parts[path] = repr(value)
             return
@@ -64,7 +64,7 @@ class Description:
 
 
 def describe(method: Method) -> Description:
-    """Return a method's description, such as "phases.0.updates.0.optim.lr" -> "0.01".
+    """Describe a method as part names -> text, such as "phases.0.updates.0.optim.lr" -> "0.01".
 
     Functions are described by their source and the values they refer to: closure variables, such
     as the family and the scale of a prior, defaults, fields of objects, tensors by their values.
@@ -86,18 +86,18 @@ def describe(method: Method) -> Description:
 
 
 def described(method: Method) -> dict[str, str]:
-    """Return the parts of a method's description; see `describe`."""
+    """Return a method's description as a dict of part names -> text; see `describe`."""
     return describe(method).parts
 
 
 def constants_hash(method: Method) -> str:
-    """Return a hash of the values of frozen weights and buffers; "" if there are none."""
+    """Return a hash of a method's frozen weights and buffers; "" if it has none."""
     values = sorted({_kind(value) for value in describe(method).constants.values()})
     return _hash(repr(values).encode()) if values else ""
 
 
 def refuse_other_constants(method: Method, known: str) -> None:
-    """Raise ValueError if frozen weights or buffers differ from those of a round."""
+    """Raise ValueError if frozen weights or buffers of a method do not have the given hash."""
     if known and constants_hash(method) != known:
         raise ValueError(
             "the frozen weights or buffers of the method's networks differ from those of the "
@@ -118,7 +118,7 @@ OF_METADATA = ("statistics", "train_all_clients")
 
 
 def clients_part(method: Method) -> dict[str, str]:
-    """Return a hash of each part of a method that clients run: part -> 12 hexadecimal digits.
+    """Return a hash of each part of a method that runs at the clients, by name.
 
     Server and clients need equal hashes. Parts that only the server uses may differ: its
     aggregation, and its unlabeled rows.
@@ -142,7 +142,7 @@ class _Trained:
 
 
 def _kind(value: Any) -> str:
-    """Return a short description of a value, such as its type, without its parts."""
+    """Return a short text for a value, such as its type or hash, without its parts."""
     if isinstance(value, np.ndarray):
         objects = value.dtype.hasobject
         content = repr(value.tolist()).encode() if objects else value.tobytes()
@@ -186,7 +186,7 @@ def _kind(value: Any) -> str:
 
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Yield the named parts of a value."""
+    """Yield name and value of each part of a value, such as items or attributes."""
     leaves = Tensor | np.ndarray | Generator | BuiltinFunctionType | ModuleType | Logger | Enum
     if isinstance(value, leaves):
         return ()
@@ -220,7 +220,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of an object, also those of a user's own class with slots."""
+    """Return the sorted attributes of an object, including slots of user-defined classes."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ()) if is_own(kind.__module__) else ()
@@ -231,7 +231,7 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _of_layer(value: nn.Module | _Trained) -> Iterator[tuple[str, Any]]:
-    """Yield weights, buffers, layers, attributes and hooks of a layer, without trained weights."""
+    """Yield the parts of a network layer that are described, without trainable weights."""
     inside = isinstance(value, _Trained)
     layer = value.layer if isinstance(value, _Trained) else value
     for name, weight in layer._parameters.items():
@@ -251,12 +251,12 @@ def _of_layer(value: nn.Module | _Trained) -> Iterator[tuple[str, Any]]:
 
 
 def _own(layer: nn.Module) -> set[str]:
-    """Return the names of a layer's weights and buffers, without those of layers inside it."""
+    """Return the names of a layer's own weights and buffers, without its sublayers."""
     return {*layer._parameters, *layer._buffers}
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield methods, constants and bases of a user's own class."""
+    """Yield the methods, constants and base classes of a user-defined class."""
     if not is_own(kind.__module__):
         return
     for name, held in sorted(vars(kind).items()):
@@ -268,7 +268,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the global variables that a user's own function reads."""
+    """Yield the global variables that a user-defined function reads."""
     if not is_own(_home(function)):
         return
     read, written, names = names_read(function.__code__)
@@ -285,7 +285,7 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 @cache
 def names_read(code: CodeType) -> tuple[list[str], set[str], list[str]]:
-    """Return global names that code reads, those that it assigns, and all names of attributes."""
+    """Return the global names that code reads and assigns, and its attribute names."""
     read, written, names = set[str](), set[str](), {*code.co_names}
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -303,7 +303,7 @@ def names_read(code: CodeType) -> tuple[list[str], set[str], list[str]]:
 
 @cache
 def is_own(module: str | None) -> bool:
-    """Return whether a module belongs to the user, not to a library that is compared by version."""
+    """Return whether a module is user code, not part of an installed library."""
     top = (module or "builtins").partition(".")[0]
     if top in sys.stdlib_module_names or top in LIBRARIES:
         return False
@@ -323,7 +323,7 @@ def _wrapped(value: Any) -> list[tuple[str, Any]]:
 
 
 def closure(function: FunctionType) -> dict[str, Any]:
-    """Return the bound variables of enclosing functions that a function reads."""
+    """Return the closure variables of a function, by name."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # not bound yet
@@ -332,18 +332,21 @@ def closure(function: FunctionType) -> dict[str, Any]:
 
 
 def _home(function: FunctionType) -> str:
-    """Return the module of a function's global names; `wraps` does not change it."""
+    """Return the name of the module in which a function is defined.
+
+    It is the module of the function's global names, which `functools.wraps` does not change.
+    """
     return str(function.__globals__.get("__name__", "<unnamed>"))
 
 
 def _is_written(function: FunctionType) -> bool:
-    """Return whether a function is written by a user instead of generated, as by dataclasses."""
+    """Return whether a function is user-written, not generated as by dataclasses."""
     return is_own(_home(function)) and function.__code__.co_filename != "<string>"
 
 
 @cache
 def _source(code: CodeType) -> str:
-    """Return a hash of a function's source, without comments, docstring and layout."""
+    """Return a hash of a function's source code, ignoring comments, docstring and layout."""
     try:
         lines, first = inspect.getsourcelines(code)
     except (OSError, SyntaxError, TokenError):  # none is known; bytecode differs between versions
@@ -362,7 +365,7 @@ def _source(code: CodeType) -> str:
 
 
 def _statements(node: Any) -> Any:
-    """Return a syntax tree as lists: `ast.dump` differs between versions of Python."""
+    """Convert a syntax tree to nested lists that are equal in all versions of Python."""
     if isinstance(node, list):
         return [_statements(one) for one in node if not _is_text(one)]
     if not isinstance(node, ast.AST):
@@ -372,7 +375,7 @@ def _statements(node: Any) -> Any:
 
 
 def _is_text(node: Any) -> bool:
-    """Return whether a statement is only a string, such as a docstring."""
+    """Return whether a statement is only a string literal, such as a docstring."""
     value = getattr(node, "value", None)
     constant = isinstance(node, ast.Expr) and isinstance(value, ast.Constant)
     return constant and isinstance(getattr(value, "value", None), str)

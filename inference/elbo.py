@@ -1,4 +1,4 @@
-"""The evidence lower bound (ELBO) of every client, computed under the client plate."""
+"""Evidence lower bound (ELBO) of each client, computed under Pyro's client plate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyrofl.tensors import Tensors, default_type
 
 @dataclass(frozen=True)
 class Elbo:
-    """Loss: the negative ELBO of every client, with its settings as attributes; see `elbo`."""
+    """Loss function that computes the negative ELBO of each client; see `elbo`."""
 
     num_particles: int | None
     kl: float | Callable[[Tensors, Tensors, Batch], Tensor]
@@ -80,7 +80,7 @@ Look = Callable[[Tensors, Tensors], Tensors]
 
 @dataclass(frozen=True)
 class Seen:
-    """Loss whose programs read modified received and local tensors."""
+    """Loss function whose programs read modified received and local tensors."""
 
     loss: Loss
     view: Look
@@ -96,7 +96,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class On:
-    """Loss that is computed with other programs than the method's model and guide."""
+    """Loss function with its own model and guide, instead of those of the method."""
 
     loss: Loss
     model: Program
@@ -116,7 +116,9 @@ def elbo(
     mean: bool = False,
     analytic: bool = True,
 ) -> Elbo:
-    """Return the negative ELBO of every client: sum of -log p(y | w) over its rows + kl * KL.
+    """Create a loss function that returns the negative ELBO of each client.
+
+    The loss of a client is the sum of -log p(y | w) over its rows, plus kl times the KL divergence.
 
     With the delta guide and a normal prior with one fixed scale, as that of `proximal`, the KL
     divergence is half the squared distance from the centre in units of the scale, without
@@ -145,7 +147,7 @@ def traces(
     batch: Batch,
     num_particles: int | None = None,
 ) -> tuple[Any, Any]:
-    """Run the guide, then the model on its draws; return both traces.
+    """Run the guide, then the model with the guide's draws; return both traces.
 
     The one place that inserts the axis of the rows: tensors [C, *p] reach programs as [C, 1, *p].
     """
@@ -171,7 +173,7 @@ def traces(
 
 
 def with_rows(tensors: Tensors, clients: int) -> Tensors:
-    """Return tensors [C, *p] with the axis of the rows, [C, 1, *p], after validation."""
+    """Insert an axis for rows after the client axis: tensors [C, *p] -> [C, 1, *p]."""
     for name, value in tensors.items():
         if not value.dim() or len(value) != clients:
             raise ValueError(
@@ -182,14 +184,14 @@ def with_rows(tensors: Tensors, clients: int) -> Tensors:
 
 
 def latent(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the latent sample sites of a trace, with their names."""
+    """Yield the name and site of each latent sample site in a trace."""
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site):
             yield name, site
 
 
 def observed(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the observed sample sites of a trace with their names, without deterministic ones."""
+    """Yield the name and site of each observed sample site in a trace, except deterministic."""
     for name, site in trace.nodes.items():
         seen = site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site)
         if seen and not is_made(site):
@@ -197,7 +199,7 @@ def observed(trace: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_made(site: Any) -> bool:
-    """Return whether a site is deterministic: by `pyro.deterministic`, or `poutine.reparam`."""
+    """Return whether a site is deterministic, as made by `pyro.deterministic`."""
     if site["type"] != "sample" or not site["is_observed"]:
         return False
     fn = site["fn"]
@@ -245,7 +247,7 @@ def pulled(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
 
 
 def log_prob(name: str, site: Any) -> Tensor:
-    """Return the log density of a site's value, neither scaled nor masked."""
+    """Return the log density of a site's value, without applying its scale and mask."""
     try:
         return cast("Tensor", site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"]))
     except ValueError as error:
@@ -253,12 +255,12 @@ def log_prob(name: str, site: Any) -> Tensor:
 
 
 def weighed(site: Any, value: Tensor) -> Tensor:
-    """Return the log density of a site scaled and masked, as Pyro does."""
+    """Apply the scale and the mask of a Pyro site to its log density."""
     return cast("Tensor", scale_and_mask(value, site["scale"], site["mask"]))
 
 
 def alike(site: Any, partner: Any) -> bool:
-    """Return whether both programs scale and mask a site equally, as an analytic KL requires."""
+    """Return whether two sites have the same scale and mask, as an analytic KL requires."""
     pairs = [(site[key], partner[key]) for key in ("scale", "mask")]
     return all(
         a is b or (not (torch.is_tensor(a) or torch.is_tensor(b)) and a == b) for a, b in pairs
@@ -266,19 +268,19 @@ def alike(site: Any, partner: Any) -> bool:
 
 
 def is_point(fn: Any) -> bool:
-    """Return whether a distribution is a Delta, also if it is wrapped."""
+    """Return whether a distribution is a Delta, possibly inside a wrapper such as Independent."""
     return isinstance(base_of(fn), dist.Delta)
 
 
 def base_of(fn: Any) -> Any:
-    """Return the base distribution without its wrappers."""
+    """Return the base distribution inside wrappers such as `Independent`."""
     while isinstance(fn, (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)):
         fn = fn.base_dist
     return fn
 
 
 def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
-    """Return costs in which tensors of the same shape have been added."""
+    """Sum the cost tensors of equal shape; return one tensor for each shape."""
     found: dict[torch.Size, Tensor] = {}
     for cost in costs:
         found[cost.shape] = found[cost.shape] + cost if cost.shape in found else cost
@@ -286,7 +288,7 @@ def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
 
 
 def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
-    """Return a site's log density [..., S or 1, C, B or 1] summed over rows and inner plates.
+    """Sum a site's log density over rows and inner plates, to [S or 1, C].
 
     Without draws there is no axis for them: [..., C, B or 1]; the result is [S or 1, C] or [1, C].
     """
@@ -300,7 +302,7 @@ def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
 
 
 class _Recorder(Messenger):
-    """Messenger that replays known latent values and records every site's message."""
+    """Pyro messenger that replays known latent values and records a trace."""
 
     def __init__(self, known: Any) -> None:
         super().__init__()
@@ -326,7 +328,7 @@ class _Recorder(Messenger):
 
 
 def recorded(program: Program, args: tuple[Any, ...], known: Any = None) -> Trace:
-    """Run a program and return its trace; latent sites are replayed from a known trace.
+    """Run a program and return its trace; replay latent values from a known trace.
 
     As `poutine.trace(poutine.replay(program, trace=known)).get_trace(*args)`, in less time, and
     without nodes of arguments and result. Errors of the program get a note with its sites so far.

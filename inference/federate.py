@@ -1,4 +1,4 @@
-"""Run federated rounds, one after another, in this process or in several."""
+"""Run the federated rounds of a method, in this process or in several."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHOWN = 3  # reasons in one line
 
 
 class LoopOptions(TypedDict, total=False):
-    """Arguments of `federate` other than the method, the data and the number of rounds."""
+    """Optional keyword arguments of `federate`, such as participation and chunk_size."""
 
     participation: Draw
     training_clients: Draw | None
@@ -71,7 +71,7 @@ def federate(
     engine: Engine = "local",
     workers: Count | None = None,
 ) -> Generator[RoundState, None, None]:
-    """Run federated rounds, yielding the state after each.
+    """Run federated rounds of a method, yielding the state after each round.
 
     Args:
         method: a method, or round number (from 0) -> method, for schedules that depend on it.
@@ -174,7 +174,7 @@ def federate(
 
 
 def _listed(reasons: Sequence[str]) -> str:
-    """Return the first reasons as one line of text, with the number of the others."""
+    """Return the first reasons joined by semicolons, with the number of further reasons."""
     more = len(reasons) - SHOWN
     shown = [*reasons[:SHOWN], f"and {more} more"] if more > 0 else reasons
     return "; ".join(shown)

@@ -155,7 +155,7 @@ def fit(
     again = 0  # first round in which the end is tested again
 
     def at_end() -> bool:
-        """Return whether to stop after this round; first test convergence to the optimum."""
+        """Return whether training stops after this round, testing for convergence."""
         nonlocal again
         number = run.state.number
         run.ending = {}
@@ -166,7 +166,7 @@ def fit(
         return number == rounds or run.status.kind != "not converged"
 
     def test_if_due(last: bool) -> None:
-        """Record scores if an evaluation is due after this round."""
+        """Evaluate and record scores if an evaluation is due after this round."""
         number = run.state.number
         if eval_every and number and (number % eval_every == 0 or last):
             run.record_scores()

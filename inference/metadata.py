@@ -1,4 +1,4 @@
-"""Metadata of methods: rules and roles of tensors by their names, and settings of a federation.
+"""Metadata of methods: validation rules and roles of tensors by name, and round settings.
 
     metadata=Metadata({"tau": POSITIVE, "mu log_tau": SHARED}, train_all_clients=True)
 
@@ -24,7 +24,7 @@ from pyrofl.tensors import Tensors, pick, role, sparse
 
 @dataclass(frozen=True)
 class Rule:
-    """Condition on entries of a message; clients that violate it are rejected.
+    """Validation rule for a tensor in messages; clients that violate it are rejected.
 
     Attributes:
         text: end of the message "found ...; expected".
@@ -49,7 +49,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class WireCost:
-    """Message size of a tensor that is sent in compressed form.
+    """Metadata of a tensor that is sent in compressed form: its message size.
 
     Attributes:
         bytes: (name, all tensors of the message [C, ...]) -> bytes [C].
@@ -58,7 +58,7 @@ class WireCost:
     bytes: Callable[[str, Tensors], Tensor]
 
     def count(self, name: str, tensors: Tensors) -> Tensor:
-        """Return the bytes in which each client sends a tensor, int64 [C]."""
+        """Return the number of bytes in which each client sends a tensor, int64 [C]."""
         what = f"the wire cost of {name!r}"
         with calling(what):
             found = self.bytes(name, tensors)
@@ -74,7 +74,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Moments:
-    """Means and sds of a distribution with the given tensors; they measure parameter changes.
+    """Metadata of tensors that define a distribution: its means and standard deviations.
+
+    Parameter changes are measured in these standard deviations.
 
     Attributes:
         of: all tensors -> site -> mean and standard deviation, [*p] each.
@@ -94,7 +96,9 @@ class Moments:
 
 @dataclass(frozen=True)
 class Factors:
-    """Server tensors with one row per client: the client's factor of the shared posterior.
+    """Metadata of server tensors that hold each client's factor of the shared posterior.
+
+    The tensors have a row for each client.
 
     Attributes:
         others: the `View` in which shared sites follow the product of all other clients' factors.
@@ -112,7 +116,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Monitor:
-    """Metadata of a number in the server state that is recorded in every round.
+    """Metadata of a number in the server state that is recorded in each round.
 
     Attributes:
         high: limit above which `Run.warnings` reports `why` after the last round; None for none.
@@ -127,7 +131,7 @@ class Monitor:
 
 @dataclass(frozen=True)
 class Optimal:
-    """Normal distribution of shared sites that maximizes the ELBO at convergence.
+    """Metadata of the normal distribution of shared sites that maximizes the ELBO.
 
     Attributes:
         mean: name of its mean in the local tensors of programs, [C, n] with n >= d.
@@ -141,7 +145,7 @@ class Optimal:
 
 
 def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:
-    """Return metadata of normals with means "LOC/SITE" and sds computed from "WIDTH/SITE"."""
+    """Return the `Moments` of normals with means "LOC/SITE" and sds from "WIDTH/SITE"."""
 
     def of(tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         wide = role(width, tensors)
@@ -183,18 +187,18 @@ MetadataByPattern = Mapping[str, TensorMetadata | tuple[TensorMetadata, ...]]
 
 
 def keep_server_state(server: Tensors, cohort: Cohort) -> Tensors:
-    """Return the server state unchanged, for methods whose server never reads client states."""
+    """Return the server state unchanged when clients lose their states."""
     return server
 
 
 def no_statistics(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-    """Return no client statistics."""
+    """Return an empty dict: the method has no client statistics."""
     return {}
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Metadata of a method: roles of its tensors, and settings of its rounds.
+    """Metadata of a method: roles and rules of its tensors, and settings of its rounds.
 
     Attributes:
         tensors: Patterns of names -> rules of messages, shared sites, tables with a row for every
@@ -244,13 +248,13 @@ class Metadata:
                     raise ValueError(f"metadata of {name!r}: {error}") from error
 
     def count(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the method's statistics of clients, such as numbers of pruned weights."""
+        """Compute the method's client statistics, such as the number of pruned weights."""
         with calling("statistics"):
             found = self.statistics(received, local, batch)
         return as_tensors("what statistics returns", found, len(batch))
 
     def extend(self, tensors: MetadataByPattern | None = None, **changes: Any) -> Metadata:
-        """Return a copy with metadata of more tensors, and changed attributes."""
+        """Return a copy with metadata of additional tensors and other changed attributes."""
         return replace(self, tensors={**self.tensors, **(tensors or {})}, **changes)
 
 
@@ -258,7 +262,7 @@ Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Monitor, Optimal, Mark)
 
 
 def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
-    """Return the monitored numbers of the server state, by their names without "server/"."""
+    """Return the monitored numbers in the server state, by name without "server/"."""
     seen = pick(server, " ".join(of_kind(metadata, Monitor)))
     for name, value in seen.items():
         as_numbers(f"{name!r}, which a Monitor watches,", value, (), None)
@@ -266,12 +270,12 @@ def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
 
 
 def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:
-    """Return the entries of metadata that have a given type, by name patterns."""
+    """Return the metadata of one class, such as `Monitor`, by name patterns."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return {names: fact for names, known in each for fact in known if isinstance(fact, kind)}
 
 
 def marked(metadata: MetadataByPattern, mark: Mark) -> str:
-    """Return the name patterns that have a given mark, joined by spaces."""
+    """Return the patterns of tensor names that have a given mark, joined by spaces."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return " ".join(names for names, known in each if any(fact == mark for fact in known))

@@ -1,4 +1,4 @@
-"""Federated methods: Pyro programs, a local schedule, messages and a server update."""
+"""Federated methods: Pyro programs, local training, messages and server aggregation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ClosedFormUpdate = Callable[[Tensors, Tensors, Batch], Tensors]
 
 @dataclass(frozen=True)
 class GradientStep:
-    """Gradient steps on the local tensors with matching names.
+    """Update of the local tensors with matching names by gradient steps on a loss.
 
     Attributes:
         names: shell patterns separated by spaces.
@@ -59,7 +59,7 @@ class GradientStep:
 
 @dataclass(frozen=True)
 class Phase:
-    """Stage of local training: updates that run on every minibatch of a client's rows.
+    """Phase of local training: updates that run on each minibatch of a client's rows.
 
     Attributes:
         updates: gradient steps and closed-form updates.
@@ -98,28 +98,28 @@ class Phase:
 
 
 def send_all(server: Tensors, cohort: Cohort) -> Tensors:
-    """Send all server tensors to every client, except those with names under "server/"."""
+    """Send all server tensors to each client, except those with names under "server/"."""
     public = {n: v for n, v in server.items() if not n.startswith("server/")}
     return spread_out(public, len(cohort.ids))
 
 
 def keep_nothing(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-    """Return no client state for a new client."""
+    """Return an empty client state: clients keep no tensors between rounds."""
     return {}
 
 
 def return_received(received: Tensors, local: Tensors) -> Tensors:
-    """Send the client's current values of the tensors that it received."""
+    """Return a message with the client's trained values of the tensors that it received."""
     return {n: local[n] for n in received}
 
 
 def as_trained(received: Tensors, local: Tensors) -> Tensors:
-    """Return the client's tensors unchanged, as the tensors of its predictive model."""
+    """Return the client's trained tensors unchanged, for its predictive model."""
     return local
 
 
 def as_received(received: Tensors, local: Tensors) -> Tensors:
-    """Return the client's tensors, with received values in place of trained ones."""
+    """Return the client's tensors, with trained values replaced by the received ones."""
     return local | received
 
 
@@ -145,13 +145,13 @@ class View:
     posterior: ServerPosterior | None = None
 
     def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
-        """Return the model's tensors, which programs read as local; a list for an ensemble."""
+        """Return the local tensors that the predictive model reads; a list for an ensemble."""
         return self.read(received, local)
 
 
 @dataclass(frozen=True, repr=False)
 class Method(Pickled, Summarised):
-    """Federated method: programs, a local schedule and a server update.
+    """Federated method: Pyro model and guide, local training, messages and aggregation.
 
     Attributes:
         init: Server: (generator, number of training clients) -> initial state.
@@ -224,7 +224,7 @@ class Method(Pickled, Summarised):
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Validate types; reject a replaced model or guide that other functions still read."""
+        """Validate the fields; reject a replaced model or guide that other functions still read."""
         check_fields(self)
         for i, phase in enumerate((*self.phases, *self.adapt)):
             if not isinstance(phase, Phase):
@@ -245,17 +245,17 @@ class Method(Pickled, Summarised):
 
     @property
     def main_view(self) -> str:
-        """Return the name of the main predictive model: "personal" if the method has one."""
+        """Name of the main predictive model: "personal" if the method has one."""
         return "personal" if "personal" in self.views else next(iter(self.views))
 
     @property
     def posterior_view(self) -> str:
-        """Return the name of the model from which the posterior is drawn."""
+        """Name of the predictive model from which posterior draws are taken."""
         own = (n for n, view in self.views.items() if getattr(view, "posterior", None))
         return next(own, self.main_view)
 
     def read_view(self, view: str, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
-        """Return the tensors [C, ...] of a predictive model; a list for an ensemble."""
+        """Return the tensors [C, ...] that a predictive model reads; a list for an ensemble."""
         known, what = received | local, f"what view {view!r} returns"
         with calling(f"view {view!r}", known):
             found = self.views[view](received, local)
@@ -270,27 +270,27 @@ class Method(Pickled, Summarised):
         return found
 
     def deployed(self, view: str) -> Method:
-        """Return the method with the download that one predictive model needs."""
+        """Return a copy of the method with the download that a predictive model needs."""
         download = getattr(self.views[view], "download", None)
         return self if download is None else replace(self, download=download)
 
     @property
     def shared(self) -> str:
-        """Return patterns of the sites that all clients share."""
+        """Name patterns of the sites that all clients share, joined by spaces."""
         return marked(self.metadata.tensors, SHARED)
 
     @property
     def per_client(self) -> str:
-        """Return patterns of server tensors with one entry per training client, [J, *p]."""
+        """Name patterns of server tensors with one entry for each training client, [J, *p]."""
         return marked(self.metadata.tensors, PER_CLIENT)
 
     @property
     def rules(self) -> dict[str, Rule]:
-        """Return the rules that messages must satisfy besides being finite, by name patterns."""
+        """Rules that messages must satisfy besides being finite, by name patterns."""
         return of_kind(self.metadata.tensors, Rule)
 
     def message_bytes(self, tensors: Tensors) -> Tensor:
-        """Return the bytes [C] that tensors [C, ...] need as messages."""
+        """Return the number of bytes [C] that each client's tensors need as a message."""
         total = dense(tensors)
         for names, cost in of_kind(self.metadata.tensors, WireCost).items():
             for name, value in pick(tensors, names).items():
@@ -299,16 +299,16 @@ class Method(Pickled, Summarised):
 
     @property
     def title(self) -> str:
-        """Return the title of the summary, with the name of the method if it has one."""
+        """Title of the printed summary, with the name of the method if it has one."""
         return f"Method {self.name}".strip()
 
     @property
     def programs(self) -> str:
-        """Return the names of model and guide as text."""
+        """Names of the model and the guide, as text for the printed summary."""
         return f"{_name(self.model)}, with the guide {_name(self.guide)}"
 
     def summary(self) -> Mapping[str, object]:
-        """Return the lines of the printed summary: name -> text."""
+        """Return the printed summary of the method, as label -> text."""
         return {
             "model": self.programs,
             **({"sites": self.metadata.sites} if self.metadata.sites else {}),

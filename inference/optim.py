@@ -1,4 +1,4 @@
-"""Optimizers for stacked clients: those of torch.optim that work element by element."""
+"""Elementwise optimizers of torch.optim, for the stacked tensors of several clients."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ Optim = Callable[[list[Tensor]], Optimizer]
 
 
 class Light(Optimizer):
-    """Optimizer that avoids importing torch's compiler, which takes more than a second."""
+    """Base class of optimizers that avoids the slow import of torch's compiler."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
 
 
 def lightly(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an optimizer's step method without torch's wrapper, except its gradient mode."""
+    """Remove torch's wrapper, which imports the compiler, from an optimizer's `step` method.
+
+    The gradient mode that the wrapper sets is kept.
+    """
     plain = unwrap(step)
 
     def go(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -36,31 +39,31 @@ def lightly(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LightSgd(Light, torch.optim.SGD):
-    """SGD of torch, without the slow import of torch's compiler."""
+    """SGD optimizer of torch, without the slow import of torch's compiler."""
 
     step = lightly(torch.optim.SGD.step)
 
 
 class LightAdam(Light, torch.optim.Adam):
-    """Adam of torch, without the slow import of torch's compiler."""
+    """Adam optimizer of torch, without the slow import of torch's compiler."""
 
     step = lightly(torch.optim.Adam.step)
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """Factory of plain SGD optimizers, with its settings as attributes; see `sgd`."""
+    """Factory of SGD optimizers with the given settings; see `sgd`."""
 
     lr: float
     momentum: float
     options: Mapping[str, Any]
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
-        """Return the optimizer of the given tensors."""
+        """Create an SGD optimizer of the given tensors."""
         return LightSgd(params, **self.options, lr=self.lr, momentum=self.momentum)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
-        """Return the optimizer state of a tensor before the first step; None if it is special."""
+        """Return a tensor's optimizer state before the first step; None with dampening."""
         if self.options.get("dampening"):
             return None
         return {"momentum_buffer": torch.zeros_like(param)} if self.momentum else {}
@@ -68,17 +71,17 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adam:
-    """Factory of Adam optimizers, with its settings as attributes; see `adam`."""
+    """Factory of Adam optimizers with the given settings; see `adam`."""
 
     lr: float
     options: Mapping[str, Any]
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
-        """Return the optimizer of the given tensors."""
+        """Create an Adam optimizer of the given tensors."""
         return LightAdam(params, **self.options, lr=self.lr)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
-        """Return the optimizer state of a tensor before the first step; None if unknown."""
+        """Return a tensor's optimizer state before the first step; None for AMSGrad or unfused."""
         if self.options.get("amsgrad") or not self.options["fused"]:
             return None
         step = torch.zeros((), dtype=torch.float32, device=param.device)
@@ -89,7 +92,7 @@ class Adam:
 def sgd(
     lr: NotNegative, momentum: ShareBelowOne = 0.0, clip: Positive | None = None, **options: Any
 ) -> Optim:
-    """Return a factory of plain SGD optimizers, as the papers use it.
+    """Return a factory of SGD optimizers, with optional momentum and gradient clipping.
 
     Args:
         lr: learning rate, on the scale of the loss it is used with (sum or mean).
@@ -114,19 +117,19 @@ def adam(lr: NotNegative, **options: Any) -> Optim:
 
 @dataclass(frozen=True)
 class Clipped:
-    """Factory of optimizers with gradient clipping per client; see `clipped`."""
+    """Factory of optimizers that clip each client's gradient norm; see `clipped`."""
 
     make: Optim
     norm: float
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
-        """Return the optimizer of the given tensors."""
+        """Create an optimizer of the given tensors with gradient clipping."""
         optimiser = self.make(params)
         optimiser.register_step_pre_hook(self.clip)
         return optimiser
 
     def clip(self, optimiser: Optimizer, *_: Any) -> None:
-        """Scale down each client's gradient to the largest permitted norm."""
+        """Scale each client's gradient down to the maximum norm, in a hook before the step."""
         moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
         squares = torch.stack([p.grad.reshape(len(p), -1).square().sum(1) for p in moving]).sum(0)
         factor = (self.norm / (squares.sqrt() + 1e-6)).clamp(max=1)
@@ -135,7 +138,7 @@ class Clipped:
             p.grad = p.grad * like(factor, p)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
-        """Return the optimizer state of a tensor before the first step; None if unknown."""
+        """Return a tensor's optimizer state before the first step; None if it is unknown."""
         return initial(self.make, param)
 
 
@@ -146,19 +149,19 @@ def clipped(make: Optim, norm: Positive) -> Optim:
 
 
 def initial(make: Optim, param: Tensor) -> dict[str, Tensor] | None:
-    """Return the optimizer state of a tensor before the first step; None if unknown."""
+    """Return a tensor's optimizer state before the first step; None if it is unknown."""
     return make.initial(param) if isinstance(make, (Sgd, Adam, Clipped)) else None
 
 
 def numbers(optimiser: Optimizer) -> list[Any]:
-    """Return the values in an optimizer's state and options that are not tensors."""
+    """Return all values in an optimizer's state and options that are not tensors."""
     known = [v for state in optimiser.state.values() for v in state.values()]
     known += [v for g in optimiser.param_groups for n, v in g.items() if n != "params"]
     return [v for v in known if not torch.is_tensor(v)]
 
 
 def narrow(optimiser: Optimizer, clients: int) -> None:
-    """Restrict an optimizer to the first clients of its stacked tensors."""
+    """Restrict an optimizer's stacked tensors and state to the first `clients` clients."""
     for group in optimiser.param_groups:
         for p in group["params"]:
             p.data = p.data[:clients]

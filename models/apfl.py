@@ -1,4 +1,4 @@
-"""APFL: each client learns the weights with which it mixes the global and a local model.
+"""APFL: each client mixes a global and a local model by a weight that it learns.
 
 Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020.
 
@@ -57,7 +57,7 @@ def build(
     lr_alpha: NotNegative = 0.03,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build APFL.
+    """Build the APFL method (adaptive personalized federated learning).
 
     Args:
         net: the network; all its parameters are shared, and personal a second time.
@@ -71,7 +71,7 @@ def build(
     train, step = only_step(base)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the local model v_j with the global w, and the mixture weight with alpha."""
+        """Initialize the local model v_j with the global w, and the weight alpha_j with alpha."""
         return start_own(received, cohort, generator) | {
             "alpha": torch.full_like(cohort.size, alpha)
         }
@@ -84,11 +84,11 @@ def build(
         }
 
     def clamp(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Clamp the mixture weight alpha_j to the interval from 0 to 1."""
+        """Clamp the mixture weight alpha_j to the interval [0, 1]."""
         return {"alpha": local["alpha"].clamp(0, 1)}
 
     def at_mixture(received: Tensors, local: Tensors) -> Tensors:
-        """Return the mixture with its full gradient passed to v_j, independent of alpha_j."""
+        """Return the mixed parameters, with derivative 1 instead of alpha_j with respect to v_j."""
         now, own = mixed(received, local), role("own", local)
         return now | {n: now[n].detach() + (own[n] - own[n].detach()) for n in received}
 

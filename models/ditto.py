@@ -1,4 +1,4 @@
-"""Ditto: FedAvg, and a personal model for each client with a penalty towards the global one.
+"""Ditto: FedAvg plus a personal model per client, penalized for its distance to the global one.
 
 Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
 ICML 2021.
@@ -51,7 +51,7 @@ def build(
     own_epochs: Whole | None = None,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
-    """Build Ditto.
+    """Build the Ditto method: FedAvg and a regularized personal model for each client.
 
     Args:
         net: the network; all its parameters are shared, and personal a second time.

@@ -1,4 +1,4 @@
-"""FALD: federated averaging Langevin dynamics, whose draws the server stores; also FSGLD.
+"""FALD: federated averaging Langevin dynamics, a sampler of the global posterior; also FSGLD.
 
 Deng, Zhang, Ma, Song and Lin, "On Convergence of Federated Averaging Langevin Dynamics", UAI 2024
 (2021); with surrogates, El Mekkaoui, Mesquita, Blomstedt and Kaski, "Federated Stochastic Gradient
@@ -95,7 +95,7 @@ def build(
     lr: Positive = 4e-5,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build FALD or, with surrogates, FSGLD.
+    """Build FALD (federated averaging Langevin dynamics) or, with surrogates, FSGLD.
 
     Args:
         net: the network; all its parameters are shared and Bayesian.
@@ -132,7 +132,7 @@ def build(
     def energy(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the client's energy times the learning rate, lr U_j, [C]."""
+        """Return lr U_j [C], the client's negative log posterior times the learning rate."""
         share = received["share"]
         found = elbo(kl=lambda *_: share)(model, guide, received, local, data) / share
         if surrogates != "none":
@@ -142,7 +142,7 @@ def build(
         return lr * found
 
     def shake(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Add the Langevin noise of a step to the parameters."""
+        """Add the Gaussian noise of a Langevin step to the client's parameters."""
         width, moved = (2 * lr * temperature / received["share"]).sqrt(), {}
         with data.clients():  # the noise of a site is the client's own
             for n in names:
@@ -153,7 +153,7 @@ def build(
         return moved
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Set the server's parameters to the clients' mean, and append it to the chain."""
+        """Set the server's parameters to the clients' mean, and append them to the chain."""
         now = {n: pooled[n] for n in names}
         past = role(HELD, server)
         chain = {
@@ -164,7 +164,7 @@ def build(
         return server | now | under(HELD, chain) | under("total", total)
 
     def counted(server: Tensors, draws: int) -> Tensors:
-        """Return evenly spaced draws of the chain after the burn-in, [draws, *p]."""
+        """Return `draws` evenly spaced draws of the chain after the burn-in, [draws, *p]."""
         chain = role(HELD, server) or {n: server[f"w/{n}"][None] for n in net.shapes}
         rounds = len(next(iter(chain.values())))
         first = int(discard * rounds)
@@ -172,11 +172,11 @@ def build(
         return {n: v[at.to(v.device)] for n, v in chain.items()}
 
     def drawn(server: Tensors, draws: int, generator: Generator) -> tuple[Tensors, Tensors]:
-        """Return draws of the shared parameters from the chain."""
+        """Return posterior draws of the shared parameters from the chain stored at the server."""
         return counted(server, draws), {}
 
     def with_draws(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the parameters and some draws of the chain to the clients."""
+        """Send the parameters and an ensemble of draws from the chain to each client."""
         some = under("teacher/w", counted(server, ensemble))
         sent = {n: v for n, v in server.items() if not n.startswith("server/")}
         return spread_out(sent | some, len(cohort.ids))
@@ -217,13 +217,13 @@ class Factors:
         self.normals = Normals(sum(s.numel() for s in net.shapes.values()), full)
 
     def none(self) -> Tensors:
-        """Return a constant factor, with natural parameters of zero."""
+        """Return the natural parameters of a constant factor, which are all zero."""
         d = self.normals.size
         entries = d * (d + 1) // 2 if self.normals.full else d
         return {"shift": torch.zeros(d), "precision": torch.zeros(entries)}
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's factor as a constant."""
+        """Initialize the client's factor as a constant: natural parameters of zero."""
         return under("own", {n: torch.zeros_like(received[f"total/{n}"]) for n in PARAMETERS})
 
     def times(self, precision: Tensor, w: Tensor) -> Tensor:
@@ -231,17 +231,17 @@ class Factors:
         return times(self.normals.matrix(precision), w) if self.normals.full else precision * w
 
     def energy(self, factor: Tensors, w: Tensor) -> Tensor:
-        """Return the negative log density of a factor at w [C, d]: [C]."""
+        """Return the negative log density [C] of a factor at w [C, d], up to a constant."""
         value: Tensor = (w * (self.times(factor["precision"], w) / 2 - factor["shift"])).sum(-1)
         return value
 
     def phases(
         self, model: Program, guide: Program, names: list[str], batch: int | None
     ) -> tuple[Phase, ...]:
-        """Return the phases that compute the factor: two before the chain and one after it."""
+        """Return the phases that compute the client's factor: two before sampling, one after."""
 
         def slope(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Set the gradient of -log p(D_j | w), and reset the information matrix."""
+            """Compute the gradient of -log p(D_j | w), and reset the Fisher information to zero."""
             found = gradient(model, guide, elbo(kl=0.0), names, received, local, data)
             none = torch.zeros_like(received["total/precision"])
             return {
@@ -257,7 +257,7 @@ class Factors:
             return {"new/precision": local["new/precision"] + found * local["each"][:, None]}
 
         def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Replace the client's factor, and store its change for the server."""
+            """Replace the client's factor by the new one, and store the change for the server."""
             w = flattened({n: received[n] for n in names})
             precision = local["new/precision"]
             shift = self.times(precision, w) - local["slope"]
@@ -271,7 +271,7 @@ class Factors:
 
 
 def refused(server: Tensors, cohort: Cohort) -> Tensors:
-    """Raise an error, as a client that lost its factor cannot be reset."""
+    """Raise ValueError if clients lost their factors, as the server's sum still contains them."""
     if len(cohort.ids):
         raise ValueError(
             "fald: what a client has lost, its surrogate, is in the server's sum for good; "

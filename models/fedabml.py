@@ -93,7 +93,7 @@ def build(
     tune_steps: Count = 1,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build FedABML.
+    """Build the FedABML method (amortized Bayesian meta-learning).
 
     Args:
         net: the network; all its parameters are random.
@@ -137,7 +137,7 @@ def build(
     descend = descended(loss, q.names, lr, steps)
 
     def theta(loc: Tensors, log_scale: Tensors) -> Tensors:
-        """Return the prior's tensors by role, with standard deviations above the lower bound."""
+        """Return the prior's means and log standard deviations, the latter bounded below."""
         bounded = {n: v.clamp(min=math.log(FLOOR)) for n, v in log_scale.items()}
         return under("loc", loc) | (under("log_scale", bounded) if q.random else {})
 
@@ -154,20 +154,20 @@ def build(
         )
 
     def posterior(local: Tensors) -> Tensors:
-        """Initialize the client's posterior phi with a copy of the prior theta."""
+        """Return initial posterior parameters phi: a copy of the prior's parameters theta."""
         sd = {n: log_scale(local, n).exp() for n in net.shapes}
         return q.start({n: v.clone() for n, v in role("loc", local).items()}, sd)
 
     def centred(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
-        """Return the prior p(w_i | theta) around m, with a lower bound on its scale."""
+        """Return the prior p(w_i | theta), centered at m, with its scale bounded below."""
         sd, least = log_scale(local, name).exp(), (lr * kl / data.size).sqrt()
         sd = sd.maximum(least.reshape(-1, *(1 for _ in sd.shape[1:])))
         return as_event(prior(local[f"loc/{name}"], sd), len(shape))
 
     def follow(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Update the prior's parameters theta by a gradient step (line 9)."""
+        """Update the prior's parameters theta by a plain or natural gradient step (line 9)."""
         mean, variance = q.moments(received, local, data)
         loc, width = {}, {}
         for n, m in role("loc", local).items():
@@ -182,11 +182,14 @@ def build(
         return theta(loc, width)
 
     def bound(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Apply the lower bound to the standard deviations."""
+        """Return the prior's parameters, with standard deviations bounded below."""
         return theta(role("loc", local), role("log_scale", local))
 
     def spreads(server: Tensors, message: Tensors) -> Tensors:
-        """Return the moments to average, taken about the server's m for numerical precision."""
+        """Return clients' means, and standard deviations or second moments, for averaging.
+
+        Second moments are taken about the server's m, for numerical precision.
+        """
         width = {n: (power * v).exp() for n, v in role("log_scale", message).items()}
         if average == "moments":
             old = role("loc", server)
@@ -194,7 +197,7 @@ def build(
         return under("loc", role("loc", message)) | under("log_scale", width)
 
     def prior_of(server: Tensors, found: Tensors) -> Tensors:
-        """Compute the prior's m and nu from the averaged moments."""
+        """Compute the prior's mean m and log standard deviation nu from averaged moments."""
         loc, width = role("loc", found), role("log_scale", found)
         if average == "moments":
             old = role("loc", server)
@@ -208,7 +211,7 @@ def build(
     def robust_moments(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Average the moments about the new m, as a robust rule requires two steps.
+        """Aggregate means by a robust rule, and then second moments about the new mean.
 
         So it needs all messages.
         """
@@ -233,12 +236,12 @@ def build(
     def ahead(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the loss after k gradient steps from theta."""
+        """Return the loss [C] after k gradient steps on phi that start at the prior's theta."""
         reached = descend(model, guide, received, local | posterior(local), data)
         return loss(model, guide, received, reached, data)
 
     def start(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Initialize the client's posterior phi with the prior theta."""
+        """Initialize the client's posterior parameters phi with the prior's parameters theta."""
         return posterior(local)
 
     begin = Phase((start,))
@@ -269,7 +272,10 @@ def build(
 
 
 def gradient(m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return dKL[q || p]/dm and dKL[q || p]/dnu of a normal prior (line 9), all [C, *p]."""
+    """Return gradients of KL[q || p] with respect to a normal prior's m and nu, [C, *p] each.
+
+    This is line 9 of algorithm 1.
+    """
     s2, gap = (2 * nu).exp(), mean - m
     return -gap / s2, 1 - (variance + gap.square()) / s2
 
@@ -277,7 +283,7 @@ def gradient(m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor) -> tuple[Ten
 def step_to(
     m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor, share: float
 ) -> tuple[Tensor, Tensor]:
-    """Move the prior's first and second moments a fraction towards those of the posterior.
+    """Move a normal prior's first two moments a fraction of the way to the posterior's moments.
 
     This is a natural gradient step on KL[q || p] in the mean parameters of the normal (Amari,
     "Natural Gradient Works Efficiently in Learning", 1998): a variance stays positive at any

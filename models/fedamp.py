@@ -1,4 +1,4 @@
-"""FedAMP: the server sends each client an average that weights similar clients more.
+"""FedAMP: each client receives an average of models that weights similar clients more.
 
 Huang, Chu, Zhou, Wang, Liu, Pei and Zhang, "Personalized Cross-Silo Federated Learning on Non-IID
 Data", AAAI 2021.
@@ -70,7 +70,7 @@ def build(
     prior: LocationScale = dist.Normal,
     **training: Unpack[fedavg.Descent],
 ) -> Method:
-    """Build FedAMP.
+    """Build the FedAMP method (attentive message passing between similar clients).
 
     Args:
         net: the network; every client has all its parameters for itself.
@@ -106,7 +106,7 @@ def build(
         return by_angle(models, others, me, self_weight, sigma)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send each client its weighted average u_j."""
+        """Send each client j a weighted average u_j of the stored client models."""
         held, even = role(kept_models.MODEL, server), kept_models.evenly(server)
         models, heard = (
             torch.cat([v.flatten(1) for v in held.values()], 1),
@@ -118,7 +118,7 @@ def build(
         return under("cloud", kept_models.combined(server, torch.stack(xi)))
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize local training at the received average u_j."""
+        """Initialize the client's model w_j with the received average u_j."""
         return role("cloud", received)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
@@ -139,7 +139,7 @@ def build(
 
 
 def by_distance(models: Tensor, others: Tensor, me: int, alpha: float, sigma: float) -> Tensor:
-    """Return attention weights of all models, which fall with the squared distance.
+    """Return weights alpha A'(||w_j - w_i||^2) of other clients i, and 1 minus their sum for j.
 
     >>> models = torch.tensor([[0.0], [1.0], [3.0]])
     >>> by_distance(models, torch.tensor([0.0, 1.0, 1.0]), 0, alpha=1.0, sigma=2.0)
@@ -152,7 +152,7 @@ def by_distance(models: Tensor, others: Tensor, me: int, alpha: float, sigma: fl
 
 
 def by_angle(models: Tensor, others: Tensor, me: int, own: float, sigma: float) -> Tensor:
-    """Return attention weights of all models, which rise with the cosine similarity."""
+    """Return weights proportional to exp(sigma cos(w_j, w_i)), and `own` for the client itself."""
     cosine = torch.stack([cosine_similarity(v, models[me], 0) for v in models])
     xi = torch.where(others > 0, sigma * cosine, -torch.inf).softmax(0) * (1 - own)
     xi = xi if bool(others.any()) else torch.zeros_like(others)

@@ -59,13 +59,13 @@ class Descent(TypedDict, total=False):
 
 
 class LocalTraining(Descent, total=False):
-    """Settings of local training as in FedAvg."""
+    """Settings of local training as in FedAvg: with a prior, without an aggregation rule."""
 
     prior: Prior
 
 
 class Training(LocalTraining, total=False):
-    """Settings of local training as in FedAvg, and of the aggregation."""
+    """Settings of FedAvg: local training, prior and aggregation rule."""
 
     aggregation: str | Combine
 
@@ -100,7 +100,7 @@ def build(
     fine_tune: Whole = 0,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build FedAvg.
+    """Build the FedAvg method (federated averaging).
 
     Args:
         net: the network; all its parameters are shared.

@@ -42,7 +42,7 @@ def build(
     server_momentum: ShareBelowOne = 0.9,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build FedAvgM.
+    """Build the FedAvgM method (federated averaging with server momentum).
 
     Args:
         net: the network; all its parameters are shared.

@@ -1,4 +1,4 @@
-"""FedBABU: clients train the base together and fine-tune the head for themselves.
+"""FedBABU: clients train all layers but the head together, and fine-tune on their own rows.
 
 Oh, Kim and Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification",
 ICLR 2022.
@@ -47,7 +47,7 @@ def build(
     tune: Tune = "all",
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build FedBABU.
+    """Build FedBABU: FedAvg with a fixed random head, fine-tuned by each client before evaluation.
 
     Args:
         net: the network.

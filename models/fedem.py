@@ -73,7 +73,7 @@ def build(
     adapt_steps: Count = 20,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build FedEM.
+    """Build the FedEM method (a mixture of shared component models, fitted by EM).
 
     Args:
         net: the network; every component has all its parameters.
@@ -101,17 +101,17 @@ def build(
     q = family({"pi": shape}, loc="weight", spread="log_count")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize each component by an independent random draw."""
+        """Initialize each component's model by an independent random draw."""
         starts = [net.init(generator) for _ in range(components)]
         return under("component", {n: torch.stack([s[n] for s in starts]) for n in net.shapes})
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the mixture weights as equal."""
+        """Initialize the client's mixture weights pi_j as equal."""
         even = torch.full_like(cohort.size, 1 / components)[:, None].expand(-1, components)
         return {"log_count/pi": torch.zeros_like(even)} if q.random else {"weight/pi": even}
 
     def fits(local: Tensors, data: Batch) -> TorchDistribution:
-        """Return the likelihood of each component, batch shape [C, B, K]."""
+        """Return the likelihood of the rows under each component, batch shape [C, B, K]."""
         w = role("component", local)
         each = [{n: v.select(2, k) for n, v in w.items()} for k in range(components)]
         outputs = torch.stack([net(own, data.x) for own in each], 2)
@@ -131,13 +131,13 @@ def build(
                 pyro.sample("y", mixed(pi, fits(local, data)), obs=data.y)
 
     def log_density(local: Tensors, data: Batch) -> Tensor:
-        """Return log p(y_i | x_i, w_k), [C, B, K]."""
+        """Return each row's log likelihood under each component, [C, B, K]."""
         return fits(with_rows(pick(local, "component/*"), len(data)), data).log_prob(
             data.y.unsqueeze(2)
         )
 
     def expect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Update responsibilities (E-step) and mixture weights (M-step)."""
+        """Update the rows' responsibilities (E-step) and the mixture weights (M-step)."""
         with torch.no_grad():
             share = responsibilities(log_weight(local), log_density(local, data))
         share = share * data.mask.unsqueeze(2)
@@ -146,14 +146,14 @@ def build(
         return {"rows/q": share, **weigh(before, count)}
 
     def log_weight(local: Tensors) -> Tensor:
-        """Return the mean of log pi_j under q, [C, K]."""
+        """Return the log mixture weights log pi_j [C, K], or their mean if q is a Dirichlet."""
         if not q.random:
             return local["weight/pi"].log()
         count = local["log_count/pi"].exp()
         return count.digamma() - count.sum(-1, keepdim=True).digamma()
 
     def weigh(before: TorchDistribution, count: Tensor) -> Tensors:
-        """Return q(pi_j) after counts [C, K] of rows."""
+        """Return parameters of q(pi_j), given the prior and expected row counts [C, K]."""
         count = count + concentration(before, not q.random).expand(len(count), 1, -1)[:, 0]
         if q.random:
             return {"log_count/pi": count.log()}
@@ -162,12 +162,15 @@ def build(
     def complete(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the mean over rows of -sum_k q_ik log p(y_i | x_i, w_k), [C]."""
+        """Return the expected negative log likelihood per row under the responsibilities, [C].
+
+        That is the mean over rows of -sum_k q_ik log p(y_i | x_i, w_k).
+        """
         cost = -(data.take_rows(local["rows/q"]) * log_density(local, data)).sum(2)
         return (torch.where(data.mask, cost, 0) * data.counts).sum(1) / data.size
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
-        """Return the mixture weights and the components of a client."""
+        """Return the client's mixture weights and component parameters."""
         return local
 
     return Method(
@@ -188,7 +191,7 @@ def build(
 
 
 def responsibilities(log_weight: Tensor, log_density: Tensor) -> Tensor:
-    """Return q_ik of rows [C, B, K], given log pi [C, K] and log p(y_i | x_i, w_k) [C, B, K].
+    """Return responsibilities q_ik [C, B, K], given log weights [C, K] and log likelihoods.
 
     >>> weight, density = torch.tensor([[0.5, 0.5]]), torch.tensor([[[0.9, 0.1], [0.2, 0.6]]])
     >>> responsibilities(weight.log(), density.log())
@@ -199,7 +202,7 @@ def responsibilities(log_weight: Tensor, log_density: Tensor) -> Tensor:
 
 
 def mixed(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
-    """Mix distributions of batch shape [C, B, K] by weights [..., C, 1, K]."""
+    """Return the mixture of K distributions, batch shape [C, B, K], with weights [..., C, 1, K]."""
     found: TorchDistribution
     if isinstance(fn, dist.Categorical):
         found = Categorical(logits=(weight.log().unsqueeze(-1) + fn.logits).logsumexp(-2))
@@ -213,7 +216,7 @@ def mixed(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
 
 
 def concentration(prior: TorchDistribution, has_mode: bool) -> Tensor:
-    """Return the validated concentration of a Dirichlet prior, [..., K].
+    """Return the concentration [..., K] of a Dirichlet prior; raise ValueError if it is invalid.
 
     >>> concentration(dist.Dirichlet(torch.ones(2)), has_mode=True)
     tensor([1., 1.])

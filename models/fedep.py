@@ -106,7 +106,7 @@ def build(
     lr: Positive = 0.01,
     momentum: ShareBelowOne = 0.9,
 ) -> Method:
-    """Build FedEP.
+    """Build the FedEP method (federated expectation propagation).
 
     Args:
         net: the network; all its parameters are shared and Bayesian.
@@ -166,10 +166,10 @@ class Tilted:
     def by_mode(
         self, epochs: int, batch: int | None, lr: float, momentum: float
     ) -> tuple[Phase, ...]:
-        """Approximate the tilted distribution by its mode and curvature."""
+        """Return phases that approximate the tilted distribution by its mode and curvature."""
 
         def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Set q_j to the normal distribution around the mode."""
+            """Set q_j to the normal with the mode as mean and the curvature as precision."""
             precision = received["precision"] + local["information"]
             factor = self.core.factor(precision, flattened(role("w", local)))
             return self.known(*self.core.normals.moments(factor))
@@ -180,11 +180,11 @@ class Tilted:
     def by_chain(
         self, burn_in: int, epochs: int, batch: int | None, lr: float
     ) -> tuple[Phase, ...]:
-        """Approximate the tilted distribution by the moments of a Langevin chain after burn-in."""
+        """Return phases that approximate the tilted distribution by moments of a Langevin chain."""
         steps = langevin("w", lr, self.loss)
 
         def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Add a draw to the sums of the moments."""
+            """Add the current draw to the sums of first and second moments."""
             u = flattened(role("w", local)) - local["centre"]
             square = u[..., None] * u[:, None] if self.core.normals.full else u.square()
             return {
@@ -194,7 +194,7 @@ class Tilted:
             }
 
         def nothing(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Reset the sums of the chain's moments to zero."""
+            """Reset the sums of first and second moments to zero after the burn-in."""
             u = flattened(role("w", local))
             full = self.core.normals.full
             squares = torch.zeros_like(u[..., None] * u[:, None] if full else u)
@@ -206,7 +206,7 @@ class Tilted:
             }
 
         def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Set q_j to the normal distribution with the moments of the draws."""
+            """Set q_j to the normal distribution with mean and covariance of the draws."""
             count = local["drawn"][:, None]
             mean = local["sum"] / count
             if self.core.normals.full:
@@ -220,10 +220,13 @@ class Tilted:
         return *chain, counted, Phase((settle,))
 
     def by_nuts(self, draws: int) -> tuple[Phase, ...]:
-        """Draw from the tilted distribution of each client by NUTS."""
+        """Return a phase that fits a normal to NUTS draws of each tilted distribution."""
 
         def sampled(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Draw samples with the client's own random stream."""
+            """Draw samples by NUTS, and set q_j to the normal with their moments.
+
+            Each client has its own random stream.
+            """
             with data.clients():
                 zero = torch.zeros_like(data.size, dtype=torch.float64)[:, None]
                 noise = pyro.sample("_seed", dist.Normal(zero, torch.ones_like(zero)))
@@ -252,7 +255,7 @@ class Tilted:
         return (Phase((sampled,)),)
 
     def energy(self, received: Tensors, data: Batch, c: int, at: Tensors) -> Tensor:
-        """Return the negative log density of one client at u [d], up to a constant."""
+        """Return the negative log tilted density of client c at u [d], up to a constant."""
         w = {n: v[None, None] for n, v in parted(at["u"], self.core.net.shapes).items()}
         rows = self.core.likelihood(self.core.net(w, data.x), data.x).log_prob(data.y)
         cavity = {n: received[n][c] for n in PARAMETERS}
@@ -270,26 +273,29 @@ class Tilted:
         return fit(model, guide, received, local, data) + held
 
     def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Initialize the client's parameters at the mean of the cavity."""
+        """Initialize the client's parameters at the mean of the received cavity."""
         mean, _ = self.core.normals.moments(pick(received, "shift precision"))
         prior = {"mean": mean, "precision": received["precision"]}
         return under("w", parted(mean, self.core.net.shapes)) | under("prior", prior)
 
     def root(self, second: Tensor) -> Tensor:
-        """Return the Cholesky factor of a covariance; NaN if it is not positive definite."""
+        """Return the Cholesky root of a full covariance, or the square root of variances.
+
+        The root is NaN if the covariance is not positive definite.
+        """
         if not self.core.normals.full:
             return second.clamp(min=FLOOR).sqrt()
         found, info = torch.linalg.cholesky_ex(second)
         return torch.where((info == 0)[:, None, None], found, torch.nan)
 
     def known(self, mean: Tensor, root: Tensor) -> Tensors:
-        """Return the parameters of q_j in the form that the guide of PVI reads."""
+        """Return mean and covariance root of q_j as the local tensors that PVI's guide reads."""
         moved = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
         return {"mean": mean, "root": root, "moved": moved}
 
 
 def without_factors(method: Method, core: Laplace, damping: float | None) -> Method:
-    """Return the stateless variant, in which all clients share the mean factor."""
+    """Return the stateless variant of FedEP, in which all clients share the mean factor."""
 
     def init(source: torch.Generator, clients: int) -> Tensors:
         """Initialize the server's q, and store the number of clients."""
@@ -297,17 +303,17 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         return pick(method.init(source, clients), "shift precision") | {"server/share": share}
 
     def others(server: Tensors) -> Tensors:
-        """Return the cavity q / t, the posterior without one factor."""
+        """Return natural parameters of the cavity q / t, the posterior without one mean factor."""
         prior = core.factor_of_prior
         share = server["server/share"]
         return {n: torch.lerp(server[n], prior[n].to(share), share) for n in PARAMETERS}
 
     def cavity(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the cavity q / t to each client."""
+        """Send the cavity (posterior q divided by the mean factor t) to each client."""
         return send_all(others(server), cohort)
 
     def merged(server: Tensors, pooled: Tensors) -> Tensors:
-        """Update the mean factor with damping."""
+        """Update q by a damped step of the mean factor, halved until q is proper."""
         share, known = server["server/share"], others(server)
         rate = float(share.sqrt()) if damping is None else damping
         prior = {n: v.to(share) for n, v in core.factor_of_prior.items()}
@@ -320,12 +326,12 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def read(received: Tensors, local: Tensors) -> Tensors:
-        """Return the parameters of the posterior q."""
+        """Return the local tensors with mean and covariance root of the received q."""
         mean, root = core.normals.moments(pick(received, "shift precision"))
         return local | {"mean": mean, "root": root}
 
     def anew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Reset the parameters of a client whose factor is improper."""
+        """Initialize the client's state in every round, as no state is stored in between."""
         return method.init_client(received, data.cohort, generator(0))
 
     # What is sent is no change of what the server has, but a distribution as well.

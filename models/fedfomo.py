@@ -69,7 +69,7 @@ def build(
     least: Count = 10,
     **training: Unpack[fedavg.LocalTraining],
 ) -> Method:
-    """Build FedFomo.
+    """Build the FedFomo method (federated first-order model optimization).
 
     Args:
         net: the network; every client has all its parameters for itself.
@@ -93,7 +93,7 @@ def build(
     train, step = only_step(base)
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize all clients with the same draw and an empty table of models."""
+        """Initialize the server: one random draw for all clients, and zero affinities."""
         server = kept_models.begin(base.init(generator, clients), clients)
         if downloads is None:
             return server
@@ -105,7 +105,7 @@ def build(
         }
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send each client M models, and flags for those of other clients."""
+        """Send each client M stored models, and flags that mark valid models of other clients."""
         held, ids = role(kept_models.MODEL, server), cohort.ids
         among = torch.arange(len(server[kept_models.HEARD]), device=ids.device)
         chosen = among.expand(len(ids), -1)
@@ -118,7 +118,7 @@ def build(
         return sent | {"known": good.to(server[kept_models.HEARD])}
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize local training at the mean of the received models."""
+        """Initialize the client's parameters at the mean of the received models."""
         known, others = received["known"], role("other", received)
         known = torch.where(known.any(1, keepdim=True), known, first_of(known))
         weight = known / known.sum(1, keepdim=True)
@@ -126,7 +126,7 @@ def build(
         return mean | under("base", mean)
 
     def approach(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Move the parameters towards the models with a smaller validation loss."""
+        """Move the client's parameters towards received models with smaller validation loss."""
         here, others = role("base", local), role("other", received)
         judged = replace(data, mask=data.mask & is_judge(data, held_back, least))
 
@@ -151,20 +151,20 @@ def build(
     def learned(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the mean loss of the training rows without the validation rows."""
+        """Return the mean loss of the client's training rows, without its validation rows, [C]."""
         held = is_judge(data, held_back, least) & (data.size * held_back >= least)[:, None]
         rest = replace(data, mask=data.mask & ~held)
         return step.loss(model, guide, received, local, rest)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send w_j and, on request, the weights of the received models."""
+        """Send w_j and, if downloads are limited, the weights of the received models."""
         message = {n: local[n] for n in role("other", received)}
         return message if downloads is None else message | {"weight": local["weight"]}
 
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Store every message as its client's model; choose the models to send next."""
+        """Store every message as its client's model, and choose the models to send next."""
         server = kept_models.keep(server, message, cohort, generator)
         if downloads is None:
             return server
@@ -203,7 +203,7 @@ def build(
 
 
 def is_judge(data: Batch, share: float, least: int) -> Tensor:
-    """Return which rows [C, B] are validation rows."""
+    """Return a bool mask [C, B] of the rows that are used for validation."""
     width = data.mask.shape[1]
     at = torch.arange(width, device=data.ids.device) if data.at is None else data.at
     every = ((at + 1) * share).floor() > (at * share).floor()
@@ -211,13 +211,13 @@ def is_judge(data: Batch, share: float, least: int) -> Tensor:
 
 
 def gain(better: Tensor, here: Tensors, there: Tensors) -> Tensor:
-    """Return the decrease of the loss per distance, [C]; 0 if it does not decrease."""
+    """Return the decrease in loss per distance between two models, [C]; 0 if there is none."""
     away = total({n: (there[n] - v).square() for n, v in here.items()}).sqrt()
     return torch.where((better > 0) & (away > 0), better / away, 0)
 
 
 def first_of(weight: Tensor) -> Tensor:
-    """Return weights [C, M] that select the first of M models."""
+    """Return weights of the same shape [C, M]: 1 for the first model, 0 for the others."""
     return torch.eye(weight.shape[1]).to(weight)[0].expand_as(weight)
 
 
@@ -227,7 +227,7 @@ def mixed(weight: Tensor, values: Tensor) -> Tensor:
 
 
 def best(score: Tensor, random: Tensor, often: Tensor, open_to: Tensor) -> Tensor:
-    """Return M columns of each row, with the largest scores or drawn at random.
+    """Return the indices [R, M] of M columns per row, chosen by largest score or at random.
 
     Args:
         score: [R, J].

@@ -85,7 +85,7 @@ def build(
     fine_tune: Whole = 5,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build FedHB.
+    """Build the FedHB method (hierarchical Bayesian federated learning).
 
     Args:
         net: the network; all its parameters are random.
@@ -124,7 +124,7 @@ def build(
     def of_population(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
-        """Define the expected log prior of w_j under q(phi)."""
+        """Return the prior of the client's weights w_j, given received moments of q(phi)."""
         width = received[f"log_scale/{name}"].exp()
         return as_event(prior(received[f"loc/{name}"], width), len(shape))
 
@@ -136,18 +136,18 @@ def build(
         return under("loc", start) | under("log_scale", width) | known
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Initialize q_j with the received parameters."""
+        """Initialize the client's posterior q_j with the received means and scales."""
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return q.start(role("loc", received), width)
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Store the moments of q_j for the server."""
+        """Store the first and second moments of q_j, which the client sends."""
         mean, variance = q.moments(received, local, data)
         square = {n: variance[n] + v.square() for n, v in mean.items()}
         return under("mean", mean) | under("square", square)
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Update the posterior of phi in closed form."""
+        """Update the global posterior q(phi) in closed form."""
         clients = server["server/clients"]
         known = update_of(
             {n: v * clients for n, v in role("mean", pooled).items()},
@@ -158,7 +158,7 @@ def build(
         return server | known | {"counted": clients}
 
     def anyone(received: Tensors, local: Tensors) -> Tensors:
-        """Return mean and variance of the predictive Student's t distribution of a new client."""
+        """Return guide parameters with the Student's t moments of a new client's weights."""
         level, freedom = count + received["counted"], df + received["counted"]
         wider = ((level + 1) / level * freedom / (freedom - 2).clamp(min=1)).sqrt()
         wider = torch.where(received["counted"] > 0, wider, 1.0)
@@ -200,7 +200,7 @@ class Mixture:
     def method(
         self, epochs: int, batch: int | None, lr: float, fine_tune: int, aggregation: str | Combine
     ) -> Method:
-        """Return the method; arguments are those of `build`."""
+        """Return the federated method of this mixture model; arguments as in `build`."""
         model, q = (
             Supervised(self.net, self.likelihood, flat),
             guides.delta(self.net.shapes, loc="w"),
@@ -215,7 +215,7 @@ class Mixture:
             return under("loc", loc) | {"mass": mass, "server/clients": torch.tensor(1.0 * clients)}
 
         def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Initialize the client at the component with the largest likelihood of its rows."""
+            """Initialize w_j at the component center with the largest likelihood of the rows."""
             at = [q.start(self.centre(received, k)) for k in range(self.kinds)]
             costs = [fit(model, q, received, local | one, data) for one in at]
             best = torch.stack(costs, 1).argmin(1)
@@ -224,16 +224,16 @@ class Mixture:
         def near(
             model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
         ) -> Tensor:
-            """Return the negative log posterior of each client's parameters per row, [C]."""
+            """Return the negative log posterior divided by the number of rows, [C]."""
             away = -torch.logsumexp(self.nearness(received, local), 1)
             return (fit(model, guide, received, local, data) + away) / data.size
 
         def tell(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Store the client's component probabilities, [C, K]."""
+            """Store the client's probabilities of belonging to each component, [C, K]."""
             return {"kind": self.nearness(received, local).softmax(1)}
 
         def named(server: Tensors, message: Tensors) -> Tensors:
-            """Return the message with w_j as a view for every component, without copies."""
+            """Return the message with w_j repeated for every component (a view, no copy)."""
             if "kind" not in message:  # the server's own
                 return pick(message, "loc/* mass")
             each = {n: v[:, None].expand(-1, self.kinds, *v.shape[1:]) for n, v in message.items()}
@@ -250,7 +250,7 @@ class Mixture:
             return server | under("loc", kept) | {"mass": mass}
 
         def heaviest(received: Tensors, local: Tensors) -> Tensors:
-            """Return the center of the component with the largest mass."""
+            """Return guide parameters at the center of the component with the largest mass."""
             return local | q.start(self.centre(received, received["mass"].argmax(1)))
 
         climb = GradientStep("w/*", adam(lr), near)
@@ -269,12 +269,12 @@ class Mixture:
         )
 
     def centre(self, received: Tensors, which: int | Tensor) -> Tensors:
-        """Return the given component's center, or each client's nearest one, [C, *p]."""
+        """Return component centers [C, *p], given one index or an index for each client."""
         clients = torch.arange(len(received["mass"]), device=received["mass"].device)
         return {n: v[clients, which] for n, v in role("loc", received).items()}
 
     def nearness(self, received: Tensors, local: Tensors) -> Tensor:
-        """Return -|w_j - r_k|^2 / (2 sigma^2), [C, K]."""
+        """Return each component's log weight for w_j, -|w_j - r_k|^2 / (2 sigma^2), [C, K]."""
         parts = [
             (local[f"w/{n}"][:, None] - v).flatten(2).square().sum(2)
             for n, v in role("loc", received).items()
@@ -283,17 +283,17 @@ class Mixture:
 
 
 def personal_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
-    """Return the personal model: the client's trained parameters, or the global ones."""
+    """Return the method's views: the global model and, with fine-tuning, the personal model."""
 
     def own(received: Tensors, local: Tensors) -> Tensors:
-        """Return the client's trained parameters if it has any."""
+        """Return the client's trained parameters if it has any, else the global ones."""
         return local if any(n.startswith("w/") for n in local) else anyone(received, local)
 
     return ({"personal": own} if fine_tune else {}) | {"global": anyone}
 
 
 def centres_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
-    """Return the component means r_k [K, *p] by a MAP update."""
+    """Return MAP estimates of the component centers r_k [K, *p], given masses and means."""
     share = mass / (sigma**2 + mass)
     return {n: like(share, v) * v for n, v in mean.items()}
 
@@ -301,7 +301,10 @@ def centres_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
 def update_of(
     first: Tensors, second: Tensors, clients: float, prior: tuple[float, float, float]
 ) -> Tensors:
-    """Return the global posterior's parameters, given sums of moments over clients."""
+    """Return mean and log scale of q(phi), given sums of the clients' first and second moments.
+
+    These are m and log (psi / n)^1/2.
+    """
     count, df, spread = prior
     level, freedom = count + clients, df + clients
     mean = {n: v / level for n, v in first.items()}

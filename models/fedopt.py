@@ -61,7 +61,7 @@ def build(
     tau: Positive = 1e-3,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build FedAdam, FedYogi, FedAdagrad or FedAvgM.
+    """Build FedAdam, FedYogi, FedAdagrad or FedAvgM: FedAvg with a server optimizer.
 
     Args:
         net: the network; all its parameters are shared.
@@ -89,7 +89,7 @@ def stepped(method: Method, make: Optim) -> Method:
     """
 
     def step(server: Tensors, merged: Tensors) -> Tensors:
-        """Apply an optimizer step with the gradient old - aggregated."""
+        """Apply an optimizer step with gradient: old minus aggregated server parameters."""
         public = [n for n in merged if not n.startswith("server/")]
         return merged | descend(make, server, {n: server[n] - merged[n] for n in public})
 
@@ -104,12 +104,12 @@ def adaptive(
     beta2: ShareBelowOne,
     tau: Positive,
 ) -> Optim:
-    """Return the optimizer of the paper for the server."""
+    """Return a constructor of the FedAdam, FedYogi or FedAdagrad server optimizer."""
     return lambda params: Adaptive(params, rule, server_lr, beta1, beta2, tau)
 
 
 class Adaptive(Light):
-    """Optimizer with the three update rules of the paper, without bias correction."""
+    """Server optimizer of FedAdam, FedYogi and FedAdagrad, without bias correction."""
 
     def __init__(
         self,
@@ -120,13 +120,13 @@ class Adaptive(Light):
         beta2: float,
         tau: float,
     ) -> None:
-        """Store the validated settings."""
+        """Initialize the optimizer with parameters and validated settings."""
         settings = {"rule": rule, "lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau}
         super().__init__(params, settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Apply one optimization step."""
+        """Update the parameters in place by one optimization step."""
         for group in self.param_groups:
             beta1, beta2, tau = group["beta1"], group["beta2"], group["tau"]
             for p in group["params"]:

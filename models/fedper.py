@@ -1,4 +1,4 @@
-"""FedPer: the base of the network is shared, its head stays with the client.
+"""FedPer: the network's lower layers (base) are shared; each client trains its own head.
 
 Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personalization Layers", 2019.
 
@@ -37,7 +37,7 @@ def build(
     head: str | None = None,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build FedPer.
+    """Build the FedPer method (shared base, personal heads).
 
     Args:
         net: the network.

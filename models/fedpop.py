@@ -1,4 +1,4 @@
-"""FedPop: random effects of clients, sampled at each client by a Langevin chain.
+"""FedPop: each client's head is a random effect, sampled by a Langevin chain at the client.
 
 Kotelevskii, Vono, Moulines and Durmus, "FedPop: A Bayesian Approach for Personalised Federated
 Learning", NeurIPS 2022. The network is a shared base and a personal head z_j:
@@ -79,7 +79,7 @@ def build(
     momentum: ShareBelowOne = 0.9,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build FedPop.
+    """Build the FedPop method (personal heads as random effects).
 
     Args:
         net: the network; its parameters split in base and head.
@@ -122,7 +122,7 @@ def build(
         )
 
     def population(loc: Tensors, variance: Tensors) -> Tensors:
-        """Return the population's mean and standard deviation as named tensors."""
+        """Return server tensors of the population: mean and log standard deviation."""
         width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
         return under("loc", loc) | under("log_scale", width)
 
@@ -137,41 +137,41 @@ def build(
     def of_population(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
-        """Return the prior p(z_j | beta), with a lower bound on its standard deviation."""
+        """Return the population prior p(z_j | beta), its standard deviation bounded below."""
         width = received[f"log_scale/{name}"].exp()
         least = like((lr_head / data.size).sqrt()[:, None], width)
         return as_event(prior(received[f"loc/{name}"], width.maximum(least)), len(shape))
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Multiply the sums of moments of earlier rounds by the memory factor."""
+        """Multiply the sums of moments from earlier rounds by the factor `memory`."""
         return {n: memory * v for n, v in pick(local, "sum/* squares/* draws").items()}
 
     def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Add a draw to the sums of the moments."""
+        """Add the current draw z_j to the sums of first and second moments."""
         z = role("z", local)
         new = under("sum", z) | under("squares", {n: v.square() for n, v in z.items()})
         return {n: local[n] + v for n, v in new.items()} | {"draws": local["draws"] + 1}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the moments of the draws and the normal approximation q."""
+        """Compute the moments of the draws of z_j, and their normal approximation q."""
         mean = {n: v / like(local["draws"], v) for n, v in role("sum", local).items()}
         square = {n: v / like(local["draws"], v) for n, v in role("squares", local).items()}
         width = {n: (square[n] - v.square()).clamp(min=FLOOR).sqrt() for n, v in mean.items()}
         return under("mean", mean) | under("square", square) | q.start(mean, width)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the base and the moments of z_j."""
+        """Send the base, and the first and second moments of the draws of z_j."""
         return pick(local, "base/* mean/* square/*")
 
     def by_server_names(server: Tensors, message: Tensors) -> Tensors:
-        """Return the message under the server's names: means as m, mean squares as s^2."""
+        """Return the message with its moments renamed to the server's `loc` and `log_scale`."""
         square, log_scale = role("square", message), role("log_scale", message)
         old = under("log_scale", {n: (2 * v).exp() for n, v in log_scale.items()})
         loc = under("loc", role("mean", message)) | under("log_scale", square)
         return pick(message, "base/*") | loc | old
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Update the population parameters by an M-step."""
+        """Update the base, and the population's mean and variance (M-step)."""
         loc, square = role("loc", pooled), role("log_scale", pooled)
         variance = {n: square[n] - v.square() for n, v in loc.items()}
         return server | pick(pooled, "base/*") | population(loc, variance)
@@ -179,7 +179,7 @@ def build(
     combine = get_rule(aggregation)
 
     def robust(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Aggregate means, then squared distances, by a robust rule on all messages."""
+        """Aggregate all messages by a robust rule: base, mean, then variance about that mean."""
         even = torch.ones_like(cohort.size)
         base = combine(role("base", message), cohort.size, role("base", server))
         mean, square = role("mean", message), role("square", message)
@@ -189,7 +189,7 @@ def build(
         return server | under("base", base) | population(loc, combine(apart, even, old))
 
     def common(received: Tensors, local: Tensors) -> Tensors:
-        """Return the population's parameters as the global view."""
+        """Return the global model: the base, and a head with the population's distribution."""
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return local | received | q.start(role("loc", received), width)
 
@@ -227,7 +227,9 @@ def build(
 def langevin(
     name: str, lr: float, loss: Loss, temperature: float = 1.0
 ) -> tuple[GradientStep, ClosedFormUpdate]:
-    """Return the two updates of a Langevin step: z - g_j grad U(z) + (2 g_j temperature)^1/2 xi.
+    """Return the two updates of a Langevin step: a gradient step and Gaussian noise.
+
+    That is z - g_j grad U(z) + (2 g_j temperature)^1/2 xi, with xi ~ Normal(0, I).
 
     Args:
         name: role of the local tensors that move.
@@ -238,7 +240,7 @@ def langevin(
     """
 
     def shake(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Add the noise of a Langevin step."""
+        """Add the Gaussian noise of a Langevin step to the local tensors."""
         moved, width = {}, (2 * lr * temperature / data.size).sqrt()
         with data.clients():  # the noise of a site is the client's own
             for n, v in role(name, local).items():
@@ -251,7 +253,7 @@ def langevin(
 
 
 def at(point: Program, loss: Loss) -> Loss:
-    """Return a loss that is evaluated at the current point instead of at draws of the guide."""
+    """Return a copy of a loss that uses a point guide instead of the method's guide."""
 
     def taken(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch

@@ -43,7 +43,7 @@ def build(
     prior: LocationScale = dist.Normal,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
-    """Build FedProx.
+    """Build the FedProx method (FedAvg with a proximal term).
 
     Args:
         net: the network; all its parameters are shared.

@@ -45,7 +45,7 @@ def build(
     head_epochs: Whole = 10,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build FedRep.
+    """Build the FedRep method (personal heads on a shared representation).
 
     Args:
         net: the network.

@@ -1,4 +1,4 @@
-"""Fisher: averages of models, weighted by the Fisher information of each parameter.
+"""Fisher: average of the clients' models, weighted by each parameter's Fisher information.
 
 Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022, across clients, as
 in one-shot federated learning by Laplace's approximation.
@@ -66,7 +66,7 @@ def build(
     momentum: ShareBelowOne = 0.9,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build Fisher merging.
+    """Build the Fisher merging method (Fisher-weighted averaging of models).
 
     Args:
         net: the network; all its parameters are shared and Bayesian.
@@ -87,16 +87,16 @@ def build(
     core = Laplace(net, likelihood, prior, guide)
 
     def times_prior(factor: Tensors) -> Tensors:
-        """Multiply the clients' factors by the prior."""
+        """Return the product of a factor and the prior, as natural parameters."""
         return {n: core.factor_of_prior[n].to(v) + v for n, v in factor.items()}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the factor of the client's rows and its local posterior."""
+        """Compute a normal factor from the client's rows, and the client's own posterior."""
         factor = core.factor(local["information"], flattened(role("w", local)))
         return factor | core.stated(*core.normals.moments(times_prior(factor)))
 
     def product(server: Tensors, pooled: Tensors) -> Tensors:
-        """Multiply the prior by the factors."""
+        """Return the server's posterior: the prior times the aggregated factors."""
         return core.posterior(times_prior(pooled))
 
     return Method(

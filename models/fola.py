@@ -71,7 +71,7 @@ def build(
     clip: Positive | None = 10.0,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build FOLA.
+    """Build the FOLA method (federated online Laplace approximation).
 
     Args:
         net: the network; all its parameters are shared and Bayesian.
@@ -93,11 +93,11 @@ def build(
     core = Laplace(net, likelihood, prior, guide)
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize training with the network's own draw; the prior is centered at zero."""
+        """Initialize q at the network's random draw, and mark that no round has been run."""
         return core.init(generator, clients) | {"begun": torch.zeros(())}
 
     def known(q: Tensors) -> Tensors:
-        """Return mean and precision of this round's prior, [C, ...]."""
+        """Return mean and precision of this round's prior, given the server's q, [C, ...]."""
         first, w = core.layout.each("mean"), flattened(role("w", q))
         begun = q["begun"][:, None] > 0
         return {"mean": torch.where(begun, w, first.to(w)), "precision": core.precision(q)}
@@ -107,19 +107,19 @@ def build(
         return under("prior", known(received))
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the client's posterior q_j."""
+        """Compute the client's posterior q_j from the prior and the Fisher information."""
         precision = local["prior/precision"] + local["information"]
         factor = core.factor(precision, flattened(role("w", local)))
         return factor | core.stated(*core.normals.moments(factor))
 
     def changes(server: Tensors, message: Tensors) -> Tensors:
-        """Divide the clients' posteriors by the prior, to get their factors."""
+        """Return the client's factor: its posterior q_j divided by the prior."""
         prior = known({n: v[None] for n, v in server.items()})
         old = core.factor(prior["precision"], prior["mean"])
         return {n: message[n] - v for n, v in old.items() if n in message}
 
     def next_prior(server: Tensors, pooled: Tensors) -> Tensors:
-        """Convert the aggregated factor to the parameters of the guide."""
+        """Return guide parameters of the new global posterior, which is the next prior."""
         if together:
             prior = known({n: v[None] for n, v in server.items()})
             old = core.factor(prior["precision"], prior["mean"])

@@ -52,7 +52,7 @@ def build(
     clusters: Count = 2,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build IFCA.
+    """Build the IFCA method (iterative federated clustering algorithm).
 
     Args:
         net: the network; every cluster has all its parameters.
@@ -65,7 +65,7 @@ def build(
     _, step = only_step(base)
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize each cluster's model by an independent draw."""
+        """Initialize each cluster's model by an independent random draw."""
         starts = [base.init(generator, clients) for _ in range(clusters)]
         return under("cluster", {n: torch.stack([s[n] for s in starts]) for n in starts[0]})
 
@@ -74,7 +74,7 @@ def build(
         return {"cluster": torch.zeros_like(cohort.ids, dtype=torch.int32)}
 
     def model_of(received: Tensors, cluster: Tensor) -> Tensors:
-        """Return the model of the client's cluster, w_{z_j}."""
+        """Return the model of each client's cluster, w_{z_j}."""
         client = torch.arange(len(cluster), device=cluster.device)
         return {n: v[client, cluster.long()] for n, v in role("cluster", received).items()}
 
@@ -97,7 +97,7 @@ def build(
         return {n: local[n] for n in ("cluster", *role("cluster", received))}
 
     def of_clusters(server: Tensors, message: Tensors) -> Tensors:
-        """Return the message with the client's model repeated for every cluster."""
+        """Return the message with w_j repeated for all clusters; weights select cluster z_j."""
         return {
             f"cluster/{n}": v.unsqueeze(1).expand(-1, clusters, *v.shape[1:])
             for n, v in message.items()
@@ -105,7 +105,7 @@ def build(
         }
 
     def by_choice(message: Tensors, cohort: Cohort) -> Tensor:
-        """Return the weights: a client's number of rows for its own cluster, else 0."""
+        """Return weights [C, K]: the client's row count for its own cluster, 0 for others."""
         return cohort.size[:, None] * one_hot(message["cluster"].long(), clusters).to(cohort.size)
 
     begin = Phase((choose,))

@@ -40,7 +40,7 @@ def build(
     head: str | None = None,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build LG-FedAvg.
+    """Build the LG-FedAvg method (local bases, shared head).
 
     Args:
         net: the network.

@@ -27,7 +27,7 @@ FEW = 16  # classes below which torch is slow along the last axis, by up to 9 ti
 
 
 class Categorical(dist.Categorical):
-    """Pyro's Categorical distribution with faster normalization of the logits."""
+    """Categorical distribution that normalizes logits [..., classes] in one pass instead of six."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Categorical(dist.Categorical):
 
 
 def normalised(logits: Tensor) -> Tensor:
-    """Return log probabilities [..., classes] from logits."""
+    """Return normalized log probabilities [..., classes] of the given logits."""
     if logits.shape[-1] < FEW:
         return logits.movedim(-1, 0).log_softmax(0).movedim(0, -1)
     return logits.log_softmax(-1)
@@ -89,7 +89,7 @@ def normal(scale: Deviation = 1.0) -> Likelihood:
 
 
 class LeastSquares(dist.Normal):
-    """Normal distribution with the mean's gradient of least squares, without the factor 1/sd^2.
+    """Normal distribution with the gradient of least squares with respect to its mean.
 
     log p and its gradient by the standard deviation s are exact. The gradient by the mean m is
     (y - m) / unit^2, not (y - m) / s^2: gradient steps of a fixed size then stay stable as s
@@ -110,7 +110,7 @@ class LeastSquares(dist.Normal):
         return new
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density."""
+        """Return the log density at `value`, with the least-squares gradient for the mean."""
         known: Tensor = dist.Normal(self.loc.detach(), self.scale).log_prob(value)
         squares = -0.5 * ((value - self.loc) / self.unit).square()
         return known + squares - squares.detach()
@@ -135,7 +135,7 @@ def learned_normal(
     """
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
-        """Return the distribution of rows given the two outputs."""
+        """Return the normal distribution of the responses, given two outputs per row."""
         mean, deviation = centre + scale * outputs[..., 0], scale * outputs[..., 1].exp()
         if least_squares:
             return LeastSquares(mean, deviation, scale)
@@ -147,7 +147,7 @@ def learned_normal(
 @rebuildable
 @checked
 def binomial(trials: Count | None = None) -> Likelihood:
-    """Return a binomial likelihood; the output is the logit."""
+    """Return a binomial likelihood of `trials` (default: x[..., 0]); the output is the logit."""
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Binomial(x[..., 0] if trials is None else trials, logits=outputs.squeeze(-1))
@@ -164,7 +164,7 @@ PLAIN: dict[str, Likelihood] = {
 
 
 def named(spec: str) -> Likelihood:
-    """Return a likelihood by its name, such as "normal:0.5" or "binomial:20".
+    """Return the likelihood of a name, such as "poisson", "normal:0.5" or "binomial:20".
 
     Without a number the normal has standard deviation 1, and the binomial takes its trials from the
     first column of x. "normal:learned" is `learned_normal` of a standardized response.

@@ -31,7 +31,7 @@ TUNE_OVER = {"lr": fedavg.RATES, "momentum": (0.0, 0.9)}
 
 @rebuildable
 def build(net: Network, **training: Unpack[fedavg.LocalTraining]) -> Method:
-    """Build local training without federation.
+    """Build the local method: each client trains its own network without federation.
 
     Args:
         net: the network; all its parameters are private.

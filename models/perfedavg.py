@@ -57,7 +57,7 @@ def build(
     adapt_steps: Count = 1,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build Per-FedAvg.
+    """Build the Per-FedAvg method (personalized FedAvg by meta-learning, MAML).
 
     Args:
         net: the network; all its parameters are shared.

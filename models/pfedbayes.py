@@ -77,7 +77,9 @@ def build(
     fine_tune: Whole = 0,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build pFedBayes; every client trains in every round, as in the authors' code.
+    """Build pFedBayes (personalized variational Bayes); every client trains in every round.
+
+    That every client trains is as in the authors' code.
 
     Args:
         net: the network; all its parameters are random.
@@ -102,7 +104,7 @@ def build(
     q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize the global distribution v with the network's own draw."""
+        """Initialize the global distribution v around the network's random draw."""
         return q.start(net.init(generator))
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
@@ -125,7 +127,7 @@ def build(
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the loss with the noise of the draws scaled by the setting `noise`."""
+        """Return the loss, with `noise` times q's standard deviation in the likelihood."""
         mean, variance = q.moments(received, own(received, local), data)
         drawn = local | q.start(mean, {n: noise * v.sqrt() for n, v in variance.items()})
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)

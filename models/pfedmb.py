@@ -84,7 +84,9 @@ def build(
     momentum: ShareBelowOne = 0.0,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build pFedMB; epochs and batch are the paper's, which tuned branches and learning rates.
+    """Build the pFedMB method (multi-branch layers); epochs and batch are the paper's.
+
+    The paper tunes branches and learning rates.
 
     Args:
         net: the network. A layer is a module that owns parameters.
@@ -132,11 +134,11 @@ def build(
     q = family({"alpha": shape}, init_scale=init_scale, loc="point", spread="a")
 
     def evenly(like: Tensor) -> Tensors:
-        """Initialize the posterior of the branch weights as uniform."""
+        """Return the parameters of q(alpha) with uniform branch weights."""
         return q.start({"alpha": like.new_full((len(like), *shape), 1 / branches)})
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize each branch by an independent draw."""
+        """Initialize each branch by an independent random draw."""
         starts = [net.init(generator) for _ in range(branches)]
         stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}
         refuse_twins(stacked, layer)
@@ -150,7 +152,7 @@ def build(
         return send_all(server, cohort)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Define the model p(alpha^i) p(y | x, alpha^i)."""
+        """Define the model: prior p(alpha^i) of the branch weights, and p(y | x, alpha^i)."""
         with data.clients():
             if prior:
                 known = prior("alpha", shape, received, local, data)
@@ -161,15 +163,15 @@ def build(
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
     def stay(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Project alpha onto the simplex if it is optimized directly."""
+        """Project the branch weights alpha onto the simplex, if they are optimized directly."""
         return {n: simplex.project(v) for n, v in pick(local, "point/*").items()}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the branch weights to send."""
+        """Compute the branch weights to send; weights below `drop` are set to zero."""
         return {"alpha": simplex.trimmed(q.moments(received, local, data)[0]["alpha"], drop)}
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the branch weights and the branches with positive weights."""
+        """Send the branch weights, and the branches with positive weights."""
         message = pick(local, "branch/* w/*")
         if not weighted:
             return message
@@ -180,13 +182,13 @@ def build(
         return message | {"alpha": alpha}
 
     def by_alpha(at: int) -> Weight:
-        """Weight a layer's branches by size and alpha (eq. 5), or by size (eq. 6)."""
+        """Return the weight function of a layer: size times alpha (eq. 5), or size (eq. 6)."""
         if not weighted:
             return lambda message, cohort: cohort.size[:, None].expand(-1, branches)
         return lambda message, cohort: cohort.size[:, None] * message["alpha"][:, at]
 
     def unsent(name: str, tensors: Tensors) -> Tensor:
-        """Return the message bytes of the branches that are sent."""
+        """Return a tensor's message size in bytes, counting only branches that are sent."""
         value, total = tensors[name], dense({name: tensors[name]})
         if "alpha" in tensors:
             at_home = (tensors["alpha"][:, layer[name.removeprefix("branch/")]] == 0).sum(1).cpu()
@@ -194,11 +196,11 @@ def build(
         return total
 
     def common(received: Tensors, local: Tensors) -> Tensors:
-        """Return the model that mixes all branches with equal weights."""
+        """Return the global model, which mixes all branches with equal weights."""
         return local | received | evenly(next(iter(received.values())))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return the entropy of the weights and the number of branches sent."""
+        """Return the mean entropy of the branch weights and the mean number of sent branches."""
         alpha = q.moments(received, local, data)[0]["alpha"]
         entropy, kept = torch.special.entr(alpha), simplex.trimmed(alpha, drop) > 0
         sums = {"alpha_entropy": entropy.sum(-1), "branches_kept": kept.sum(-1).to(alpha)}
@@ -237,7 +239,7 @@ def build(
 
 
 def layers(names: Iterable[str], shared: bool = False) -> dict[str, int]:
-    """Number the layers that own the given parameters; all 0 if branch weights are shared.
+    """Return the layer index of each parameter, in order from 0; all 0 if alpha is shared.
 
     >>> layers(["conv.weight", "conv.bias", "head.weight"])
     {'conv.weight': 0, 'conv.bias': 0, 'head.weight': 1}
@@ -248,7 +250,7 @@ def layers(names: Iterable[str], shared: bool = False) -> dict[str, int]:
 
 
 def weighty(shapes: Mapping[str, Size]) -> str:
-    """Return patterns of the layers with weight matrices, or of all layers if there are none.
+    """Return parameter names of the layers with a weight of two or more axes, or "*" if none.
 
     >>> weighty({"norm.weight": Size([3]), "fc.weight": Size([2, 3]), "fc.bias": Size([2])})
     'fc.weight fc.bias'
@@ -258,7 +260,9 @@ def weighty(shapes: Mapping[str, Size]) -> str:
 
 
 def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
-    """Mix branches [..., B, *p] by alpha [..., L, B], L = 1 if layers share it: [..., *p] (eq. 1).
+    """Return parameters mixed from branches [..., B, *p] by weights alpha [..., L, B] (eq. 1).
+
+    L is 1 if layers share alpha. The result is [..., *p].
 
     Leading axes broadcast; what has no branches is "w/NAME" [..., *p].
     """
@@ -276,7 +280,7 @@ def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
 
 
 def refuse_twins(branches: Tensors, layer: Mapping[str, int]) -> None:
-    """Raise ValueError for equal branches in a layer, which would stay equal in training."""
+    """Raise ValueError if two branches of a layer are equal, as they would stay equal."""
     for number in set(layer.values()):
         mine = [n for n, at in layer.items() if at == number]
         count = len(branches[mine[0]])

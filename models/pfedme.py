@@ -56,7 +56,9 @@ def build(
     beta: Positive = 1.0,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
-    """Build pFedMe; every client trains in every round, as in the paper, and some report.
+    """Build pFedMe (personalized Moreau envelopes); every client trains in every round.
+
+    As in the paper, only some of the trained clients report.
 
     Args:
         net: the network; all its parameters are shared, and personal a second time.

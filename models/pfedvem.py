@@ -49,7 +49,10 @@ Tensors = tensors.Tensors
 
 
 def precision(variance: Tensor, deviation: Tensor, d: int, of: Confidence = "full") -> Tensor:
-    """Return the confidence tau [C] of eq. 8, or of an ablation in tables 2 and 3."""
+    """Return precision tau [C] of eq. 8 (or an ablation), given variance and deviation [C].
+
+    The ablations are those of tables 2 and 3.
+    """
     spread = {"full": variance + deviation, "uncertainty": variance, "deviation": deviation}
     return (d / spread[of]).clamp(max=CEILING)
 
@@ -78,7 +81,7 @@ def build(
     momentum: arguments.ShareBelowOne = 0.9,
     aggregation: str | agg.Combine = "mean",
 ) -> Method:
-    """Build pFedVEM; the defaults are the authors' for CIFAR-10.
+    """Build pFedVEM (confidence-aware personalization), with the authors' CIFAR-10 defaults.
 
     Args:
         net: Network; its parameters are split into base and head.
@@ -110,34 +113,34 @@ def build(
     point = guide(shapes, init_scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize the base as the network does, the common head at random."""
+        """Initialize the base by the network's own draw, and the common head by a normal one."""
         base = {n: v for n, v in net.init(generator).items() if n not in shapes}
         loc = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
         return tensors.under("base", base) | tensors.under("loc", loc)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Center q(w_j) at the common head."""
+        """Initialize q(w_j) with the common head as its mean."""
         own = tensors.renamed(received, {"base": "own"}) if own_base else {}
         tau = torch.full_like(cohort.size, init_scale**-2)
         return q.start(tensors.role("loc", received)) | own | {"tau": tau}
 
     def centered(name: str, _: Any, received: Tensors, local: Tensors, data: Batch) -> Any:
-        """Return p(w_j | w, tau_j)."""
+        """Return the prior p(w_j | w, tau_j), centered at the common head w."""
         return programs.around(prior, received[f"loc/{name}"], local["tau"].rsqrt())
 
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensor, Tensor]:
-        """Return the summed variances of q(w_j) and the squared distance ||mu_j - w||^2, [C]."""
+        """Return the total variance of q(w_j), and the squared distance of mu_j and w, [C] each."""
         mean, spread = q.moments(received, local, data)
         return tensors.total(spread), tensors.squared_distance(mean, tensors.role("loc", received))
 
     def update_confidence(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute tau_j by eq. 8, before the head is updated."""
+        """Compute the client's confidence tau_j by eq. 8."""
         tau = precision(*spreads(received, local, data), d, confidence)
         # Without any spread, as of a mean that has not moved yet, eq. 8 knows nothing.
         return {"tau": torch.where(tau < CEILING, tau.clamp(max=strongest), local["tau"])}
 
     def finish(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the tensors that the trained client sends and stores."""
+        """Compute the posterior mean and the other tensors that the client sends or stores."""
         made = tensors.under("mean", q.moments(received, local, data)[0])
         made |= tensors.renamed(local, {"base": "own"}) if own_base else {}
         made |= {"variance": spreads(received, local, data)[0]} if m_step_iters > 1 else {}
@@ -146,7 +149,7 @@ def build(
     def alternate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Repeat eqs. 9 and 8 at the server, given all messages."""
+        """Aggregate all messages, alternating eq. 9 (common head) and eq. 8 (confidences)."""
         for _ in range(m_step_iters):
             new = weighted(server, message, cohort, generator)
             apart = tensors.squared_distance(tensors.renamed(message, {"mean": "loc"}), new)

@@ -1,4 +1,4 @@
-"""PredBayes: distillation of an interpolation between product and mixture of predictions.
+"""PredBayes: distills a compromise between product and mixture of the clients' predictions.
 
 Hasan, Zhang, Guo, Chen and Poupart, "Calibrated One Round Federated Learning with Bayesian
 Inference in the Predictive Space", AAAI 2024.
@@ -77,7 +77,7 @@ def build(
     distil_momentum: ShareBelowOne = 0.9,
     **training: Unpack[fedavg.LocalTraining],
 ) -> Method:
-    """Build beta-PredBayes.
+    """Build the beta-PredBayes method (one-round Bayesian combination of predictions).
 
     Args:
         net: the network; all its parameters are shared.
@@ -115,13 +115,13 @@ def build(
 
     def keeping(s: int) -> Phase:
         def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Store the chain's current state as a sample."""
+            """Store the chain's current parameters as posterior sample number s."""
             return under(f"sample/{s}", {n: local[n] for n in received})
 
         return Phase((keep,))
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send all stored samples, [C, S, *p]."""
+        """Send all S stored posterior samples, [C, S, *p]."""
         each = [role(f"sample/{s}", local) for s in range(samples)]
         kept = {n: torch.stack([e[f"w/{n}"] for e in each], 1) for n in net.shapes}
         return under("sample", kept)
@@ -172,7 +172,7 @@ def build(
 def each_predicts(
     net: Network, models: Tensors, x: Tensor, likelihood: Likelihood = categorical
 ) -> Tensor:
-    """Return every client's predictive distribution [J, U, K], given its samples [J, S, *p]."""
+    """Return each client's predicted probabilities [J, U, K], given its samples [J, S, *p]."""
     clients = len(next(iter(models.values())))
     flat = {n: v.flatten(0, 1) for n, v in models.items()}
     found = distillation.predictions(net, flat, x, likelihood)
@@ -180,7 +180,7 @@ def each_predicts(
 
 
 def between(each: Tensor, beta: Tensor | float) -> Tensor:
-    """Return log p_beta [U, K], between product and mixture of the clients' predictions.
+    """Return log p_beta [U, K], between product and mixture of predictions [J, U, K].
 
     >>> each = torch.tensor([[[0.8, 0.2]], [[0.5, 0.5]]])
     >>> [between(each, beta).exp() for beta in (1.0, 0.0)]
@@ -191,13 +191,13 @@ def between(each: Tensor, beta: Tensor | float) -> Tensor:
 
 
 def extremes(each: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logarithms of the product and of the mixture, [U, K] each."""
+    """Return logs of the normalized product and of the mixture of predictions, [U, K] each."""
     log_each = each.clamp(min=torch.finfo(each.dtype).tiny).log()
     return log_each.sum(0).log_softmax(-1), log_each.logsumexp(0).log_softmax(-1)
 
 
 def tuned(each: Tensor, y: Tensor) -> Tensor:
-    """Return the beta between 0 and 1 with the smallest mean log loss at labels y [U]."""
+    """Return the beta in [0, 1] with the smallest mean log loss at labels y [U], by bisection."""
     product, mixture = extremes(each)
     gap = product - mixture
     low, high = gap.new_tensor(0.0), gap.new_tensor(1.0)
@@ -216,5 +216,5 @@ def ensemble(
     beta: float | Tensor,
     likelihood: Likelihood = categorical,
 ) -> Tensor:
-    """Predict by p_beta itself: the probabilities [U, K] of rows, from a round's messages."""
+    """Return the probabilities p_beta [U, K] of rows x, given the messages of a round."""
     return between(each_predicts(net, role("sample", message), x, likelihood), beta).exp()

@@ -43,7 +43,7 @@ def build(
     server_momentum: ShareBelowOne = 0.0,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build Reptile.
+    """Build the Reptile method (first-order meta-learning).
 
     Args:
         net: the network; all its parameters are shared.

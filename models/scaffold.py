@@ -62,7 +62,7 @@ def build(
     remember: bool = False,
     **training: Unpack[fedavg.Training],
 ) -> Method:
-    """Build SCAFFOLD.
+    """Build the SCAFFOLD method (stochastic controlled averaging).
 
     Args:
         net: the network; all its parameters are shared.
@@ -90,7 +90,7 @@ def build(
     names = list(base.init(torch.Generator(), 1))
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize the server's control variate c with zero."""
+        """Initialize the model, and the server's control variate c with zero."""
         start = base.init(generator, clients)
         zero = {n: torch.zeros_like(v) for n, v in start.items()}
         each = {n: torch.zeros(clients, *v.shape).to(v) for n, v in start.items() if remember}
@@ -111,11 +111,11 @@ def build(
         return {"steps": local["steps"] + 1}
 
     def at_received(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return the gradient at the received parameters (option I)."""
+        """Return the gradient of the loss at the received parameters (option I)."""
         return gradient(base.model, base.guide, step.loss, names, received, local, data)
 
     def along_the_way(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return the mean gradient of the client's steps (option II)."""
+        """Return the mean gradient of the client's local steps (option II)."""
         weight = lr * total_weight(local["steps"], momentum)
         return {
             n: local[f"own/{n}"]
@@ -137,7 +137,7 @@ def build(
         return under("own", new) | under("change", change)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send w_j and the change of c_j."""
+        """Send the parameters w_j, and the change of the control variate c_j."""
         return {n: local[n] for n in (*names, *(f"change/{n}" for n in names))}
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
@@ -158,7 +158,7 @@ def build(
     def remembered(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Aggregate all messages, and store every c_j."""
+        """Aggregate all messages, and store every client's control variate c_j."""
         changed = {
             f"{KNOWN}/{n}": v.index_add(0, cohort.ids, message[f"change/{n}"])
             for n, v in role(KNOWN, server).items()
@@ -183,7 +183,7 @@ def build(
 
 
 def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
-    """Remove the control variates c_j of clients that are reset from the server's c."""
+    """Remove the control variates c_j of the given clients from the server's c."""
     known = role(KNOWN, server)
     if len(cohort.ids) and not known:
         raise ValueError(
@@ -203,12 +203,12 @@ def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
 
 
 def without_drift(loss: Loss, names: list[str]) -> Loss:
-    """Add c - c_j to the gradient of a loss, without a change of its value (eq. 3)."""
+    """Return a loss of the same value, with c - c_j added to its gradient (eq. 3)."""
 
     def corrected(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss with the drift of the control variates added."""
+        """Return the loss [C], with c - c_j added to its gradient but not to its value."""
         drift = [
             ((received[f"control/{n}"] - local[f"own/{n}"]) * local[n])
             .reshape(len(batch), -1)
@@ -238,7 +238,7 @@ def gradient(
 
 
 def total_weight(steps: Tensor, momentum: float) -> Tensor:
-    """Return the sum of the weights of all gradients in K steps of SGD with momentum, [C].
+    """Return the total weight of all gradients in K steps of SGD with momentum, [C].
 
     A gradient that comes k steps before the end counts (1 - beta^k) / (1 - beta) times.
 

@@ -1,4 +1,4 @@
-"""VIRTUAL: Bayesian multi-task learning with a shared and a private network.
+"""VIRTUAL: Bayesian multi-task learning with one shared and many private networks.
 
 Corinzia, Beuret and Buhmann, "Variational Federated Multi-Task Learning", 2019.
 
@@ -69,7 +69,7 @@ def build(
     batch: Count | None = None,
     lr: PositiveShare | None = None,
 ) -> Method:
-    """Build VIRTUAL.
+    """Build the VIRTUAL method (variational federated multi-task learning).
 
     Args:
         net: the network; its parameters split in shared and private ones.

@@ -1,4 +1,4 @@
-"""Declarative server updates: the next state from weighted means of the clients' messages.
+"""Server aggregation: the next server state from weighted means of the clients' messages.
 
     aggregate=Aggregator({"mean/*": weight_by("tau"), "base/*": by_size}, server_step=step)
 
@@ -45,23 +45,26 @@ def uniform(message: Tensors, cohort: Cohort) -> Tensor:
 
 
 def weight_by(name: str) -> Weight:
-    """Return a weight function that reads a sent tensor [C], such as a precision."""
+    """Return a weight function that uses a tensor in the clients' messages as their weights."""
     return lambda message, cohort: message[name]
 
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Weight function for the weighted sum of messages instead of their weighted mean."""
+    """Weight function for weighted sums of the clients' messages, instead of weighted means."""
 
     weight: Weight
 
     def __call__(self, message: Tensors, cohort: Cohort) -> Tensor:
-        """Return the clients' weights."""
+        """Return the weight of each client, [C]."""
         return self.weight(message, cohort)
 
 
 class Weighed(NamedTuple):
-    """Client messages and their weights: [C, ...]; C is 1 once they have been folded."""
+    """Values of the clients' messages, [C, ...], with the weights for their aggregation.
+
+    Messages that have been folded into one have C = 1.
+    """
 
     values: Tensors
     weights: Tensors  # by patterns, [C] or [C, K]
@@ -69,7 +72,7 @@ class Weighed(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Aggregator:
-    """Server update that computes the next state from weighted means over clients.
+    """Server aggregation that computes the next server state from weighted means over clients.
 
     Attributes:
         weights: patterns of names (the first match counts) -> the clients' weights. The names of
@@ -109,11 +112,11 @@ class Aggregator:
     def __call__(
         self, server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Return the next state; raise AggregationError if it cannot be computed."""
+        """Return the next server state; raise AggregationError if aggregation is impossible."""
         return self.close(server, self.weigh(server, message, cohort), generator)
 
     def weigh(self, server: Tensors, message: Tensors, cohort: Cohort) -> Weighed:
-        """Return the values to aggregate, [C, *p], and the clients' weights."""
+        """Return the clients' values to aggregate, [C, *p], and the weights of the clients."""
         values = self.transformed(server, message)
         weights: Tensors = {}
         for names, patterns in self.groups(values):
@@ -123,14 +126,14 @@ class Aggregator:
         return Weighed(values, weights)
 
     def fold(self, *parts: Weighed) -> Weighed:
-        """Return one message in place of several: their mean, with the sum of their weights."""
+        """Combine several weighted messages into one: their mean, with the sum of their weights."""
         values, weights = join_up(p.values for p in parts), join_up(p.weights for p in parts)
         folded = self._pooled(Weighed(values, weights), _mean_of_any, {}, 0.0)
         sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}
         return Weighed({n: v[None] for n, v in folded.items()}, sums)
 
     def close(self, server: Tensors, weighed: Weighed, generator: Generator) -> Tensors:
-        """Return the next server state, given weighted or folded messages."""
+        """Return the next server state, computed from weighted client messages."""
         ahead = self.transformed(server, {n: v[None] for n, v in server.items()})
         old = server | {n: v[0] for n, v in ahead.items()}
         pooled = self._pooled(weighed, get_rule(self.rule), old, UNUSED)
@@ -141,11 +144,11 @@ class Aggregator:
         return self.server_step(server, pooled)
 
     def transformed(self, server: Tensors, message: Tensors) -> Tensors:
-        """Return the values to average, [C, ...]; see `transform`."""
+        """Return the clients' values to average, [C, ...], after applying `transform`."""
         return as_tensors("what transform returns", self.transform(server, message))
 
     def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
-        """Return one value [*p] per name, or the previous one where all weights are zero."""
+        """Return the aggregated value of each tensor, or its old value if all weights are zero."""
         found: Tensors = {}
         for names, patterns in self.groups(weighed.values):
             mine = {n: weighed.values[n] for n in names}
@@ -154,7 +157,7 @@ class Aggregator:
         return found
 
     def groups(self, values: Tensors) -> list[tuple[list[str], str]]:
-        """Return the names that are aggregated together, with the first pattern they match."""
+        """Group tensor names by the first pattern in `weights` that they match."""
         found: dict[str, list[str]] = {}
         for name in values:
             first = next((p for p in self.weights if matches(name, p)), None)
@@ -164,7 +167,7 @@ class Aggregator:
 
 
 def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: list[str]) -> None:
-    """Raise ValueError unless weights have shape [C], or [C, K] for tensors [C, K, *p]."""
+    """Raise ValueError unless the clients' weights have shape [C], or [C, K] for K components."""
     first = values[names[0]]
     if not isinstance(weight, Tensor):
         kind = type(weight).__name__
@@ -181,7 +184,7 @@ def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: l
 def _pool(
     combine: Combine, values: Tensors, weight: Tensor, before: Tensors, least: float
 ) -> Tensors:
-    """Return one value [*p] of [C, *p] by weights [C], or [K, *p] of [C, K, *p] by weights [C, K].
+    """Aggregate values over C clients, for each of K components if the weights are [C, K].
 
     The previous value is kept where the sum of the weights is at most `least`.
     """
@@ -205,7 +208,7 @@ def _mean_of_any(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
 def with_server_step(
     aggregate: Aggregate, change: Callable[[Tensors, Tensors], Tensors]
 ) -> Aggregate:
-    """Return an aggregation with a server step after it: (server, aggregated) -> next state.
+    """Return an aggregation function that applies a server step to the aggregated values.
 
     An `Aggregator` stays one. The step may be that of an optimizer, such as `descend`.
     """
@@ -222,12 +225,12 @@ def with_server_step(
 
 
 def damped(aggregate: Aggregate, keep: float) -> Aggregate:
-    """Return an aggregation with damping: the next state is keep * old + (1 - keep) * new."""
+    """Return an aggregation function with damping: keep * old state + (1 - keep) * new state."""
     return with_server_step(aggregate, lambda old, new: old | blend(old, new, keep))
 
 
 def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server/optim") -> Tensors:
-    """Return the server's values after one optimizer step along pseudo-gradients.
+    """Return the server's values after one optimizer step with a pseudo-gradient.
 
     Args:
         make: function that creates the optimizer, such as `sgd(1.0, momentum=0.9)`; the server

@@ -23,7 +23,10 @@ Combine = Callable[[Tensors, Tensor, Tensors], Tensors]
 
 
 class AggregationError(ValueError):
-    """Error for valid messages that cannot be aggregated; the server keeps its state."""
+    """Error raised if valid client messages cannot be aggregated into a new server state.
+
+    The server keeps its previous state.
+    """
 
 
 def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
@@ -61,12 +64,12 @@ def average(message: Tensors, weight: Tensor) -> Tensors:
 
 
 def blend(old: Tensors, new: Tensors, keep: float) -> Tensors:
-    """Return the interpolation keep * old + (1 - keep) * new, for the names of `new`."""
+    """Return keep * old + (1 - keep) * new for each tensor in `new`."""
     return {n: keep * old[n] + (1 - keep) * v for n, v in new.items()} if keep else new
 
 
 def get_rule(rule: str | Combine) -> Combine:
-    """Return the aggregation rule of a name, such as "median" or "trimmed:0.1".
+    """Return the aggregation rule with the given name, such as "median" or "trimmed:0.1".
 
     Args:
         rule: "mean" weights clients by size; "median" is the coordinatewise median and
@@ -106,7 +109,7 @@ def get_rule(rule: str | Combine) -> Combine:
 
 
 def counted(rule: Combine) -> Combine:
-    """Return a rule that ignores messages of weight 0."""
+    """Wrap an aggregation rule so that it ignores messages with weight 0."""
 
     def some(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
         at = weight.nonzero().flatten()
@@ -118,23 +121,23 @@ def counted(rule: Combine) -> Combine:
 
 
 def mean(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
-    """Return the weighted mean, which a single client can change without bound."""
+    """Return the weighted mean of the clients' messages, which is not robust to bad messages."""
     return average(message, weight)
 
 
 def median(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
-    """Return the coordinatewise median, with equal weights of all clients."""
+    """Return the coordinatewise median of the clients' messages, with equal weights."""
     return {n: middle(v, torch.ones_like(weight), (len(v) - 1) // 2) for n, v in message.items()}
 
 
 def trimmed(message: Tensors, weight: Tensor, share: float) -> Tensors:
-    """Return the weighted coordinatewise mean without this fraction of clients at either end."""
+    """Return the trimmed mean: drop a fraction of clients at both ends of each coordinate."""
     each = math.floor(share * len(weight) + 1e-9)  # 0.29 of 100 is 28.999...
     return {n: middle(v, weight, each) for n, v in message.items()}
 
 
 def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
-    """Return the mean of values [C, *p] after removing the `each` largest and smallest ones."""
+    """Return the trimmed mean over clients, without the `each` largest and smallest values."""
     if not each:
         return weighted_mean(value, weight)
     order = value.sort(0)
@@ -144,7 +147,9 @@ def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
 
 
 def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
-    """Return the weighted mean of the `best` messages closest to others, if at most `bad` are bad.
+    """Aggregate by Krum: the weighted mean of the `best` messages closest to the others.
+
+    The result is robust to at most `bad` bad messages.
 
     A message's score is the sum of its squared distances, over all its tensors [C, *p], to the
     C - bad - 2 nearest others.
@@ -163,7 +168,7 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
 
 
 def clipped(message: Tensors, weight: Tensor, server: Tensors, norm: float) -> Tensors:
-    """Return the weighted mean after clipping the norm of each client's change."""
+    """Return the weighted mean of messages after clipping the norm of each client's change."""
     change = {n: v - server[n] for n, v in message.items()}
     factor = norm / total({n: v.square() for n, v in change.items()}).sqrt()
     near = {n: server[n] + like(factor, v) * v for n, v in change.items()}

@@ -1,4 +1,4 @@
-"""Classification scores by class, which accuracy hides where classes are unequal."""
+"""Classification scores for each class, such as recall, precision and AUROC."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL = "all"
 
 @synchronized
 def classification_report(run: Run, **asked: Unpack[EvaluationFields]) -> DataFrame:
-    """Score the rows of all clients together, by class, with scikit-learn.
+    """Return recall, precision and AUROC of each class, over the rows of all clients.
 
     Args:
         run: fitted run of a classifier.
@@ -57,7 +57,7 @@ def classification_report(run: Run, **asked: Unpack[EvaluationFields]) -> DataFr
 
 
 def scores_by_class(probs: NDArray[Any], y: NDArray[Any], classes: Sequence[str]) -> DataFrame:
-    """Return the scores by class of probabilities [N, K] and the true classes [N]."""
+    """Return recall, precision and AUROC of each class, from class probabilities [N, K]."""
     from pandas import DataFrame
     from sklearn.metrics import average_precision_score, roc_auc_score
 

@@ -1,4 +1,4 @@
-"""ArviZ's ELPDData for leave-one-out estimates computed by pyrofl; for ArviZ 0.23 and 1.x."""
+"""Conversion of leave-one-out estimates to ArviZ's ELPDData, for ArviZ 0.23 and 1.x."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def elpd_data(by_place: xarray.DataArray, spent: float, k: xarray.DataArray, count: int) -> Any:
-    """Return an ELPDData of pointwise estimates, with Pareto k and the effective parameters."""
+    """Return ArviZ's ELPDData built from pointwise leave-one-out estimates and Pareto k."""
     arviz = import_arviz()
     if hasattr(arviz, "loo_approximate_posterior"):
         # Its classes differ from release to release, so `loo` creates one.

@@ -1,4 +1,4 @@
-"""Leave-one-client-out: predictive density of a whole client, given all other clients.
+"""Leave-one-client-out: predictive density of a client's rows, given all other clients.
 
 Where the server keeps a factor t_j of every client, q / t_j is the posterior of the shared sites g
 given the other clients. With the client's own latent variables z_j,
@@ -39,7 +39,7 @@ from pyrofl.tensors import matches
 
 
 class Estimate(NamedTuple):
-    """Estimate for one client: log densities, their Monte Carlo error and Pareto k."""
+    """Leave-one-client-out estimate of one client: log densities, standard error and Pareto k."""
 
     elpd: float  # given the others
     error: float  # its Monte Carlo standard error
@@ -55,7 +55,7 @@ def loco(
     rounds: Whole = 0,
     allow_diverged: bool = False,
 ) -> Any:
-    """Estimate how well each client is predicted from all others: ArviZ's ELPDData, by client.
+    """Estimate the log density of each client's rows given all other clients, as ELPDData.
 
     The result is for `arviz.compare` or `compare_loo`, with models of the same clients. The entries
     by client have Monte Carlo standard errors as a coordinate, "mcse", and each has its Pareto k.
@@ -129,7 +129,7 @@ def loco(
 
 
 def _factors(run: Run) -> Factors:
-    """Return the metadata of the server's factors; raise ValueError if it keeps none."""
+    """Return the metadata of the server's client factors; raise ValueError if it has none."""
     found = of_kind(run.method.metadata.tensors, Factors)
     if not found:
         raise ValueError(
@@ -140,7 +140,7 @@ def _factors(run: Run) -> Factors:
 
 
 def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
-    """Estimate the density of a client's rows given all others, by importance sampling."""
+    """Estimate the log density of a client's rows given all other clients."""
     factors, data = _factors(run), run.data
     state = factors.without(run, client, rounds)
     ids = torch.tensor([data.names.index(client)])
@@ -178,13 +178,13 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
 
 
 def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest of log weights [2, S], and weights relative to it averaged over pairs."""
+    """Return the largest log weight, and weights relative to it averaged over pairs of draws."""
     top = log_weights.max()
     return top, (log_weights - top).exp().mean(0)
 
 
 def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of values [S] adjusted by a control variate of mean 0, and the residuals."""
+    """Return the mean of values [S] adjusted by a control variate, and the residuals."""
     centred = control - control.mean()
     spread = centred.square().sum()
     slope = (value * centred).sum() / spread if spread > 0 else spread
@@ -193,6 +193,6 @@ def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_likelihood(said: Pointwise, shared: str) -> Tensor:
-    """Return the log density [S] of all rows of a client."""
+    """Return the log density of all rows of a client, for each posterior draw: [S]."""
     own = (v.value for n, v in said["log_prior"].items() if not matches(n, shared))
     return said["density"]["log_p"].value.flatten() - sum(v.flatten() for v in own)

@@ -1,4 +1,4 @@
-"""Leave-one-out cross-validation of variational posteriors, and model comparison with it.
+"""Leave-one-out cross-validation of variational posteriors, and comparison of models by it.
 
 Draws from a guide q are not draws from the posterior p. Both steps, from q to p and from p to the
 posterior without row i, are importance weights:
@@ -47,7 +47,7 @@ SAME = 1e-5  # largest relative difference of log likelihoods that count as equa
 def loo(
     found: Run | Sequence[Run] | Any, draws: int = 1000, *, var_name: str | None = None, **what: Any
 ) -> Any:
-    """Estimate how well each row is predicted from all others: ArviZ's ELPDData, pointwise.
+    """Estimate the log density of each row given all other rows, as ArviZ's ELPDData.
 
     Pareto k of every row are in its `pareto_k`; its printed form counts them.
 
@@ -112,7 +112,7 @@ def loo(
 def compare_loo(
     models: Mapping[str, Any], draws: int = 1000, *, method: str = "stacking", **what: Any
 ) -> pd.DataFrame:
-    """Compare models by leave-one-out: ArviZ's table, sorted, with their largest Pareto k.
+    """Return a table that ranks models by leave-one-out cross-validation, as `arviz.compare`.
 
     Args:
         models: name -> argument of `loo` (all with the same rows), or result of `loco` (all with
@@ -150,7 +150,7 @@ def compare_loo(
 
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
-    """Return the log density of every visible row, of one site or summed over all sites."""
+    """Return the log density of every row, for one observed site or summed over all sites."""
     known = dict(data["log_likelihood"].data_vars) if "log_likelihood" in data else {}
     if not known or var_name not in (None, *known):
         raise ValueError(
@@ -182,7 +182,7 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
 
 
 def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
-    """Return log p and log q of each row's latent sites: chain, draw, and row or client."""
+    """Return log p and log q of the draws of latent sites, for each row if clients differ."""
     stats = data.get("sample_stats", {})
     if "log_p" not in stats or "log_q" not in stats:
         raise ValueError(
@@ -199,7 +199,7 @@ def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
 
 
 def _smoothed(log_lik: xarray.DataArray, ratio: xarray.DataArray) -> Any:
-    """Return the ELPDData that ArviZ 1 computes in `loo_approximate_posterior`, for 0.23."""
+    """Return ELPDData by Pareto-smoothed importance sampling, for ArviZ 0.23."""
     from arviz import psislw
 
     samples = ("chain", "draw")

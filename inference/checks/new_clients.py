@@ -1,4 +1,4 @@
-"""Posteriors of new clients: a held-out client is initialized with 0, 1, 2 or more of its rows."""
+"""Posteriors of a held-out client, given increasing numbers of its training rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_client_posterior(
     draws: int = 1000,
     **asked: Unpack[ModelAsked],
 ) -> dict[int, Tensors]:
-    """Draw from the posterior of a held-out client, given more and more of its rows.
+    """Draw from the posterior of a held-out client, for increasing numbers of its rows.
 
     The server state stays unchanged. With n rows the client receives the download, initializes its
     state and adapts to the first n of its training rows. Without rows the same steps approach its
@@ -59,7 +59,7 @@ def new_client_posterior(
 def joining(
     method: Method, data: Federation, client: str, size: int
 ) -> tuple[Method, Federation, int]:
-    """Return method and federation in which a held-out client has its first rows, and its id."""
+    """Restrict a held-out client to its first `size` rows; return method, federation and its id."""
     held_out = data.names[data.clients :]
     if client not in held_out:
         raise ValueError(

@@ -43,7 +43,7 @@ def predictive_checks(
     draws: int = 1000,
     **what: Any,
 ) -> pandas.DataFrame:
-    """Compare statistics of every client's rows with posterior predictive replications.
+    """Compare statistics of each client's rows with those of posterior predictive draws.
 
     Args:
         found: a `Run`, or the result of `to_arviz` with the groups posterior_predictive and
@@ -98,7 +98,7 @@ def predictive_checks(
 
 
 def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
-    """Return the probability integral transform of every row: the predictive CDF at its value.
+    """Return the probability integral transform of each row: the predictive CDF at its response.
 
     It is uniform on 0 to 1 if forecasts are calibrated (Gneiting, Balabdaoui and Raftery 2007):
     central 95% intervals contain 95% of the rows. For rows that the model was fitted to, it
@@ -138,7 +138,7 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
 def _clients(
     found: Any, draws: int, what: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
-    """Yield site, client, its rows [N] and posterior predictive draws of them [S, N]."""
+    """Yield, by site and client, the observed rows [N] and posterior predictive draws [S, N]."""
     if isinstance(found, Run):
         found = found.to_arviz(draws, groups=GROUPS, **what)
     refuse_no_groups(found)

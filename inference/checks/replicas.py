@@ -1,4 +1,4 @@
-"""Replicated federations in one: copies with simulated responses, and a server for each copy."""
+"""Several copies of a federation, with simulated responses, trained at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compact(data: Federation) -> Federation:
 
 
 def with_responses(data: Federation, y: Tensor) -> Federation:
-    """Return copies of a `compact` federation with the responses y [R, N, ...]."""
+    """Return a federation with R copies of all clients, given simulated responses [R, N, ...]."""
     copies, rows = range(len(y)), len(data.y)
     x, answers = torch.cat([data.x] * len(y)), y.flatten(0, 1).to(data.y.dtype)
     train = tuple(part + r * rows for r in copies for part in data.train)
@@ -50,14 +50,14 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
     refused = {} if refused is None else refused
 
     def parts(cohort: Cohort) -> Iterator[tuple[int, Tensor, Cohort]]:
-        """Yield every copy, the positions of its clients, and its cohort."""
+        """Yield the index of each copy, and the positions and cohort of its clients."""
         copy = cohort.ids // clients
         for r in copy.unique().tolist():
             at = (copy == r).nonzero().flatten()
             yield r, at, Cohort(cohort.ids[at] % clients, cohort.size[at])
 
     def joined(cohort: Cohort, make: Callable[[int, Tensor, Cohort], Tensors]) -> Tensors:
-        """Return a function's results for all copies, joined along the clients."""
+        """Apply a function to each copy's clients, and join the results in the cohort's order."""
         found = [(at, make(r, at, mine)) for r, at, mine in parts(cohort)]
         order = torch.cat([at for at, _ in found]).argsort()
         return cut(join_up(part for _, part in found), order)
@@ -127,7 +127,7 @@ def rounds_of(state: RoundState, clients: int) -> list[RoundState]:
 
 
 def _parted(server: Tensors) -> dict[int, Tensors]:
-    """Return the server state of each copy from the joint server state."""
+    """Split the joint server state into the server state of each copy."""
     found: dict[int, Tensors] = defaultdict(dict)
     for name, value in server.items():
         _, copy, own = name.split("/", 2)
@@ -141,10 +141,10 @@ def _whole(servers: Mapping[int, Tensors]) -> Tensors:
 
 
 def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
-    """Return the method with programs, losses and updates that receive changed batches."""
+    """Return a method whose programs, losses and updates receive batches modified by `change`."""
 
     def changed(function: Any) -> Any:
-        """Return a function with its last argument, the batch, replaced by the changed batch."""
+        """Return a function that modifies its last argument, the batch, before the call."""
         return lambda *args: function(*args[:-1], change(args[-1]))
 
     def moved(phase: Phase) -> Phase:

@@ -49,7 +49,7 @@ EXPECTED = 10  # replications in a bin
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of the true values among the posterior draws.
+    """Ranks of simulated true values among posterior draws, with calibration tests.
 
     Attributes:
         ranks: rank of every site, 0 to L, dims replication, client (not for shared sites) and the
@@ -71,7 +71,7 @@ class Ranks:
         return (self.ranks + 0.5) / (self.draws + 1)
 
     def of_client(self, client: str) -> dict[str, Any]:
-        """Return the scaled ranks [R] of a client's own and shared sites, by coordinate."""
+        """Return the scaled ranks [R] of one client's own and shared sites, by coordinate."""
         at = {"client": client} if "client" in self.ranks.dims else {}
         return {
             place: values.isel(index).to_numpy()
@@ -80,7 +80,7 @@ class Ranks:
         }
 
     def coverage(self, levels: Sequence[float] = LEVELS) -> xarray.Dataset:
-        """Return the fraction of central intervals that contain the true value, for several levels.
+        """Return the coverage of central posterior intervals, for each coordinate and level.
 
         Intervals end at draws, which avoids interpolation; levels are rounded to those of such
         intervals, (L + 1 - 2 k) / (L + 1). With R replications, the standard error of a coverage
@@ -100,7 +100,7 @@ class Ranks:
         return xarray.concat(inside, xarray.Variable("level", exact))
 
     def p_values(self) -> xarray.Dataset:
-        """Return the p value of the chi-square test for uniform ranks, one for each coordinate.
+        """Return the p value of a chi-square test for uniform ranks, for each coordinate.
 
         Ranks of one coordinate are independent. Ranks of two clients in one replication (if they
         share a site) or of two coordinates of a client are not: they are never pooled.
@@ -115,7 +115,7 @@ class Ranks:
         return found
 
     def table(self) -> pandas.DataFrame:
-        """Return p values and interval coverage of each coordinate, named as in `arviz.summary`.
+        """Return a table of p values and interval coverage, with a row for each coordinate.
 
         Columns: variable; p, see `p_values`; p_holm, adjusted for the number of rows, which holds
         under any dependence (Holm, 1979); and the coverage of 50%, 80% and 95% intervals.
@@ -137,7 +137,7 @@ class Ranks:
 
     @property
     def p_value(self) -> float:
-        """Return the smallest p value of uniform ranks, after Holm's adjustment."""
+        """Return the smallest p value of the tests for uniform ranks, after Holm's adjustment."""
         return float(self.table()["p_holm"].min())
 
 
@@ -156,7 +156,7 @@ def sbc(
     allow_diverged: bool = False,
     **what: Any,
 ) -> Ranks:
-    """Check a method's calibration on federations simulated from its own prior and likelihood.
+    """Check a method's calibration on data simulated from its own prior and likelihood.
 
     The federation provides only clients and their rows x; all responses are simulated, so a method
     built for it fits every replication. All sites of the posterior are ranked, including
@@ -250,7 +250,7 @@ def sbc(
 def simulated(
     method: Method, data: Federation, state: RoundState, count: int, seed: Seed = 0
 ) -> tuple[dict[str, Variable], Tensor]:
-    """Draw R true values, [R, C, *p] or [R, *p], and responses [R, N, ...] client by client."""
+    """Simulate R data sets: draw true values from the prior, and responses [R, N, ...]."""
     axes = ClientAxes(data, torch.arange(data.clients), method.shared, {})
     made = of_prior(axes, method, state, EvaluationSpec(draws=count, seed=seed))
     sites = {n: v for n, v in made["prior"].items() if "row" not in v.axes}
@@ -272,7 +272,7 @@ def _fits(
     allow_diverged: bool,
     **how: Any,
 ) -> Iterator[tuple[RoundState, str]]:
-    """Yield the final state of the fit to each simulated data set, and why it failed or ""."""
+    """Fit each simulated data set; yield its final state, and the reason of a failure or ""."""
     clients, refused = data.clients, dict[int, str]()
     step = max(1, BYTES // max(data.x.nbytes, 1))
 
@@ -298,20 +298,20 @@ def _fits(
 
 
 def _not_finite(tensors: Tensors) -> str:
-    """Return the names of tensors that contain NaN or infinity, as a phrase."""
+    """Return a text that names the tensors with NaN or infinite values, or ""."""
     bad = [n for n, v in tensors.items() if not bool(v.isfinite().all())]
     return f"{', '.join(bad)} not finite" if bad else ""
 
 
 def rank(draws: Tensor, truth: Tensor, source: Generator) -> Tensor:
-    """Return the number of draws [S, ...] below the true value [...]; ties are broken at random."""
+    """Return the rank of the true value among S draws, with ties broken at random."""
     ties = (draws == truth).sum(0)
     chance = torch.rand(ties.shape, generator=source, dtype=torch.float64).to(draws.device)
     return (draws < truth).sum(0) + (chance * (ties + 1)).floor()
 
 
 def _bins(replications: int, draws: int, bins: int | None) -> int:
-    """Return the validated number of bins; None chooses the default."""
+    """Return the number of bins for the test of uniform ranks, after validation."""
     most = min(20, max(2, replications // EXPECTED))
     fitting = [b for b in range(2, most + 1) if (draws + 1) % b == 0]
     found = bins or max(fitting, default=0)

@@ -1,4 +1,4 @@
-"""Split conformal prediction for all methods: calibration of a run on rows that it did not see.
+"""Split conformal prediction: calibrate prediction sets of any fitted run on test rows.
 
 A set with the threshold q contains all responses with a score (`scores`) up to q. From n scores of
 exchangeable rows, q is the order statistic of rank ceil((1 - alpha)(n + 1)). Then
@@ -180,7 +180,7 @@ def conformal(
 
 
 def _check_rows(data: Federation) -> None:
-    """Raise ValueError if the federation has no test rows, or trained on some of them."""
+    """Raise ValueError if there are no test rows, or a test row was used for training."""
     if not any(map(len, data.test[: data.clients])):
         raise ValueError(
             "no client has test rows, and rows that trained the model cannot calibrate it; "
@@ -197,7 +197,7 @@ def _check_rows(data: Federation) -> None:
 
 
 def _check_enough(data: Federation, thresholds: Tensor, pooled: float, alpha: float) -> None:
-    """Raise ValueError if all thresholds are infinite; warn of clients with an infinite one."""
+    """Raise ValueError if all clients' thresholds are infinite; warn if only some are."""
     few = [name for name, q in zip(data.names, thresholds.tolist(), strict=False) if q == inf]
     needed = f"at least {ceil((1 - alpha) / alpha - SLACK)} calibration rows for alpha {alpha:g}"
     if len(few) == data.clients and pooled == inf:
@@ -216,7 +216,7 @@ def _check_enough(data: Federation, thresholds: Tensor, pooled: float, alpha: fl
 
 
 def _calibration_rows(data: Federation, share: float, seed: Seed) -> list[Tensor]:
-    """Return, for every training client, which of its test rows calibrate: bool [n].
+    """Select each training client's calibration rows among its test rows, as bool [n].
 
     A row that is a test row of several clients has the same use at all of them, so that no row that
     measures coverage is in a pooled threshold.
@@ -239,7 +239,7 @@ def _calibration_rows(data: Federation, share: float, seed: Seed) -> list[Tensor
 def _forecasts(
     run: Run, how: EvaluationSpec, randomized: bool
 ) -> Iterator[tuple[int, Forecast, Tensor]]:
-    """Yield id, forecast and responses of the test rows of every client that has some."""
+    """Yield id, forecast and responses of the test rows, for each client with test rows."""
     for i, mean, sd, y in forecasts(run.method, run.data, run.state, how):
         u = torch.ones(len(mean), dtype=mean.dtype)
         if randomized:
@@ -248,7 +248,7 @@ def _forecasts(
 
 
 def _held_out(made: Conformal) -> Iterator[tuple[int, Forecast, Tensor]]:
-    """Yield id, forecast and responses of the test rows of every held-out client with a model."""
+    """Yield id, forecast and responses of the test rows, for each held-out client."""
     run, how = made.run, made.how
     if not any(map(len, run.data.test[run.data.clients :])):
         return
@@ -261,7 +261,7 @@ def _held_out(made: Conformal) -> Iterator[tuple[int, Forecast, Tensor]]:
 def _line(
     made: Conformal, i: int, pooling: Pooling, count: int, forecast: Forecast, y: Tensor
 ) -> dict[str, Any]:
-    """Return one client's row of the table of coverage, `Conformal.frame`."""
+    """Return one row of the coverage table `Conformal.frame`, for one client and pooling."""
     data, alpha, n = made.run.data, made.alpha, len(y)
     name = data.names[i]
     line: dict[str, Any] = {
@@ -289,7 +289,7 @@ def _line(
 
 
 def coverage_range(count: int, tested: int, alpha: float) -> tuple[float, float]:
-    """Return the central 95% range of the coverage of exchangeable rows.
+    """Return the range that contains the test coverage with 95% probability.
 
     Given the calibration rows the coverage has the distribution Beta(k, n + 1 - k) with the rank
     k = ceil((1 - alpha)(n + 1)), and the number of covered test rows a beta-binomial one (Vovk,

@@ -1,4 +1,4 @@
-"""Quantiles of scores that stay at the clients, from one message of each client.
+"""Quantiles of all clients' conformity scores, computed from one message of each client.
 
 A client with n scores sends n and at most B of its order statistics, those of the ranks
 ceil(b n / B), b = 1..B, each with the sum of the weights of its scores above the previous rank and
@@ -21,7 +21,7 @@ SLACK = 1e-9  # relative: rounding of (1 - alpha)(n + 1) must not raise a rank
 
 
 class ScoreSummary(NamedTuple):
-    """Message of a client: number of its scores, and order statistics with their mass.
+    """Message that summarizes a client's conformity scores by order statistics.
 
     Attributes:
         num_scores: [], number n of scores.
@@ -50,7 +50,7 @@ class ScoreSummary(NamedTuple):
 
 
 def summarize(scores: Tensor, num_quantiles: int, weights: Tensor | None = None) -> ScoreSummary:
-    """Return a client's message about its scores [n], with weights [n] or each of weight 1."""
+    """Summarize a client's conformity scores [n] and their weights [n] as a message."""
     ordered, order = scores.sort()
     mass = torch.ones_like(scores) if weights is None else weights[order].to(scores)
     at = _ranks(len(scores), min(len(scores), num_quantiles)) - 1
@@ -66,7 +66,7 @@ def _ranks(count: int, bins: int) -> Tensor:
 
 
 def quantile(scores: Tensor, mass: Tensor, alpha: float, atom: Tensor) -> Tensor:
-    """Return the upper (1 - alpha) quantile of weighted scores and an atom at infinity.
+    """Return the upper (1 - alpha) quantile of weighted scores with extra mass at infinity.
 
     It is the smallest score t such that scores up to t have a mass of at least
     (1 - alpha) (total + atom), or infinity if there is none. With mass 1 and atom 1 it is
@@ -92,7 +92,7 @@ def quantile(scores: Tensor, mass: Tensor, alpha: float, atom: Tensor) -> Tensor
 def pooled_quantile(
     parts: Sequence[ScoreSummary], alpha: float, weight: Tensor | None = None
 ) -> Tensor:
-    """Return the quantile of the scores of all K clients, for a row of one of them.
+    """Return the (1 - alpha) quantile of all clients' scores, for a new row of one of them.
 
     The row belongs to client k with probability (n_k + 1) / (n + K) (Lu et al. 2023), so that the
     atom is K. With weights the atom is K times the weight of the new row, by the same argument from
@@ -110,7 +110,7 @@ def pooled_quantile(
 
 
 def new_client_quantile(parts: Sequence[ScoreSummary], alpha: float) -> Tensor:
-    """Return the quantile for a row of a new client that is exchangeable with the K clients.
+    """Return the (1 - alpha) quantile of all clients' scores, for a row of a new client.
 
     Each client has mass 1, divided among its scores, and the new client has mass 1 at infinity
     (Lee, Barber and Willett 2023).

@@ -1,4 +1,4 @@
-"""Conformity scores of rows: adaptive prediction sets for classes, scaled errors for numbers.
+"""Conformity scores of predictions: cumulative class probabilities or scaled errors.
 
 Classes have the score of Romano, Sesia and Candes, "Classification with Valid and Adaptive
 Coverage", NeurIPS 2020. With probabilities p sorted in descending order and u uniform on (0, 1),
@@ -27,7 +27,7 @@ from pyrofl.inference.method import Method
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predictive distributions of N rows of a client.
+    """Predictive means and standard deviations of N rows of a client.
 
     Attributes:
         mean: [N, K] probabilities, or [N] expected responses.
@@ -41,17 +41,17 @@ class Forecast:
 
     @property
     def has_classes(self) -> bool:
-        """Whether the response is a class."""
+        """Whether the response is a class label instead of a number."""
         return self.mean.dim() == 2
 
     def scores(self, y: Tensor) -> Tensor:
-        """Return the scores [N] of responses [N]."""
+        """Return the conformity scores [N] of observed responses [N]."""
         if self.has_classes:
             return aps_scores(self.mean, self.u).gather(1, y.long()[:, None])[:, 0]
         return (y - self.mean).abs() / self.sd
 
     def select(self, rows: Tensor) -> Forecast:
-        """Return the forecast of some rows."""
+        """Return the forecast restricted to the given rows."""
         return Forecast(self.mean[rows], self.sd[rows], self.u[rows])
 
 
@@ -71,7 +71,7 @@ def aps_scores(probs: Tensor, u: Tensor) -> Tensor:
 def forecasts(
     method: Method, data: Federation, state: RoundState, asked: EvaluationSpec
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """Yield id, mean, sd and y of the test rows of every client that has some, in float64."""
+    """Yield client id, predictive mean, sd and observed responses of test rows, by client."""
     for ids, mean, _, sd, y, mask in answers(method, data, state, asked, _moments):
         for i, *values, seen in zip(ids.tolist(), mean, sd, y, mask, strict=True):
             own_mean, own_sd, own_y = (v[seen].cpu().double() for v in values)
@@ -80,7 +80,7 @@ def forecasts(
 
 
 def check_scale(name: str, sd: Tensor, has_classes: bool) -> None:
-    """Raise ValueError if a standard deviation of a number is not positive and finite."""
+    """Raise ValueError if a predictive standard deviation is not positive and finite."""
     bad = ~(sd.isfinite() & (sd > 0))
     if not has_classes and bool(bad.any()):
         raise ValueError(

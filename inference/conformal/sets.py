@@ -1,4 +1,4 @@
-"""Calibrated models: prediction sets of new rows, and their coverage by client."""
+"""Prediction sets of new rows from a calibrated run, and their coverage by client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ it depends on x alone; or class -> weight, where it depends on the class alone."
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PredictionSets(Summarised):
-    """Prediction sets or intervals of N rows.
+    """Prediction sets (of classes) or prediction intervals (of numbers) for N rows.
 
     Attributes:
         about: description of the model, its client and the calibration.
@@ -58,14 +58,14 @@ class PredictionSets(Summarised):
 
     @property
     def labels(self) -> list[tuple[str, ...]]:
-        """Return the names of the classes in every set."""
+        """Return the class names in each prediction set."""
         if not self.predictions.classes:
             raise ValueError("the method predicts numbers, which have no labels; use `sets`")
         names = self.predictions.classes
         return [tuple(n for n, y in zip(names, row, strict=True) if y) for row in self.sets]
 
     def columns(self) -> dict[str, list[Any]]:
-        """Return predictions and sets as columns of a table; a set is a text such as "3|5"."""
+        """Return predictions and sets as table columns, with sets as text such as "3|5"."""
         more: dict[str, list[Any]]
         if self.predictions.classes:
             more = {"set": ["|".join(some) for some in self.labels], "size": self.size.tolist()}
@@ -74,13 +74,13 @@ class PredictionSets(Summarised):
         return self.predictions.columns() | more
 
     def frame(self) -> DataFrame:
-        """Return the table as a data frame with a row each."""
+        """Return predictions and sets as a data frame, with a line for each predicted row."""
         from pandas import DataFrame
 
         return DataFrame(self.columns())
 
     def summary(self) -> dict[str, str]:
-        """Return the lines of the printed summary."""
+        """Return the printed summary of the prediction sets, as label -> text."""
         kind = "set size" if self.predictions.classes else "interval width"
         return {
             "model": self.about,
@@ -118,7 +118,7 @@ class Conformal(Summarised):
     rows: Sequence[Mapping[str, Any]]
 
     def frame(self) -> DataFrame:
-        """Return the coverage on the test rows of each client, with a row for each pooling.
+        """Return a table of the coverage on each client's test rows, by pooling of the scores.
 
         Columns: client; population, "training" or "held_out"; pooling, see `predict`; target,
         1 - alpha; calibration_rows and test_rows, their numbers; threshold, the largest of the
@@ -198,7 +198,7 @@ class Conformal(Summarised):
     def threshold(
         self, pooling: Pooling, count: int, client: str | None = None, x: Tensor | None = None
     ) -> Tensor:
-        """Return thresholds of rows: [N, 1], or [N, K] if weights depend on the class.
+        """Return score thresholds of N rows: [N, 1], or [N, K] if weights depend on the class.
 
         Args:
             pooling: see `predict`.
@@ -220,7 +220,7 @@ class Conformal(Summarised):
         return q.double().expand(count, 1)
 
     def sets(self, forecast: Forecast, q: Tensor) -> Tensor:
-        """Return sets [N, K] of classes, or ends [N, 2] of intervals, for thresholds of rows."""
+        """Return prediction sets [N, K] or intervals [N, 2], given score thresholds of the rows."""
         if forecast.has_classes:
             # Without randomization calibration scores have u = 1. Sets with u = 0 contain those
             # with u = 1, and are never empty.
@@ -230,7 +230,7 @@ class Conformal(Summarised):
         return torch.stack([forecast.mean - width, forecast.mean + width], -1)
 
     def summary(self) -> dict[str, str]:
-        """Return the lines of the printed summary."""
+        """Return the printed summary of the calibration, as label -> text."""
         adapted = "" if self.how.adaptation == "none" else ", adapted"
         sent = sum(part.num_bytes for part in self.messages.values())
         n, off = (
@@ -261,17 +261,17 @@ class Conformal(Summarised):
 
 
 def set_sizes(sets: Tensor) -> Tensor:
-    """Return the numbers of classes of sets [N, K] bool, or widths of intervals [N, 2]: [N]."""
+    """Return the size of each prediction set [N, K], or the width of each interval [N, 2]."""
     return sets.sum(-1) if sets.dtype == torch.bool else sets[:, 1] - sets[:, 0]
 
 
 def new_adaptation(run: Run) -> Literal["fine_tune", "train"]:
-    """Return the training of a new client's personal model on its own rows."""
+    """Return how a new client's personal model is adapted: "fine_tune" or "train"."""
     return "fine_tune" if run.method.adapt else "train"
 
 
 def row_weights(weights: Weights, run: Run, x: Tensor, y: Tensor) -> Tensor:
-    """Return the validated weights [N] of rows with responses y [N]."""
+    """Return the validated density-ratio weights of labeled rows, [N]."""
     if isinstance(weights, Mapping):
         return _class_weights(weights, run)[y.long()]
     with calling("weights"):
@@ -286,7 +286,7 @@ def row_weights(weights: Weights, run: Run, x: Tensor, y: Tensor) -> Tensor:
 
 
 def new_row_weights(weights: Weights, run: Run, count: int, x: Tensor | None) -> Tensor:
-    """Return the weights of new rows [N, 1], or [N, K] by class."""
+    """Return the density-ratio weights of new rows: [N, 1], or [N, K] if they depend on class."""
     if isinstance(weights, Mapping):
         return _class_weights(weights, run).expand(count, -1)
     assert x is not None
@@ -294,7 +294,7 @@ def new_row_weights(weights: Weights, run: Run, count: int, x: Tensor | None) ->
 
 
 def _class_weights(weights: Mapping[str, float], run: Run) -> Tensor:
-    """Return the weights [K] of the classes, 1 where none is given."""
+    """Return the weight of each class, [K], with 1 for classes without a given weight."""
     classes = run.data.classes
     if not classes:
         raise ValueError("weights are given by class, but y is a number; pass a function of x")

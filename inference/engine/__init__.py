@@ -1,4 +1,4 @@
-"""One round: the request of the server, local training, replies and the next state.
+"""One federated round: server request, local training, replies and server aggregation.
 
 `server_round.advance` runs a round: it sends a `RoundRequest` to the clients by a `Backend`,
 collects their replies and aggregates the messages. `local_round.LocalRound` is the backend of

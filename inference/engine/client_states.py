@@ -1,4 +1,4 @@
-"""Client states between rounds: an immutable mapping of tables with shared memory."""
+"""Immutable storage of all clients' states between rounds, with shared memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Block:
 
 
 class Row:
-    """One client's row in a block of stacked tensors, freed when no state refers to it."""
+    """Row of a block that holds one client's tensors; freed when no client state uses it."""
 
     __slots__ = ("block", "index")
 
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def tensors(self) -> Tensors:
-        """Return the tensors of the client, [*p]."""
+        """Return the client's tensors, each [*p]."""
         return {n: table[self.index] for n, table in self.block.tables.items()}
 
     def __del__(self) -> None:
@@ -44,7 +44,7 @@ class Row:
 
 
 class RowStore:
-    """Memory for clients' tensors, in rows that successive states share.
+    """Memory for clients' tensors, in rows that the states of successive rounds share.
 
     Attributes:
         room: number of clients, which is the number of rows of the first block.
@@ -57,7 +57,7 @@ class RowStore:
         self.blocks: list[Block] = []
 
     def write(self, values: Tensors) -> list[Row]:
-        """Write tensors [C, ...] into free rows, and return one row for each client."""
+        """Write clients' tensors [C, ...] into unused rows, and return one row for each client."""
         layout, rows = layout_of(values), list[Row]()
         count = len(next(iter(values.values())))
         while (left := count - len(rows)) > 0:
@@ -73,14 +73,14 @@ class RowStore:
         return rows
 
     def _grow(self, values: Tensors, needed: int) -> Block:
-        """Add a block: for all clients at first, later for the additional rows of a round."""
+        """Allocate another block of rows, for all clients at first and for fewer later."""
         rows = max(needed, self.room // 4 if self.blocks else self.room)
         tables = {n: self.table(rows, v, row_bytes(values)) for n, v in values.items()}
         self.blocks.append(Block(tables, range(rows - 1, -1, -1)))
         return self.blocks[-1]
 
     def table(self, rows: int, like: Tensor, size: int) -> Tensor:
-        """Return uninitialized memory for the tensors of some clients, in RAM or in a file."""
+        """Allocate an uninitialized tensor for `rows` clients, in memory or in a temporary file."""
         shape = rows, *like.shape[1:]
         if self.memory is not None and self.room * size > self.memory:
             return mapped(shape, like.dtype)
@@ -101,7 +101,7 @@ class Tables(Mapping[str, Tensor]):
 
 
 class ClientStates(Tables):
-    """States of all clients, name -> table [J, ...]; rows of unseen clients are zero.
+    """Immutable states of all clients: name -> tensor [J, ...], zero for clients without state.
 
     It is immutable. A round writes client states into free rows and creates new states, which share
     the rows of all other clients. A table is assembled when it is read.
@@ -110,7 +110,7 @@ class ClientStates(Tables):
     def __init__(
         self, clients: int, store: RowStore, rows: Mapping[int, Row], like: Tensors
     ) -> None:
-        """Store the rows of J clients, and tensors with the layout of the tables.
+        """Create the states of J clients from their rows and the layout of the tensors.
 
         Args:
             clients: number J of clients.
@@ -122,7 +122,7 @@ class ClientStates(Tables):
 
     @classmethod
     def of(cls, tables: Mapping[str, Tensor], seen: Tensor, memory: int | None) -> ClientStates:
-        """Return client states from stacked tensors [J, ...]; `seen` marks valid rows.
+        """Create client states from stacked tensors [J, ...]; `seen` marks clients with a state.
 
         Args:
             tables: states, or tensors of the caller, which are not modified.
@@ -151,7 +151,7 @@ class ClientStates(Tables):
         return len(self._like)
 
     def select(self, ids: Tensor) -> Tensors:
-        """Return the state of some clients, [C, ...]; zeros for unseen ones."""
+        """Return the states of the given clients, [C, ...]; zeros for clients without a state."""
         rows = [(c, self._rows[i]) for c, i in enumerate(ids.tolist()) if i in self._rows]
         found: Tensors = {}
         for places, block, index in _by_block(rows):
@@ -166,7 +166,7 @@ class ClientStates(Tables):
         return found
 
     def write(self, ids: Tensor, values: Tensors) -> dict[int, Row]:
-        """Write the next state of some clients, [C, ...], and return their rows.
+        """Write the next states of some clients, [C, ...], into new rows, and return the rows.
 
         The rows belong to no state before a call of `updated`, and become free without it.
         """
@@ -177,13 +177,13 @@ class ClientStates(Tables):
         return dict(zip(ids.tolist(), self.store.write(values), strict=True))
 
     def updated(self, rows: Mapping[int, Row]) -> ClientStates:
-        """Return states with other rows for some clients."""
+        """Return new client states in which some clients' rows are replaced."""
         like = self._like | _like(rows.values())
         return ClientStates(self.clients, self.store, {**self._rows, **rows}, like)
 
 
 def none(clients: int, room: int) -> ClientStates:
-    """Return client states in which no client has a state yet."""
+    """Return empty client states, in which no client has a state yet."""
     return ClientStates(clients, RowStore(room), {}, {})
 
 
@@ -193,19 +193,19 @@ def layout_of(tables: Mapping[str, Tensor]) -> Layout:
 
 
 def row_bytes(tables: Mapping[str, Tensor]) -> int:
-    """Return the bytes that one client needs in stacked tensors [R, ...]."""
+    """Return the number of bytes that one client needs in stacked tensors [R, ...]."""
     return sum(v.shape[1:].numel() * v.element_size() for v in tables.values())
 
 
 def _like(rows: Iterable[Row]) -> Tensors:
-    """Return empty tensors [0, ...] with the layout of the tables of some rows."""
+    """Return empty tensors [0, ...] with the names, shapes and types of the given rows."""
     blocks = {id(row.block): row.block for row in rows}
     tables = {n: v for block in blocks.values() for n, v in block.tables.items()}
     return {n: v.new_empty(0, *v.shape[1:]) for n, v in tables.items()}
 
 
 def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, Tensor]]:
-    """Yield positions, block and row indices of pairs (position, row), grouped by block."""
+    """Group client rows by block; yield their positions, the block and the row indices."""
     found: dict[int, tuple[Block, list[int], list[int]]] = {}
     for place, row in rows:
         _, places, index = found.setdefault(id(row.block), (row.block, [], []))
@@ -216,7 +216,10 @@ def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, 
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros in a temporary file (see TMPDIR), deleted when the tensor is freed."""
+    """Return a zero tensor stored in a temporary file, deleted when the tensor is freed.
+
+    The environment variable TMPDIR sets the folder of the file.
+    """
     handle, path = tempfile.mkstemp(prefix="pyrofl-")
     try:
         count = torch.Size(shape).numel()

@@ -1,4 +1,4 @@
-"""The clients' part of a round: requests, local training, messages and replies."""
+"""Client side of a round: requests, local training, messages and replies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyrofl.tensors import Tensors, cut, join_up, under
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """Request of the server to the clients of a round.
+    """Server request that asks clients to train in a round.
 
     Attributes:
         method: method of the round.
@@ -50,7 +50,7 @@ class RoundRequest:
 
 @dataclass
 class Reply:
-    """Reply of clients that trained in one vectorized batch.
+    """Reply of clients that trained in one vectorized batch: messages, losses and errors.
 
     Attributes:
         sender: clients of the messages: reporters with valid messages and states.
@@ -86,14 +86,14 @@ def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
 
 
 class RunningRound(AbstractContextManager["RunningRound", None], Protocol):
-    """Round in progress; if it fails, clients keep their previous states."""
+    """Protocol of a round in progress; if it fails, clients keep their previous states."""
 
     def replies(self) -> Iterator[Reply]:
         """Train the clients, and yield their replies in a fixed order."""
         ...
 
     def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """Return the states of all clients, [J, ...], restoring those of the clients `back`."""
+        """End the round and return all clients' states; clients in `back` keep their old state."""
         ...
 
 
@@ -111,25 +111,25 @@ class LocalRound(RunningRound):
         self.written: dict[int, Row] = {}  # client states, used when the round is closed
 
     def __exit__(self, *_: object) -> None:
-        """End the round; if it failed, its written rows become free."""
+        """End the round; discard the new client states if the round has failed."""
         self.written = {}
 
     def chunks(self) -> list[Tensor]:
-        """Return ids of the clients of each vectorized batch."""
+        """Return the client ids of each vectorized batch."""
         one = self.request
         return list(chunks(one.method, self.data, one.state, one.ids, one.chunk_size, one.seed))
 
     def replies(self) -> Iterator[Reply]:
-        """Train the clients, and yield their replies."""
+        """Train the clients batch by batch, and yield the reply of each batch."""
         return map(self.train, self.chunks())
 
     def close(self, back: Tensor) -> ClientStates:
-        """Return the states of all clients, restoring those of the clients `back`."""
+        """End the round and return all clients' states; clients in `back` keep their old state."""
         gone = set(back.tolist())
         return self.states.updated({i: r for i, r in self.written.items() if i not in gone})
 
     def train(self, ids: Tensor) -> Reply:
-        """Train clients [C] together, write their states, and return their reply."""
+        """Train the given clients together, store their states, and return their reply."""
         data, (method, state, seed) = self.data, self._about
         cohort = data.cohort(ids)
         received = downloaded(method, state.server, cohort)
@@ -162,7 +162,7 @@ class LocalRound(RunningRound):
     def _privatized(
         self, received: Tensors, message: Tensors, ids: Tensor, sends: Tensor
     ) -> Tensors:
-        """Return the messages [M, ...] of sending clients, with noise if required."""
+        """Return the messages of sending clients, with privacy noise if clients add it."""
         method, state, seed = self._about
         at = sends.nonzero().flatten()
         own = partial(stream, seed, Stream.PRIVACY, state.number)

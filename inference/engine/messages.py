@@ -1,4 +1,4 @@
-"""Messages at the server: validation, and storage until aggregation, or folding on arrival."""
+"""Client messages at the server: validation, and storage or averaging until aggregation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 class BadMessage(RuntimeError):
-    """Error for a message that cannot be aggregated, if on_bad_message is "raise"."""
+    """Error raised for an invalid client message if `on_bad_message` is "raise"."""
 
 
 def inspect(
@@ -33,7 +33,7 @@ def inspect(
     names: Sequence[str],
     rules: Mapping[str, Rule] | None = None,
 ) -> list[str]:
-    """Return the first error in each client's message or client state [C, *p], or "".
+    """Return the first error in each client's message or client state; "" for valid ones.
 
     >>> cohort = Cohort(torch.tensor([1]), torch.ones(1))
     >>> inspect({"tau": torch.tensor([-0.1])}, {}, cohort, ("a", "b"), {"tau": POSITIVE})
@@ -61,7 +61,7 @@ def inspect(
 def _duties(
     message: Tensors, private: Tensors, cohort: Cohort, rules: Mapping[str, Rule]
 ) -> Iterator[tuple[str, Tensor, Rule]]:
-    """Yield the tensors of messages and client states, with the rules that they must satisfy."""
+    """Yield each tensor of messages and client states, with the rule that it must satisfy."""
     yield "its size", cohort.size, FINITE
     yield "its size", cohort.size, POSITIVE
     for name, value in (*message.items(), *private.items()):
@@ -85,7 +85,7 @@ def form_of(message: Tensors) -> Form:
 
 
 def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Form:
-    """Return the tensor shapes and types that messages must have, by a vote of the clients.
+    """Return the tensor names, shapes and types that messages must have, by a vote of clients.
 
     It is the sent form, if several clients agree, or if new tensors have the form of the server's.
     Otherwise it is that of the last round, if it has a name in common with the most frequent form,
@@ -116,7 +116,7 @@ def unlike(form: Form, expected: Form) -> str:
 
 
 def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]]:
-    """Return the server's next state, or the old one and why it could not be updated.
+    """Return the new server state after validation, or the old one and the error if it is invalid.
 
     Raises:
         ValueError: if a tensor has a row for each aggregated client, or another shape or type than
@@ -155,15 +155,15 @@ def kinds(rejected: Iterable[str]) -> dict[str, int]:
 
 
 class Inbox:
-    """Stored messages of a round, until they are aggregated."""
+    """Server storage of the clients' messages of a round, until aggregation."""
 
     def __init__(self, method: Method, server: Tensors, reporters: Tensor) -> None:
-        """Prepare for messages of the reporters, sorted ids of clients that may send one."""
+        """Create an empty inbox for the messages of the reporting clients (sorted ids)."""
         self.method, self.server, self.reporters = method, server, reporters
         self.by_form: dict[Form, Tensors] = {}
 
     def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
-        """Store the messages [C, ...] of some clients, all of one form."""
+        """Store the messages [C, ...] of some clients, all with the same shapes and types."""
         held = self.by_form.setdefault(form, {})
         if len(cohort.ids) == len(self.reporters):  # all at once: one copy
             held |= {n: v.index_select(0, cohort.ids.argsort()) for n, v in sent.items()}
@@ -181,12 +181,12 @@ class Inbox:
         return cut(held, torch.searchsorted(self.reporters, cohort.ids.cpu()))
 
     def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
-        """Return the server's next state; raise AggregationError with a reason if there is none."""
+        """Return the aggregated server state; raise AggregationError if aggregation fails."""
         return self.method.aggregate(self.server, message, cohort, source)
 
 
 class FoldingInbox(Inbox):
-    """Messages of a round that are added up on arrival, to save memory."""
+    """Server inbox that averages the messages of a round on arrival, to save memory."""
 
     def __init__(self, aggregate: Aggregator, server: Tensors) -> None:
         self.aggregate, self.server = aggregate, server
@@ -194,7 +194,7 @@ class FoldingInbox(Inbox):
         self.message: Tensors = {}
 
     def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
-        """Fold the messages [C, ...] of some clients, all of one form."""
+        """Include the messages [C, ...] of some clients in the weighted mean of the round."""
         self.message = self.message or {n: v[:0].clone() for n, v in sent.items()}
         before = self.folded.get(form)
         if not len(cohort.ids) or isinstance(before, Exception):
@@ -207,11 +207,11 @@ class FoldingInbox(Inbox):
             self.folded[form] = error
 
     def left(self, form: Form, cohort: Cohort) -> Tensors:
-        """Return empty tensors with the shapes and types of the messages."""
+        """Return empty tensors with the messages' shapes and types, as messages are not stored."""
         return self.message
 
     def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
-        """Return the server's next state; raise AggregationError if there is none."""
+        """Return the aggregated server state; raise AggregationError if aggregation fails."""
         folded = self.folded[form]
         if isinstance(folded, Exception):
             raise folded
@@ -219,7 +219,7 @@ class FoldingInbox(Inbox):
 
 
 def inbox(method: Method, server: Tensors, reporters: Tensor, keep_messages: bool) -> Inbox:
-    """Return an inbox for a round; raise ValueError if messages cannot be folded."""
+    """Create the inbox of a round; raise ValueError if messages cannot be averaged on arrival."""
     if keep_messages:
         return Inbox(method, server, reporters)
     if not isinstance(method.aggregate, Aggregator) or method.aggregate.rule != "mean":

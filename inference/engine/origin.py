@@ -1,4 +1,4 @@
-"""Check that a resumed run has the clients and the training rows of its first rounds."""
+"""Validation that a resumed run has the same clients and training rows as before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _known: WeakKeyDictionary[Federation, Tensor] = WeakKeyDictionary()
 
 
 def rows_of(data: Federation) -> Tensor:
-    """Return the number of training rows of each client and their ordered hash: [J, 2] int64.
+    """Return the number of training rows of each client and a hash of the rows, [J, 2] int64.
+
+    The hash depends on the order of the rows.
 
     Numbers are hashed in single precision, so that the data's type does not matter; the hash is not
     cryptographic. It is cached, so rows must not change.
@@ -39,7 +41,7 @@ def rows_of(data: Federation) -> Tensor:
 
 
 def _hash(table: Tensor) -> Tensor:
-    """Return hashes of the rows of a table: [N, ...] -> [N], equal on all devices."""
+    """Return a hash of each row of a tensor: [N, ...] -> [N], equal on all devices."""
     real = torch.view_as_real(table) if table.is_complex() else table
     flat = real.detach().reshape(len(table), -1)
     odd = _mixed(torch.arange(1, flat.shape[1] + 1, device=table.device) * STEP)
@@ -51,14 +53,14 @@ def _hash(table: Tensor) -> Tensor:
 
 
 def _mixed(value: Tensor) -> Tensor:
-    """Return an integer with bits mixed as in SplitMix64, so that each depends on all others."""
+    """Return integer hashes with their bits mixed as in the SplitMix64 generator."""
     value = (value ^ (value >> 30)) * FIRST
     value = (value ^ (value >> 27)) * SECOND
     return value ^ (value >> 31)
 
 
 def validate_resume(start: RoundState, data: Federation) -> RoundState:
-    """Return a state to resume, with the names and rows of its clients.
+    """Validate that a state can be resumed with the data; return it with names and rows.
 
     Held-out clients may differ. For a state without names, or before the first round, only the
     number of clients is compared.

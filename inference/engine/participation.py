@@ -1,4 +1,4 @@
-"""Participation in rounds: client sampling by position in the federation, and stragglers."""
+"""Participation in rounds: sampling of clients, dropout and stragglers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WORDS[Draw] = "a function: participation.fraction(0.4), participation.fixed(10) 
 
 
 def everyone(_: Generator, clients: int) -> Tensor:
-    """Return the ids of all clients."""
+    """Return the ids of all clients: full participation in each round."""
     return torch.arange(clients)
 
 
 @dataclass(frozen=True)
 class KnownDraw:
-    """Client sampling with known probabilities, as privacy accounting needs them.
+    """Client sampling function with known probabilities, as privacy accounting needs.
 
     Attributes:
         draw: function that samples the ids.
@@ -37,12 +37,12 @@ class KnownDraw:
     sampling: Callable[[int], Sampling]
 
     def __call__(self, generator: Generator, clients: int) -> Tensor:
-        """Return the sampled ids."""
+        """Return the ids of the sampled clients."""
         return self.draw(generator, clients)
 
 
 def sampling_of(draw: Draw, clients: int) -> Sampling:
-    """Return the probabilities of a sampling function; raise ValueError if unknown."""
+    """Return the probabilities of a client sampling function; raise ValueError if unknown."""
     if draw is everyone:
         return Sampling("all", clients)
     if isinstance(draw, KnownDraw):
@@ -55,7 +55,7 @@ def sampling_of(draw: Draw, clients: int) -> Sampling:
 
 @checked
 def fixed(count: Count) -> Draw:
-    """Return a sampler of this many clients, uniformly without replacement."""
+    """Return a function that samples `count` clients uniformly without replacement."""
 
     def draw(generator: Generator, clients: int) -> Tensor:
         if count > clients:
@@ -70,7 +70,10 @@ def fixed(count: Count) -> Draw:
 
 @checked
 def fraction(share: PositiveShare) -> Draw:
-    """Return a sampler of this fraction of clients, at least one, without replacement."""
+    """Return a function that samples a fraction of the clients without replacement.
+
+    It samples at least one client.
+    """
 
     def many(clients: int) -> int:
         return max(1, round(share * clients))
@@ -83,7 +86,7 @@ def fraction(share: PositiveShare) -> Draw:
 
 @checked
 def bernoulli(probability: PositiveShare, min_clients: Whole = 2) -> Draw:
-    """Return a sampler that draws each client independently, at least `min_clients`.
+    """Return a function that samples each client independently with the given probability.
 
     It draws again while there are too few (pFedVEM).
 
@@ -117,7 +120,7 @@ def bernoulli(probability: PositiveShare, min_clients: Whole = 2) -> Draw:
 
 
 def validate_ids(ids: Tensor, clients: int) -> Tensor:
-    """Return sorted ids; raise ValueError for empty draws, repeated or unknown ids."""
+    """Return the sorted client ids; raise ValueError if empty, repeated or unknown."""
     if not torch.is_tensor(ids) or ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
         kind = f"{ids.dtype} {list(ids.shape)}" if torch.is_tensor(ids) else type(ids).__name__
         raise ValueError(f"a draw of clients returns {kind}; expected ids, int64 [C]")
@@ -133,7 +136,7 @@ def validate_ids(ids: Tensor, clients: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Failures of clients, drawn independently in every round: dropout and partial work.
+    """Settings of client failures, drawn independently in each round: dropout and partial work.
 
     Attributes:
         drop_rate: probability that a client drops out after training. It keeps its previous state;
@@ -149,7 +152,7 @@ class Stragglers:
         check_fields(self)
 
     def reported(self, ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
-        """Return the clients among `ids` that do not drop out in a round."""
+        """Return the ids of the clients that do not drop out in a round."""
         return (
             ids[_uniform(ids, names, seed, number)[:, 0] >= self.drop_rate]
             if self.drop_rate
@@ -157,7 +160,7 @@ class Stragglers:
         )
 
     def working(self, method: Method, names: Sequence[str], seed: Seed, number: int) -> Method:
-        """Return the method with fewer local epochs for the stragglers of a round."""
+        """Return the method with a random, smaller number of local epochs for each client."""
         if self.min_work == 1:
             return method
 
@@ -178,7 +181,7 @@ class Stragglers:
 
 
 def _uniform(ids: Tensor, names: Sequence[str], seed: Seed, number: int) -> Tensor:
-    """Draw two uniform random numbers for every client of a round: [C, 2]."""
+    """Draw two uniform random numbers for each client in a round: [C, 2]."""
     drawn = torch.zeros(len(ids), 2, dtype=torch.float64)
     for own, i in zip(drawn, ids.tolist(), strict=True):
         own.uniform_(generator=stream(seed, Stream.WORK, number, names[i]))

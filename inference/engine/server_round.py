@@ -1,4 +1,4 @@
-"""The server's part of a round: client sampling, aggregation of messages, and the next state.
+"""Server side of a round: client sampling, aggregation of messages, and the next state.
 
 Of the data, the server's part only needs the clients' names and numbers of rows.
 """
@@ -39,7 +39,7 @@ AROUND = {  # public names of Pyro's handlers
 def first(
     method: Method, data: Federation | Roster, seed: Seed, server: Tensors | None = None
 ) -> RoundState:
-    """Return the state before round one, with the initial server state."""
+    """Return the initial round state, before round one."""
     if server is None:
         with calling("init"):
             made = method.init(stream(seed, Stream.START), data.clients)
@@ -61,7 +61,7 @@ def sample_clients(
     participation: Draw,
     training_clients: Draw | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the reporting and the training clients of a round, both sorted."""
+    """Sample the reporting and the training clients of a round; return their sorted ids."""
     source = stream(seed, Stream.WHO, number)
     with calling("a draw of clients"):
         reporters = validate_ids(participation(source, clients), clients)
@@ -86,7 +86,7 @@ def advance(
     record: bool = True,
     backend: Backend | None = None,
 ) -> RoundState:
-    """Run one round: clients `ids` train, `reporters` send messages, the server aggregates them.
+    """Run one round: clients `ids` train, `reporters` send messages, the server aggregates.
 
     A client keeps its previous state if its message is not aggregated: if it is `silent`, if its
     message, client state or loss is invalid, see `inspect` and `agreed`, or if the aggregation
@@ -117,7 +117,7 @@ def advance(
 
 
 class MessageCollector:
-    """Collector of the replies of a round, which computes the next state from them."""
+    """Server collector of the clients' replies in a round, which computes the next state."""
 
     def __init__(
         self,
@@ -127,20 +127,20 @@ class MessageCollector:
         reporters: Tensor,
         keep_messages: bool = True,
     ) -> None:
-        """Prepare for messages of the reporters, sorted ids of clients."""
+        """Create a collector for the messages of the reporting clients (sorted ids)."""
         self.method, self.data, self.state, self.reporters = method, data, state, reporters
         own = {n: v.clone() for n, v in state.server.items()}
         self.inbox = inbox(method, own, reporters, keep_messages)
         self.replies: list[Reply] = []
 
     def take(self, reply: Reply) -> None:
-        """Store the reply of some clients; its message is moved to the inbox."""
+        """Store one reply of some clients, and move its messages to the inbox."""
         self.inbox.take(reply.form, reply.sender, reply.message)
         reply.message = {}
         self.replies.append(reply)
 
     def close(self, seed: Seed, silent: Tensor) -> tuple[RoundState, Tensor]:
-        """Return the next state without client states, and ids of accepted clients.
+        """Aggregate; return the next state without client states, and the accepted client ids.
 
         Accepted are training clients without a missing, invalid or unaggregated message.
         """
@@ -190,7 +190,7 @@ class MessageCollector:
         return after, kept
 
     def _rejecting(self) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
-        """Return the expected shapes and types, after rejecting messages with other ones."""
+        """Reject messages with unexpected shapes or types, and return the expected ones."""
         votes = [(reply.form, reply.reasons.count("")) for reply in self.replies]
         form = agreed(votes, form_of(self.state.message), self.state.server)
         for reply in self.replies:
@@ -203,12 +203,12 @@ class MessageCollector:
 
 
 def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method]:
-    """Return a function from round number (from 0) to the method of the round."""
+    """Return a function from round number (from 0) to the method used in that round."""
     if isinstance(method, Method):
         return lambda _: method
 
     def at(number: int) -> Method:
-        """Return the method of a round; raise ValueError if it is not a Method."""
+        """Return the method used in a round; raise ValueError if it is not a Method."""
         with calling(f"method({number})"):
             made = method(number)
         if not isinstance(made, Method):

@@ -1,4 +1,4 @@
-"""The state between rounds, and the clients' downloads, states and uploads."""
+"""State of a federated run after each round, and the clients' downloads and uploads."""
 
 from __future__ import annotations
 
@@ -71,22 +71,22 @@ class RoundState(Summarised):
 
     @property
     def title(self) -> str:
-        """Return the title of the summary, with the number of rounds."""
+        """Return the title of the printed summary, with the number of rounds."""
         return f"State after round {self.number}"
 
     def get_client_states(self, ids: Tensor) -> Tensors:
-        """Return the stacked states [C, ...] of clients that have trained."""
+        """Return the stacked states of the given clients, name -> [C, ...]."""
         if isinstance(self.client_states, ClientStates):
             return self.client_states.select(ids)
         return {n: v.index_select(0, ids) for n, v in self.client_states.items()}
 
     def of_all(self, values: Tensors) -> Tensors:
-        """Expand values of trained clients to all clients, [J], with NaN for the others."""
+        """Expand values of the trained clients to all clients, [J], with NaN for untrained ones."""
         none = {n: v.new_full(self.seen.shape, torch.nan, device="cpu") for n, v in values.items()}
         return {n: none[n].scatter(0, self.trained, v.cpu()) for n, v in values.items()}
 
     def summary(self) -> dict[str, str]:
-        """Return the lines of the printed summary: name -> text."""
+        """Return the printed summary of the state, as label -> text."""
         trained, reported, silent = (
             len(v) for v in (self.trained, self.reporters.ids, self.silent)
         )
@@ -99,14 +99,14 @@ class RoundState(Summarised):
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return the first names as one line of text, with the number of the others."""
+    """Return the first names joined by commas, with the number of further names."""
     first = list(names)[:4]
     more = len(list(names)) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "") or "nothing"
 
 
 def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
-    """Move tensors to the data's device, and real ones to the data's type."""
+    """Move tensors to the data's device, and floating-point ones to the data's type."""
     return {
         n: v.detach().to(data.device, data.dtype if v.is_floating_point() else None)
         for n, v in tensors.items()
@@ -114,7 +114,7 @@ def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
 
 
 def downloaded(method: Method, server: Tensors, cohort: Cohort) -> Tensors:
-    """Return the tensors that some clients download from the server."""
+    """Return the tensors that the given clients download from the server."""
     with calling("download"), unwritten("download", server):
         return as_tensors("what download returns", method.download(server, cohort), len(cohort.ids))
 
@@ -127,7 +127,7 @@ def current_states(
     cohort: Cohort,
     seed: Seed,
 ) -> Tensors:
-    """Return the states of some clients, initialized for clients that have none."""
+    """Return the states of the given clients, initialized for new clients."""
     with calling("init_client"):
         made = method.init_client(received, cohort, stream(seed, Stream.START))
     private = to_data(as_tensors("what init_client returns", made, len(cohort.ids)), data)
@@ -149,7 +149,7 @@ def current_states(
 def refuse_absent_states(
     method: Method, data: Federation, state: RoundState, ids: Tensor, view: str
 ) -> None:
-    """Raise ValueError if a personal model needs states stored at remote clients."""
+    """Raise ValueError if a personal model needs client states that are stored remotely."""
     ids = ids[ids < len(state.seen)]  # held-out clients have no state
     seen = ids[state.seen.cpu()[ids]]
     if view == "global" or not len(seen) or len(state.client_states):
@@ -167,7 +167,7 @@ def refuse_absent_states(
 def client_inputs(
     method: Method, data: Federation, state: RoundState, cohort: Cohort, seed: Seed
 ) -> tuple[Tensors, Tensors]:
-    """Return downloads and states of some clients, initialized for clients that have none."""
+    """Return the downloads and states of the given clients, initialized for new clients."""
     received = downloaded(method, state.server, cohort)
     return received, current_states(method, data, state, received, cohort, seed)
 
@@ -186,7 +186,9 @@ def uploaded(method: Method, received: Tensors, local: Tensors) -> Tensors:
 
 @cache
 def chunk_bytes() -> int:
-    """Return the bytes of stacked state of one vectorized batch: twice the cache's size.
+    """Return the size of client states in a vectorized batch, in bytes, from the CPU cache.
+
+    It is twice the size of the cache, within limits.
 
     Smaller chunks need more steps in Python, larger ones are limited by memory; the measured
     optimum is flat.
@@ -206,7 +208,7 @@ def chunks(
     chunk_size: int | None,
     seed: Seed,
 ) -> Iterator[Tensor]:
-    """Yield groups of clients for vectorized training, the largest clients first."""
+    """Yield the client ids of each vectorized batch, the clients with most rows first."""
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; expected None or an integer >= 1")
     ids = ids[data.sizes[ids].argsort(descending=True, stable=True)]

@@ -1,1 +1,1 @@
-"""Evaluation of fitted methods and predictions of new rows."""
+"""Evaluation of fitted methods on clients' rows, and predictions of new rows."""

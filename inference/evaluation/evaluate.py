@@ -1,4 +1,4 @@
-"""Evaluation of a model on clients' rows: scores, calibration and uncertainty.
+"""Evaluation of a fitted model on clients' rows: scores, calibration and uncertainty.
 
 `uncertainty` estimates how uncertain classifiers are of single rows, and whether because of noisy
 labels (aleatoric) or too few rows (epistemic).
@@ -37,7 +37,7 @@ Metric = Callable[[Prediction, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Scores(EvaluationSpec):
-    """Scores of a model by client, with the settings of the evaluation as fields.
+    """Evaluation metrics of a model for each client, with the settings of the evaluation.
 
     Attributes:
         ids, rows: [C], the clients with such rows, and their numbers of rows.
@@ -54,12 +54,12 @@ class Scores(EvaluationSpec):
     predicted: Prediction | None = None
 
     def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
-        """Return the average of a metric over clients, weighted equally or by rows."""
+        """Return the mean of a metric over clients, weighted equally or by number of rows."""
         return float(scoring.pool(self.values[metric], self.rows, weighting))
 
     @checked
     def smallest(self, share: PositiveShare, sizes: Tensor) -> Scores:
-        """Return the scores of the clients with the fewest training rows.
+        """Return the scores of the fraction of clients with the fewest training rows.
 
         At least one client is kept. `sizes` are the numbers of training rows of all clients, by id.
         """
@@ -81,7 +81,7 @@ def evaluate(
     metrics: Mapping[str, Metric] | None = None,
     **asked: Unpack[EvaluationFields],
 ) -> Scores:
-    """Evaluate a model of every client on its rows.
+    """Compute evaluation metrics of a model on each client's rows.
 
     Args:
         method: as trained.
@@ -120,7 +120,7 @@ def evaluate(
 
 
 def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metric]) -> Tensors:
-    """Return the validated scores of some clients' predictions: name -> [C]."""
+    """Compute built-in and custom metrics of clients' predictions: name -> [C]."""
     if found.mean.dim() == 3:
         values = scoring.classification(found.mean, y.long(), mask)
     else:
@@ -149,7 +149,7 @@ def score(found: Prediction, y: Tensor, mask: Tensor, metrics: Mapping[str, Metr
 def calibration(
     method: Method, data: Federation, state: RoundState, **asked: Unpack[EvaluationFields]
 ) -> scoring.Bins:
-    """Return predictions of all clients' rows binned by confidence, for reliability diagrams.
+    """Return a classifier's predictions binned by confidence, for a reliability diagram.
 
     Arguments and errors are those of `evaluate`; the method must be a classifier.
     """
@@ -167,7 +167,7 @@ def calibration_by_client(
     bins: Count = 15,
     **asked: Unpack[EvaluationFields],
 ) -> dict[str, scoring.Bins]:
-    """Return predictions of each client binned by confidence; see `calibration`.
+    """Return each client's predictions binned by confidence, for reliability diagrams.
 
     Arguments and errors are those of `calibration`; use fewer bins for clients with few rows.
 
@@ -183,7 +183,7 @@ def calibration_by_client(
 def _confidence(
     method: Method, data: Federation, state: RoundState, asked: EvaluationFields
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return each client's largest class probabilities, and whether the predictions are correct."""
+    """Return each client's largest class probabilities, and whether its predictions are correct."""
     found = {}
     for ids, prediction, y, mask in predict(method, data, state, **asked):
         if prediction.mean.dim() < 3:
@@ -196,7 +196,7 @@ def _confidence(
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Uncertainty scores of rows; larger scores mean less certain.
+    """Predictive uncertainty scores of clients' rows; larger means less certain.
 
     Attributes:
         ids: [C], ids of the clients.
@@ -210,15 +210,15 @@ class Uncertainty:
     values: Tensors
 
     def by_client(self, score: str) -> list[Tensor]:
-        """Return the values [N] of a score for the rows of each client, as a list."""
+        """Return an uncertainty score of each client's rows, as a list of tensors [N]."""
         return list(self.values[score].split(self.rows.tolist()))
 
     def mean(self, score: str) -> Tensor:
-        """Return the mean of a score over the rows of every client, [C]."""
+        """Return the mean of an uncertainty score over each client's rows, [C]."""
         return torch.stack([v.mean() for v in self.by_client(score)])
 
     def told_apart(self, outside: Uncertainty, score: str) -> Tensor:
-        """Return the AUROC [C] with which a score separates rows of another data set, by client."""
+        """Return each client's AUROC for separating its rows from those of `outside` by a score."""
         one, other = self.ids.tolist(), outside.ids.tolist()
         if one != other:
             raise ValueError(f"clients are {one} and {other}; both must have the same clients")
@@ -234,7 +234,7 @@ def uncertainty(
     x: Tensor | None = None,
     **asked: Unpack[EvaluationFields],
 ) -> Uncertainty:
-    """Estimate the predictive uncertainty of every client's model, split into its sources.
+    """Estimate the aleatoric and epistemic uncertainty of each client's predictions.
 
     Args:
         method: as trained, a classifier.
@@ -256,7 +256,7 @@ def uncertainty(
     everything = data if x is None else _all_asked(data, x)
 
     def read(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
-        """Return mean probabilities, an undefined log density, and uncertainty scores."""
+        """Return mean class probabilities, an unused density, and uncertainty scores of rows."""
         shape = (how.draws or 1, *batch.mask.shape, -1)
         probs = torch.cat([probabilities(fn).expand(shape) for fn in members])
         mean = probs.mean(0)
@@ -276,7 +276,7 @@ def uncertainty(
 
 
 def _all_asked(data: Federation, x: Tensor) -> Federation:
-    """Return the federation with the same test rows x, without responses, at every client."""
+    """Return the federation with test rows x at every client, without known responses."""
     if not len(x) or x.shape[1:] != data.x.shape[1:]:
         raise ValueError(
             f"x has shape {list(x.shape)}; expected at least one row of {list(data.x.shape[1:])}"

@@ -1,4 +1,4 @@
-"""Predictive distributions of rows, from the mean of the guide, its draws or an ensemble."""
+"""Predictive distributions of rows, averaged over posterior draws or an ensemble."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLES = 500  # draws for the CRPS: its error per row is about a twentieth of t
 
 
 class Prediction(NamedTuple):
-    """Predictive distribution of rows."""
+    """Predictive distributions of rows: mean, log density of the response, and CRPS."""
 
     mean: Tensor  # [C, B, K] probabilities of K classes, or [C, B] expected responses
     log_density: Tensor  # [C, B], log of the predictive density or mass at y
@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """Predictions of some clients' rows, padded to the largest number of rows."""
+    """Predictions of several clients' rows, padded to the largest number of rows."""
 
     ids: Tensor  # [C]
     prediction: Prediction
@@ -49,7 +49,7 @@ class Predicted(NamedTuple):
 def predict(
     method: Method, data: Federation, state: RoundState, **asked: Unpack[EvaluationFields]
 ) -> Iterator[Predicted]:
-    """Predict the rows of every client, some clients at a time.
+    """Yield predictive distributions of the clients' rows, several clients at a time.
 
     Arguments and errors are those of `evaluate`.
 
@@ -68,7 +68,7 @@ def answers(
     read: Callable[[Iterator[Any], Batch, list[Generator]], tuple[Tensor, ...]],
     table: tuple[str, int] = ("the data", 0),
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield ids of some clients, a function of their predictions, responses and mask.
+    """Yield client ids, statistics of their predictions, responses and the padding mask.
 
     `read` (members, batch, generators) returns a mean, a log density and further tensors
     [C, B, ...]; `table` has the name and the first row of the table, for error messages.
@@ -93,7 +93,7 @@ def answers(
 
 
 def asked_about(batch: Batch) -> Batch:
-    """Return the batch as unseen rows: latent sites of rows are drawn from their prior."""
+    """Mark a batch's rows as unseen, so that their latent sites are drawn from the prior."""
     return replace(batch, at=torch.full_like(batch.mask, -1, dtype=torch.long))
 
 
@@ -105,7 +105,7 @@ def predict_batch(
     draws: int | None = None,
     noise: list[Generator] | None = None,
 ) -> Prediction:
-    """Predict the rows of a batch, given the tensors that the programs read.
+    """Return predictive distributions of a batch's rows, given the clients' tensors.
 
     Args:
         method: method with the model and guide.
@@ -124,7 +124,7 @@ def predict_batch(
 def averaged(
     members: Iterator[Any], batch: Batch, noise: list[Generator] | None = None
 ) -> Prediction:
-    """Return the predictive distribution averaged over members and draws."""
+    """Average predictive distributions over ensemble members and posterior draws."""
     means, log_densities, numbers = [], [], []
     for fn in members:
         numbers += [] if isinstance(fn, CLASSES) else [fn]
@@ -152,7 +152,9 @@ def averaged(
 
 
 def crps(fns: list[Any], mean: Tensor, batch: Batch, noise: list[Generator] | None) -> Tensor:
-    """Return the CRPS [C, B] of an equal mixture of responses, and of draws of each; or NaN.
+    """Return the continuous ranked probability score (CRPS) of predictions, [C, B], or NaN.
+
+    A prediction is an equal mixture of the distributions `fns`, and of the draws of each.
 
     It uses the closed form for a few normals, otherwise draws; `noise` is not advanced.
     """
@@ -185,7 +187,10 @@ def responses(
     draws: int | None,
     noise: list[Generator] | None,
 ) -> Iterator[Any]:
-    """Yield every member's distribution of the response: the site "y", or the only observed one."""
+    """Yield each ensemble member's predictive distribution of the response.
+
+    The response is the site "y", or the only observed site.
+    """
     for member in local if isinstance(local, list) else [local]:
         handler: Any = GuideMean()
         if draws:
@@ -208,7 +213,7 @@ def responses(
 
 
 def probabilities(fn: Any) -> Tensor:
-    """Return the class probabilities [..., K] of a response; raise ValueError for numbers."""
+    """Return the class probabilities [..., K] of a Bernoulli or categorical distribution."""
     if isinstance(fn, dist.Bernoulli):
         return torch.stack([1 - fn.probs, fn.probs], -1)
     if not isinstance(fn, dist.Categorical):
@@ -221,7 +226,7 @@ def probabilities(fn: Any) -> Tensor:
 
 
 def _no_number(mean: Tensor, density: Tensor, mask: Tensor) -> tuple[int, int, float] | None:
-    """Return client, row and value of the first prediction that is not finite, or None."""
+    """Return client, row and value of the first non-finite prediction, or None."""
     mean = mean.reshape(*mask.shape, -1)
     # The mean of a distribution may be undefined (NaN), and a density may be 0.
     good = density.isfinite() | ((density == -torch.inf) & mean.isfinite().all(-1))

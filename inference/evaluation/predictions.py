@@ -1,4 +1,4 @@
-"""Predictions of new rows for one client: probabilities, or numbers with intervals."""
+"""Predictions of new rows for one client: class probabilities, or numbers with quantiles."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ SAMPLES = 4000  # draws of a response, for its quantiles
 
 
 class PredictionAsked(ModelAsked, total=False):
-    """Keyword arguments of a prediction of new rows, as in `EvaluationSpec`."""
+    """Keyword arguments for predictions of new rows, as in `EvaluationSpec`."""
 
     draws: int | None
 
 
 @dataclass(frozen=True, repr=False)
 class Predictions(Summarised):
-    """Predictive distributions of N rows.
+    """Predictive distributions of N new rows for one client.
 
     Attributes:
         about: description of the model, its client and its adaptation.
@@ -69,13 +69,13 @@ class Predictions(Summarised):
 
     @property
     def labels(self) -> list[str]:
-        """Return the most probable class of every row."""
+        """Return the name of the most probable class of each row."""
         if not self.classes:
             raise ValueError("the method predicts numbers, which have no labels; use `mean`")
         return [self.classes[k] for k in self.mean.argmax(-1).tolist()]
 
     def columns(self) -> dict[str, list[Any]]:
-        """Return the predictions as columns of a table."""
+        """Return the predictions as table columns: column name -> values."""
         more = {n: v.tolist() for n, v in self.values.items()}
         if not self.classes:
             return {"mean": self.mean.tolist(), **more}
@@ -83,13 +83,13 @@ class Predictions(Summarised):
         return {"class": self.labels, **{f"p({n})": p.tolist() for n, p in each}, **more}
 
     def frame(self) -> DataFrame:
-        """Return the predictions as a data frame with a row each."""
+        """Return the predictions as a data frame, with a line for each predicted row."""
         from pandas import DataFrame
 
         return DataFrame(self.columns())
 
     def summary(self) -> dict[str, str]:
-        """Return the lines of the printed summary."""
+        """Return the printed summary of the predictions, as label -> text."""
         kind = f"{len(self.classes)} classes" if self.classes else "numbers"
         return {
             "model": self.about,
@@ -108,7 +108,7 @@ def predictions(
     own: Sequence[Any] | None = None,
     **asked: Unpack[PredictionAsked],
 ) -> Predictions:
-    """Predict rows for one client; see `Run.predict`."""
+    """Predict the responses of new rows for one client; see `Run.predict`."""
     rows = input_rows(data, x)
     data, i = _with_newcomer(data, own) if client is None else _known(data, client, own)
     how = _asked(method, asked, client is None, own is not None)
@@ -144,7 +144,7 @@ def predictions(
 
 
 def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
-    """Return rows in the form of the training rows, validated."""
+    """Convert new inputs to a tensor preprocessed as the training rows, after validation."""
     source = data.source
     made = source.preparation if source else None
     if made and not made.plain and not isinstance(x, Tensor | np.ndarray):
@@ -183,7 +183,7 @@ def _known(data: Federation, client: str, own: object) -> tuple[Federation, int]
 
 
 def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federation, int]:
-    """Return the federation with a new client that has the given rows, and the client's id."""
+    """Add a new client with the given rows to the federation; return it and the client's id."""
     x, y = data.x[:1], data.y[:1]
     if own is not None:
         if not isinstance(own, tuple | list) or len(own) != 2:
@@ -212,7 +212,7 @@ def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federat
 
 
 def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> EvaluationSpec:
-    """Return the settings of a prediction, with defaults for model and adaptation."""
+    """Return the evaluation settings of a prediction, with default model and adaptation."""
     view, adaptation = default_model(method)
     if new and not own:
         view, adaptation = "global" if "global" in method.views else view, "none"
@@ -232,7 +232,7 @@ def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> Eval
 
 
 def _warn_untrained(method: Method, received: Tensors, cohort: Cohort) -> None:
-    """Warn of untrained tensors of a new client; raise ValueError if all are untrained."""
+    """Warn if a new client has untrained tensors; raise ValueError if it receives nothing."""
     trained = trained_by(method) or ""
     starts = [
         method.init_client({n: v + k for n, v in received.items()}, cohort, generator(0))
@@ -264,7 +264,7 @@ def _said(given: PredictionAsked) -> dict[str, Any]:
 def _about(
     data: Federation, state: RoundState, i: int, new: bool, own: bool, how: EvaluationSpec
 ) -> str:
-    """Describe the model, the client and the adaptation of predictions in one line."""
+    """Describe the model, client and adaptation of predictions in one line of text."""
     adaptation = {
         "none": "",
         "fine_tune": ", adapted to its training rows",
@@ -284,7 +284,7 @@ def _about(
 def _read(
     members: Iterator[Any], rows: int, draws: int | None, source: Generator
 ) -> tuple[Tensor, Tensors]:
-    """Return predictive means over ensemble members and draws, and other statistics of rows."""
+    """Return predictive means averaged over members and draws, and statistics such as sd."""
     found = list(members)
     if isinstance(found[0], CLASSES):
         shape = (draws or 1, 1, rows, -1)
@@ -308,7 +308,7 @@ def _read(
 
 
 def _flat(value: Tensor, rows: int) -> Tensor:
-    """Reshape values of members, draws and rows from [K, (S,) 1, B] to [K S, B]."""
+    """Flatten ensemble members and draws into one axis: [K, (S,) 1, B] -> [K S, B]."""
     if value.shape[-1] != rows:
         raise ValueError(
             "the response is a vector; predictions need a single number or a class per row"

@@ -24,7 +24,7 @@ from pyrofl.turns import synchronized
 def ready(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
-    """Yield the tensors with which some clients are evaluated, and their noise generators."""
+    """Yield client ids, received and local tensors, and noise generators for an evaluation."""
     refuse_other_constants(method, state.constants)
     deployed = method.deployed(asked.view(method))
     for some in chunks(deployed, data, state, ids, asked.chunk_size, asked.seed):
@@ -37,7 +37,7 @@ def ready(
 def single(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
-    """Yield the tensors of clients for an evaluation; raise ValueError for ensembles."""
+    """Yield clients' tensors for an evaluation, as `ready`; raise ValueError for ensembles."""
     for some, received, local, noise in ready(method, data, state, ids, asked):
         if isinstance(local, list):
             raise ValueError(
@@ -50,7 +50,7 @@ def single(
 def prepared(
     method: Method, data: Federation, state: RoundState, cohort: Cohort, **asked: Unpack[ModelAsked]
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
-    """Return the received and local tensors that the programs of a model read."""
+    """Return the clients' received tensors and, after any adaptation, local tensors."""
     how = EvaluationSpec.of(asked)
     view, phases, seed = how.view(method), how.phases(method), how.seed
     received, private = client_inputs(method.deployed(view), data, state, cohort, seed)
@@ -64,7 +64,7 @@ def prepared(
 
 
 def pooled_name(data: Federation) -> str:
-    """Return an unused name for the client with all test rows."""
+    """Return an unused name for the artificial client that has all test rows."""
     name = "all test rows"
     while name in data.names:
         name += ", pooled"
@@ -72,7 +72,7 @@ def pooled_name(data: Federation) -> str:
 
 
 def population_of(data: Federation, population: str) -> tuple[Federation, list[int]]:
-    """Return the federation and the client ids of a population, such as held-out clients."""
+    """Return the federation and the client ids of a population: training, held_out or pooled."""
     everyone = len(data.train)
     if population != "pooled":
         ids = range(data.clients) if population == "training" else range(data.clients, everyone)
@@ -86,7 +86,7 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
 def with_rows(
     data: Federation, asked: EvaluationSpec
 ) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
-    """Return federation, rows of each client, and ids of the clients that have requested rows."""
+    """Return federation, each client's rows, and ids of the clients with rows to evaluate."""
     data, everyone = population_of(data, asked.population)
     rows = data.train if asked.part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)
@@ -100,7 +100,7 @@ def with_rows(
 
 @synchronized
 def statistics(method: Method, data: Federation, state: RoundState, seed: Seed = 0) -> Tensors:
-    """Return the client statistics that a method reports: name -> [J], or [J, *p]."""
+    """Return a method's client statistics other than scores: name -> [J], or [J, *p]."""
     held = pick(state.server, marked(method.metadata.tensors, REPORTED))
     told = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
     if method.metadata.statistics is no_statistics:

@@ -1,4 +1,4 @@
-"""Validated settings of an evaluation: model, adaptation, clients, rows and draws."""
+"""Settings of an evaluation: model, adaptation, clients, rows and posterior draws."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EvaluationFields(ModelAsked, total=False):
 
 @dataclass(frozen=True)
 class EvaluationSpec:
-    """Settings of an evaluation: model, adaptation, clients, rows and draws.
+    """Settings of an evaluation: model, adaptation, clients, rows and posterior draws.
 
     Attributes:
         model: a view of the method, "personal", "global" or "ensemble"; None is its main view.
@@ -66,14 +66,14 @@ class EvaluationSpec:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], without: str = "") -> EvaluationSpec:
-        """Return the settings of keyword arguments; arguments in `without` are invalid."""
+        """Create the settings from keyword arguments; reject arguments named in `without`."""
         names = {f.name: f for f in fields(EvaluationSpec) if f.name not in without.split()}
         for name in given:
             known(name, names, "argument")
         return EvaluationSpec(**given)
 
     def view(self, method: Method) -> str:
-        """Return the name of the requested view."""
+        """Return the name of the requested model; raise ValueError if the method lacks it."""
         view = method.main_view if self.model is None else self.model
         if view not in method.views:
             raise ValueError(
@@ -82,7 +82,7 @@ class EvaluationSpec:
         return view
 
     def phases(self, method: Method) -> tuple[Phase, ...]:
-        """Return the phases of the requested adaptation."""
+        """Return the training phases of the requested adaptation."""
         if self.adaptation == "fine_tune" and not method.adapt:
             raise ValueError(
                 "adaptation is 'fine_tune', but this method has no adapt phases; use 'none' or "
@@ -92,6 +92,6 @@ class EvaluationSpec:
 
 
 def default_model(method: Method) -> tuple[str, Adapted]:
-    """Return the main model of a method and its default adaptation."""
+    """Return the name of a method's main model, and its default adaptation."""
     view = method.main_view
     return view, "fine_tune" if view == "personal" and method.adapt else "none"

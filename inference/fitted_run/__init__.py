@@ -1,1 +1,1 @@
-"""What a fit returns, how it is saved, resumed and combined over seeds."""
+"""Fitted runs: results of `fit`, with saving, resuming and combination over seeds."""

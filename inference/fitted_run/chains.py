@@ -1,4 +1,4 @@
-"""Runs of one method on one federation with several seeds: chains for ArviZ."""
+"""Runs of one method on one federation with several seeds, as chains for ArviZ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FitOptions(LoopOptions, total=False):
-    """Arguments of `fit` that are the same for every chain."""
+    """Optional keyword arguments of `fit` that are the same for all seeds."""
 
     seed: Seed | None
     server_state: Tensors | None
@@ -43,7 +43,7 @@ class FitOptions(LoopOptions, total=False):
 
 @dataclass(frozen=True, repr=False)
 class Chains(Summarised, Sequence[Run]):
-    """Runs of several seeds, as `fit(seeds=4)` returns them; a sequence of `Run`.
+    """Sequence of fitted runs with different seeds, as returned by `fit(seeds=4)`.
 
     R-hat of `arviz.summary(chains.to_arviz())` compares fits started from different seeds (and,
     where initialization is random, different starting values). Values near 1 show that the fits
@@ -69,11 +69,14 @@ class Chains(Summarised, Sequence[Run]):
     def to_arviz(
         self, draws: int = 100, dims: dict[str, tuple[str, ...]] | None = None, **what: Any
     ) -> Any:
-        """Return the posteriors for ArviZ, one chain per run; arguments of `pyrofl.to_arviz`."""
+        """Return the posterior draws of all runs for ArviZ, with one chain for each run.
+
+        Arguments are those of `pyrofl.to_arviz`.
+        """
         return to_arviz(self.runs, draws, dims, **what)
 
     def parameter_changes(self) -> DataFrame:
-        """Return `Run.parameter_changes` of every run, with its seed in the first column."""
+        """Return a table of the parameter changes of all runs, with the seed as first column."""
         from pandas import concat
 
         tables = {str(run.seed): run.parameter_changes() for run in self.runs}
@@ -81,25 +84,25 @@ class Chains(Summarised, Sequence[Run]):
 
     @property
     def status(self) -> ConvergenceStatus:
-        """Return the worst status of all runs, with its seed."""
+        """Return the worst convergence status of all runs, with the run's seed."""
         each = [(run.seed, run.status) for run in self.runs]
         seed, found = min(each, key=lambda one: ORDER.index(one[1].kind))
         return replace(found, why=f"seed {seed}: {found.why}")
 
     @property
     def title(self) -> str:
-        """Return the number of runs and their seeds."""
+        """Return the title of the printed summary: the number of runs and their seeds."""
         return f"{len(self.runs)} runs, seeds {', '.join(str(run.seed) for run in self.runs)}"
 
     def summary(self) -> dict[str, str]:
-        """Return rounds and status of each run."""
+        """Return the printed summary: rounds and convergence status of each run."""
         return {f"seed {run.seed}": f"{run.state.number} rounds, {run.status}" for run in self}
 
 
 def beginnings(
     seeds: int | Sequence[Seed] | None, seed: Seed | None, start: object
 ) -> list[dict[str, Any]]:
-    """Return the seed, and the state to resume from, of every chain."""
+    """Return the seed of each chain, and the run from which it resumes, if any."""
     if isinstance(start, Chains):
         if seeds is not None or seed is not None:
             raise ValueError(

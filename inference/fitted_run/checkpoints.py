@@ -1,4 +1,4 @@
-"""Checkpoints: write runs during training, and resume them bit for bit."""
+"""Checkpoints: save runs during training, and resume them with bitwise equal results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def load(
     *,
     seed: Seed = 0,
 ) -> Run:
-    """Load a run that `save` wrote; `fit(resume_from=run)` continues it bit for bit.
+    """Load a run from a checkpoint that `save` wrote, to resume it with `fit`.
+
+    `fit(resume_from=run)` continues the run with bitwise equal results.
 
     The clients' state is mapped from the file until the next round has copied it. Frozen weights
     and buffers of the method's networks are set to those of the run.
@@ -67,7 +69,7 @@ def restore_run(
     data: Federation,
     seed: Seed,
 ) -> Run:
-    """Return the run of a checkpoint's content; raise ValueError if the method differs."""
+    """Build a run from a checkpoint's content; raise ValueError if the method differs."""
     try:
         run = _build_run(content, method, data, seed)
         _check_shapes(run)
@@ -85,7 +87,7 @@ def restore_run(
 def _refuse_other_method(
     path: str | Path, method: dict[str, str], constants: Tensors, now: Description
 ) -> None:
-    """Raise ValueError if a method differs from the saved one, except in constants."""
+    """Raise ValueError if a method differs from the saved one, except in frozen weights."""
     alike = {n for n, v in constants.items() if n in now.constants and _layout(v, now.constants[n])}
     names = (n for n in method | now.parts if n not in alike)
     if differ := [n for n in names if method.get(n) != now.parts.get(n)]:
@@ -104,7 +106,7 @@ def _restore_constants(
     method: Method | Callable[[int], Method],
     run: Run,
 ) -> None:
-    """Copy frozen weights and buffers of a checkpoint into the networks of a method."""
+    """Copy frozen weights and buffers from a checkpoint into the method's networks."""
     with torch.no_grad():
         for name, value in describe(run.method).constants.items():
             if not torch.equal(value, held[name].to(value.device)):
@@ -139,7 +141,7 @@ def _build_run(
 
 
 def _check_shapes(run: Run) -> None:
-    """Raise ValueError if parts of a state do not fit the data, the method or each other."""
+    """Raise ValueError if a loaded run has tensors or records of the wrong shape."""
     state, clients = run.state, run.data.clients
     if not isinstance(state.number, int) or state.number < len(run.records):
         raise ValueError(f"round number is {state.number!r} with {len(run.records)} records")
@@ -167,7 +169,7 @@ def _to_memory(value: Any) -> Any:
 
 @dataclass
 class Keeper:
-    """Callback of `fit` that writes checkpoints of a run."""
+    """Callback for `fit` that saves checkpoints of a run at intervals."""
 
     path: Path
     every: int | None = None  # rounds between two checkpoints; None: only `rescue` writes one
@@ -177,7 +179,7 @@ class Keeper:
     written: int | None = None  # round in the file
 
     def __call__(self, run: Run) -> None:
-        """Store the run after a round, and write it if a checkpoint is due."""
+        """Store a copy of the run after a round, and save a checkpoint if one is due."""
         # A copy: an interrupt in the next round may come between two of its records.
         self.last = run.copy()
         number = run.state.number
@@ -185,7 +187,7 @@ class Keeper:
             self.rescue()
 
     def rescue(self) -> None:
-        """Write the last complete round, unless the file already holds it."""
+        """Save the run after its last complete round, unless the file already has it."""
         if self.last is not None and self.written != self.last.state.number:
             save(self.last, self.path, self.about)
             self.written = self.last.state.number

@@ -1,4 +1,4 @@
-"""Load runs from folders."""
+"""Load a fitted run from the folder in which it was saved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(
     method: Method | Callable[[int], Method] | None = None,
     data: Federation | None = None,
 ) -> Run:
-    """Load a run from a folder that `Run.save` or `pyrofl run` wrote, without running code in it.
+    """Load a run from a folder written by `Run.save` or `pyrofl run`; execute no code in it.
 
     Its predictions equal those of the saved run bit for bit. The folder holds no training rows:
     without `data` the run cannot be adapted, evaluated or resumed.
@@ -72,7 +72,7 @@ def load(
 
 
 def _rebuild_method(path: Path, content: dict[str, Any]) -> Method:
-    """Return the method that a run was fitted with, built from its saved specification."""
+    """Build the method of a saved run from the specification in its checkpoint."""
     cure = "build the method as it was and pass it: pyrofl.load(DIR, method=...)"
     recipe = content.get("recipe", {})
     if "made" not in recipe:

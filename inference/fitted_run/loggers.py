@@ -1,4 +1,4 @@
-"""Loggers of rounds and scores for TensorBoard and MLflow, for the argument `logger` of `fit`.
+"""Loggers of losses and scores for TensorBoard and MLflow, for the argument `logger` of `fit`.
 
     pyrofl.fit(method, data, rounds=20, eval_every=1, logger=loggers.tensorboard("runs/mine"))
 
@@ -23,7 +23,7 @@ ODD = r"[^\w\-./ ]"  # characters that MLflow does not accept in a name
 
 
 def numbers(run: Run, record: RoundRecord) -> dict[str, float]:
-    """Return losses, seconds, bytes and clients of a round, and its scores if it was evaluated.
+    """Return the values to log for a round: losses, seconds, bytes, clients and any scores.
 
     Scores are named model/METRIC, with population and adaptation where these are not the default.
     """
@@ -40,7 +40,7 @@ def numbers(run: Run, record: RoundRecord) -> dict[str, float]:
 
 @checked
 def tensorboard(folder: str | Path) -> Log:
-    """Return a logger that writes the numbers of every round for TensorBoard."""
+    """Return a logger that writes losses and scores of each round for TensorBoard."""
     writer = library("tensorboard").SummaryWriter(str(folder))
 
     def log(run: Run, record: RoundRecord) -> None:
@@ -52,7 +52,7 @@ def tensorboard(folder: str | Path) -> Log:
 
 
 def mlflow(name: str | None = None) -> Log:
-    """Return a logger that sends the numbers of every round to MLflow."""
+    """Return a logger that sends losses and scores of each round to MLflow."""
     client = library("mlflow")
     if name is not None:
         client.end_run()
@@ -65,7 +65,7 @@ def mlflow(name: str | None = None) -> Log:
 
 
 def library(kind: Logger) -> Any:
-    """Return the imported module of a logger; raise ValueError if it is not installed."""
+    """Import the library of a logger; raise ValueError if it is not installed."""
     try:
         return import_module({"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}[kind])
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Records of the rounds of a run: losses, bytes, reporting and rejected clients."""
+"""Records of the rounds of a run: losses, bytes sent, reporting and rejected clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyrofl.tensors import Tensors
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Record of one round: losses, bytes, reporting and rejected clients."""
+    """Record of one round: losses, bytes sent, reporting and rejected clients."""
 
     number: int
     seconds: float  # wall-clock time, without evaluation
@@ -35,7 +35,7 @@ class RoundRecord:
 
     @classmethod
     def of(cls, state: RoundState, old: RoundState, method: Method, seconds: float) -> RoundRecord:
-        """Return the record of a round, given the state before it and the method."""
+        """Create the record of a round from the states after and before the round."""
         return cls(
             number=state.number,
             seconds=seconds,
@@ -53,7 +53,7 @@ class RoundRecord:
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the record as a row of the table `Run.rounds`, given the clients' names."""
+        """Return the record as a row of the table `Run.rounds`: column -> value."""
         return {
             "round": self.number,
             "seconds": self.seconds,

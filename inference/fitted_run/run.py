@@ -47,7 +47,7 @@ FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 
 @dataclass(repr=False)
 class Run(Pickled, Summarised):
-    """Fitted method, with its records, states, posteriors and scores.
+    """Fitted method with its final state, round records and scores, as returned by `fit`.
 
     Attributes:
         method: as of the last round.
@@ -73,7 +73,7 @@ class Run(Pickled, Summarised):
     ending: dict[str, str] = field(default_factory=dict)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write the run into a folder, for `pyrofl.load`; `custom_metrics` are not saved.
+        """Save the run in a folder for `pyrofl.load`, except its custom metrics.
 
         The files contain no training rows of clients, but they contain client states, and the
         server's rows where a method was built with some (FedBE).
@@ -90,14 +90,16 @@ class Run(Pickled, Summarised):
             saving.save(self, path / run_folder.CHECKPOINT)
 
     def copy(self, **changes: Any) -> Run:
-        """Return a copy of the run with its own lists of records and scores."""
+        """Return a copy of the run with separate lists of records and scores."""
         own = {"records": [*self.records], "history": [*self.history]}
         return replace(self, **{**own, **changes})
 
     def evaluate(
         self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[EvaluationFields]
     ) -> Scores:
-        """Evaluate a model as `pyrofl.evaluate`; seed, draws and metrics default to the run's.
+        """Compute evaluation metrics of a model on each client's rows, as `pyrofl.evaluate`.
+
+        Seed, draws and custom metrics are those of the run unless given.
 
         Examples:
             >>> import pyrofl
@@ -141,24 +143,24 @@ class Run(Pickled, Summarised):
         return predictions(*self._fitted, x, client, own, **how)
 
     def calibration(self, **asked: Unpack[EvaluationFields]) -> Bins:
-        """Return predictions binned by confidence, as `pyrofl.calibration`."""
+        """Return predictions binned by confidence, for a reliability diagram."""
         return calibration(*self._fitted, **self._asked(asked))
 
     def posterior(
         self, draws: int = 100, *, ids: Tensor | None = None, **asked: Unpack[ModelAsked]
     ) -> Tensors:
-        """Draw from every client's posterior: site -> [S, C, *p]; see `pyrofl.posterior`."""
+        """Draw from each client's posterior: site -> [S, C, *p]; see `pyrofl.posterior`."""
         how: ModelAsked = {"seed": self.seed, **asked}
         return posterior(*self._fitted, draws, ids=ids, **how)
 
     def statistics(self) -> Tensors:
-        """Return the method's client statistics besides scores: name -> [J], or [J, *p]."""
+        """Return the method's client statistics other than scores: name -> [J], or [J, *p]."""
         return statistics(*self._fitted, self.seed)
 
     def to_arviz(
         self, draws: int = 100, dims: Mapping[str, tuple[str, ...]] | None = None, **what: Any
     ) -> Any:
-        """Return the posterior, or all groups, for ArviZ; arguments of `pyrofl.to_arviz`.
+        """Return posterior draws and diagnostics of the run for ArviZ; see `pyrofl.to_arviz`.
 
         Examples:
             >>> import pyrofl
@@ -174,7 +176,7 @@ class Run(Pickled, Summarised):
         return to_arviz([self], draws, dims, **what)
 
     def evaluate_all(self) -> list[Scores]:
-        """Evaluate all models on all populations that the method and the data have.
+        """Evaluate every model of the method on training, held-out and pooled clients.
 
         Every model is evaluated on training and held-out clients, the personal one also after the
         method's adaptation, the global one also on all test rows together. Without test rows,
@@ -195,7 +197,7 @@ class Run(Pickled, Summarised):
         return [self.evaluate(**one) for one in asked]
 
     def record_scores(self) -> list[Scores]:
-        """Evaluate all models and append their scores, averaged over clients, to `history`."""
+        """Evaluate all models, and append their scores, averaged over clients, to `history`."""
         found = self.evaluate_all()
         for s in found:
             asked = (self.state.number, s.model, s.adaptation, s.population)
@@ -205,21 +207,21 @@ class Run(Pickled, Summarised):
 
     @property
     def metrics(self) -> DataFrame:
-        """Return all recorded scores, averaged over clients: the table metrics.csv."""
+        """Table of all recorded scores, averaged over clients, as in metrics.csv."""
         from pandas import DataFrame
 
         return DataFrame(self.history, columns=list(METRICS))
 
     @property
     def clients(self) -> DataFrame:
-        """Evaluate now and return scores and statistics of every client: the table clients.csv."""
+        """Table of current scores and statistics of each client, as in clients.csv."""
         from pandas import DataFrame
 
         return DataFrame(self.client_rows(), columns=list(CLIENTS))
 
     @property
     def rounds(self) -> DataFrame:
-        """Return a table of all rounds: seconds, bytes, clients and mean loss of every step."""
+        """Table of all rounds: seconds, bytes, clients and mean loss of each gradient step."""
         from pandas import DataFrame
 
         return DataFrame([record.told(self.data.names) for record in self.records])
@@ -227,7 +229,7 @@ class Run(Pickled, Summarised):
     def client_rows(
         self, scores: list[Scores] | None = None, statistics: Tensors | None = None
     ) -> Iterator[tuple[str, int, str, str, str, float]]:
-        """Yield the rows of the table `Run.clients`, with given or computed scores."""
+        """Yield the rows of the table `Run.clients`, from given or newly computed scores."""
         names, sizes = self.data.names, self.data.sizes.tolist()
         for found in self.evaluate_all() if scores is None else scores:
             for metric, values in found.values.items() if found.population != "pooled" else ():
@@ -241,7 +243,7 @@ class Run(Pickled, Summarised):
                 yield names[i], sizes[i], self.method.main_view, "none", metric, of[i]
 
     def workload(self) -> dict[str, Counter[int]]:
-        """Count, per client, the rounds trained, reported and missed, and gradient steps."""
+        """Count each client's rounds trained, reported and missed, and its gradient steps."""
         steps: Counter[int] = Counter()
         for record in self.records:
             steps.update(dict(zip(record.trained, record.steps, strict=True)))
@@ -252,7 +254,7 @@ class Run(Pickled, Summarised):
 
     @property
     def status(self) -> ConvergenceStatus:
-        """Return whether the run has converged, has not converged, is stuck or has diverged.
+        """Convergence status of the run: converged, not converged, stuck or diverged.
 
         It is computed from the records, and at the end of `fit` also from the objective, see
         `optimum`.
@@ -260,7 +262,7 @@ class Run(Pickled, Summarised):
         return convergence_status(self.records, trained_by(self.method)).tested(**self.ending)
 
     def test_ending(self) -> None:
-        """Test whether a converged run has reached the optimum of its objective.
+        """Test whether a converged run is at the optimum of its objective; store the result.
 
         Methods with a posterior of shared sites, such as PVI, have one: see
         `pyrofl.inference.posteriors.optimum`. For other methods, predictions for some training
@@ -281,7 +283,7 @@ class Run(Pickled, Summarised):
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
     def _alike(self, state: RoundState) -> bool:
-        """Return whether the first clients predict all rows equally."""
+        """Return whether predictions are the same for all rows of a client, for some clients."""
         data, found = self.data, []
         for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
             x = data.x[rows[:LOOKED_AT]]
@@ -292,13 +294,13 @@ class Run(Pickled, Summarised):
 
     @property
     def monitors(self) -> dict[str, Monitor]:
-        """Return the method's monitored server values, by their names in the records."""
+        """Monitors of numbers in the method's server state, by the name of the number."""
         found = of_kind(self.method.metadata.tensors, Monitor).items()
         return {names.removeprefix("server/"): fact for names, fact in found}
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about monitored values that are too high after the last round."""
+        """Warnings about monitored numbers that are above their limit after the last round."""
         last = self.records[-1] if self.records else None
         return [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
@@ -307,7 +309,7 @@ class Run(Pickled, Summarised):
         ]
 
     def parameter_changes(self) -> DataFrame:
-        """Return a table of the change of each site in each round; see `movement`.
+        """Return a table of how much each site's parameters changed in each round.
 
         Columns: round, site; mean and sd, the largest change of any entry's mean and standard
         deviation since the previous round, in standard deviations; norm, the change of a tensor
@@ -325,19 +327,19 @@ class Run(Pickled, Summarised):
 
     @property
     def privacy(self) -> PrivacySpent | None:
-        """Return the privacy spent in all rounds of the run, or None without privacy."""
+        """Differential privacy spent in all rounds of the run, or None without privacy."""
         promise, rounds = self.method.metadata.privacy, self.state.number
         took = taken_part(self.records, rounds, self.data.clients)
         return promise.spent(rounds, took) if promise else None
 
     @property
     def title(self) -> str:
-        """Return the number of rounds, the seed and the seconds of the run."""
+        """Title of the printed summary: number of rounds, seed and seconds of the run."""
         seconds = sum(record.seconds for record in self.records)
         return f"Run of {self.state.number} rounds, seed {self.seed}, {seconds:.1f} s"
 
     def _more_html(self) -> str:
-        """Return a figure of the scores by round, or else of the parameter changes, as HTML."""
+        """Return an HTML figure of the scores by round, or else of the parameter changes."""
         from pyrofl import figures
 
         if {row["round"] for row in self.history} - {0}:
@@ -350,7 +352,7 @@ class Run(Pickled, Summarised):
         return picture(drawn, "scores or parameter changes by round")
 
     def summary(self) -> dict[str, str]:
-        """Return the lines of the printed summary, with two metrics of the training clients."""
+        """Return the printed summary of the run, as label -> text."""
         data, records, last = self.data, self.records, self.history[-1:]
         scores: dict[str, list[str]] = {}
         for r in self.history:

@@ -1,4 +1,4 @@
-"""Write runs to files, with the specification that rebuilds their method."""
+"""Save runs to files, with the specification that rebuilds their method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ STATE = tuple(f.name for f in fields(RoundState) if f.name != "reporters")
 
 
 class SavableRun(Protocol):
-    """Attributes of a run that are saved; see `Run`, which imports this module."""
+    """Protocol of the attributes of a run that are saved; see `Run`.
+
+    It is a protocol because `Run` imports this module.
+    """
 
     method: Method
     data: Federation
@@ -37,7 +40,7 @@ class SavableRun(Protocol):
 
 
 def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write a run's last round and all its records to a file; custom metrics are not saved.
+    """Write a run's last state and all its records to a file, except custom metrics.
 
     Frozen weights and buffers of its networks are saved too, and `load` restores them.
 
@@ -77,7 +80,7 @@ def _specification(method: Method) -> dict[str, Any]:
 def settings_of_run(
     data: Federation, seed: Seed, about: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the settings that must be the same when a run is resumed."""
+    """Return the settings that must be equal when a run is resumed, such as seeds and versions."""
     found: dict[str, Any] = {"hash of the data": fingerprint(data)}
     found |= compared_versions()
     found |= {f"seed of {n}": int(v) for n, v in vars(separate(seed)).items()}

@@ -1,1 +1,1 @@
-"""Convergence of a fit while it runs: parameter changes, status and progress."""
+"""Monitoring of a fit: parameter changes, convergence status and progress display."""

@@ -1,4 +1,4 @@
-"""Changes of learned parameters in a round, by site.
+"""Changes of learned parameters between rounds, by site.
 
 Compared are the tensors that clients receive (no names under "server/"). If none of them changed,
 the client states are compared too, with the largest change of any training client.
@@ -33,7 +33,7 @@ Moved = dict[str, dict[str, float]]
 
 
 def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> Moved | None:
-    """Return the change of each site in a round, or None if nothing was aggregated."""
+    """Return how much each site's parameters changed in a round; None without aggregation."""
     if new.server is old.server:
         return None
     far = _moved(metadata, _received(old.server), _received(new.server))
@@ -58,7 +58,7 @@ def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> M
 def _moved(
     metadata: MetadataByPattern, before: Tensors, now: Tensors, rows: bool = False
 ) -> dict[tuple[str, str], float]:
-    """Return the change of each site's mean and standard deviation in a round."""
+    """Return the change of each site's mean and sd, or of each tensor's norm, in a round."""
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
     for names, moments in of_kind(metadata, Moments).items():
@@ -79,7 +79,7 @@ def _moved(
 
 
 def table(records: Sequence[Any]) -> DataFrame:
-    """Return the records' parameter changes as a table with a row per site and round.
+    """Return a table of parameter changes, with a row for each site and round.
 
     Columns: round; site; mean and sd, its change in standard deviations; norm, the change of a
     tensor without a distribution as a fraction of its norm; NaN where undefined.
@@ -95,7 +95,7 @@ def table(records: Sequence[Any]) -> DataFrame:
 
 
 def _relative(old: Tensor, new: Tensor, rows: bool) -> Tensor:
-    """Return the norm of a change relative to the norm of the old value."""
+    """Return the norm of a tensor's change, relative to the larger norm of old and new value."""
     shape = (len(new), -1) if rows else (1, -1)
     was, now = old.reshape(shape), new.reshape(shape)
     norm = torch.linalg.vector_norm

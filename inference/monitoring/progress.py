@@ -1,4 +1,4 @@
-"""Progress of a fit: a bar in a terminal or a notebook, about ten lines elsewhere."""
+"""Progress display of a fit: a bar in a terminal or notebook, otherwise about ten lines."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Progress:
             self.bar.close()
 
     def tell(self, text: str) -> None:
-        """Write a line that stays on the screen, above the progress bar."""
+        """Print a line of text to stderr, above the progress bar if there is one."""
         if self.bar is not None:
             self.bar.write(text, sys.stderr)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def add(self, method: Method, state: RoundState) -> None:
-        """Show a completed round."""
+        """Display the completion of a round and its mean loss."""
         loss = losses(method, state, self.sizes) if self.shown else ""
         if self.bar is not None:
             self.bar.set_postfix_str(loss)
@@ -59,7 +59,7 @@ class Progress:
 
 
 def in_notebook() -> bool:
-    """Return whether this process is a notebook kernel that can draw a bar."""
+    """Return whether the process is a notebook kernel that can display a progress bar."""
     ipython = sys.modules.get("IPython")
     # A kernel has an attribute of this name; an imported ipykernel is not sufficient.
     kernel = ipython and getattr(ipython.get_ipython(), "kernel", None)
@@ -67,7 +67,7 @@ def in_notebook() -> bool:
 
 
 def _is_told(number: int, rounds: int) -> bool:
-    """Return whether a line is written after this round: after about ten, and the last.
+    """Return whether a progress line is printed after this round: about ten per run.
 
     >>> [r for r in range(1, 26) if _is_told(r, 25)]
     [3, 6, 9, 12, 15, 18, 21, 24, 25]
@@ -76,7 +76,7 @@ def _is_told(number: int, rounds: int) -> bool:
 
 
 def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
-    """Return the mean losses of a round as text, with the tensors that each step trained.
+    """Return the mean loss of each gradient step in a round, as text for display.
 
     Losses that are sums over rows are divided by the number of rows.
 
@@ -98,7 +98,7 @@ def losses(method: Method, state: RoundState, sizes: Tensor) -> str:
 
 
 def moved(method: Method, names: str) -> str:
-    """Return one word for the tensors that a gradient step trains.
+    """Return a short label for the tensors that a gradient step trains, such as "posterior".
 
     >>> from pyrofl import nets
     >>> from pyrofl.models import pfedvem

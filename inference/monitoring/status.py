@@ -70,7 +70,7 @@ Left = Any
 
 @dataclass(frozen=True)
 class ConvergenceStatus:
-    """Convergence status of a run, which is printed as a sentence.
+    """Convergence status of a run, with a reason, that is printed as a sentence.
 
     Attributes:
         kind: "converged", "not converged", "stuck" or "diverged".
@@ -93,7 +93,7 @@ class ConvergenceStatus:
     small: ClassVar[dict[str, float]] = SMALL
 
     def tested(self, off: str = "", note: str = "", blind: str = "") -> ConvergenceStatus:
-        """Return the status after the test of the optimum in `Run.test_ending`."""
+        """Return the status updated by the result of the optimum test of `Run.test_ending`."""
         if self.kind != "converged" or not (off or note or blind):
             return self
         if blind:
@@ -111,10 +111,10 @@ class ConvergenceStatus:
 
 
 class ConvergenceMonitor:
-    """Monitor that computes the convergence status of a run from its records."""
+    """Monitor that updates the convergence status of a run with each round record."""
 
     def __init__(self, records: Sequence[Left] = (), trained: str | None = None) -> None:
-        """Add the records of completed rounds, and store what is trained."""
+        """Create a monitor from round records and the patterns of trained tensors."""
         self.trained = trained
         self.records: list[Left] = []
         self.losses = Losses()
@@ -122,17 +122,17 @@ class ConvergenceMonitor:
             self.add(record)
 
     def add(self, record: Left) -> None:
-        """Add the record of a round."""
+        """Add the record of a completed round."""
         self.records.append(record)
         self.losses.add(record.number, record.first_loss, record.loss)
 
     @property
     def over(self) -> bool:
-        """Return whether to stop: the run has converged, diverged or is stuck."""
+        """Whether training should stop: the run has converged, diverged or is stuck."""
         return len(self.records) >= LEAST and self.status().kind != "not converged"
 
     def status(self) -> ConvergenceStatus:
-        """Return the status after the rounds added so far."""
+        """Return the convergence status after the rounds added so far."""
         moved = [record.moved for record in self.records if record.moved is not None]
         found = (_barred(self.records), _lost(self.records), *self.losses.risen())
         found += tuple(self.losses.fallen())
@@ -151,12 +151,12 @@ class ConvergenceMonitor:
 
 
 def convergence_status(records: Sequence[Left], trained: str | None = None) -> ConvergenceStatus:
-    """Return the status of a run, given the records of its rounds."""
+    """Return the convergence status of a run, given the records of its rounds."""
     return ConvergenceMonitor(records, trained).status()
 
 
 def trained_by(method: Method) -> str | None:
-    """Return the names of the tensors that gradient steps train, as patterns; None for none.
+    """Return the name patterns of tensors that gradient steps train; None if nothing is trained.
 
     Nothing is trained where all learning rates or epochs are 0.
     """
@@ -169,7 +169,7 @@ def trained_by(method: Method) -> str | None:
 
 
 def _unchanged(moved: Sequence[Moved], trained: str) -> str:
-    """Return a message about trained tensors that no round has changed, or ""."""
+    """Return a message about trained tensors that did not change in any round, or ""."""
     names = {name for one in moved for name in one}
     still = sorted(n for n in names if not any(v for one in moved for v in one.get(n, {}).values()))
     compared = set.intersection(*(set(one) for one in moved))  # client states are not always
@@ -185,7 +185,7 @@ def _unchanged(moved: Sequence[Moved], trained: str) -> str:
 
 
 def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
-    """Return the status of a run that has not diverged, given all its parameter changes."""
+    """Return the convergence status of a run, given its parameter changes in all rounds."""
     merges, last = len(moved), moved[-LAST:]
     series = {(n, p): [_of(one, n, p) for one in last] for n in last[-1] for p in last[-1][n]}
     if not series:
@@ -211,7 +211,7 @@ def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
 
 
 def _lost(records: Sequence[Left]) -> Divergence | None:
-    """Return a divergence if a mean has moved too far in most of the last rounds, or None."""
+    """Return a divergence if the mean of a site changes too much in the last rounds, or None."""
     last = [record for record in records if record.moved is not None][-LAST:]
     for site in last[-1].moved if len(last) == LAST else ():
         far = median(record.moved.get(site, {}).get("mean", 0.0) for record in last)
@@ -226,7 +226,7 @@ def _of(moved: Moved, site: str, part: str) -> float:
 
 
 def _left(moved: Sequence[float], small: float) -> float:
-    """Extrapolate how much a parameter will still change; 0 if it has no steady trend."""
+    """Extrapolate the remaining change of a parameter; 0 without a steady trend."""
     first, last = moved[0], moved[-1]
     rises, falls = (all(sign * (b - a) > 0 for a, b in pairwise(moved)) for sign in (1, -1))
     if len(moved) < LEAST or not (rises or falls) or not last:
@@ -243,7 +243,7 @@ def _far(value: float, part: str) -> str:
 
 
 class Divergence(NamedTuple):
-    """Divergence of a run: the first diverged round, and the reason."""
+    """First round of a divergence of a run, and its reason."""
 
     since: int
     why: str
@@ -266,7 +266,7 @@ def _barred(records: Sequence[Left]) -> Divergence | None:
 
 
 class Losses:
-    """Losses of all rounds and clients, for the detection of divergence."""
+    """Losses of all gradient steps, rounds and clients, to detect divergence."""
 
     def __init__(self, copies: int = 1) -> None:
         self.copies = copies
@@ -279,7 +279,7 @@ class Losses:
             step.add(number, *(v.double().reshape(self.copies, -1) for v in (first, loss[name])))
 
     def risen(self) -> list[Divergence | None]:
-        """Return, for each copy of the federation, the round in which a loss rose too far."""
+        """Return, for each federation copy, the first divergence by a rising loss, or None."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             # Later phases may begin with a loss near zero, or with a large one.
@@ -291,7 +291,7 @@ class Losses:
         return [min(some, default=None) for some in found]
 
     def fallen(self) -> list[Divergence | None]:
-        """Return, for each copy of the federation, since when a loss falls without bound."""
+        """Return, for each federation copy, the first divergence by an unbounded loss, or None."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             for c, (since, begin, level) in enumerate(step.fallen()):
@@ -302,7 +302,7 @@ class Losses:
 
 
 class _Step:
-    """Losses of one gradient step in all rounds, for the detection of divergence."""
+    """Losses of one gradient step in all rounds, to detect divergence."""
 
     def __init__(self, copies: int, clients: int) -> None:
         none = torch.full((copies, clients // copies), torch.nan, dtype=torch.float64)
@@ -332,7 +332,7 @@ class _Step:
         self.high = level - begin > SIZES * begin.abs() + begin - low
 
     def risen(self, size: Tensor) -> list[tuple[int, float, float]]:
-        """Return how many of the last losses exceed the limit, for each copy of the federation."""
+        """Return, for each federation copy, the number of last rounds with too high a loss."""
         noise = torch.stack(self.falls).nanmedian(0).values.nan_to_num(0.0)
         rise = torch.stack(self.levels) - torch.stack(self.begins)
         size = size.fmax(self.begins[-1].abs())
@@ -342,7 +342,7 @@ class _Step:
         return list(zip(*ends, strict=True))
 
     def fallen(self) -> list[tuple[int | None, float, float]]:
-        """Return since which round the loss falls without bound, for each copy."""
+        """Return, for each federation copy, the round since which the loss falls without bound."""
         levels, begin = torch.stack(self.levels), self.begins[-1]
         half, deep = len(levels) // 2, -DEPTH * begin.abs().clamp(min=1)
         earlier, later = levels[0] - levels[half], levels[half] - levels[-1]
@@ -358,11 +358,11 @@ class _Step:
 
 
 def _mean(value: Tensor, known: Tensor) -> Tensor:
-    """Return the mean over clients with a known value: [R, J] -> [R], NaN without any."""
+    """Return the mean over clients with known values, [R, J] -> [R]; NaN if there are none."""
     return torch.where(known, value, 0.0).sum(-1) / known.sum(-1)
 
 
 def comparable(metadata: MetadataByPattern, begun: Tensors) -> Tensors:
-    """Return the losses of steps that are comparable between rounds."""
+    """Return the losses of gradient steps that can be compared between rounds."""
     marks = marked(metadata, INCOMPARABLE)
     return {n: v for n, v in begun.items() if not all(matches(p, marks) for p in n.split())}

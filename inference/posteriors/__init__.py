@@ -1,1 +1,1 @@
-"""Posteriors of clients: draws, log densities by row, groups for ArviZ."""
+"""Posteriors of clients: draws, log densities by row, and export to ArviZ."""

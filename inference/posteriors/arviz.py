@@ -1,4 +1,4 @@
-"""Export of runs to ArviZ: posterior, predictive and log-density groups, one chain per run.
+"""Export of runs to ArviZ: posterior, predictive and log-density groups.
 
 The rows of all clients are concatenated along one axis, "row", client by client, without padding;
 the coordinate "row_client" has the client of each row. Variables of single clients have the axis
@@ -37,7 +37,7 @@ OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
 
 
 class Fitted(Protocol):
-    """Protocol of a run's attributes that the export to ArviZ reads; see `RoundRecord`."""
+    """Protocol of the run attributes that the export to ArviZ needs."""
 
     method: Method
     data: Federation
@@ -47,7 +47,7 @@ class Fitted(Protocol):
 
     @property
     def status(self) -> ConvergenceStatus:
-        """Return the status of the run: converged, not converged, stuck or diverged."""
+        """Convergence status of the run: converged, not converged, stuck or diverged."""
         ...
 
     def statistics(self) -> Tensors:
@@ -69,7 +69,7 @@ def to_arviz(
     progress: bool = True,
     **asked: Unpack[ModelAsked],
 ) -> Any:
-    """Return draws and diagnostics of runs of one method for ArviZ; every run is a chain.
+    """Return posterior draws and diagnostics of runs for ArviZ, with one chain for each run.
 
     Groups:
 
@@ -173,7 +173,7 @@ def to_arviz(
 
 
 def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[ConvergenceStatus]:
-    """Return each run's status; raise ValueError if one diverged, unless `allow_diverged`."""
+    """Return the convergence status of each run; raise ValueError if a run diverged."""
     verdicts = [run.status for run in runs]
     for run, verdict in zip(runs, verdicts, strict=True):
         if verdict.kind == "diverged" and not allow_diverged:
@@ -185,7 +185,7 @@ def refuse_diverged(runs: Sequence[Fitted], allow_diverged: bool) -> list[Conver
 
 
 def refuse_bad_axes(dims: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise ValueError if names given for axes are reserved, or occur twice for one sample site."""
+    """Raise ValueError if axis names given in `dims` are reserved or already in use."""
     for site, axes in dims.items():
         if isinstance(axes, str) or not isinstance(axes, Sequence):
             raise ValueError(f"dims of {site!r} are {axes!r}; expected a tuple of axis names")
@@ -203,7 +203,7 @@ def _refuse_unknown_names(
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
 ) -> dict[str, Sequence[Any]]:
-    """Return the labels of the axes of sites; raise ValueError for unknown sites or axes."""
+    """Return `coords` as a dict; raise ValueError for unknown sites in dims or axes in coords."""
     sites = {n: None for variables in made.values() for n in variables}
     # A point parameter has no draws, but its axes may be named.
     states = (*sites, *state.server, *state.client_states)
@@ -223,7 +223,9 @@ def chained(
     coords: Mapping[str, Sequence[Any]] | None = None,
     attrs: Mapping[str, Fact] | None = None,
 ) -> Any:
-    """Join the ArviZ groups of all chains; `ids` label clients, `coords` further axes.
+    """Combine the ArviZ groups of all chains into one object with labeled axes.
+
+    `ids` label the clients, and `coords` the entries of further axes.
 
     Groups of class responses have the names of the classes as the coordinate "class".
     """
@@ -246,7 +248,7 @@ def chained(
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
-    """Return training losses by run, round, client and gradient step, and their labels."""
+    """Return training losses by run, round, client and gradient step, with axis labels."""
     records = [record for run in runs for record in run.records]
     steps = list(dict.fromkeys(name for record in records for name in record.loss))
     numbers = {record.number for record in records}
@@ -261,7 +263,7 @@ def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
 
 
 def movements(runs: Sequence[Fitted]) -> tuple[list[str], list[dict[str, Variable]]]:
-    """Return the sites' names, and for each run how far parameters moved, [rounds, sites]."""
+    """Return the names of sites, and each run's parameter changes by round and site."""
     records = [record for run in runs for record in run.records]
     numbers = {record.number for record in records}
     keys = {(n, part): None for r in records for n, of in (r.moved or {}).items() for part in of}
@@ -285,7 +287,7 @@ def of_prior(
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,
 ) -> Groups:
-    """Return draws from the prior and the prior predictive distribution, given a server state."""
+    """Return the ArviZ groups prior and prior_predictive, given a server state."""
     try:
         known = pointwise(method, axes.data, state, axes.ids, asked, of_prior=True)
     except NotImplementedError as error:
@@ -306,7 +308,10 @@ def _groups(
     lenient: bool,
     correction: Correction,
 ) -> Groups:
-    """Return the ArviZ groups of one run; `lenient` leaves out an improper prior."""
+    """Return the requested ArviZ groups of one run, as group -> name -> variable.
+
+    `lenient` leaves out an improper prior.
+    """
     found: Groups = {}
     method, data, state = run.method, run.data, run.state
     known: list[Pointwise] | None = None
@@ -335,7 +340,7 @@ def _groups(
 
 
 def without_rows(known: Sequence[Pointwise]) -> list[Pointwise]:
-    """Remove latent sites with one value per row from the clients' posterior draws."""
+    """Remove latent sites that have a value for each row from clients' posterior draws."""
     return [
         one | {"posterior": {n: v for n, v in one["posterior"].items() if not v.rows}}
         for one in known
@@ -355,7 +360,7 @@ def refuse_other_data(one: Federation, other: Federation) -> None:
 
 
 def _check_sites(one: Groups, other: Groups) -> None:
-    """Raise ValueError if two runs have different variables."""
+    """Raise ValueError if two runs have different variables or shapes."""
     found, expected = (
         {f"{group}/{n} {list(v.value.shape)}" for group in each for n, v in each[group].items()}
         for each in (one, other)

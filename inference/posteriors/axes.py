@@ -1,4 +1,4 @@
-"""Named, labeled axes for ArviZ; joins values of clients along the client or row axis."""
+"""Arrays with named axes for ArviZ, joined from the values of single clients."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Groups = dict[str, dict[str, Variable]]
 
 
 def labels(data: Federation) -> dict[str, tuple[str, ...]]:
-    """Return the axis labels of the data: names of covariates and of classes."""
+    """Return labels of the axes "feature" and "class": names of covariates and of classes."""
     return {"feature": data.source.features if data.source else (), "class": data.classes}
 
 
 @dataclass(frozen=True)
 class ClientAxes:
-    """Some clients of a federation; joins their values to arrays with named axes for ArviZ."""
+    """Builder of arrays with named axes for ArviZ, from the values of some clients."""
 
     data: Federation
     ids: Tensor  # of the clients
@@ -46,7 +46,7 @@ class ClientAxes:
     made: Mapping[str, bool] = field(default_factory=dict)  # deterministic site -> see `read_own`
 
     def own(self, name: str, value: Tensor, lead: int) -> tuple[str, ...]:
-        """Return the names of a site's axes after the first `lead` axes (draw, client)."""
+        """Return the names of a site's own axes, without the `lead` leading axes."""
         default = tuple(f"{name}_dim_{i}" for i in range(value.dim() - lead))
         given = self.dims.get(name, default)
         if len(given) != len(default):
@@ -57,12 +57,15 @@ class ClientAxes:
         return given
 
     def reported(self, name: str, value: Tensor) -> Variable:
-        """Return a statistic [C, *p] with named axes; "WHAT/SITE" has the axes of SITE."""
+        """Return a client statistic [C, *p] as a variable with named axes.
+
+        A statistic "WHAT/SITE" has the axes of SITE.
+        """
         own = self.own(name.partition("/")[2] or name, value, 1)
         return Variable(value, ("client", *own))
 
     def of_clients(self, name: str, value: Tensor) -> Variable:
-        """Return a site's draws [S, C, *p] with named axes."""
+        """Return a site's posterior draws [S, C, *p] as a variable with named axes."""
         own = self.own(name, value, 2)
         point = len(value) > 1 and bool((value == value[:1]).all())
         if point:  # in float64, so that the mean is exact and the standard deviation is 0
@@ -72,7 +75,7 @@ class ClientAxes:
         return Variable(value, ("draw", "client", *own))
 
     def _one_for_all(self, name: str, value: Tensor) -> bool:
-        """Return whether a site not declared as shared has the same draws for all clients."""
+        """Return whether a site that is not declared as shared has equal draws for all clients."""
         if len(self.ids) < 2 or len(value) < 2:
             return False
         if name not in self.made:  # a point, or draws of the server's posterior
@@ -81,7 +84,7 @@ class ClientAxes:
         return not self.made[name] and agrees(value)
 
     def joined(self, name: str, parts: Sequence[Values]) -> Variable:
-        """Join clients' draws [S, 1, B or 1, *p] by client, or by row if values have rows."""
+        """Join a site's draws of several clients along the client axis, or the row axis."""
         if not any(part.rows or part.value.shape[2] > 1 for part in parts):
             return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
         sizes = self.data.sizes[self.ids].tolist()
@@ -90,7 +93,7 @@ class ClientAxes:
         return Variable(rows, ("draw", "row", *self.own(name, rows, 2)))
 
     def groups(self, known: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
-        """Return the posterior groups of all clients, concatenated along the client axis."""
+        """Return the ArviZ groups of all clients, joined along the client or row axis."""
         found: Groups = {}
         for group, sites in known[0].items():
             # A log density is a scalar, without the axes of its site.
@@ -104,7 +107,7 @@ class ClientAxes:
         return found
 
     def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
-        """Return log p and log q of every draw, for each client if the clients share no site."""
+        """Return log p and log q of each draw, by client or (with shared sites) in total."""
         everyone = torch.isin(torch.arange(self.data.clients), self.ids).all()
         if "density" not in known[0] or (self.shared and not everyone):
             return {}  # shared sites depend on the other clients too
@@ -117,7 +120,7 @@ class ClientAxes:
         return found
 
     def constants(self) -> dict[str, Variable]:
-        """Return constant data for ArviZ: x, row indices in the data table, client sizes.
+        """Return the ArviZ group constant_data: covariates x, table row numbers and client sizes.
 
         If x was computed from a table, also the centre and scale of each column.
         """

@@ -1,4 +1,4 @@
-"""Draws of the exact posterior: importance resampling of draws from the guide.
+"""Draws from the exact posterior, by importance resampling of draws from the guide.
 
 The shared sites g have few variables, and clients are independent given g. So g is weighted by
 
@@ -59,7 +59,7 @@ YES = "yes"
 
 
 def reason_against(method: Method, data: Federation, ids: Tensor, asked: EvaluationSpec) -> str:
-    """Return the reason not to correct draws by default although no error occurred, or "".
+    """Return why draws should not be importance-corrected by default, or "".
 
     For such draws the correction is undefined, would violate privacy, or has no chance to succeed,
     as for thousands of network weights.
@@ -92,7 +92,7 @@ def corrected(
     strict: bool = True,
     progress: bool = False,
 ) -> tuple[list[Pointwise] | None, Weights]:
-    """Return `pointwise` results for importance-corrected draws, and the weights' reliability."""
+    """Return importance-corrected posterior draws of clients, and weight diagnostics."""
     if method.shared and int(ids.max()) >= data.clients:
         raise ValueError(
             f"{data.names[int(ids.max())]!r} is held out; corrected=True needs training clients, "
@@ -120,14 +120,14 @@ def corrected(
 
 
 class Bar:
-    """Progress bar over the clients, for which draws are weighted by importance."""
+    """Progress bar over the clients during the importance weighting of draws."""
 
     def __init__(self, shown: bool) -> None:
-        """Enable the progress bar if requested, but only in a terminal or a notebook."""
+        """Create a progress bar, shown only on request in a terminal or notebook."""
         self.shown = shown and (sys.stderr.isatty() or in_notebook())
 
     def __call__(self, clients: Mapping[int, Client], count: int) -> Iterator[int]:
-        """Iterate over the clients with a progress bar; `count` draws are weighted for each."""
+        """Iterate over the client ids with a progress bar labeled by the number of draws."""
         names: Iterable[int] = clients
         if self.shown:
             from tqdm.auto import tqdm
@@ -137,7 +137,7 @@ class Bar:
 
 
 def untrusted(weights: Weights) -> Tensor:
-    """Return whether importance weights are unreliable, of all clients, [1], or of each, [C]."""
+    """Return whether importance weights are unreliable: [1] for all clients, or [C] for each."""
     # Where weights are nearly equal there is no tail whose shape would show anything.
     even = weights.ess > EVEN * weights.tried
     return ((weights.k > BAD) & ~even) | (weights.ess < ENOUGH)
@@ -146,7 +146,10 @@ def untrusted(weights: Weights) -> Tensor:
 def statistics_of(
     weights: Weights, axes: ClientAxes, strict: bool, verdict: ConvergenceStatus
 ) -> tuple[dict[str, Variable], str]:
-    """Return Pareto k, effective sample size and correction outcome; warn of bad weights."""
+    """Return Pareto k and effective sample sizes of importance weights, and the outcome.
+
+    A warning is issued if weights are unreliable.
+    """
     together, bad, corrected = bool(axes.shared), untrusted(weights), YES
     if bool(bad.any()):
         ids = axes.ids[bad].tolist() if not together else []
@@ -169,7 +172,7 @@ def statistics_of(
 
 @dataclass
 class Correction:
-    """Settings of the importance correction of a run's draws, and its outcome.
+    """Settings and outcome of the importance correction of a run's posterior draws.
 
     Attributes:
         wanted: True or False; None corrects draws where possible.
@@ -191,7 +194,7 @@ class Correction:
         axes: ClientAxes,
         asked: EvaluationSpec,
     ) -> tuple[list[Pointwise] | None, dict[str, Variable]]:
-        """Return corrected draws and their diagnostics; None to use uncorrected draws."""
+        """Return importance-corrected draws, or None if uncorrected, and weight diagnostics."""
         if self.wanted is False:
             return None, {}
         strict = bool(self.wanted)
@@ -217,7 +220,7 @@ class Correction:
 
 
 def advice(verdict: ConvergenceStatus) -> str:
-    """Return advice to bring the guide closer to the posterior, given the status of the run."""
+    """Return advice for a better guide or fit, as text, given the run's convergence status."""
     if verdict.kind in ("stuck", "diverged"):
         return f"the run is {verdict.kind}, see Run.status"
     if verdict.kind == "not converged":

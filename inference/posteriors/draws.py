@@ -1,4 +1,4 @@
-"""Draws from the posterior of every client: latent and deterministic sites.
+"""Draws from each client's posterior, of latent and deterministic sites.
 
 Sites of rows are computed for one client at a time, without padding; `to_arviz` has them.
 """
@@ -30,14 +30,17 @@ from pyrofl.turns import synchronized
 
 
 class Values(NamedTuple):
-    """Draws of one site, [S, C, B or 1, *p], and whether every row has its own value."""
+    """Draws of one site, [S, C, B or 1, *p], and whether each row has its own value."""
 
     value: Tensor  # [S, C, B or 1, *p]
     rows: bool  # whether every row has its own value
 
 
 class JointNoise(ClientNoise):
-    """Messenger that draws shared sites from a common generator, others from each client's own."""
+    """Pyro messenger that draws shared sites with the same random numbers for all clients.
+
+    Other sites are drawn with each client's own generator.
+    """
 
     def __init__(
         self, own: Sequence[Generator], shared: str, common: Callable[[], Generator]
@@ -60,7 +63,7 @@ def posterior(
     ids: Tensor | None = None,
     **asked: Unpack[ModelAsked],
 ) -> Tensors:
-    """Draw from the posterior of every client: site -> [S, C, *p], clients in the order of ids.
+    """Draw S samples from each client's posterior: site -> [S, C, *p].
 
     Sites are latent and `pyro.deterministic` ones, from the same draws. Shared sites are equal for
     all clients. Sites of rows are left out; `to_arviz` has them.
@@ -74,7 +77,7 @@ def posterior(
         asked: model (no ensemble), adaptation, seed and chunk_size of `EvaluationSpec`.
 
     Returns:
-        The draws of each site.
+        The draws of each site, with clients in the order of `ids`.
 
     Raises:
         ValueError: if a field is out of range, the model is an ensemble, or draws of a shared site
@@ -85,7 +88,10 @@ def posterior(
 
 
 def asked_of(method: Method, given: Mapping[str, Any]) -> EvaluationSpec:
-    """Return validated settings of draws; raise ValueError to adapt a server posterior."""
+    """Return the validated settings of posterior draws, from keyword arguments.
+
+    A posterior of the server cannot be adapted.
+    """
     how = EvaluationSpec.of(given, without="population part")
     how = replace(how, model=method.posterior_view if how.model is None else how.model)
     if how.adaptation != "none" and getattr(method.views.get(how.view(method)), "posterior", None):
@@ -97,7 +103,7 @@ def asked_of(method: Method, given: Mapping[str, Any]) -> EvaluationSpec:
 
 
 def those(data: Federation, ids: Tensor | None) -> Tensor:
-    """Return the given client ids after validation, by default those of all training clients."""
+    """Return the validated client ids, by default those of all training clients."""
     if ids is None:
         return torch.arange(data.clients)
     most = len(data.train) - 1
@@ -113,7 +119,7 @@ def those(data: Federation, ids: Tensor | None) -> Tensor:
 def draw(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Tensors:
-    """Draw from the posterior of every client, as `posterior`, given validated settings."""
+    """Draw from each client's posterior with validated settings; see `posterior`."""
     draws, found = asked.draws or 1, []
     common = partial(stream, asked.seed, Stream.TEST, state.number)
     server, asked = of_server(method, state, asked)
@@ -145,7 +151,7 @@ def draw(
 def read_own(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> dict[str, bool]:
-    """Return, for each deterministic site, whether it depends on values of single clients.
+    """Return, for each deterministic site, whether it depends on values of a single client.
 
     Own values are the client's latent sites, its rows and its client state; shared sites and
     constants are not. Dependence is determined by gradients.
@@ -171,7 +177,7 @@ def read_own(
 
 
 def _followed(value: Tensor, leaves: list[Tensor]) -> Tensor:
-    """Return a differentiable copy of a value if possible; append its leaf to the list."""
+    """Return a copy of a tensor that tracks gradients; append its leaf tensor to `leaves`."""
     if not value.is_floating_point():
         return value
     leaves.append(value.detach().clone().requires_grad_())
@@ -179,7 +185,7 @@ def _followed(value: Tensor, leaves: list[Tensor]) -> Tensor:
 
 
 def _reached(value: Tensor, leaves: list[Tensor]) -> bool:
-    """Return whether the gradient of a value with respect to any of the given leaves exists."""
+    """Return whether a tensor depends on any of the given leaf tensors, by autograd."""
     if not value.requires_grad or not leaves:
         return False
     slopes = torch.autograd.grad(value.sum(), leaves, allow_unused=True, retain_graph=True)
@@ -187,7 +193,7 @@ def _reached(value: Tensor, leaves: list[Tensor]) -> bool:
 
 
 def agreed(name: str, value: Tensor) -> Tensor:
-    """Return the common draws [S, *p] of a shared site; raise ValueError if clients differ."""
+    """Return a shared site's draws [S, *p], after checking that all clients have the same."""
     if not agrees(value):
         raise ValueError(
             f"site {name!r} is declared as shared, but its draws differ between clients; its guide "
@@ -197,12 +203,12 @@ def agreed(name: str, value: Tensor) -> Tensor:
 
 
 def agrees(value: Tensor) -> bool:
-    """Return whether the draws [S, C, *p] of a site are equal for all clients, up to rounding."""
+    """Return whether a site's draws [S, C, *p] are equal for all clients, up to rounding."""
     return torch.allclose(value, value[:, :1].expand_as(value), rtol=1e-4, atol=1e-5)
 
 
 def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
-    """Return sites by name: latent ones of the guide, deterministic ones of the model."""
+    """Return draws of the guide's latent sites and the model's deterministic sites, by name."""
     sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
     sites |= {n: s for n, s in p.nodes.items() if is_made(s)}
     found = {}

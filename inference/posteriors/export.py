@@ -1,4 +1,4 @@
-"""Containers and files for ArviZ: named axes, labeled clients, readable by ArviZ 0.23 and 1.x."""
+"""Conversion of arrays to ArviZ containers and files, for ArviZ 0.23 and 1.x."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def inference_data(
     attrs: Mapping[str, Fact] | None = None,
     listed: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
-    """Convert arrays to the container of ArviZ: InferenceData for 0.x, an xarray.DataTree for 1.x.
+    """Convert arrays to an ArviZ container: InferenceData (0.x) or xarray.DataTree (1.x).
 
     A slash is special in such data; in names it becomes a dot. The attributes of the container and
     of every group record the library and the date, as those of ArviZ do.
@@ -64,7 +64,7 @@ def inference_data(
 
 
 def _library() -> dict[str, Fact]:
-    """Return the attributes in which ArviZ files state the creating library and the date."""
+    """Return attributes for ArviZ files: creation time, library name and version."""
     version = versions()["pyrofl"]
     return {
         "created_at": now().isoformat(),
@@ -77,7 +77,7 @@ def _library() -> dict[str, Fact]:
 
 
 def now() -> datetime:
-    """Return the current time, or that of SOURCE_DATE_EPOCH, with which files are reproducible."""
+    """Return the current time, or the time in the environment variable SOURCE_DATE_EPOCH."""
     stopped = os.environ.get(STOPPED)
     if stopped and not (stopped.isdecimal() and int(stopped) < LATEST):
         raise ValueError(
@@ -87,7 +87,7 @@ def now() -> datetime:
 
 
 def refuse_no_runs(runs: Sequence[object]) -> None:
-    """Raise ValueError unless all objects are runs, as `fit` returns them."""
+    """Raise ValueError unless all objects are runs returned by `fit`."""
     for run in runs:
         if not hasattr(run, "state") or not hasattr(run, "method"):
             raise ValueError(f"runs hold a {type(run).__name__}; expected runs returned by `fit`")
@@ -103,7 +103,7 @@ def refuse_no_groups(found: object) -> None:
 
 
 def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
-    """Return Pareto-smoothed, normalized log weights [S], and the Pareto shape of the tail."""
+    """Return Pareto-smoothed, normalized log weights [S], and the tail's Pareto shape k."""
     log_weights = log_weights.double()
     if float(log_weights.amax() - log_weights.quantile(1 - TAIL)) < ROUNDING:
         return log_weights - log_weights.logsumexp(0), 0.0  # a fit of the tail would divide by 0

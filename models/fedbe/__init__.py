@@ -119,7 +119,7 @@ class Teaching(TypedDict, total=False):
 
 
 class Settings(Teaching, fedavg.Training, total=False):
-    """Settings of the server and of local training."""
+    """Settings of the server's distillation and of the clients' local training."""
 
 
 TUNE_OVER = {"lr": fedavg.RATES, "distil_lr": (0.001, 0.003, 0.01)}
@@ -136,7 +136,7 @@ def build(
     server_momentum: ShareBelowOne = 0.9,
     **settings: Unpack[Settings],
 ) -> Method:
-    """Build FedBE.
+    """Build the FedBE method (Bayesian model ensemble, distilled at the server).
 
     Args:
         net: the network; all its parameters are shared.
@@ -190,7 +190,7 @@ def distilled(
     swa_start: ShareBelowOne = distillation.START,
     augment: distillation.Augment | None = None,
 ) -> Method:
-    """Return a method whose server distills an ensemble of models after aggregation.
+    """Extend a method: after aggregation, its server distills an ensemble into the global model.
 
     Args:
         method: its server and its messages hold the whole network under one role.
@@ -238,7 +238,7 @@ def distilled(
     square = teachers == "C" if sharpen is None else sharpen
 
     def team(models: Tensors, size: Tensor, rng: Generator) -> Tensors:
-        """Return the teachers, [M', *p]: the average first, then the clients, then the samples."""
+        """Return the teachers [M', *p]: the average, the clients' models, the posterior samples."""
         found = []
         if "A" in teachers:
             found.append({n: v[None] for n, v in average(models, size).items()})
@@ -252,7 +252,7 @@ def distilled(
     def student(
         start: Tensors, ensemble: Tensors, unlabelled: Tensor, rng: Generator
     ) -> tuple[Tensors, Tensors]:
-        """Distill the ensemble into one model (algorithm 1), and return it with its agreement."""
+        """Distill the ensemble into one model (algorithm 1); return it and its agreement rates."""
         like = next(iter(start.values()))
         x = unlabelled.to(like.device, like.dtype if unlabelled.is_floating_point() else None)
         target = distillation.predictions(net, ensemble, x, likelihood).mean(0)
@@ -293,7 +293,7 @@ def distilled(
         return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, known(models, cohort))
 
     def known(models: Tensors, cohort: Cohort) -> Tensors:
-        """Return the parameters of the server's posterior as named tensors."""
+        """Return the tensors that define the server's posterior p(w | D)."""
         if posterior == "gaussian":
             mean, sd = mean_and_sd(models, cohort.size, std_scale)
             return under("mean", mean) | under("sd", sd)
@@ -302,7 +302,7 @@ def distilled(
         return {n: v[order] for n, v in said.items()}
 
     def drawn(server: Tensors, draws: int, generator: Generator) -> tuple[Tensors, Tensors]:
-        """Draw from p(w | D); the weight gamma of clients that did not report is 0."""
+        """Draw parameters and Dirichlet weights gamma (0 for absent clients) from p(w | D)."""
         held = role(KNOWN, server)
         if not held:  # before round one
             start = {n: server[f"{of}/{n}"] for n in net.shapes}
@@ -317,7 +317,7 @@ def distilled(
         return found, {"gamma": every.index_copy(1, ids, gamma)}
 
     def with_teachers(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the last teachers with the model."""
+        """Send the global model and the teacher models of the last round to each client."""
         held = under("teacher", role(HELD, server))
         return method.download(server, cohort) | spread_out(held, len(cohort.ids))
 
@@ -335,7 +335,7 @@ def distilled(
 
 
 def members(received: Tensors, local: Tensors) -> list[Tensors]:
-    """Return the members of the ensemble; before round one, the received model alone."""
+    """Return the parameters of each ensemble member; before round one, only the received model."""
     held = role("teacher", received)
     count = next(iter(held.values())).shape[1] if held else 0
     known = local | received

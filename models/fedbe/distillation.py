@@ -41,7 +41,7 @@ def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def fitting(net: Network, unlabelled: Tensor | None, likelihood: Likelihood) -> Tensor:
-    """Validate the unlabeled rows by a prediction for one of them, and return them."""
+    """Return the unlabeled rows; raise ValueError unless network and likelihood accept them."""
     if unlabelled is None or not len(unlabelled):
         raise ValueError(
             "unlabelled is missing; expected rows [U, *x] for the server to distil on, such as "
@@ -63,7 +63,7 @@ def fitting(net: Network, unlabelled: Tensor | None, likelihood: Likelihood) -> 
 def predictions(
     net: Network, models: Tensors, x: Tensor, likelihood: Likelihood = categorical
 ) -> Tensor:
-    """Return what models [M, *p] predict: probabilities [M, U, K]; their mean over M is eq. 4."""
+    """Return probabilities [M, U, K] predicted by models [M, *p]; their mean over M is eq. 4."""
 
     def member(weights: Tensors) -> Tensor:
         blocks = x.split(ROWS)
@@ -77,13 +77,19 @@ def predictions(
 def agreement(
     net: Network, weights: Tensors, x: Tensor, target: Tensor, likelihood: Likelihood = categorical
 ) -> Tensor:
-    """Return the fraction of rows on which the network's mode equals the target's, []."""
+    """Return the fraction of rows with the same most probable response in network and target.
+
+    The result is a scalar, [].
+    """
     mine = predictions(net, {n: v[None] for n, v in weights.items()}, x, likelihood)[0]
     return (mine.argmax(-1) == target.argmax(-1)).to(mine).mean()
 
 
 def sharpened(probs: Tensor, temperature: float = 0.5) -> Tensor:
-    """Sharpen probabilities [..., K]: p^(1/T) / sum p^(1/T); v-Distillation squares them."""
+    """Sharpen probabilities p [..., K] by a temperature T: p^(1/T) / sum p^(1/T).
+
+    The default T = 1/2 squares them, as v-Distillation does.
+    """
     return (probs.log() / temperature).softmax(-1)
 
 
@@ -129,7 +135,9 @@ def distil(
     weight_decay: float = 0.0,
     augment: Augment | None = None,
 ) -> Tensors:
-    """Train a network on probabilities [U, K] of rows: 1/U sum_u -p_u' log p(. | x_u; w).
+    """Train a network on target probabilities [U, K] of rows, by the cross-entropy.
+
+    The loss is 1/U sum_u -p_u' log p(. | x_u; w).
 
     SWA returns the mean of the iterates at cycle ends, under the cyclical rate; otherwise it is
     the last iterate of SGD at the constant rate `lr`.

@@ -45,7 +45,7 @@ def gaussian(models: Tensors, size: Tensor, std_scale: NotNegative = 1.0) -> Pos
 
 
 def mean_and_sd(models: Tensors, size: Tensor, std_scale: float = 1.0) -> tuple[Tensors, Tensors]:
-    """Return mean and standard deviation of `gaussian`, [*p] each."""
+    """Return mean and standard deviation of the clients' models, weighted by size, [*p] each."""
     size = size.cpu()
     mean = average({n: v.cpu() for n, v in models.items()}, size)
     sd = {}
@@ -56,7 +56,7 @@ def mean_and_sd(models: Tensors, size: Tensor, std_scale: float = 1.0) -> tuple[
 
 
 def independent(mean: Tensors, sd: Tensors) -> Posterior:
-    """Return the program of independent normals."""
+    """Return a Pyro program that samples parameters from independent normals."""
 
     def program() -> Tensors:
         """Draw the parameters from independent normals."""
@@ -70,7 +70,7 @@ def independent(mean: Tensors, sd: Tensors) -> Posterior:
 
 @checked
 def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior:
-    """Return a Dirichlet mixture of the clients' models (eq. 7).
+    """Return a posterior over averages of the clients' models with Dirichlet weights (eq. 7).
 
         gamma ~ Dirichlet(alpha, ..., alpha)    w = sum_i gamma_i n_i w_i / sum_i gamma_i n_i
 
@@ -85,7 +85,7 @@ def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior
     rows = size.cpu().double()
 
     def program() -> Tensors:
-        """Draw the weights of the clients, and mix their models."""
+        """Draw the clients' Dirichlet weights, and return the weighted average of their models."""
         gamma = pyro.sample("gamma", dist.Dirichlet(torch.full_like(rows, alpha)))
         share = gamma * rows / (gamma * rows).sum(-1, keepdim=True)
         mixed = {n: torch.tensordot(share.to(v.dtype), v.cpu(), 1) for n, v in models.items()}
@@ -97,7 +97,7 @@ def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior
 
 
 def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
-    """Draw samples of all sites of a program: name -> [S, *p].
+    """Draw samples of all sites of a posterior program: site name -> [S, *p].
 
     The global random state is left as it was.
     """
@@ -110,14 +110,14 @@ def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
 def sample_each(
     shapes: Mapping[str, Size], posterior: Posterior, draws: int, generator: Generator
 ) -> Tensors:
-    """Run a program once for each sample, and return all samples: name -> [S, *p].
+    """Run a posterior program once per sample; return samples of all sites: name -> [S, *p].
 
     Its sites count, and what it returns where that is a dict; ValueError if a parameter of these
     shapes is not among them. The global random state is left as it was.
     """
 
     def once() -> Tensors:
-        """Return one draw of every site."""
+        """Run the program once; return the values of its sites and of its returned dict."""
         nodes: Mapping[str, Any] = poutine.trace(posterior).get_trace().nodes
         returned = nodes["_RETURN"]["value"]
         sites = {n: v["value"] for n, v in nodes.items() if v["type"] == "sample"}
@@ -137,7 +137,7 @@ def sample_each(
 
 
 def log_prob(posterior: Posterior, values: Tensors) -> Tensor:
-    """Return the log density of samples of the random sites, [S]."""
+    """Return the log density [S] of given samples under a posterior program."""
     with pyro.plate("draws", len(next(iter(values.values())))):
         trace = poutine.trace(poutine.condition(posterior, data=values)).get_trace()
     trace.compute_log_prob()  # deterministic sites have 0
@@ -146,7 +146,7 @@ def log_prob(posterior: Posterior, values: Tensors) -> Tensor:
 
 
 def to_arviz(net: Network, values: Tensors, clients: Sequence[str]) -> Any:
-    """Return samples as InferenceData of ArviZ, with named dimensions.
+    """Return posterior samples as an ArviZ InferenceData with named dimensions.
 
     Args:
         net: names the axes.

@@ -1,4 +1,4 @@
-"""Guides: families of approximate posteriors of each client's parameters."""
+"""Guides: variational families for each client's parameters, inside Pyro's client plate."""
 
 from pyrofl.inference.programs import Guide
 from pyrofl.models.guides.automatic import from_pyro

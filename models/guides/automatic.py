@@ -1,4 +1,4 @@
-"""Ordinary and automatic Pyro guides, one per client."""
+"""Conversion of Pyro guides and AutoGuides into guides with separate client parameters."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def from_pyro(
         return run(role(name, local), received, local, batch)
 
     def start(centre: Tensors) -> Tensors:
-        """Return initial parameters, with sites centered at given values."""
+        """Return initial guide parameters, with sites centered at the given values."""
         homes = {site: _home(site, sites, values) for site in centre}
         lead = Size()
         for site, value in centre.items():
@@ -82,7 +82,7 @@ def from_pyro(
 
 
 def _home(site: str, sites: Mapping[str, Any], values: Tensors) -> str:
-    """Return the name of the location parameter of an unconstrained site."""
+    """Return the name of the parameter that is the location of an unconstrained site."""
     for home in (f"locs.{site}_unconstrained", f"{site}_unconstrained"):
         if site in sites and home in values and not bool(log_density(sites[site]).any()):
             return home
@@ -92,12 +92,12 @@ def _home(site: str, sites: Mapping[str, Any], values: Tensors) -> str:
 
 
 def log_density(site: Any) -> Tensor:
-    """Return the log Jacobian of a site of an AutoGuide; zero for unconstrained sites."""
+    """Return the log Jacobian of an AutoGuide site's transform; 0 if it is unconstrained."""
     return torch.as_tensor(getattr(site["fn"], "log_density", 0.0))
 
 
 def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callable[..., Any]]:
-    """Return the unconstrained parameters of a Pyro program, and the program as their function."""
+    """Return a Pyro guide's unconstrained parameters, and a function of them that runs it."""
     with pyro.get_param_store().scope(), seeded(0):
         trace = poutine.trace(guide, param_only=True).get_trace(*example)
         found = {n: s for n, s in trace.nodes.items() if s["type"] == "param"}
@@ -117,7 +117,7 @@ def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callabl
 def _automatic(
     make: Callable[..., AutoGuide], example: Any, model: Program
 ) -> tuple[Tensors, Callable[..., Any]]:
-    """Return the parameters of an AutoGuide, and the guide as their function."""
+    """Return an AutoGuide's parameters, and a function of them that runs the guide."""
     plated = "create_plates" in signature(make).parameters
     options = {"create_plates": lambda *arguments: arguments[-1].clients()} if plated else {}
     with pyro.settings.context(module_local_params=True), seeded(0):
@@ -126,7 +126,7 @@ def _automatic(
     shapes = {n: p.shape for n, p in auto.named_parameters()}
 
     def run(own: Tensors, *arguments: Any) -> Any:
-        """Run the automatic guide with a client's own parameters."""
+        """Run the AutoGuide with the clients' own parameters."""
         clients = len(arguments[-1])
         if clients > 1 and not plated:
             raise ValueError(
@@ -143,7 +143,7 @@ def _automatic(
 def site_moments(
     program: Program, received: Tensors, local: Tensors, batch: Batch
 ) -> tuple[Tensors, Tensors]:
-    """Return mean and variance [C, *p] of every site of a guide, where known in closed form."""
+    """Return mean and variance [C, *p] of each site of a guide; ValueError if not closed form."""
     clients = len(batch)
     with GuideMean():
         trace = poutine.trace(program).get_trace(

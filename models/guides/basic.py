@@ -1,4 +1,4 @@
-"""Basic guides: point estimates and independent normal distributions."""
+"""Basic guides: point estimates and independent normals for each client's parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ What a family has no use for it ignores, so that any two can be exchanged.
 
 
 def delta(shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:
-    """Return a guide for point estimates, for maximum likelihood or MAP; see `Family`."""
+    """Return a point-mass (Delta) guide for maximum likelihood or MAP; see `Family`."""
     return sitewise(
         shapes,
         (loc,),
@@ -71,7 +71,7 @@ def normals(
     width: Callable[[Tensor, Tensor], Tensor],
     inverse: Callable[[Tensor, Tensor], Tensor],
 ) -> Guide:
-    """Return a guide of independent normals, with a given parametrization of their sds."""
+    """Return a guide of independent normals; `width` computes the standard deviations."""
 
     def start(centre: Tensor, sd: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return centre, torch.full_like(centre, first) if sd is None else inverse(centre, sd)
@@ -104,7 +104,7 @@ def sitewise(
         return [local[f"{role}/{name}"] for role in roles]
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample every site."""
+        """Sample every site from its distribution, given the client's parameters."""
         with batch.clients():
             for n, shape in shapes.items():
                 pyro.sample(n, site(len(shape), *own(local, n)))
@@ -123,7 +123,7 @@ def sitewise(
 
 @checked
 def inverse_softplus(value: Positive) -> float:
-    """Return the number whose softplus is `value`.
+    """Return the inverse of the softplus function at `value`.
 
     >>> round(inverse_softplus(1.0), 6)
     0.541325

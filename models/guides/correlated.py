@@ -34,7 +34,7 @@ POINTS = 1_024  # draws that moments of a copula, even ones, and of a flow are t
 def full_covariance(
     shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Return a jointly normal guide: f(e) = (I + B) e with B lower triangular.
+    """Return a full-covariance normal guide: f(e) = (I + B) e with B lower triangular.
 
     Its entries are below [C, d (d - 1) / 2], row by row; arguments as of any `Family`.
 
@@ -69,14 +69,14 @@ def copula(
     d = _few(shapes)
 
     def marginal(own: Tensors, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform each entry of a standard normal; return values and log Jacobian."""
+        """Transform standard normal entries y by sinh-arcsinh; return values and log Jacobian."""
         log_a = own["tail"].tanh()
         inside = log_a.exp() * (y.asinh() + own["skew"])
         grown = inside.cosh().log() + log_a - 0.5 * y.square().log1p()
         return inside.sinh(), grown.sum(-1)
 
     def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform standard normal noise; return the values and the log Jacobian."""
+        """Return the transform of noise e, and its log density minus that of e."""
         below = _lower(own)
         sd = (1 + below.square().sum(-1)).sqrt()
         found, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
@@ -96,7 +96,7 @@ def copula(
 @rebuildable
 @checked
 def low_rank(rank: Count = 5) -> Family:
-    """Return a family whose covariance is S (I + V V') S, with V of `rank` columns.
+    """Return a guide family with covariance S (I + V V') S, where V has `rank` columns.
 
     The family is that of Pyro's AutoLowRankMultivariateNormal. V is factor [C, d, r], which starts
     at small cosines, as zeros would have no gradient.
@@ -106,11 +106,11 @@ def low_rank(rank: Count = 5) -> Family:
     def family(
         shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
-        """Return the low-rank normal guide for sites with these shapes."""
+        """Return the low-rank normal guide of sites with the given shapes."""
         d = _size(shapes)
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-            """Correlate standard normal noise, and return the log Jacobian."""
+            """Transform independent noise e to correlated noise; return it and its log density."""
             alone, common = e.split([d, rank], -1)
             found = alone + torch.einsum("...ik,...k->...i", own["factor"], common)
             zero, one = torch.zeros_like(own["log_sd"]), torch.ones_like(own["log_sd"])
@@ -129,7 +129,9 @@ def low_rank(rank: Count = 5) -> Family:
 @rebuildable
 @checked
 def flow(layers: Count = 2, hidden: Count = 16) -> Family:
-    """Return a guide family of normalizing flows with affine coupling layers.
+    """Return a guide family that transforms a normal by affine coupling layers (Real NVP).
+
+    Such posteriors can be skewed and curved.
 
     In each layer half of the entries are scaled and shifted by a small network of the others, one
     network per client (Dinh, Sohl-Dickstein and Bengio, "Density estimation using Real NVP", ICLR
@@ -149,7 +151,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
     def family(
         shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
-        """Return the flow guide for sites with these shapes."""
+        """Return the normalizing-flow guide of sites with the given shapes."""
         d = _size(shapes)
         if d < 2:
             raise ValueError(f"a flow has {d} parameter to bend; expected at least 2")
@@ -157,7 +159,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
         still = [((torch.arange(d) >> (i // 2 % digits)) + i) % 2 for i in range(layers)]
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-            """Apply all coupling layers to noise, and return the log Jacobian."""
+            """Return e after all coupling layers, and its log density minus that of e."""
             grown = e.new_zeros(())
             for i, mask in enumerate(still):
                 keep = mask.to(e)
@@ -170,7 +172,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
             return e, -grown
 
         def moments(own: Tensors) -> tuple[Tensor, Tensor]:
-            """Return means and variances, estimated from quasi-random draws."""
+            """Return mean and variance of f(e) over quasi-random draws of the noise e."""
             like = own["log_sd"]
             uniform = SobolEngine(d, scramble=True, seed=0).draw(POINTS).to(like)
             e = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
@@ -196,7 +198,7 @@ def _deviating(
     moments: Callable[[Tensors], tuple[Tensor, Tensor]],
     rank: int = 0,
 ) -> Guide:
-    """Return a guide of the form mean + S f(noise), with scales S and a function f.
+    """Return a guide with values mean + S f(e), for noise e, scales S and a function f.
 
     f: own, e -> f(e) [..., C, 1, d], and what its log density lacks; moments: own -> mean and
     variance of f(e); rank: entries of e beyond d, whose own density then does not count.
@@ -204,7 +206,7 @@ def _deviating(
     loc, spread = roles
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the noise and every site."""
+        """Sample the noise, and every site as a function of that noise."""
         own = role(spread, local)
         log_sd = own["log_sd"]
         with batch.clients():
@@ -217,7 +219,7 @@ def _deviating(
                 log_density = torch.zeros_like(log_density)  # it counts once
 
     def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
-        """Return initial parameters, given means and optional standard deviations."""
+        """Return initial guide parameters, given means and optional standard deviations."""
         means = {n: centre[n] for n in shapes}
         width = {
             n: torch.full_like(v, init_scale) if sd is None else sd[n] for n, v in means.items()
@@ -239,7 +241,7 @@ def _deviating(
 
 
 def standard_noise(name: str, like: Tensor, counted: bool = True) -> Tensor:
-    """Sample standard normal noise [..., n] as an auxiliary site."""
+    """Sample standard normal noise [..., n] as an auxiliary site; mask it if not `counted`."""
     fn = dist.Normal(torch.zeros_like(like), torch.ones_like(like)).to_event(1)
     e: Tensor = pyro.sample(name, fn if counted else fn.mask(False), infer={"is_auxiliary": True})
     return e
@@ -257,7 +259,7 @@ def _few(shapes: Shapes) -> int:
 
 
 def _lower(own: Tensors) -> Tensor:
-    """Return a strictly lower triangular matrix [..., d, d] from its entries."""
+    """Return the strictly lower triangular matrix B [..., d, d], given its entries."""
     d = own["log_sd"].shape[-1]
     row, column = torch.tril_indices(d, d, -1)
     matrix = own["below"].new_zeros(*own["below"].shape[:-1], d, d)
@@ -279,6 +281,6 @@ def parted(value: Tensor, shapes: Shapes) -> Tensors:
 
 
 def _cosines(rows: int, columns: int) -> Tensor:
-    """Return a rows x columns matrix with orthogonal columns of cosines."""
+    """Return a matrix of cosines with orthogonal columns, [rows, columns]."""
     i, k = torch.arange(rows)[:, None] + 0.5, torch.arange(1, columns + 1)
     return torch.cos(math.pi * i * k / rows)

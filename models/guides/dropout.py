@@ -38,7 +38,7 @@ def log_variance(
     loc: str = "mu",
     spread: str = "pi",
 ) -> Guide:
-    """Return a guide of independent normals N(theta, exp(s)), as in the authors' code.
+    """Return a guide of independent normals N(theta, exp(s)), as in MetaVD's code.
 
     theta has the role loc, s spread; see `guides.Family`. s is cut off at -8.5 and 8.5, and has no
     gradient beyond.
@@ -56,7 +56,7 @@ def log_variance(
 def log_alpha(
     shapes: Shapes, *, init_scale: Positive = 0.4, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Return a guide of independent normals N(theta, exp(s) theta^2), as in the paper.
+    """Return a guide of independent normals N(theta, exp(s) theta^2), as in MetaVD's paper.
 
     s = log alpha is cut off at -8.5 and 8.5; scale is the root of alpha at the start, a share of
     theta; else as `log_variance`. The noise shrinks with the weight, so theta has a gradient of its
@@ -75,14 +75,14 @@ FAMILIES = {"logvar": log_variance, "alpha": log_alpha}
 
 
 def normal(mean: Tensor, variance: Tensor, axes: int) -> TorchDistribution:
-    """Return a normal distribution whose last axes are one event."""
+    """Return a normal distribution of this mean and variance; the last axes are one event."""
     return as_event(dist.Normal(mean, variance.sqrt()), axes)
 
 
 def hierarchical(
     mean: Tensor, variance: Tensor, axes: int, coordinates: Coordinates
 ) -> TorchDistribution:
-    """Return the prior N(0, gamma) that fits q = N(mean, variance) best.
+    """Return the prior N(0, gamma) with the smallest KL divergence from q = N(mean, variance).
 
     KL(q, p) is then 1/2 log(1 + mean^2 / variance) per weight. It does not depend on theta in the
     paper's coordinates (theta, alpha), and is kept from pulling at theta in the code's (theta, log
@@ -100,23 +100,26 @@ def hierarchical(
 
 
 def bounded(s: Tensor) -> Tensor:
-    """Clamp to the interval from -8.5 to 8.5, with a gradient at the bounds."""
+    """Clamp values to [-8.5, 8.5], with the gradient kept at the bounds themselves."""
     inside = (s >= -BOUND) & (s <= BOUND)
     return torch.where(inside, s, s.detach().clamp(-BOUND, BOUND))
 
 
 def dropout_rate(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return p = alpha / (1 + alpha) = variance / (mean^2 + variance), of any shape."""
+    """Return the dropout rate p = alpha / (1 + alpha) = variance / (mean^2 + variance)."""
     return variance / (mean.square() + variance + TINY)
 
 
 def log_alpha_of(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return log alpha = log(variance / mean^2), of any shape."""
+    """Return the log noise-to-signal ratio, log alpha = log(variance / mean^2)."""
     return variance.log() - mean.square().clamp(min=TINY).log()
 
 
 def product(mean: Tensor, variance: Tensor, weight: Tensor) -> Tensor:
-    """Return the mode of a weighted product of M normal densities, [*p]."""
+    """Return the mode [*p] of the product of M normal densities, each raised to a weight.
+
+    That is prod_m N(w; mean_m, variance_m)^weight_m, with means and variances [M, *p], weights [M].
+    """
     share = (weight / weight.sum()).reshape(-1, *(1 for _ in mean.shape[1:]))
     precision = share / (variance + 1e-10)
     return (precision * mean).sum(0) / precision.sum(0)

@@ -1,4 +1,4 @@
-"""Guides for weights that sum to one: point estimates and a Dirichlet distribution."""
+"""Guides and transforms of weights on the simplex: softmax, Dirichlet and projection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyrofl.models.guides.basic import Shapes, sitewise
 def softmax(
     shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Return a point guide for weights that sum to one: the softmax of `spread`."""
+    """Return a point guide on the simplex: the softmax of its logits over the last axis."""
     return sitewise(
         shapes,
         (spread,),
@@ -53,7 +53,7 @@ def dirichlet(
 
 
 def project(value: Tensor) -> Tensor:
-    """Return the nearest points of the simplex, [..., B] -> [..., B].
+    """Return the Euclidean projection of vectors [..., B] onto the simplex.
 
     Held, Wolfe and Crowder, "Validation of subgradient optimization", 1974.
 

@@ -133,7 +133,9 @@ def build(
     done: Share | None = None,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build MetaVD on a base method, an ablation of it, or the base method alone.
+    """Build MetaVD (meta-variational dropout), an ablation of it, or its base method alone.
+
+    Defaults are the authors' except lr and hyper_lr.
 
     Args:
         net: the network.
@@ -223,14 +225,14 @@ def build(
         return under("loc", net.init(generator)) | source.start(generator, clients)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send theta and the client's own spreads."""
+        """Send the weights theta and the client's own dropout parameters s_m to each client."""
         theta = spread_out(pick(server, "loc/*"), len(cohort.ids))
         return pruning.drop(
             theta | under("spread", source.read(server, cohort.ids)), moments, limit
         )
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the trained parameters theta_m and the spreads s_m."""
+        """Send the trained weights theta_m and dropout parameters s_m."""
         return pruning.drop(return_received(received, local), moments, limit)
 
     def update(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
@@ -261,13 +263,13 @@ def build(
         return {SATURATED: pruning.saturated(*moments(theta | spread)).mean()}
 
     def begun(received: Tensors) -> Tensors:
-        """Return the received tensors, with initial spreads for the client's posterior."""
+        """Return the received tensors with dropout parameters at their initial values."""
         like = next(iter(received.values()))
         start = {f"spread/{n}": v.to(like) for n, v in first.items()}
         return received | spread_out(start, len(like))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return dropout rates, log alpha, sparsity, and the beta of exact Bayes."""
+        """Return each client's dropout rates, log alpha, sparsity and exact Bayesian beta."""
         exact = {"exact_beta": weights / data.size} if q.random else {}
         return pruning.report(local, moments, limit, shapes) | exact
 
@@ -311,6 +313,6 @@ def build(
 
 
 def layer_before_output(net: Network) -> str:
-    """Return the name of the weight before the output layer's, or of that if there is no other."""
+    """Return the name of the last hidden layer's weight, or of the only layer's weight."""
     weights = [n for n, shape in net.shapes.items() if len(shape) > 1]
     return (weights or list(net.shapes))[-2:][0]

@@ -1,4 +1,4 @@
-"""Sources of the clients' spreads: a hypernetwork, a shared vector or separate vectors.
+"""Sources of the clients' dropout parameters: hypernetwork, shared vector, separate vectors.
 
 The server holds it all. A client receives its spreads s_m, trains them, and sends them back; the
 server learns from the change.
@@ -31,7 +31,7 @@ PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"
 
 @dataclass(frozen=True)
 class Source:
-    """Source of the clients' spreads; all of its functions run at the server."""
+    """Server functions that generate and update the clients' dropout parameters."""
 
     # (generator, clients) -> what the server holds for it, names under "server/"
     start: Callable[[Generator, int], Tensors] = lambda *_: {}
@@ -52,7 +52,7 @@ def hypernetwork(
     bound: float,  # largest change from the start; beyond it h has no gradient
     optims: tuple[Optim, Optim],  # of psi and of the embeddings
 ) -> Source:
-    """Return a hypernetwork h_psi that maps each client's embedding e_m to its spreads.
+    """Return a hypernetwork h_psi that maps a client's embedding e_m to dropout parameters s_m.
 
     s_m = clamp(h_psi(e_m), -bound, bound) + first. The server climbs the vector-Jacobian products
     psi <- psi - lr sum_m g_m J_psi^T (s_m^server - s_m^local), and the same for e_m.
@@ -70,7 +70,7 @@ def hypernetwork(
         return under(PSI, psi) | {TABLE: torch.randn(clients, length, generator=generator)}
 
     def read(server: Tensors, ids: Tensor) -> Tensors:
-        """Return the spreads of some clients."""
+        """Return the dropout parameters of the given clients: name -> [C, *p]."""
         psi, value = role(PSI, server), rows_of(server[TABLE], ids)
         for i in range(len(hidden) + 1):
             value = leaky_relu(value, 0.1) if i else value
@@ -79,7 +79,7 @@ def hypernetwork(
         return {n: part.reshape(len(ids), *v.shape) + v.to(part) for (n, v), part in parts}
 
     def slope(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
-        """Return the gradient by the weights and the embeddings."""
+        """Return pseudo-gradients by the hypernetwork's weights and the embeddings."""
         held = pick(server, f"{TABLE} {PSI}/*")
         leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
         with torch.enable_grad():
@@ -93,7 +93,7 @@ def hypernetwork(
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
-    """Return spreads shared by all clients and aggregated with the model (naive VD)."""
+    """Return a source of shared dropout parameters, aggregated across clients (naive VD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
         return under(OWN, {n: torch.zeros_like(v) for n, v in first.items()})
@@ -111,7 +111,7 @@ def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
 
 
 def rows(first: Tensors, most: float | None = None) -> Source:
-    """Return independent spreads for each client (EnsembleVD)."""
+    """Return a source of independent dropout parameters for each client (EnsembleVD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
         return under(OWN, spread_out(first, clients))
@@ -120,7 +120,7 @@ def rows(first: Tensors, most: float | None = None) -> Source:
         return {n: rows_of(v, ids) for n, v in role(OWN, server).items()}
 
     def store(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
-        """Store the spreads that clients found, bounded in their change."""
+        """Store the clients' trained dropout parameters, each change limited to `most`."""
         own = role(OWN, server)
         if most is not None:
             here = {n: own[n][cohort.ids] for n in found}
@@ -131,13 +131,13 @@ def rows(first: Tensors, most: float | None = None) -> Source:
 
 
 def rows_of(table: Tensor, ids: Tensor) -> Tensor:
-    """Return rows of a table [J, *p]; the mean row for ids beyond it, which never trained."""
+    """Return the table's rows of the given client ids; the mean row for ids without a row."""
     own = table[ids.clamp(max=len(table) - 1)]
     return torch.where(like(ids < len(table), table), own, table.mean(0))
 
 
 def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip: float) -> Tensors:
-    """Step along pseudo-gradients [*p], all together of norm `clip`, each with its optimiser."""
+    """Apply each optimizer to its pseudo-gradients, whose total norm is clipped to `clip`."""
     shrink = (clip / (get_total_norm(list(gradient.values())) + 1e-6)).clamp(max=1)
     moved: Tensors = {}
     for names, optim in optims.items():
@@ -146,7 +146,9 @@ def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip:
 
 
 def shortened(source: Source, server: Tensors, moved: Tensors, most: float | None) -> Tensors:
-    """Shorten a step so that no spread of any client that trains changes by more than `most`.
+    """Scale down a server step until no dropout parameter changes by more than `most`.
+
+    All clients that train are considered.
 
     The change of all that spreads come from, and the velocity that is left, are multiplied by one
     share: `most` over the largest |s_after - s_before|, again until that holds, as h bends.
@@ -177,7 +179,7 @@ def embed(
     lr: float = 0.9,
     seed: Seed = 0,
 ) -> RoundState:
-    """Fit embeddings of held-out clients after training.
+    """Fit the hypernetwork's embeddings of held-out clients after training.
 
     Everything else stays. In each step a client trains from what it would receive, and its
     embedding moves as in a round: e <- e - lr J_e^T (s_received - s_local).

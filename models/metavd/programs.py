@@ -1,4 +1,4 @@
-"""Models and guides of networks with dropout posteriors over weights or activations."""
+"""Pyro models and guides of networks with dropout posteriors over weights or activations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WARM_UP = 0.02  # of the rounds, in which the KL's factor grows
 
 @dataclass(frozen=True)
 class DropoutModel:
-    """The model of a network with a dropout posterior over some of its weights.
+    """Pyro model of a network with a dropout posterior over some of its weights.
 
     The client's "loc/..." holds all parameters; those of `q` are random, the rest points.
     """
@@ -52,7 +52,7 @@ class DropoutModel:
     pool_logits: bool = False  # average outputs over draws before the likelihood sees them
 
     def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
-        """Draw the weights from their prior, then the rows."""
+        """Sample the weights from their prior, and observe the responses of the rows."""
         with data.clients():
             priors = self._priors(received, local, data)
             w = {n: pyro.sample(n, fn) for n, fn in priors.items()}
@@ -67,7 +67,7 @@ class DropoutModel:
         data: Batch,
         moments: tuple[Tensors, Tensors] | None = None,
     ) -> dict[str, TorchDistribution]:
-        """Return the priors of the random weights, by name."""
+        """Return priors of the random weights; the hierarchical prior depends on q's moments."""
         if self.prior is None and self.q.random:
             mean, variance = moments or self.q.moments(received, local, data)
             axes = {n: len(shape) for n, shape in self.shapes.items()}
@@ -76,7 +76,7 @@ class DropoutModel:
         return {n: prior(n, shape, received, local, data) for n, shape in self.shapes.items()}
 
     def by_activations(self) -> tuple[Program, Program]:
-        """Return model and guide that draw the outputs of layers instead of their weights.
+        """Return a model and a guide that sample the outputs of layers instead of weights.
 
         The weights are integrated out: their site is a point that costs the whole divergence, and
         noise, the same in both programs, stands for the remaining ones.
@@ -84,7 +84,7 @@ class DropoutModel:
         noisy = Reparametrised(self.net, self.shapes)
 
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
-            """Define the model: responses given sampled outputs of layers."""
+            """Sample the layers' outputs, and observe the responses."""
             _, variance = self.q.moments(received, local, data)
             with data.clients():
                 for n, shape in self.shapes.items():
@@ -98,7 +98,7 @@ class DropoutModel:
                     self._observe(outputs, data)
 
         def guide(received: Tensors, local: Tensors, data: Batch) -> None:
-            """Define the guide: a point with the KL divergence as cost, and the noise."""
+            """Add the KL divergence from q to the prior as a log density of the guide."""
             theta = {n: local[f"loc/{n}"] for n in self.shapes}
             if self.prior is None:
                 # The divergence has no slope in theta; so none of it is left to rounding.
@@ -140,7 +140,7 @@ def objective(
     beta: float | None = None,
     done: float | None = None,
 ) -> Loss:
-    """Return the loss per row: mean of -log p(y | w) + beta times the mean KL per weight.
+    """Return the loss function: mean -log p(y | w) per row plus beta times mean KL per weight.
 
     Without a beta it is exact Bayes: the KL by the client's number of rows.
     """
@@ -157,14 +157,14 @@ def objective(
     pair = trained.by_activations() if sampling == "activations" else (trained, model.q)
 
     def of_pair(_: Program, __: Program, received: Tensors, local: Tensors, batch: Batch) -> Tensor:
-        """Return a loss that uses the given programs instead of the method's."""
+        """Return the loss of the selected model and guide, instead of the method's own."""
         return loss(*pair, received, local, batch)
 
     return of_pair
 
 
 def warm_up(done: float | None) -> float:
-    """Return the factor of the KL divergence, which rises from 0 to 1 in the first 2% of rounds."""
+    """Return the KL factor: sigmoid(12 (t - 1/2)) in the first 2% of the rounds, then 1."""
     if done is None or done > WARM_UP:
         return 1.0
     return 1 / (1 + math.exp(-12 * (done / WARM_UP - 0.5)))

@@ -1,4 +1,4 @@
-"""Pruning of messages: by dropout rate, or by SNIP's sensitivity."""
+"""Pruning of weights in messages: by dropout rate, or by SNIP's sensitivity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Moments = Callable[[Tensors], tuple[Tensors, Tensors]]
 
 
 def drop(tensors: Tensors, moments: Moments, limit: float | None) -> Tensors:
-    """Set weights, and their spreads, to zero where the dropout rate exceeds a limit.
+    """Set weights and dropout parameters to zero where the dropout rate exceeds a limit.
 
     A rate of more than 0.9 is a variance of more than 9 theta^2; None drops nothing.
     """
@@ -32,13 +32,13 @@ def drop(tensors: Tensors, moments: Moments, limit: float | None) -> Tensors:
 
 
 def saturated(mean: Tensors, variance: Tensors) -> Tensor:
-    """Return the fraction of dropout rates above 0.9 of each client, [C]."""
+    """Return the fraction of each client's dropout rates above 0.9, [C], given moments."""
     rates = [dropout_rate(v, variance[n]).flatten(1) for n, v in mean.items()]
     return (torch.cat(rates, 1) > HIGH).to(rates[0]).mean(1)
 
 
 def fill(message: Tensors, values: Tensors) -> Tensors:
-    """Replace the loc or spread of pruned weights by given values."""
+    """Replace the message's tensors by given values where weights were pruned to zero."""
     dropped = {n: message[f"loc/{n.partition('/')[2]}"] == 0 for n in values}
     return message | {n: torch.where(dropped[n], v, message[n]) for n, v in values.items()}
 
@@ -46,7 +46,7 @@ def fill(message: Tensors, values: Tensors) -> Tensors:
 def report(
     tensors: Tensors, moments: Moments, limit: float | None, names: Iterable[str]
 ) -> Tensors:
-    """Return each client's fraction of pruned weights and mean dropout rate, [C].
+    """Return "sparsity" (fraction of dropped weights) and mean "dropout_rate" per client, [C].
 
     Besides "rates_above_0.9", the share of those, [C]; and of every weight "dropout_rate/NAME" and
     "log_alpha/NAME", [C, *p].
@@ -66,7 +66,7 @@ def report(
 def snip(
     server: Tensors, gradient: Tensors, moved: Tensors, names: Iterable[str], sparsity: float
 ) -> Tensors:
-    """Prune a fraction of the weights by SNIP's sensitivity before training.
+    """Prune a fraction `sparsity` of the weights by SNIP's sensitivity after round one.
 
     Sensitivity is |theta_k g_k|, with g_k the pseudo-gradient of round one (Lee, Ajanthan and Torr,
     "SNIP: Single-shot Network Pruning based on Connection Sensitivity", ICLR 2019; a round in the
@@ -81,7 +81,7 @@ def snip(
 
 
 def top(value: Tensor, share: float) -> Tensor:
-    """Return which entries of a tensor are among the given fraction of the largest."""
+    """Return a bool mask [*p] of the given fraction of largest entries, at least one."""
     count = max(1, round(share * value.numel()))
     at = value.flatten().topk(count).indices
     return value.new_zeros(value.numel(), dtype=torch.bool).index_fill(0, at, True).view_as(value)

@@ -88,7 +88,7 @@ def build(
     momentum: ShareBelowOne = 0.9,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build pFedGP.
+    """Build the pFedGP method (personal Gaussian processes on a shared network).
 
     Args:
         net: the network, a sequential one whose head is one fully connected layer: in its place
@@ -132,32 +132,32 @@ def build(
     homes |= {n: f"{n}/{at}" for n, at in zip(SPREADS, (first, last), strict=True)}
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize the base with the network's own draw."""
+        """Initialize the network's base by a random draw, and the kernel parameters."""
         start = zip(SPREADS, (length, init_scale), strict=True)
         begun = {homes[n]: torch.tensor(v, dtype=torch.float64).log() for n, v in start}
         return begun | (points.start(whole.init(generator)) if below else {})
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client with an empty set of inducing rows."""
+        """Initialize the client's Gaussian process without training rows (zeros)."""
         sizes = {"z": (features,), "shift": (outputs,), "root": (outputs, outputs)}
         none = {n: cohort.size.new_zeros(len(cohort.ids), rows, *s) for n, s in sizes.items()}
         return start_own(received, cohort, generator) | {kept[n]: v for n, v in none.items()}
 
     def run(local: Tensors, x: Tensor) -> Tensor:
-        """Return the features [C, B, features] of rows."""
+        """Return the network's features [C, B, features] of rows x."""
         return x.flatten(2) if base is None else base(role("w", local), x)
 
     def spreads(local: Tensors) -> list[Tensor]:
-        """Return the kernel's parameters: log length scale and log output scale."""
+        """Return the kernel parameters: log length scale log l and log amplitude log s."""
         return [local[homes[n]] for n in SPREADS]
 
     def answer(f: Tensor, local: Tensors, x: Tensor) -> dist.TorchDistribution:
-        """Return the distribution of responses given function values f [..., C, B, K]."""
+        """Return the likelihood p(y | x, f), given function values f [..., C, B, K]."""
         more = [local[homes[n]].expand(*f.shape[:-1], 1) for n in noise]
         return likelihood(torch.cat([f, *more], -1) if more else f, x)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Define the prior of f(x) and the likelihood p(y | x, f)."""
+        """Define the Gaussian process prior of f(x) and the likelihood p(y | x, f)."""
         with data.clients():
             for n, shape in shapes.items():
                 pyro.sample(n, prior(n, shape, received, local, data))
@@ -168,7 +168,7 @@ def build(
                 pyro.sample("y", answer(f, local, data.x), obs=data.y)
 
     def recall(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Define the posterior of f(x) from the client's stored rows."""
+        """Define the posterior of f(x), given the client's stored training rows."""
         points(received, local, data)
         with data.clients():
             for n, value in zip(SPREADS, spreads(local), strict=True):
@@ -182,7 +182,7 @@ def build(
             pyro.sample("f", at_rows, infer={"is_auxiliary": True})  # no site of the posterior
 
     def learned(local: Tensors, x: Tensor, y: Tensor, count: Tensor) -> Tensors:
-        """Return the approximate posterior of the function values at rows [C, N]."""
+        """Return Laplace's approximation to the posterior of f at training rows x [C, N, *x]."""
         local = with_rows(local, len(x))
         z = run(local, x) * (count > 0).unsqueeze(2)
         with torch.no_grad():
@@ -200,7 +200,10 @@ def build(
     def predictive(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the mean loss of half of the client's rows, predicted from the other half."""
+        """Return the loss per row of predicting half of a batch from the other half, [C].
+
+        The negative log priors count divided by the client's number of rows.
+        """
         known, asked = data.split(2)
         counts = known.counts / share(known.size, known.mask)  # a half stands for itself alone
         half = local | learned(local, known.x, known.y, counts)
@@ -212,7 +215,10 @@ def build(
         return cost
 
     def remember(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Store the posterior of f at the client's rows under the current network."""
+        """Store the features and the posterior of f at the client's rows.
+
+        These are computed with the current network.
+        """
         count = data.mask.sum(1)
         place = spaced(count, rows)
         mine = torch.arange(len(data), device=place.device)[:, None]
@@ -239,7 +245,7 @@ def build(
 
 
 def without_noise(net: Network) -> tuple[Network, list[str]]:
-    """Split off the noise parameter of `nets.with_noise`: return the other layers and its name."""
+    """Return the network without a final noise layer, and that layer's parameter names."""
     if type([net.module, *net.module.children()][-1]) is not Noise:
         return net, []
     *_, name = net.shapes
@@ -249,7 +255,7 @@ def without_noise(net: Network) -> tuple[Network, list[str]]:
 
 
 def parted(net: Network) -> tuple[Network | None, int, int]:
-    """Return the layers below the head, and the numbers of their features and of outputs."""
+    """Return the layers below the head, and the head's numbers of inputs and outputs."""
     head, cut = net.select_params(net.head), net.split(net.head)
     weight = max(head.values(), key=len)
     alone = len(head) == len(net.shapes)
@@ -263,7 +269,9 @@ def parted(net: Network) -> tuple[Network | None, int, int]:
 
 
 def spaced(size: Tensor, most: int) -> Tensor:
-    """Return evenly spaced row indices of each client, [C, most], or all rows if it has few.
+    """Return `most` evenly spaced row indices per client, [C, most], given row counts [C].
+
+    A client with fewer rows gets all of them, the last one repeated.
 
     >>> spaced(torch.tensor([6, 2]), 3)
     tensor([[0, 2, 4],

@@ -25,12 +25,12 @@ LOOSE = 4096  # roundings that a matrix may lack to be positive
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel s^2 k(z / l, z' / l) of each client, with parameters log l and log s, [C, 1]."""
+    """Covariance kernel s^2 k(z / l, z' / l), given log l and log s, [C, 1] each."""
 
     kind: Literal["rbf", "linear"]
 
     def __call__(self, a: Tensor, b: Tensor, log_length: Tensor, log_scale: Tensor) -> Tensor:
-        """Return kernel matrices [C, A, B] between features [C, A, d] and [C, B, d]."""
+        """Return kernel matrices [C, A, B] between features a [C, A, d] and b [C, B, d]."""
         length, square = log_length.exp()[..., None], (2 * log_scale).exp()[..., None]
         a, b = a / length, b / length
         if self.kind == "linear":
@@ -40,7 +40,7 @@ class Kernel:
         return square * (-0.5 * apart.clamp(min=0)).exp()
 
     def diagonal(self, z: Tensor, log_length: Tensor, log_scale: Tensor) -> Tensor:
-        """Return the kernel's diagonal [C, B] for features [C, B, d]."""
+        """Return the kernel of each row of features [C, B, d] with itself, [C, B]."""
         square = (2 * log_scale).exp()
         if self.kind == "linear":
             squares = (z / log_length.exp()[..., None]).square().sum(2)
@@ -52,7 +52,7 @@ class Kernel:
 def sites(
     log_prob: Callable[[Tensor], Tensor], among: Tensor, count: Tensor, outputs: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the Gaussian approximation of the likelihood at the posterior mode.
+    """Return normal approximations (shift, root) of the likelihood at the posterior mode of f.
 
     Args:
         log_prob: f [C, N, K] -> log p(y | f), [C, N].
@@ -86,14 +86,14 @@ def sites(
 
 @dataclass(frozen=True)
 class Point:
-    """State of the search for the posterior mode: function values and log posterior."""
+    """State of Newton's iterations: f [C, N, K], P^-1 f, and log p(y | f) + log p(f), [C]."""
 
     f: Tensor
     pull: Tensor
     height: Tensor
 
     def where(self, chosen: Tensor, other: Point) -> Point:
-        """Select this point for the chosen clients, and the other point for the rest."""
+        """Return this point for the chosen clients (bool [C]), and the other for the rest."""
         row = chosen[:, None, None]
         f, pull = torch.where(row, self.f, other.f), torch.where(row, self.pull, other.pull)
         return Point(f, pull, torch.where(chosen, self.height, other.height))
@@ -101,27 +101,27 @@ class Point:
 
 @dataclass(frozen=True)
 class Hill:
-    """Log posterior of the function values f (Rasmussen and Williams, equation 3.12)."""
+    """Unnormalized log posterior of f (Rasmussen and Williams, equation 3.12)."""
 
     log_prob: Callable[[Tensor], Tensor]  # f [C, N, K] -> [C, N]
     among: Tensor  # P, [C, N, N]
     count: Tensor  # [C, N]
 
     def at(self, pull: Tensor) -> Point:
-        """Return the point with the given value of P^-1 f, for the prior covariance P."""
+        """Evaluate the log posterior at f = P times `pull`, and return the point."""
         f = self.among @ pull
         likely = self.log_prob(f).masked_fill(self.count == 0, 0.0)
         return Point(f, pull, (self.count * likely).sum(1) - 0.5 * (pull * f).sum((1, 2)))
 
     def slack(self, point: Point) -> Tensor:
-        """Return the size of rounding errors in a log posterior, [C]."""
+        """Return a tolerance [C] for rounding errors in the log posterior at a point."""
         return LOOSE * torch.finfo(point.height.dtype).eps * (1 + point.height.abs())
 
 
 def touching(
     log_prob: Callable[[Tensor], Tensor], f: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the second-order Taylor approximation of the log likelihood at f."""
+    """Return shift and root of the second-order Taylor expansion of the log likelihood at f."""
     with torch.enable_grad():
         f = f.detach().requires_grad_()
         slope = torch.autograd.grad(log_prob(f).sum(), f, create_graph=True)[0]
@@ -138,7 +138,7 @@ def touching(
 
 
 def lower(matrix: Tensor) -> Tensor:
-    """Return roots of covariance matrices [..., K, K] that may be singular."""
+    """Return Cholesky factors of matrices [..., K, K], or of their diagonals where that fails."""
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     found, bad = torch.linalg.cholesky_ex(
         matrix + torch.diag_embed(rounding(matrix).expand_as(diagonal))
@@ -148,7 +148,7 @@ def lower(matrix: Tensor) -> Tensor:
 
 
 def sparing(matrix: Tensor) -> Tensor:
-    """Return roots of covariance matrices with zero columns where they are singular.
+    """Return Cholesky factors, with columns of zeros where a matrix is singular.
 
     A root of what is rounding alone is another one in every batch.
     """
@@ -158,13 +158,15 @@ def sparing(matrix: Tensor) -> Tensor:
 
 
 def rounding(matrix: Tensor) -> Tensor:
-    """Return the rounding error of the diagonals of covariance matrices, [..., 1]."""
+    """Return a tolerance for rounding errors of a matrix, from its largest diagonal entry."""
     most = matrix.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).clamp(min=0)
     return LOOSE * torch.finfo(matrix.dtype).eps * most
 
 
 def weights(among: Tensor, shift: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of training rows in predictions, and a root for their covariance.
+    """Return weights P^-1 E[f] of the posterior mean [C, N, K], and the Cholesky factor of B.
+
+    The weights are (P + precision^-1)^-1 times the sites' means.
 
     B = I + root' P root, [C, N K, N K]; the mean of f at the rows is P times the former.
     """
@@ -181,7 +183,7 @@ def weights(among: Tensor, shift: Tensor, root: Tensor) -> tuple[Tensor, Tensor]
 def predicted(
     among: Tensor, across: Tensor, alone: Tensor, shift: Tensor, root: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return mean [C, B, K] and covariance [C, B, K, K] of function values at new rows.
+    """Return predictive mean [C, B, K] and covariance [C, B, K, K] of f at new rows.
 
     Args:
         among: the kernel between the rows with sites, [C, N, N].

@@ -49,7 +49,7 @@ __all__ = [
 @rebuildable
 @checked
 def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive = 1.0) -> Prior:
-    """Return a prior with fixed parameters, the same for every network parameter."""
+    """Return a prior with fixed location and scale, the same for every network parameter."""
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
@@ -91,7 +91,7 @@ def student_t(df: Positive) -> LocationScale:
 def mixture(
     weights: Sequence[float] = (0.5, 0.5), scales: Sequence[float] = (1.0, 0.1)
 ) -> LocationScale:
-    """Return a mixture of normals around one centre as a location-scale family.
+    """Return a mixture of normals with a common center as a location-scale family.
 
     The default is a wide and a narrow one: most parameters small, some large (Blundell, Cornebise,
     Kavukcuoglu and Wierstra, "Weight Uncertainty in Neural Networks", ICML 2015, section 3.3).
@@ -110,7 +110,7 @@ def mixture(
         )
 
     def family(loc: Tensor, scale: Tensor) -> TorchDistribution:
-        """Return the mixture with this location and scale, of the shape of both."""
+        """Return the mixture distribution with the given location and scale."""
         loc, scale = torch.broadcast_tensors(loc, scale)
         share = loc.new_tensor(weights).log().expand(*loc.shape, len(weights))
         width = scale[..., None] * scale.new_tensor(scales)
@@ -124,7 +124,7 @@ def mixture(
 
 @rebuildable
 def by_name(priors: Mapping[str, Prior]) -> Prior:
-    """Return a prior that depends on the parameter's name, by the first matching pattern.
+    """Return a prior that selects each parameter's prior by the first pattern that matches.
 
     Args:
         priors: patterns separated by spaces -> prior, such as {"*.bias": flat, "*": fixed()}.

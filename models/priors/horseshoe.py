@@ -20,7 +20,7 @@ TERMS = 80  # of the continued fraction: 1e-12 at the argument 1
 
 
 class Horseshoe(TorchDistribution):
-    """Horseshoe distribution with location and scale, unbounded at its center.
+    """Horseshoe distribution with location and scale; its density is infinite at its center.
 
     Its log density is log f(x) - log scale - log(2 pi^3) / 2 with x = (w - loc)^2 / (2 scale^2)
     and f(x) = exp(x) E1(x), E1 the exponential integral (theorem 1 of the paper).
@@ -40,23 +40,26 @@ class Horseshoe(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """Location of the distribution, whose mean does not exist."""
+        """Location of the distribution, in place of a mean, which does not exist."""
         return self.loc
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Horseshoe:
-        """Return the same distribution with a larger batch shape."""
+        """Return the distribution expanded to another batch shape."""
         shape = Size(batch_shape)
         return Horseshoe(self.loc.expand(shape), self.scale.expand(shape), validate_args=False)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw, with gradients to loc and scale."""
+        """Draw samples that are differentiable with respect to loc and scale."""
         shape = self._extended_shape(Size(sample_shape))
         z, local = (torch.empty(shape).to(self.loc).normal_() for _ in range(2))
         other = torch.empty(shape).to(self.loc).normal_()  # a ratio of normals is a Cauchy
         return self.loc + self.scale * (local / other).abs() * z
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density; at the center that of the nearest other number."""
+        """Return the log density; at the center, where it is infinite, a finite value.
+
+        That is the log density of the number nearest to the center.
+        """
         x = ((value - self.loc) / self.scale).square() / 2
         f = scaled_e1(x.clamp(min=torch.finfo(x.dtype).tiny))
         density: Tensor = f.log() - self.scale.log() - 0.5 * math.log(2 * math.pi**3)
@@ -64,7 +67,7 @@ class Horseshoe(TorchDistribution):
 
 
 class _ScaledE1(torch.autograd.Function):
-    """Autograd function exp(x) E1(x), with its exact derivative."""
+    """Autograd function exp(x) E1(x), with the derivative exp(x) E1(x) - 1 / x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -87,6 +90,9 @@ class _ScaledE1(torch.autograd.Function):
 
 
 def scaled_e1(x: Tensor) -> Tensor:
-    """Return exp(x) E1(x) = integral from 0 to infinity of exp(-t) / (x + t) dt, for x > 0."""
+    """Return the scaled exponential integral exp(x) E1(x), for x > 0.
+
+    That is the integral from 0 to infinity of exp(-t) / (x + t) dt.
+    """
     value: Tensor = _ScaledE1.apply(x)
     return value

@@ -43,7 +43,7 @@ def learned(family: LocationScale = dist.Normal, loc: float = 0.0) -> Prior:
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior with the scale of the server."""
+        """Return the prior with the scale that the server sent."""
         scale = received[f"prior/{name}"]  # [C, 1]
         centre = scale.new_full((*scale.shape, *shape), loc)
         return around(family, centre, scale)
@@ -86,27 +86,27 @@ def learning(
         return {n: v for n, v in tensors.items() if not n.startswith(("prior/", "second/"))}
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize the server's scales."""
+        """Initialize the server's state, with all prior scales at `init_scale`."""
         scales = {n: torch.tensor(init_scale, dtype=torch.float64) for n in known}
         return method.init(generator, clients) | under("prior", scales)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the scales with the parameters."""
+        """Send the prior scales together with the parameters."""
         scales = spread_out(pick(server, "prior/*"), len(cohort.ids))
         return method.download(rest(server), cohort) | scales
 
     def measure(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Compute the client's second moment m_j."""
+        """Compute second moments m_j about `loc`, one for each parameter tensor."""
         mean, spread = site_moments(method.guide, received, local, batch)
         second = {n: (mean[n] - loc).square() + spread[n] for n in known}
         return under("second", {n: v.reshape(len(v), -1).mean(1) for n, v in second.items()})
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the second moment m_j with the message."""
+        """Send the client's second moments m_j together with its message."""
         return method.upload(rest(received), rest(local)) | pick(local, "second/*")
 
     def scales(second: Tensors) -> Tensors:
-        """Update the scales by the mean of the clients' second moments."""
+        """Return updated prior scales, given the mean of the clients' second moments."""
         return under("prior", {n: (v / variance).sqrt().clamp(SMALLEST) for n, v in second.items()})
 
     own = method.aggregate
@@ -114,7 +114,7 @@ def learning(
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Aggregate all messages, and update the scales."""
+        """Aggregate all messages, and update the prior scales."""
         second = average(role("second", message), torch.ones_like(cohort.size))
         return own(rest(server), rest(message), cohort, generator) | scales(second)
 

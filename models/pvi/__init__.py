@@ -123,7 +123,7 @@ def build(
     batch: Count | None = None,
     lr: PositiveShare | None = None,
 ) -> Method:
-    """Build PVI for a network whose parameters are all shared and Bayesian.
+    """Build PVI (partitioned variational inference) for a network with shared random weights.
 
     Args:
         net: the network.
@@ -192,7 +192,7 @@ def hierarchical(
     lr: PositiveShare = 1.0,
     wide: Positive = 10.0,
 ) -> Method:
-    """Build PVI for your own hierarchical Pyro program.
+    """Build PVI (partitioned variational inference) for your own hierarchical Pyro program.
 
     Args:
         model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it

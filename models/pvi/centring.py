@@ -1,4 +1,4 @@
-"""Partial centering of shared effects, between eta = (a - mu) / tau and a itself.
+"""Partial centering of shared random effects a, between eta = (a - mu) / tau and a itself.
 
 An effect a ~ N(mu, tau) is stated as mu + tau * eta with eta ~ N(0, 1), and the normal q is of
 
@@ -30,7 +30,7 @@ DIFFERENT = 0.05  # change of an exponent c that is worth a change of variables
 
 @dataclass(frozen=True)
 class Centring:
-    """Partially centered parametrization of shared effects with a common scale.
+    """Partial centering of shared effects, given the index of each effect's log scale.
 
     The server holds "centred", c [d], and "log_scale", log b [d]; both are 0 where w is no effect.
     """
@@ -38,21 +38,21 @@ class Centring:
     scales: Tensor  # [d], index of the log scale; -1 where a variable is no effect
 
     def start(self, mean: Tensor) -> Tensors:
-        """Return the initial centering exponents, 0, and reference log scales."""
+        """Return initial exponents c = 0, and the log scales log b at the mean [d] of q."""
         return {"centred": torch.zeros_like(mean), "log_scale": self._log_scales(mean)}
 
     def effects(self, w: Tensor, held: Tensors) -> tuple[Tensor, Tensor]:
-        """Transform partially centered variables to standardized effects."""
+        """Transform partially centered w [..., d] to standardized eta; return log Jacobian."""
         power = -held["centred"].to(w) * (self._log_scales(w) - held["log_scale"].to(w))
         return w * power.exp(), power.sum(-1)
 
     def variables(self, u: Tensor, held: Tensors) -> tuple[Tensor, Tensor]:
-        """Transform standardized effects to partially centered variables."""
+        """Transform standardized eta back to w; the log Jacobian is that of `effects`."""
         power = -held["centred"].to(u) * (self._log_scales(u) - held["log_scale"].to(u))
         return u * (-power).exp(), power.sum(-1)
 
     def moved(self, server: Tensors, normals: Normals, prior: Tensors) -> Tensors:
-        """Return the server's state with updated centering exponents."""
+        """Return the server's state with updated centering exponents and transformed factors."""
         mean, root = normals.moments(server)
         cov = root @ root.mT
         at, effect = self.scales.clamp(min=0), self.scales >= 0
@@ -70,7 +70,7 @@ class Centring:
         offset = growth * mean - times(change, mean)
 
         def changed(factor: Tensors) -> Tensors:
-            """Return a factor in terms of the newly centered variables."""
+            """Return a factor transformed to the new variables."""
             precision = back.mT @ normals.matrix(factor["precision"]) @ back
             shift = times(back.mT, factor["shift"]) + times(precision, offset)
             return {"shift": shift, "precision": normals.packed(precision)}
@@ -86,6 +86,6 @@ class Centring:
         return new | under("server", own) | last
 
     def _log_scales(self, u: Tensor) -> Tensor:
-        """Return the log scale of each shared variable, or 0 for variables without a scale."""
+        """Return the log scale of each variable [..., d]; 0 if the variable is no effect."""
         scales = self.scales.to(u.device)
         return torch.where(scales >= 0, u[..., scales.clamp(min=0)], 0.0)

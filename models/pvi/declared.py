@@ -41,7 +41,7 @@ class Declared:
         return f"{shared}; own to each client: {_listed(self.mine.sites) or 'none'}"
 
     def check(self) -> None:
-        """Validate the declaration of shared sites; warn of sites that seem to be missing.
+        """Validate the declared shared sites; warn of sites that are probably missing.
 
         Raises:
             ValueError: if the prior of a shared site depends on what a client has for itself, or on
@@ -68,7 +68,7 @@ class Declared:
             )
 
     def forgotten(self) -> list[str]:
-        """Return client-specific sites that single clients cannot learn from their rows."""
+        """Return the client-specific sites that a client's own rows cannot identify."""
         sizes = {name: len(s.mean) for s, name in zip(self.mine.sites, self.own, strict=True)}
         alone = {name for s, name in zip(self.mine.sites, self.own, strict=True) if not s.plate}
         by_own, by_shared = self.changed(self.shared), self.changed(self.own)
@@ -105,16 +105,16 @@ class Declared:
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """Draws of the sites' priors."""
+        """Prior draws of all latent sites by name."""
         found = latent(traced(self.program, self.data.batch(torch.tensor([0])), DRAWS, 1.0))
         return {name: site["value"] for name, site in found}
 
     def but(self, name: str) -> list[str]:
-        """Return the names of all sites except one."""
+        """Return the names of all latent sites except the given one."""
         return [n for n in self.values if n != name]
 
     def changed(self, held: Iterable[str]) -> tuple[set[str], set[str]]:
-        """Return the sites with priors, or scales, that change while some sites are held fixed."""
+        """Return sites with varying priors, and with varying scales, if `held` sites are fixed."""
         changed, scales = set[str](), set[str]()
         for name, fn in self.priors(held, self.data.batch(torch.tensor([0]))):
             density = fn.log_prob(self.values[name][:1]).nan_to_num()
@@ -125,7 +125,7 @@ class Declared:
         return changed, scales
 
     def observed(self, name: str) -> bool:
-        """Return whether rows depend on a site while all others are held fixed."""
+        """Return whether the observations depend on a site, given fixed values of all others."""
         batch = self.data.batch(torch.tensor([0]))
         for other, site in self.run(self.but(name), batch).nodes.items():
             if site["type"] == "sample" and site["is_observed"] and other not in self.values:
@@ -135,7 +135,7 @@ class Declared:
         return False
 
     def of_data(self) -> list[str]:
-        """Return the shared sites that have other priors at the last client than at the first."""
+        """Return shared sites with different priors at the first and the last client."""
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
         found = []
         for name, fn in self.priors(self.shared, both):
@@ -149,13 +149,13 @@ class Declared:
         return found
 
     def priors(self, held: Iterable[str], batch: Batch) -> Iterator[tuple[str, Any]]:
-        """Yield the prior of every site, with some sites fixed at their first draws."""
+        """Yield each site's name and prior, with `held` sites fixed at their first draws."""
         run = self.run(held, batch)
         with pyro.validation_enabled(False):
             yield from ((name, run.nodes[name]["fn"]) for name in self.values if name in run.nodes)
 
     def run(self, held: Iterable[str], batch: Batch) -> Any:
-        """Run the program with some sites fixed at their first draws, and return its trace."""
+        """Return a trace of the program, with `held` sites fixed at their first draws."""
         first = {}
         for name in held:  # at all clients, as programs may rely on the axis
             value = self.values[name]
@@ -168,7 +168,7 @@ def _name(site: Site) -> str:
 
 
 def _listed(sites: Iterable[Site]) -> str:
-    """Return the names of sites, with their numbers of entries where these are not 1."""
+    """Return a text with the names of sites, and their sizes where these are not 1."""
     found = []
     for site in sites:
         size = "one per row" if site.of_rows else str(len(site.mean))

@@ -22,7 +22,7 @@ LARGEST = 2_000  # variables that a full covariance is made for
 
 @dataclass(frozen=True)
 class Normals:
-    """Operations on normal factors of `size` variables, with full or diagonal precisions.
+    """Operations on normal factors of `size` variables, with full or diagonal precision.
 
     Roots of covariances are lower triangular matrices [..., d, d], or standard deviations [..., d].
     """
@@ -39,26 +39,26 @@ class Normals:
             )
 
     def matrix(self, precision: Tensor) -> Tensor:
-        """Return a full precision as a matrix."""
+        """Return a packed full precision [..., d (d + 1) / 2] as a matrix [..., d, d]."""
         row, column = torch.tril_indices(self.size, self.size)
         whole = precision.new_zeros(*precision.shape[:-1], self.size, self.size)
         whole[..., row, column] = whole[..., column, row] = precision
         return whole
 
     def packed(self, matrix: Tensor) -> Tensor:
-        """Return the lower triangle of a precision matrix as a vector, the inverse of `matrix`."""
+        """Return the lower triangle of a precision matrix as a vector, inverse of `matrix`."""
         row, column = torch.tril_indices(self.size, self.size)
         return matrix[..., row, column]
 
     def proper(self, precision: Tensor) -> Tensor:
-        """Return which factors are proper distributions: bool [...]."""
+        """Return a bool mask [...] of the factors with a positive definite precision."""
         if not self.full:
             return (precision > 0).all(-1)
         info: Tensor = torch.linalg.cholesky_ex(self.matrix(precision)).info
         return info == 0
 
     def moments(self, factor: Tensors) -> tuple[Tensor, Tensor]:
-        """Return mean and root of the covariance; NaN where a factor cannot be normalised."""
+        """Return mean and covariance root of a factor; NaN if it cannot be normalized."""
         shift, precision = factor["shift"], factor["precision"]
         if not self.full:
             return shift / precision, precision.rsqrt()
@@ -69,12 +69,12 @@ class Normals:
         return times(root, times(root.mT, shift)), root
 
     def mean_and_sd(self, factor: Tensors) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviations [..., d]."""
+        """Return mean and standard deviations of a factor's variables, [..., d] each."""
         mean, root = self.moments(factor)
         return mean, torch.linalg.vector_norm(root, dim=-1) if self.full else root
 
     def naturals(self, mean: Tensor, root: Tensor) -> Tensors:
-        """Return the normal with this mean and lower triangular root as a factor."""
+        """Return natural parameters of the normal with the given mean and covariance root."""
         if not self.full:
             precision = root.square().reciprocal()
             return {"shift": mean * precision, "precision": precision}
@@ -83,22 +83,22 @@ class Normals:
         return {"shift": shift, "precision": self.packed(inner.mT @ inner)}
 
     def independent(self, mean: Tensor, sd: Tensor) -> Tensors:
-        """Return the normal with this mean and these standard deviations as a factor."""
+        """Return natural parameters of independent normals with the given mean and sd."""
         return self.naturals(mean, torch.diag_embed(sd) if self.full else sd)
 
     def leading(self, root: Tensor) -> Tensor:
-        """Return the root of the covariance of the first variables."""
+        """Return the covariance root of the first `size` variables of a larger normal."""
         return root[..., : self.size, : self.size] if self.full else root[..., : self.size]
 
     def between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-        """Interpolate two normals: return mean and root at a fraction [C] between them."""
+        """Return the normal (mean, root) at a fraction [C] of the way between two normals."""
         before, after = (self.naturals(v["mean"], v["root"])["precision"] for v in (start, end))
         precision = torch.lerp(before, after, share[:, None])
         _, root = self.moments({"shift": torch.zeros_like(end["mean"]), "precision": precision})
         return {"mean": torch.lerp(start["mean"], end["mean"], share[:, None]), "root": root}
 
     def log_det(self, root: Tensor) -> Tensor:
-        """Return half the log determinant of a covariance of any size, given a root."""
+        """Return half the log determinant of a covariance, given its root."""
         # Not the diagonal alone: gradients are those of a matrix that may become any other.
         value: Tensor = (
             torch.linalg.slogdet(root).logabsdet if self.full else root.abs().log().sum(-1)
@@ -106,7 +106,7 @@ class Normals:
         return value
 
     def measured(self, change: Tensors, mean: Tensor, root: Tensor) -> Tensor:
-        """Return a factor's change as a vector, with its length in the Fisher metric of a normal.
+        """Return the change of a factor as a flat vector, scaled to the Fisher metric.
 
         Its length is that of the change in the Fisher metric of the normal with this mean and root.
         """
@@ -120,7 +120,7 @@ class Normals:
         return torch.cat([pull, squeeze / 2**0.5])
 
     def log_density(self, u: Tensor, factor: Tensors) -> Tensor:
-        """Return the log density of points [..., d], up to a constant for improper factors."""
+        """Return a factor's log density at points u [..., d]; if improper, up to a constant."""
         shift, precision = factor["shift"], factor["precision"]
         if self.full:
             whole = self.matrix(precision)
@@ -137,7 +137,7 @@ class Normals:
 
 
 def inverse(triangle: Tensor, upper: bool) -> Tensor:
-    """Invert triangular matrices [..., d, d]."""
+    """Return the inverses of triangular matrices [..., d, d]."""
     eye = torch.eye(triangle.shape[-1], dtype=triangle.dtype, device=triangle.device)
     found: Tensor = torch.linalg.solve_triangular(triangle, eye.expand_as(triangle), upper=upper)
     return found
@@ -150,14 +150,14 @@ def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:
 
 
 def enough(draws: int, variables: int, covariance: str) -> int:
-    """Return the number of draws: at least two per variable if covariances are learned."""
+    """Return the number of draws: at least twice the variables, if covariances are learned."""
     if draws % 2:
         raise ValueError(f"num_particles is {draws}; expected an even number")
     return draws if covariance == "diagonal" else max(draws, 2 * variables)
 
 
 def balanced(noise: Tensor) -> Tensor:
-    """Make standard normal noise [S, ..., n] antithetic, with identity second moments.
+    """Return standard normal noise [S, ..., n] adjusted to symmetry and identity covariance.
 
     The second half mirrors the first. With at least 2 n draws their second moments are the
     identity, so that the mean of a quadratic function, and of its gradients, is exact: gradients

@@ -46,7 +46,7 @@ ANEW = 0.5  # damping that adapts, to begin with: the factors are near where the
 
 @checked
 def leave(run: Run, client: str) -> Run:
-    """Remove a client from a fitted run, with its rows, state and factor of q.
+    """Remove a client from a fitted PVI run, with its rows, state and factor of q.
 
     Args:
         run: of PVI, by `build` or `hierarchical`.
@@ -80,7 +80,7 @@ def leave(run: Run, client: str) -> Run:
 
 @checked
 def join(run: Run, data: Federation) -> Run:
-    """Add clients to a fitted run, with constant initial factors.
+    """Add clients to a fitted PVI run, with constant initial factors.
 
     Args:
         run: of PVI, by `build` or `hierarchical`.
@@ -109,7 +109,7 @@ def join(run: Run, data: Federation) -> Run:
 
 
 def without(run: Run, client: str, rounds: int) -> RoundState:
-    """Run further rounds without one client, whose factor stays fixed; return the state.
+    """Continue a run without one client, whose factor stays fixed, and return the new state.
 
     So q / t_j is what the others know, and the client's own information is its factor.
     """
@@ -126,7 +126,7 @@ def without(run: Run, client: str, rounds: int) -> RoundState:
 
 
 def _of_pvi(run: Run) -> Tensors:
-    """Return the server state of a PVI run; raise ValueError for other runs."""
+    """Return the server's state of a run; raise ValueError if it holds no client factors."""
     if not {f"server/{n}" for n in PARAMETERS} <= run.state.server.keys():
         raise ValueError(
             "the server of this run holds no factors of clients; expected a run of pvi.build or "
@@ -140,10 +140,10 @@ def _kept(values: Sequence[Any], at: int) -> tuple[Any, ...]:
 
 
 def _gone_on(run: Run, data: Federation, server: Tensors, stay: Tensor, place: Tensor) -> Run:
-    """Return a run with other clients that contains the states of the remaining ones."""
+    """Return the run on other data, with the states of clients `stay` at indices `place`."""
 
     def dealt(table: Tensor) -> Tensor:
-        """Return a table [J, ...] with the rows of remaining clients at their new positions."""
+        """Return a table [J, ...] with the rows of remaining clients at their new indices."""
         new = table.new_zeros(data.clients, *table.shape[1:])
         new[place] = table[stay]
         return new

@@ -30,7 +30,7 @@ def natural(
     only_mean: bool = False,
     scales: Tensor | None = None,
 ) -> Optim:
-    """Return an optimizer of natural-gradient steps, given gradients of mean and root.
+    """Return an optimizer of natural-gradient steps for a normal's mean and covariance root.
 
     With the loss L, mean m, root R of the covariance R R', and G = (R' dL/dR + dL/dR' R) / 2,
 
@@ -61,7 +61,10 @@ def natural(
 
 
 class Natural(Light):
-    """Optimizer with natural-gradient steps on means and covariance roots of clients."""
+    """Optimizer of a normal's mean, covariance root and powers by natural-gradient steps.
+
+    Parameters are mean [C, n], root [C, n, n] or [C, n], and powers if there are any.
+    """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -138,7 +141,7 @@ def halved(
     after: Tensors,
     between: Callable[[Tensors, Tensors, Tensor], Tensors],
 ) -> Tensors:
-    """Halve or revert the steps of clients whose free energy [C] increased.
+    """Halve the steps of clients until their free energy [C] does not increase, or undo them.
 
     between: start, end, a share [C] of the way -> where that leads.
     """
@@ -178,7 +181,7 @@ def _stretch(
     within: Tensor | None,
     most: float | Tensor = math.inf,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the eigenvectors of a step, the factors along them, and which gradients are finite."""
+    """Return eigenvectors, scale factors along these, and a mask of finite gradients."""
     inner = (inner + inner.mT) / 2
     if within is not None:
         inner = inner * within.to(inner)
@@ -188,7 +191,7 @@ def _stretch(
 
 
 def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf) -> Tensor:
-    """Return the factors by which a step multiplies precisions, with bounds."""
+    """Return factors by which a step scales precisions, given eigenvalues of the gradient."""
     # Where the loss is not convex its curvature says how far to trust the slope, whatever its sign.
     return (1 + lr * ((1 + values).abs().clamp(max=most) - 1)).clamp(min=1 / MOST)
 
@@ -196,7 +199,7 @@ def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf)
 def _bend(
     power: Tensor, grad: Tensor, alone: Tensor, second: Tensor, spread: Tensor, lr: Tensor
 ) -> None:
-    """Move the powers [C, m, d] along their gradient, with a bound on the step."""
+    """Update powers [C, m, d] in place by a scaled gradient step."""
     known = inverse(alone, upper=False).square().sum(-2)  # 1 / var(v_i | all others)
     step = lr * grad / ((1 + known * second)[..., None] * spread[:, None])
     power.sub_(step.clamp(-BEND, BEND)).clamp_(-1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Server and clients of PVI; see the package for the algorithm."""
+"""Server and client computations of PVI; the package docstring has the algorithm."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SHORT = 10  # of these, for the sake of what clients are sent
 
 @dataclass(frozen=True)
 class Partitioned:
-    """PVI of a program whose shared variables have one normal factor for each client.
+    """PVI of a Pyro program, with one normal factor of the shared variables for each client.
 
     The server holds q as shift and precision, see `gaussians`, and the factors as server/shift and
     server/precision [J, ...]; where the damping adapts, also the last one and the last proposal.
@@ -74,7 +74,7 @@ class Partitioned:
         Normals(self.ours.size + self.mine.size, self.full)  # refuses too many variables
 
     def method(self, steps: int, batch: int | None, lr: float) -> Method:
-        """Return the method; arguments are those of `hierarchical`."""
+        """Return the federated method; arguments as in `hierarchical`."""
         guide = self.guide
         factors = Factors(View(self.together, self.cavity), self.densities, without)
         proper = Rule("a precision of a normal distribution", self.normals.proper)
@@ -121,7 +121,7 @@ class Partitioned:
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Initialize q at the mean of the network or the prior, with equal factors."""
+        """Initialize q with the mean of the network or the prior, and with equal factors."""
         q = self.prior if self.start is None else self.normals.independent(*self.start(generator))
         share = torch.tensor(1 / clients, dtype=torch.float64)
         each = {n: ((q[n] - self.prior[n]) / clients).repeat(clients, 1) for n in PARAMETERS}
@@ -135,7 +135,7 @@ class Partitioned:
         return server if self.exact else server | {"share": share}
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send q without the client's own factor, q / t_j."""
+        """Send each client its cavity q / t_j, the posterior without the client's own factor."""
         received = send_all(server, cohort)
         known = cohort.ids < len(server["server/shift"])
         at = torch.where(known, cohort.ids, 0)
@@ -143,13 +143,13 @@ class Partitioned:
         return received | {n: received[n] - own[n] for n in PARAMETERS}
 
     def result(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send q, and which clients' factors it contains."""
+        """Send q to each client, with a flag that shows whether q contains its factor."""
         return send_all(server, cohort) | {"counted": cohort.ids < len(server["server/shift"])}
 
     def densities(
         self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log densities [S] of draws of g, before any constraint; see `Factors`."""
+        """Return log densities [S] of shared draws: of q, of the cavity, and with the prior."""
         u, growth = self.ours.freed(sites)
         if self.centring:
             u, more = self.centring.variables(u, server)
@@ -163,7 +163,7 @@ class Partitioned:
         return every, others, others + share * (log_prior + growth - prior)
 
     def aggregate(self, server: Tensors, message: Tensors, cohort: Cohort, _: Generator) -> Tensors:
-        """Update the factors by all messages with damping; AggregationError if q is improper."""
+        """Update the factors by all messages, damped; raise AggregationError if q is improper."""
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}
@@ -184,18 +184,18 @@ class Partitioned:
         raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def centred(self, server: Tensors) -> Tensors:
-        """Update the centering of shared effects, unless a client's cavity became improper."""
+        """Update the centering of shared effects, unless a proper cavity became improper."""
         if not self.centring:
             return server
         new = self.centring.moved(server, self.normals, self.prior)
         return server if bool((self.trainable(server) & ~self.trainable(new)).any()) else new
 
     def trainable(self, server: Tensors) -> Tensor:
-        """Return for each client whether its cavity q / t_j is a proper distribution: bool [J]."""
+        """Return a bool mask [J] of clients with a proper distribution as cavity q / t_j."""
         return self.normals.proper(server["precision"] - server["server/precision"])
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
-        """Return the adaptive damping of this round; see `hierarchical`."""
+        """Return this round's damping, adapted to the last two updates; see `hierarchical`."""
         # Proposals turn back where factors overshoot, or nothing but noise is left to average.
         moments = self.normals.moments(server)
         last = self.normals.measured(role("server/last", server), *moments)
@@ -207,7 +207,7 @@ class Partitioned:
         return (server["server/damping"] * factor).clamp(1 / clients, 1.0)
 
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return mean and standard deviation of each shared site, without constraints."""
+        """Return mean and standard deviation of each shared site in unconstrained space."""
         sizes = [len(site.mean) for site in self.ours.sites]
         parts = zip(*(v.split(sizes) for v in self.normals.mean_and_sd(q)), strict=True)
         return {s.name: part for s, part in zip(self.ours.sites, parts, strict=True)}
@@ -229,7 +229,7 @@ class Partitioned:
         return start | {"root": stacked(root, none, torch.diag_embed(sd))} | powers
 
     def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Recenter the polynomial terms of q_j at its current mean, without changing q_j."""
+        """Recenter the power terms of q_j at its current mean, without changing q_j."""
         mean, _ = self._parts(local["mean"])
         growth = times(local["power"], mean - local["about"]).exp()
         growth = torch.cat([torch.ones_like(mean), growth], -1)
@@ -237,7 +237,7 @@ class Partitioned:
         return moved | {"about": mean}
 
     def tilted(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Define the client's tilted distribution: cavity, its part of the prior, and its rows."""
+        """Define the client's tilted distribution: cavity, share of the prior, and likelihood."""
         share = received.get("share")
         with pyro.plate("_clients", len(batch), dim=-2):
             free = dist.ImproperUniform(dist.constraints.real, (), (self.ours.size,))
@@ -251,7 +251,7 @@ class Partitioned:
             self.model(received, local, batch)
 
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Draw from q, and record its density at the sites."""
+        """Sample from q_j, and record its log density at the sites."""
         with batch.clients():
             parts = zip(NOISE, self._parts(local["mean"]), strict=True)
             e = torch.cat([standard_noise(n, v) for n, v in parts if v.shape[-1]], -1)
@@ -266,7 +266,7 @@ class Partitioned:
         share: Tensor | float,
         counted: bool = False,
     ) -> None:
-        """Record points of q, given noise, as sample sites with their Jacobians."""
+        """Record points of q_j, computed from noise e, as sample sites with log densities."""
         mean, root = local["mean"], local["root"]
         with batch.clients():
             u = mean + (times(root, e) if self.full else root * e)
@@ -298,10 +298,10 @@ class Partitioned:
     def free_energy(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the free energy [C] of the client's target, given the noise of this step."""
+        """Return the client's free energy [C] (negative ELBO), given the noise of this step."""
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
-            """Record the sites of q, given the noise of this step."""
+            """Record the sites of q_j, computed from the noise of this step."""
             noise = local["noise"]
             noise = noise.squeeze(-2) if self.draws is None else noise.movedim(-2, 0)
             self._state(noise, received, local, batch, received.get("share", 0.0))
@@ -309,7 +309,7 @@ class Partitioned:
         return elbo(self.draws)(self.tilted, guide, received, local, batch)
 
     def drawn(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Draw the noise of a step, and store the values before it."""
+        """Draw the noise of a step, and store the parameters before that step."""
         mean = local["mean"]
         if self.draws is None:
             noise = torch.zeros_like(mean)[:, None]
@@ -321,14 +321,14 @@ class Partitioned:
         return {"noise": noise} | under("before", pick(local, self.moving))
 
     def shortened(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Halve the steps that raised a client's free energy, for the same noise."""
+        """Halve optimization steps that increased a client's free energy for the same noise."""
         before, after = role("before", local), pick(local, self.moving)
         energy = partial(self.free_energy, self.model, self.guide, received)
         now = halved(lambda own: energy(local | own, batch), before, after, self._between)
         return now | {"moved": torch.ones_like(local["moved"])}
 
     def _between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-        """Return the clients' parameters at a fraction [C] of their step."""
+        """Return the parameters of q_j at a fraction [C] of each client's step."""
         way = Normals(start["mean"].shape[-1], self.full).between(start, end, share)
         if self.scales is not None:
             way["power"] = torch.lerp(start["power"], end["power"], like(share, end["power"]))
@@ -336,12 +336,12 @@ class Partitioned:
         return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in part.items()}
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send the client's approximation q_j of the shared variables."""
+        """Send natural parameters of the client's approximation q_j of the shared variables."""
         mean, _ = self._parts(local["mean"])
         return self.normals.naturals(mean, self.normals.leading(local["root"]))
 
     def together(self, received: Tensors, local: Tensors) -> Tensors:
-        """Return a guide with q(g) for shared sites and q_j(z_j | g) for the client's own sites.
+        """Return parameters of q(g) for shared sites and q_j(z_j | g) for the client's own sites.
 
         Where a client without a factor has trained, which has joined later, its rows count too.
         """
@@ -361,7 +361,7 @@ class Partitioned:
 
     @property
     def best(self) -> tuple[Optimal, ...]:
-        """Return the normal distributions that training optimizes, as metadata."""
+        """Convergence criterion: the optimality of the client's normal; empty without draws."""
         sizes = {site.name: len(site.mean) for site in self.ours.sites}
         return () if self.draws is None else (Optimal("mean", "root", sizes),)
 
@@ -372,37 +372,37 @@ class Partitioned:
 
     @property
     def moving(self) -> str:
-        """Names of the tensors that gradient steps train."""
+        """Names of the local tensors that optimization steps change."""
         return "mean root" if self.scales is None else "mean root power"
 
     @property
     def exact(self) -> bool:
-        """Whether the prior of the shared variables is normal, so that clients need no share."""
+        """Whether the shared variables' prior is exactly p0, so that it needs no correction."""
         return not self.centring and bool(self.ours.each("exact").all())
 
     @property
     def full(self) -> bool:
-        """Whether roots and precisions are matrices."""
+        """Whether covariance roots and precisions are full matrices."""
         return self.covariance != "diagonal"
 
     @cached_property
     def normals(self) -> Normals:
-        """Normals of the shared variables."""
+        """Operations on normal factors of the shared variables."""
         return Normals(self.ours.size, self.full)
 
     @cached_property
     def prior(self) -> Tensors:
-        """Natural parameters of the prior p0 of the shared variables."""
+        """Natural parameters of p0, the normal that stands for the shared variables' prior."""
         return self.normals.independent(*self.ours.prior())
 
     @cached_property
     def scales(self) -> Tensor | None:
-        """Return which shared variables scale a client's own variables: 1 or 0, [n - d, d]."""
+        """Mask [n - d, d] of the shared variables that scale each client-specific variable."""
         return scaling(self.ours, self.mine) if self.covariance == "full" else None
 
     @cached_property
     def centring(self) -> Centring | None:
-        """Partially centered shared effects, or None if there are none."""
+        """Partial centering of the shared effects, or None if there are none."""
         none = torch.full_like
         each = [none(s.mean, -1).long() if s.scales is None else s.scales for s in self.ours.sites]
         known = self.covariance == "full" and any(s.scales is not None for s in self.ours.sites)

@@ -58,7 +58,7 @@ STEADY = 10  # turns of the gradient that halve the rates
 
 
 class Given(Messenger):
-    """Handler that replaces the noise of a guide's normal sites by given values."""
+    """Pyro handler that replaces the noise of a guide's normal sites by given values."""
 
     def __init__(self, common: Tensor, own: Tensor) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Given(Messenger):
 
 @dataclass(frozen=True)
 class SharedGuide:
-    """SFVI of a program with any guide of the shared variables.
+    """Structured federated variational inference (SFVI) with any guide of shared variables.
 
     The server holds centre [d], root [d, d], and the family's parameters. A client keeps its normal
     of v_j given x = unit^-1 (u - about): own/mean [C, m], own/slope [C, m, d], own/root [C, m, m].
@@ -87,7 +87,7 @@ class SharedGuide:
     lr: float
 
     def __post_init__(self) -> None:
-        """Raise an error for guide families that are not supported."""
+        """Raise ValueError if the guide family is not supported."""
         if not self.noises:
             raise ValueError(
                 "the guide draws each shared variable by itself, or none; expected a family that "
@@ -95,7 +95,7 @@ class SharedGuide:
             )
 
     def method(self, steps: int, batch: int | None) -> Method:
-        """Return the method; arguments are those of `hierarchical`."""
+        """Return the federated method; arguments as in `hierarchical`."""
         guide = self.guide  # every time it is asked for it is another object
         loss = partial(self.told)
         settle = (Phase((self.recentre,)), Phase((self.settle,), steps, batch))
@@ -126,7 +126,7 @@ class SharedGuide:
     # The server
 
     def init(self, source: Generator, clients: int) -> Tensors:
-        """Initialize the guide around the prior mean."""
+        """Initialize the parameters of the shared guide around the prior mean."""
         mean, sd = self.ours.prior()
         bend = self.bend.start({BASE: torch.zeros_like(mean)})
         base = {"centre": mean, "root": torch.diag(NARROW * sd)}
@@ -135,7 +135,7 @@ class SharedGuide:
         return base | bend | count | {"server/last": torch.zeros(len(mean), 1 + len(mean))}
 
     def descended(self, server: Tensors, pooled: Tensors) -> Tensors:
-        """Apply an optimization step with the sum of the clients' gradients."""
+        """Update the shared parameters by an optimizer step, given summed client gradients."""
         root, last = server["root"], server["server/last"]
         now = root.mT @ torch.cat([pooled["centre"][:, None], pooled["root"]], 1)
         turns = server["turns"] + ((now * last).sum() < 0)
@@ -151,7 +151,7 @@ class SharedGuide:
         return server | new | {"centre": centre, "root": root} | count
 
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return location and scale of each shared site, before the guide's transform."""
+        """Return each shared site's center and scale, without the guide family's transform."""
         sizes = [len(site.mean) for site in self.ours.sites]
         parts = zip(
             q["centre"].split(sizes),
@@ -161,13 +161,13 @@ class SharedGuide:
         return {s.name: part for s, part in zip(self.ours.sites, parts, strict=True)}
 
     def rate(self, turns: Tensor) -> Tensor:
-        """Return the rate of natural gradients, which falls while gradients oscillate."""
+        """Return the natural-gradient learning rate, which falls as gradients change direction."""
         return self.lr * STEADY / (STEADY + turns)
 
     # A client
 
     def init_client(self, received: Tensors, cohort: Cohort, source: Generator) -> Tensors:
-        """Initialize a client's own variables with their prior."""
+        """Initialize the guide of the client's own variables with their prior."""
         centre, unit = received["centre"], received["root"]
         mean, sd = (v.to(centre).expand(len(centre), -1) for v in self.mine.prior())
         none = centre.new_zeros(len(centre), self.mine.size, self.ours.size)
@@ -194,7 +194,7 @@ class SharedGuide:
         return under("own", new) | {"about": about, "unit": unit}
 
     def settle(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Update the client's own variables, given q(g)."""
+        """Update the client's own q(z_j | g) by a natural-gradient step, given q(g)."""
         e, before = balanced(self.drawn(local["about"], batch)), role("own", local)
 
         def energy(own: Tensors) -> Tensor:
@@ -211,7 +211,7 @@ class SharedGuide:
     def told(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the client's part of the free energy [C], for noise shared by all clients."""
+        """Return the client's part of the free energy [C], with noise common to all clients."""
         raw = self.drawn(local["about"], batch)
         common = self.common_noise(received).to(raw)
         # What is shared stays so, as `balanced` alters noise by that before it alone.
@@ -219,7 +219,7 @@ class SharedGuide:
         return self.bound(received, local, batch, e)
 
     def bound(self, received: Tensors, local: Tensors, batch: Batch, e: Tensor) -> Tensor:
-        """Return the client's part of the free energy [C], given noise."""
+        """Return the client's part of the free energy (negative ELBO) [C], given noise."""
         common, own = e.tensor_split([self.noises], -1)
         share = received["share"]
 
@@ -234,7 +234,7 @@ class SharedGuide:
         return elbo(self.draws)(target, guide, received, local, batch)
 
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Draw from q, and record its density at the sites."""
+        """Sample from q, and record its log density at the sites."""
         u = self.bent(local, batch)
         with batch.clients():
             log_det = torch.linalg.slogdet(local["root"]).logabsdet
@@ -252,23 +252,23 @@ class SharedGuide:
             self.mine.sample(v, -grown.expand(v.shape[:-1]), 1.0)
 
     def bent(self, local: Tensors, batch: Batch) -> Tensor:
-        """Draw the shared variables u, and record their noise."""
+        """Return the shared variables u, transformed from a draw of the guide family."""
         silent = poutine.infer_config(self.bend.program, lambda site: {"is_auxiliary": True})
         found: Any = poutine.trace(silent).get_trace({}, local, batch)
         return local["centre"] + times(local["root"], found.nodes[BASE]["value"])
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send the gradient of the shared parameters."""
+        """Send the gradient with respect to the shared parameters."""
         return {n: v - local[n] for n, v in pick(received, LEARNED).items()}
 
     def points(self, received: Tensors, batch: Batch) -> Tensor:
-        """Return draws of the shared variables, [S, C, d], from the round's noise."""
+        """Return shared variables [S, C, d], computed from this round's common noise."""
         e = balanced(self.common_noise(received).to(received["centre"]))
         with Given(e, e), pyro.plate(DRAWS, self.draws, dim=-3):
             return self.bent(with_rows(received, len(batch)), batch).squeeze(-2)
 
     def common_noise(self, received: Tensors) -> Tensor:
-        """Return this round's noise [S, C, 1, k], which is equal for all clients."""
+        """Return this round's noise [S, C, 1, k], identical for all clients of a server."""
         keys, kind = received["noise"].tolist(), torch.float64
         known = {key: generator("noise of what clients share", key) for key in {*keys}}
         drawn = {
@@ -278,7 +278,7 @@ class SharedGuide:
         return torch.stack([drawn[key] for key in keys], 1)
 
     def drawn(self, like: Tensor, batch: Batch) -> Tensor:
-        """Draw each client's own noise [S, C, 1, k + m]."""
+        """Draw independent standard normal noise [S, C, 1, k + m] for each client."""
         size = self.draws, len(batch), 1, self.noises + self.mine.size
         with pyro.plate(DRAWS, self.draws, dim=-3), batch.clients():
             noise: Tensor = standard_noise("_noise", like.new_zeros(size))
@@ -286,7 +286,7 @@ class SharedGuide:
 
     @cached_property
     def bend(self) -> Guide:
-        """Guide of the given family for a single site."""
+        """Guide of the given family, for a single site of all shared variables."""
         try:
             return self.family(
                 {BASE: Size([self.ours.size])}, init_scale=1.0, loc="loc", spread=BEND
@@ -299,7 +299,7 @@ class SharedGuide:
 
     @cached_property
     def noises(self) -> int:
-        """Number of standard normal variables in a draw of the shared variables, k."""
+        """Number k of standard normal variables in a draw of the shared variables."""
         start = self.bend.start({BASE: torch.zeros(1, 1, self.ours.size)})
         one = torch.ones(1, 1)
         nobody = Batch(one, one, one.bool(), one[0], one[0].long())
@@ -309,23 +309,26 @@ class SharedGuide:
 
     @cached_property
     def scales(self) -> Tensor | None:
-        """Return which shared variables scale a client's own variables: 1 or 0, [m, d]."""
+        """Mask [m, d] of the shared variables that scale each client-specific variable."""
         return scaling(self.ours, self.mine)
 
     @property
     def names(self) -> str:
-        """Names of the sites that all clients share."""
+        """Names of the sites that all clients share, as one pattern."""
         return f"{self.ours.names} {BASE} _{BEND}"
 
 
 def _solved(matrix: Tensor, value: Tensor, left: bool = True) -> Tensor:
-    """Solve linear systems; return NaN where a matrix is singular."""
+    """Solve linear systems; return NaN where a matrix is singular.
+
+    A message with NaN is invalid.
+    """
     found, info = torch.linalg.solve_ex(matrix, value, left=left)
     return torch.where((info == 0)[..., None, None], found, torch.nan)
 
 
 def _between(start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-    """Return the clients' parameters at a fraction [C] of their step."""
+    """Return tensors at a fraction [C] of the way from `start` to `end`, for each client."""
     way = {n: torch.lerp(v, end[n], like(share, v)) for n, v in start.items()}
     way = {n: torch.where(like(share > 0, v), v, start[n]) for n, v in way.items()}
     return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in way.items()}

@@ -38,41 +38,41 @@ class Site:
 
     @property
     def of_rows(self) -> bool:
-        """Whether the site has one value for every row."""
+        """Whether the site has a separate value for every row."""
         return self.plate == "rows"
 
     def stand_in(self, free: Tensor) -> Tensor:
-        """Return the approximate log density [..., B] of unconstrained row values."""
+        """Return the normal approximation's log density [..., B] of unconstrained values."""
         mean, sd = (v.view(self.places, *self.shape)[0].to(free) for v in (self.mean, self.sd))
         return _summed(dist.Normal(mean, sd).log_prob(free), len(self.shape))
 
     def stand_in_at(self, value: Tensor) -> Tensor:
-        """Return the approximate log density [..., B] of row values."""
+        """Return the normal approximation's log density [..., B] of the site's values."""
         free = self.transform.inv(value)
         axes = free.dim() - len(self.shape)
         return self.stand_in(free) - self.growth(free, value, axes)
 
     def growth(self, free: Tensor, value: Tensor, axes: int) -> Tensor:
-        """Return the log Jacobian of the transform to constrained values, [..., `axes` axes]."""
+        """Return the log Jacobian of the transform, summed over all but the first `axes` axes."""
         growth: Tensor = self.transform.log_abs_det_jacobian(free, value)
         return _summed(growth, growth.dim() - axes)
 
     @property
     def positive(self) -> bool:
-        """Whether the site's values are the exponential of unconstrained ones."""
+        """Whether the site's values are the exponential of its unconstrained values."""
         before, after = (self.transform(torch.full(self.shape, v)) for v in (-1.0, 1.0))
         return before.shape == self.shape and torch.allclose(after, before * math.e**2)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of several sites in one vector [..., n]."""
+    """Layout of several latent sites in one flat vector [..., n]."""
 
     sites: tuple[Site, ...]
 
     @property
     def size(self) -> int:
-        """Number of entries of the vector, n."""
+        """Number n of entries of the flat vector."""
         return sum(len(site.mean) for site in self.sites)
 
     @property
@@ -82,20 +82,20 @@ class Layout:
 
     @property
     def of_rows(self) -> list[str]:
-        """Names of the sites with one value for every row."""
+        """Names of the sites with a separate value for every row."""
         return [site.name for site in self.sites if site.of_rows]
 
     def each(self, what: str) -> Tensor:
-        """Return an attribute of the sites for every entry of the vector, [n]."""
+        """Return a site attribute ("mean", "sd", "exact", "positive") for every entry, [n]."""
         known = (getattr(s, what) + torch.zeros_like(s.mean) for s in self.sites)
         return torch.cat([torch.zeros(0), *known])
 
     def prior(self) -> tuple[Tensor, Tensor]:
-        """Return mean [n] and standard deviation [n] of the normal approximation of the prior."""
+        """Return mean and standard deviation [n] of the prior's normal approximation."""
         return self.each("mean"), self.each("sd")
 
     def joined(self, values: Tensors) -> Tensor:
-        """Return values [*p] flattened into one vector [n]."""
+        """Return the sites' values [*p] as one unconstrained vector [n]."""
         return torch.cat([s.transform.inv(values[s.name]).reshape(-1) for s in self.sites])
 
     def sample(
@@ -126,7 +126,7 @@ class Layout:
         return found
 
     def freed(self, values: Tensors) -> tuple[Tensor, Tensor]:
-        """Transform draws [S, *p] of sites to unconstrained vectors [S, n]."""
+        """Return draws of the sites [S, *p] as unconstrained vectors [S, n], and log Jacobians."""
         free = {s.name: s.transform.inv(values[s.name]) for s in self.sites}
         growth = sum(s.growth(free[s.name], values[s.name], 1) for s in self.sites)
         u = torch.cat([v.reshape(len(v), -1) for v in free.values()], -1)
@@ -134,7 +134,7 @@ class Layout:
 
 
 def _parted(site: Site, free: Tensor, axis: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Split tensors into existing rows and padding."""
+    """Split a site's values into those of existing rows and padding."""
     if rows > site.places:
         raise ValueError(
             f"a client has {rows} rows, and the method was built for {site.places} at most, as "
@@ -146,5 +146,5 @@ def _parted(site: Site, free: Tensor, axis: int, rows: int) -> tuple[Tensor, Ten
 
 
 def _summed(value: Tensor, axes: int) -> Tensor:
-    """Sum over the last axes."""
+    """Return the sum over the last `axes` axes."""
     return value.flatten(value.dim() - axes).sum(-1) if axes > 0 else value

@@ -1,4 +1,4 @@
-"""Unconstrained vectors of a program's latent sites, and moments of their prior.
+"""Layouts of a program's latent sites as unconstrained vectors, with moments of the prior.
 
 A normal prior is taken as it is, if its parameters are numbers. Any other is replaced by the normal
 with the same median and central 68%, without constraints, of draws from it.
@@ -38,7 +38,7 @@ QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
 def scaling(ours: Layout, mine: Layout) -> Tensor | None:
-    """Return which shared variables scale a client's own variables: 1 or 0, [m, d].
+    """Return a mask [m, d] of shared variables that scale a client's own variables, or None.
 
     Those with a fixed normal prior, by powers of the positive ones that clients share: there the
     program itself multiplies them, so that the likelihood of z_j depends on g.
@@ -48,7 +48,7 @@ def scaling(ours: Layout, mine: Layout) -> Tensor | None:
 
 
 class _Improper(Messenger):
-    """Handler that sets sites with an improper prior to the middle of their support.
+    """Pyro handler that sets sites with an improper prior to the middle of their support.
 
     Each further draw, along the first axis, may be a step away.
     """
@@ -67,7 +67,7 @@ class _Improper(Messenger):
 
 
 class Scaled(Messenger):
-    """Handler that multiplies the log densities of some sites by a factor, or removes them."""
+    """Pyro handler that scales the log densities of named sites; a scale of None removes them."""
 
     def __init__(self, names: str, share: Tensor | None) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Scaled(Messenger):
 
 
 class Decentred(Messenger):
-    """Handler that writes normal sites as loc + scale * NAME_decentred (non-centered form)."""
+    """Pyro handler that writes normal sites in non-centered form, loc + scale * NAME_decentred."""
 
     def __init__(self, names: set[str]) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Decentred(Messenger):
 
 
 def decentred(program: Program, batch: Batch) -> Program:
-    """Return the program in non-centered form where the scale of a normal site is random."""
+    """Return the program with all normal sites of random scale in non-centered form."""
     names = {
         name
         for name, site in latent(traced(program, batch, 2, step=1.0))
@@ -132,13 +132,13 @@ class _Filled(dist.MaskedDistribution):
         return _Filled(self.base_dist.expand(batch_shape), self.hidden, self.site)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density, or the approximate one for masked rows."""
+        """Return the log density of rows; of masked rows that of the normal approximation."""
         known, standing = self.base_dist.log_prob(value), self.site.stand_in_at(value)
         return torch.where(self.hidden, standing, known)
 
 
 class RowsFilled(Messenger):
-    """Handler that gives masked rows of latent sites a normal prior."""
+    """Pyro handler that gives masked rows of latent sites a normal prior."""
 
     def __init__(self, sites: Iterable[Site]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class RowsFilled(Messenger):
 
 
 def with_hidden_rows(program: Program, mine: Layout) -> Program:
-    """Return the program with a proper density for the latent sites of masked rows."""
+    """Return the program with a normal prior for masked rows of its latent sites."""
 
     @wraps(program)
     def stated(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -190,7 +190,7 @@ def layouts(
 
 
 def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tensor | None:
-    """Find the shared variable that is the log scale of each entry of a site, [m]; -1 for none."""
+    """Return the index of the shared log scale of each entry of a site, [m]; -1 for none."""
     if SCALE not in seen[site.name]["infer"]:
         return None
     scale = seen[site.name]["infer"][SCALE].log().flatten(1)
@@ -221,7 +221,7 @@ def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tu
 
 
 def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
-    """Run a program on draws of its prior; for `step` see `_Improper`."""
+    """Return the trace of a program on draws of its prior; for `step` see `_Improper`."""
     tracer: Any = poutine.trace(program)
     with (
         _in_one_line(tracer),
@@ -237,7 +237,7 @@ def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any
 
 @contextmanager
 def _in_one_line(tracer: Any) -> Iterator[None]:
-    """Replace Pyro's shape errors by one line with the site's name, as a context manager."""
+    """Convert errors of a model to one-line ValueErrors that name the last site and the cause."""
     try:
         yield
     except MemoryError:
@@ -259,7 +259,7 @@ def spread_by_others(fn: Any) -> bool:
 
 
 def _look(name: str, site: Any, wide: float, rows: int) -> Site:
-    """Describe a latent site in a trace with a plate of draws."""
+    """Return the Site that describes a traced sample site, under a plate of draws."""
     fn, value = site["fn"], site["value"]
     own, places = _place(name, site)
     transform = _bijection(fn)
@@ -276,7 +276,7 @@ def _look(name: str, site: Any, wide: float, rows: int) -> Site:
 def _stand_in(
     base: Any, value: Tensor, free: Tensor, entries: int, wide: float
 ) -> tuple[Tensor, Tensor, bool]:
-    """Return mean and standard deviation of entries, and whether the prior is this normal."""
+    """Return mean and sd of the prior's normal approximation, and whether it is exact."""
     flat = free.reshape(-1, entries)
     if isinstance(base, dist.ImproperUniform):
         wide = wide if torch.equal(free, value) else 1.0
@@ -290,7 +290,7 @@ def _stand_in(
 
 
 def _place(name: str, site: Any) -> tuple[str, int]:
-    """Return the plate of a latent site other than the clients', and the plate's size."""
+    """Return name and size of a site's plate, other than the plates of clients and draws."""
     frames = {frame.name: frame for frame in site["cond_indep_stack"]}
     kind = type(base_of(site["fn"])).__name__
     if site["fn"].support.is_discrete:

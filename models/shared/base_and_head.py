@@ -1,4 +1,4 @@
-"""Networks with a shared base and a personal head: which parameters train, and when.
+"""Base and head of a network: personal parameters, and the order in which both parts train.
 
 Four methods, and the two between which they lie, are one predicate on names and a schedule, put
 around FedAvg:
@@ -39,14 +39,14 @@ def keep(method: Method, names: str) -> Method:
         return start(generator, clients, stays=False)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's local parameters by the common draw."""
+        """Initialize the client's personal parameters by a random draw common to all."""
         return spread_out(start(generator, len(cohort.ids), stays=True), len(cohort.ids))
 
     return replace(method, init=init, init_client=init_client, views={"personal": as_trained})
 
 
 def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | None = None) -> Phase:
-    """Return the phase restricted to the matching parameters."""
+    """Return the training phase restricted to the parameters that match `names`."""
     (step,) = phase.updates
     assert isinstance(step, GradientStep)
     roles = [pattern.removesuffix("*") for pattern in step.names.split()]
@@ -56,7 +56,10 @@ def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | No
 
 
 def head_and_base(net: Network, head: str | None, *, both: bool = False) -> tuple[str, str]:
-    """Return name patterns of the head and of the base; "" for no parameters."""
+    """Return name patterns of the head (default: the network's own) and of the other parameters.
+
+    A pattern of "" matches no parameter.
+    """
     head = net.head if head is None else head
     mine = net.select_params(head) if head else {}
     rest = " ".join(n for n in net.shapes if n not in mine)

@@ -1,4 +1,4 @@
-"""Servers that store the last model of every client.
+"""Server state with the last model of every client.
 
 The server holds "server/model/NAME" [J, *p], and in `server/heard` [J] whether client j has sent
 its own; before that its model is the common start. Clients do not learn whose models they receive.
@@ -18,7 +18,7 @@ TENSORS: MetadataByPattern = {f"{MODEL}/* {HEARD}": PER_CLIENT}
 
 
 def begin(start: Tensors, clients: int) -> Tensors:
-    """Return a server state without models, given the common initial parameters [*p]."""
+    """Return a server state without client models, given common initial parameters [*p]."""
     return under(MODEL, spread_out(start, clients)) | {HEARD: torch.zeros(clients)}
 
 
@@ -31,13 +31,13 @@ def keep(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
 
 
 def is_heard(server: Tensors, ids: Tensor) -> Tensor:
-    """Return which clients have a stored model at the server, bool."""
+    """Return whether each client has sent a model, bool [...]; false for new clients."""
     heard = server[HEARD]
     return (ids < len(heard)) & (heard[ids.clamp(max=len(heard) - 1)] > 0)
 
 
 def evenly(server: Tensors) -> Tensor:
-    """Return equal weights [J] for all stored models."""
+    """Return equal weights [J] of all stored models, which sum to one."""
     heard = server[HEARD]
     if not bool(heard.any()):
         return torch.eye(len(heard)).to(heard)[0]
@@ -45,7 +45,7 @@ def evenly(server: Tensors) -> Tensor:
 
 
 def combined(server: Tensors, weights: Tensor) -> Tensors:
-    """Return weighted sums of the stored models, [C, *p], for weights [C, J].
+    """Return weighted sums [C, *p] of the stored models, given weights [C, J].
 
     Client by client, so that the last bit does not depend on other clients.
     """

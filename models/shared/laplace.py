@@ -68,18 +68,18 @@ class Laplace:
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Initialize q at the network's own draw, with the prior's standard deviations."""
+        """Initialize q with the network's own draw as mean, and the prior's standard deviations."""
         sd = self.layout.each("sd")
         return self.stated(self.layout.joined(self.net.init(generator)).to(sd), sd)
 
     def posterior(self, factor: Tensors) -> Tensors:
-        """Convert a factor to parameters of the guide; raise AggregationError if it is improper."""
+        """Convert a normal factor to guide parameters; AggregationError if it is improper."""
         if not bool(self.normals.proper(factor["precision"])):
             raise AggregationError("the product of the factors is no distribution")
         return self.stated(*self.normals.moments(factor))
 
     def stated(self, mean: Tensor, root: Tensor) -> Tensors:
-        """Return the guide's parameters for a normal with this mean and root or sds."""
+        """Return a normal's guide parameters, given mean [..., d] and covariance root (or sd)."""
         centre = parted(mean, self.net.shapes)
         if not self.normals.full:
             return self.q.start(centre, parted(root, self.net.shapes))
@@ -97,7 +97,7 @@ class Laplace:
     # A client
 
     def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Reset the Fisher information, and store the weight of a row."""
+        """Reset the Fisher information to zero, and store the mean weight of the rows."""
         centre = flattened(role("w", local))
         d = self.layout.size
         entries = d * (d + 1) // 2 if self.normals.full else d
@@ -115,7 +115,7 @@ class Laplace:
         strength: float = 0.0,
         clip: float | None = None,
     ) -> tuple[Phase, ...]:
-        """Return the phases that fit a client's parameters and compute their Fisher information.
+        """Return the phases that compute the optimum w_j and the Fisher information F_j.
 
         With `strength`, w_j is the optimum under a prior, "prior/mean" and "prior/precision", to
         that power. As it may be much stiffer than the rows, it is no part of the gradient: after
@@ -129,7 +129,7 @@ class Laplace:
             return {"information": local["information"] + self.packed(rows, local["each"])}
 
         def tie(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Compute the inverse matrix (I + c P)^-1 of the proximal step."""
+            """Compute the matrix (I + c P)^-1 of the proximal steps."""
             precision, c = local["prior/precision"], lr * strength / (1 - momentum) / data.size
             if not self.normals.full:
                 return {"hold": 1 / (1 + c[:, None] * precision)}
@@ -150,13 +150,13 @@ class Laplace:
         return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
 
     def packed(self, rows: Iterator[Tensors], each: Tensor) -> Tensor:
-        """Return a batch's Fisher information, times a number per client, in packed form."""
+        """Return the Fisher information of `slopes`, times `each`, as a packed precision."""
         found = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
         found = found * each[:, None]
         return found if self.normals.full else found.clamp(max=MOST)
 
     def factor(self, precision: Tensor, mean: Tensor) -> Tensors:
-        """Return the natural parameters of a normal with this precision, which may be singular."""
+        """Return natural parameters of a normal with this precision, which may be singular."""
         whole = self.normals.matrix(precision) if self.normals.full else None
         return {
             "shift": precision * mean if whole is None else times(whole, mean),
@@ -164,7 +164,7 @@ class Laplace:
         }
 
     def precision(self, q: Tensors) -> Tensor:
-        """Return the precision [C, ...] of a normal as the guide reads it."""
+        """Return the precision [C, ...] of a normal, given its guide parameters q."""
         if not self.normals.full:
             _, variance = self.q.moments(q, q, None)  # type: ignore[arg-type]
             return flattened(variance).reciprocal().clamp(max=MOST)
@@ -182,32 +182,35 @@ class Laplace:
 
     @cached_property
     def model(self) -> Supervised:
-        """Model of the network: the prior of the parameters and the likelihood of the responses."""
+        """Pyro model with the prior on the parameters and the likelihood of the responses."""
         return Supervised(self.net, self.likelihood, self.prior)
 
     @cached_property
     def point(self) -> Guide:
-        """Return the point guide that is used while a client trains."""
+        """Point guide that is used while a client trains."""
         return guides.delta(self.net.shapes, loc="w")
 
     @cached_property
     def q(self) -> Guide:
-        """Guide of the normal posterior."""
+        """Guide of the normal posterior approximation."""
         return self.guide(self.net.shapes, loc="w", spread="spread")
 
     @cached_property
     def layout(self) -> Layout:
-        """Layout of the parameters in one vector."""
+        """Layout of the network's parameters in one vector."""
         return of_network(self.net, self.prior, 1.0)[0]
 
     @cached_property
     def normals(self) -> Normals:
-        """Normals of the parameters."""
+        """Operations on normal distributions of the network's parameters."""
         return Normals(self.layout.size, self.guide is guides.full_covariance)
 
     @property
     def metadata(self) -> Metadata:
-        """Metadata of the tensors; the model and the guide are read directly."""
+        """Metadata of the method's tensors, such as their constraints and moments.
+
+        The model and the guide are read directly.
+        """
         known: dict[str, TensorMetadata | tuple[TensorMetadata, ...]] = {
             f"{self.layout.names}{' _spread' if self.normals.full else ''}": SHARED,
             "w/* spread/*": Moments(self._moments),
@@ -216,19 +219,22 @@ class Laplace:
         return Metadata(known | positive, reads={"model": self.model, "guide": self.q})
 
     def _moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return mean and standard deviation of every parameter."""
+        """Return posterior mean and standard deviation of every parameter."""
         one = {n: v[None] for n, v in q.items()}
         mean, variance = self.q.moments(one, one, None)  # type: ignore[arg-type]
         return {n: (v[0], variance[n][0].sqrt()) for n, v in mean.items()}
 
 
 def weight_of_each(data: Batch) -> Tensor:
-    """Return the mean row weight of every client, [C]; 1 if the data have no weights."""
+    """Return the mean weight of each client's rows, [C]; it is 1 if rows have no weights.
+
+    `data` must hold all rows of the clients.
+    """
     return data.size / data.mask.sum(1).clamp(min=1)
 
 
 def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Iterator[Tensors]:
-    """Yield roots R of the Fisher information of a batch's rows, which is the sum of R R'.
+    """Yield roots R of the batch's Fisher information per output: F is the sum of all R R'.
 
     Times `weight_of_each` of all rows, the F of an epoch of minibatches add up to the client's.
 
@@ -244,7 +250,7 @@ def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Ite
     clients, width = data.mask.shape
 
     def alone(value: Tensor) -> Tensor:
-        """Return a tensor in which every row is a separate client, for gradients per row."""
+        """Reshape a tensor so that every row is a separate client, for per-row gradients."""
         return value.reshape(clients * width, 1, *value.shape[2:])
 
     each = {
@@ -267,7 +273,10 @@ def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Ite
 
 
 def diagonal(rows: Iterator[Tensors]) -> Tensor:
-    """Return the diagonal of the Fisher information of a batch, [C, d]."""
+    """Return the diagonal [C, d] of the Fisher information, the sum of squared `slopes`.
+
+    Only the slopes of one output are in memory.
+    """
     found: Tensors = {}
     for one in rows:
         for n, v in one.items():
@@ -278,13 +287,13 @@ def diagonal(rows: Iterator[Tensors]) -> Tensor:
 
 
 def whole(rows: Iterator[Tensors]) -> Tensor:
-    """Return the Fisher information matrix of a batch, [C, d, d]."""
+    """Return the Fisher information matrices [C, d, d], computed from `slopes`."""
     root = torch.cat([torch.cat([v.flatten(2) for v in one.values()], -1) for one in rows], 1)
     return root.mT @ root
 
 
 def _root_of_curvature(likelihood: Likelihood, outputs: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return roots [..., K, K] of the second derivative of -log p(y | outputs)."""
+    """Return roots [..., K, K] of the Hessian of -log p(y | outputs), negative part removed."""
     at = outputs.requires_grad_()
     slope = torch.autograd.grad(-likelihood(at, x).log_prob(y).sum(), at, create_graph=True)[0]
     if not slope.requires_grad:

@@ -90,7 +90,7 @@ def maml(
     def outer(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss after the inner step."""
+        """Return the loss [C] after the inner step; its gradient is the outer gradient."""
         first, second, *last = batch.split(PARTS[order])
         local, moving = _free(local, names)
         after = step(model, guide, received, local, first)
@@ -129,7 +129,10 @@ def _gradient(value: Tensor, of: Tensors) -> Tensors:
 
 
 def _together(a: Batch, b: Batch) -> Batch:
-    """Join two parts of a batch; padding goes to the end, so that it moves no row's noise."""
+    """Return two parts of a batch as one batch, with all padding at the end.
+
+    So padding does not change the noise of any row.
+    """
     joined = {n: torch.cat([getattr(a, n), getattr(b, n)], 1) for n in ("x", "y", "mask", "at")}
     order = joined["mask"].int().argsort(dim=1, descending=True, stable=True)
     client = torch.arange(len(a), device=order.device)[:, None]

@@ -14,7 +14,7 @@ from pyrofl.tensors import Tensors, role, under
 
 
 def own(received: Tensors, local: Tensors) -> Tensors:
-    """Return the client's personal parameters instead of the global ones."""
+    """Return the local tensors, with the personal parameters in place of the global ones."""
     return local | role("own", local)
 
 
@@ -24,7 +24,7 @@ def start_own(received: Tensors, cohort: Cohort, generator: Generator) -> Tensor
 
 
 def only_step(method: Method) -> tuple[Phase, GradientStep]:
-    """Return the single phase and gradient step of a method that trains as FedAvg."""
+    """Return the only phase and the only gradient step of a method that trains as FedAvg does."""
     (phase,) = method.phases
     (step,) = phase.updates
     assert isinstance(step, GradientStep)

@@ -14,7 +14,7 @@ from pyrofl.recipes import rebuildable
 
 @checked
 def decayed(lr: float, done: Share | None) -> float:
-    """Return a learning rate after two drops to a tenth, at 30% and 60% of the rounds.
+    """Return a learning rate that is divided by 10 at 30% and again at 60% of the rounds.
 
     >>> [decayed(1.0, done) for done in (None, 0.29, 0.3, 0.6)]
     [1.0, 1.0, 0.1, 0.01]
@@ -25,7 +25,7 @@ def decayed(lr: float, done: Share | None) -> float:
 @rebuildable
 @checked
 def uneven(most: Count, seed: int = 0) -> Callable[[Tensor], Tensor]:
-    """Return random numbers of local epochs for each client, uniform on 1 ... most.
+    """Return a function that draws local epochs for each client, uniform on 1 ... most.
 
     Args:
         most: largest number of epochs.

@@ -9,5 +9,5 @@ from pyrofl.tensors import Tensors
 
 
 def flattened(tensors: Tensors) -> Tensor:
-    """Return all parameters of every client in one row: [C, d]."""
+    """Return all parameters of each client as one vector, [C, d]."""
     return torch.cat([v.reshape(len(v), -1) for v in tensors.values()], 1)
