@@ -5,7 +5,6 @@ Probabilistic Federated Learning Framework", ICML 2025.
 
     p(w)     = Normal(0, S)
     q(w)     = p(w) prod_j t_j(w)                      normal factors, as of PVI
-
     client   q_j = argmin  E_q[sum_i loss(y_i, p(. | x_i, w))] + D[q || q / t_j]
     server   t_j = t_j^(1 - damping) (q_j t_j / q)^damping
 
@@ -81,7 +80,8 @@ def build(
 
     Args:
         net: the network, with linear layers or convolutions.
-        loss: of a row, given the network's outputs; see above.
+        loss: loss of a row, given the network's outputs: negative log likelihood, generalized
+            cross-entropy, or density power loss.
         robustness: the loss's r; larger values ignore unlikely rows more. Without effect for "log".
         divergence: of the client's normal from its cavity.
         renyi_order: Renyi's alpha, other than 1.
