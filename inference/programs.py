@@ -51,7 +51,7 @@ class Flat(dist.ImproperUniform):
     """Improper uniform prior that `pyro.render_model` can process."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise an error, as it cannot be sampled; return zeros while Pyro tracks dependencies."""
+        """Raise an error, as a flat prior cannot be sampled; return zeros for Pyro's diagrams."""
         if any(isinstance(handler, TrackProvenance) for handler in _PYRO_STACK):
             return torch.zeros(self.batch_shape + self.event_shape)
         return super().__call__(*args, **kwargs)

@@ -164,7 +164,7 @@ def build(
         return pick(local, "base/* mean/* square/*")
 
     def by_server_names(server: Tensors, message: Tensors) -> Tensors:
-        """Return the message with its moments renamed to the server's `loc` and `log_scale`."""
+        """Return the clients' messages with the names of the server's tensors."""
         square, log_scale = role("square", message), role("log_scale", message)
         old = under("log_scale", {n: (2 * v).exp() for n, v in log_scale.items()})
         loc = under("loc", role("mean", message)) | under("log_scale", square)

@@ -198,7 +198,7 @@ class Conformal(Summarised):
     def threshold(
         self, pooling: Pooling, count: int, client: str | None = None, x: Tensor | None = None
     ) -> Tensor:
-        """Return score thresholds of N rows: [N, 1], or [N, K] if weights depend on the class.
+        """Return each row's threshold of the conformity score: [N, 1], or [N, K] by class.
 
         Args:
             pooling: see `predict`.

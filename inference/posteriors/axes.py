@@ -84,7 +84,7 @@ class ClientAxes:
         return not self.made[name] and agrees(value)
 
     def joined(self, name: str, parts: Sequence[Values]) -> Variable:
-        """Join a site's draws of several clients along the client axis, or the row axis."""
+        """Join a site's draws of several clients along the client axis or the row axis."""
         if not any(part.rows or part.value.shape[2] > 1 for part in parts):
             return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
         sizes = self.data.sizes[self.ids].tolist()

@@ -170,7 +170,7 @@ class Weighing:
         modes: Mapping[int, Predicted],
         sets: int = 1,
     ) -> tuple[Tensor, dict[int, ClientTerms], Tensor, float]:
-        """Draw shared noise; return it, clients' terms, log weights and their Pareto shape."""
+        """Draw noise of the shared sites from a proposal, and return it with its log weights."""
         with seeded(int(torch.randint(2**62, (), generator=self.common))):
             e = proposal.sample((count,))
         terms = {

@@ -86,7 +86,7 @@ class Noise(Messenger):
     def __init__(
         self, shared: str, key: int, client: str, again: int = 1, wider: float = 1.0
     ) -> None:
-        """Create the generators; `again` repeats shared values, `wider` scales shared noise."""
+        """Create the random generators, with the repetitions and the scale of shared noise."""
         super().__init__()
         self.shared, self.again, self.wider = shared, again, wider
         self.log_w: Tensor | float = 0.0  # log density of standard noise over that of the wider

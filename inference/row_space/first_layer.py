@@ -116,7 +116,7 @@ class InRows(NamedTuple):
         return found | {f"{APART}{n}": v for n, v in zip(apart, weights[1:], strict=True)}
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the layer's weights, computed from the trained coefficients."""
+        """Return the layer's weights, as combinations of the data rows with the coefficients."""
         rows, start = stacked.run(self.layer.below, {}, batch.x), local[START]
         wide = batch.mask.shape[1]
         apart = [local[n] for n in (f"{APART}{m}" for m in self.moving) if n in local]

@@ -350,7 +350,7 @@ class Client:
         own: Mapping[str, ClientRecord],
         own_state: Callable[[], Tensors],
     ) -> dict[str, ClientRecord]:
-        """Return the records; raise StateLostError if their rounds differ from the server's."""
+        """Return the records of a request's clients; raise StateLostError if rounds are missing."""
         found = {}
         odd = {}
         for name, last in zip(own, order["accepted"].tolist(), strict=True):

@@ -304,7 +304,7 @@ class Trial:
         rows, device = batch.mask.sum(1).tolist(), self.data.device
 
         def differing(most: int | None) -> Found:
-            """Return source and name of the first differing result with up to `most` rows."""
+            """Return the first result that differs, comparing up to `most` rows of each client."""
             together = self._results(made, slice(count), narrowed(batch, most))
             for c in range(count) if count > 1 else ():
                 one = slice(c, c + 1)

@@ -141,7 +141,7 @@ class Reruns:
         return equal(one, two) and equal(*(torch.as_tensor(s).to(one) for s in scales))
 
     def _on_others(self, values: Tensors) -> Any:
-        """Return a trace of the model on the changed batch, with given values of latent sites."""
+        """Run the model on reordered rows with given latent values, and return its trace."""
         other, look, sites = self.other, self.look, {}
         for name, site in look.q.nodes.items():
             if site["type"] == "sample" and not site_is_subsample(site):

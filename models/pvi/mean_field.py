@@ -91,7 +91,7 @@ class MeanField(Partitioned):
         return server | q | each | {"warm_rounds": left - 1}
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
-        """Return the adaptive damping of this round, at most BOLDEST over the number of clients."""
+        """Return the adaptive damping of this round, bounded for networks."""
         return super()._adapted(server, total, clients).clamp(max=min(1.0, BOLDEST / clients))
 
     # A client
@@ -178,7 +178,7 @@ class MeanField(Partitioned):
         return 0.01 if self.optimizer == "adam" else super().lr
 
     def with_logs(self, root: Tensor) -> Tensors:
-        """Return the logarithms of standard deviations, if the optimizer moves these."""
+        """Return the log standard deviations, which Adam moves, or nothing for other optimizers."""
         return {"log_root": root.log()} if self.optimizer == "adam" else {}
 
     @property

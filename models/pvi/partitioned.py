@@ -74,7 +74,7 @@ class Partitioned:
         Normals(self.ours.size + self.mine.size, self.full)  # refuses too many variables
 
     def method(self, steps: int, batch: int | None, lr: float) -> Method:
-        """Return the federated method; arguments as in `hierarchical`."""
+        """Return the federated method of PVI with the given local steps, batch size and rate."""
         guide = self.guide
         factors = Factors(View(self.together, self.cavity), self.densities, without)
         proper = Rule("a precision of a normal distribution", self.normals.proper)
