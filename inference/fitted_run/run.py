@@ -294,7 +294,7 @@ class Run(Pickled, Summarised):
 
     @property
     def monitors(self) -> dict[str, Monitor]:
-        """Monitors of numbers in the method's server state, by the name of the number."""
+        """Metadata of the numbers in the server state that each round records, by their names."""
         found = of_kind(self.method.metadata.tensors, Monitor).items()
         return {names.removeprefix("server/"): fact for names, fact in found}
 

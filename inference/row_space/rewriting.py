@@ -29,7 +29,7 @@ ENABLED = True  # benchmarks and tests compare with phases as written
 
 
 class Alternatives(NamedTuple):
-    """Original phase and its faster rewrite for clients with few rows."""
+    """Training phase as written, and an equivalent one that is faster for clients with few rows."""
 
     written: tuple[Phase, ...]
     rewritten: tuple[Phase, ...]
@@ -47,7 +47,7 @@ KEPT = 256  # entries, which are used from round to round
 def alternatives(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> Alternatives:
-    """Return a phase and its rewrite for clients with few rows, if it has one.
+    """Return a training phase and its equivalent, if any, that is faster for clients with few rows.
 
     They depend on the names of received and local tensors and on the shape of a row, but not on the
     training clients: a client runs the same way alone and with others.

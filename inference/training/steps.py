@@ -138,7 +138,7 @@ class PhaseRun:
         return {step.names: step.first for step in self.steps}
 
     def losses(self, steps: Tensor) -> Tensors:
-        """Return each client's mean loss over steps, [C], by the names of each gradient step."""
+        """Return each client's mean loss over iterations, [C], by the gradient step's name."""
         return {one.names: one.total / steps.clamp(min=1).to(one.total) for one in self.steps}
 
 

@@ -46,7 +46,7 @@ class Normals:
         return whole
 
     def packed(self, matrix: Tensor) -> Tensor:
-        """Return the lower triangle of a precision matrix as a vector, inverse of `matrix`."""
+        """Return the lower triangle of a precision matrix as a vector; see `Normals.matrix`."""
         row, column = torch.tril_indices(self.size, self.size)
         return matrix[..., row, column]
 

@@ -314,7 +314,7 @@ class SharedGuide:
 
     @property
     def names(self) -> str:
-        """Names of the sites that all clients share, as one pattern."""
+        """Names of the sites that all clients share, as one text separated by spaces."""
         return f"{self.ours.names} {BASE} _{BEND}"
 
 

@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def names(self) -> str:
-        """Names of the sites, as one pattern."""
+        """Names of the sites, as one text separated by spaces."""
         return " ".join(site.name for site in self.sites)
 
     @property

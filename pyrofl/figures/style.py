@@ -119,7 +119,7 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFrame:
-    """Return the table rows of one metric, with adaptations replaced by their labels."""
+    """Return the table rows of one metric, with client adaptations named as in legends."""
     import pandas
 
     table = pandas.DataFrame(rows)

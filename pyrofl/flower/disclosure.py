@@ -74,7 +74,7 @@ def _tested(data: Federation) -> Part:
 def _tried(
     project: Project, data: Federation, name: str, scored: bool
 ) -> Iterator[tuple[str, Flat]]:
-    """Run one trial round of a method, and yield each message of the site by its name."""
+    """Run one trial round of a method, and yield the name and content of each client message."""
     method = project.build(data.clients)[name]
     server = Server(method, data.names, data.sizes, project.type, project.seed)
     client = Client(method, data, project.seed, min_scored_rows=1 if scored else None)
