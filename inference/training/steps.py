@@ -134,7 +134,7 @@ class PhaseRun:
 
     @property
     def first(self) -> Tensors:
-        """Loss of each client, [C], at the first step, by the names of each gradient step."""
+        """Loss of each client, [C], at its first iteration, by the gradient step's name."""
         return {step.names: step.first for step in self.steps}
 
     def losses(self, steps: Tensor) -> Tensors:
