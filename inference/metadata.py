@@ -270,7 +270,7 @@ def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
 
 
 def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:
-    """Return the metadata of one class, such as `Monitor`, by name patterns."""
+    """Return the metadata of one class, such as `Monitor`, by the tensors' name patterns."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return {names: fact for names, known in each for fact in known if isinstance(fact, kind)}
 

@@ -198,7 +198,7 @@ class LossDistribution(TorchDistribution):
     arg_constraints = {}  # noqa: RUF012 (as in Pyro's distributions)
 
     def __init__(self, fn: Any, loss: Callable[[Any, Tensor, float], Tensor], r: float) -> None:
-        """Store the distribution that the loss reads."""
+        """Store the distribution of the responses, the loss and its parameter r."""
         super().__init__(fn.batch_shape, fn.event_shape, validate_args=False)
         self.fn, self.loss, self.r = fn, loss, r
 

@@ -279,7 +279,7 @@ class Losses:
             step.add(number, *(v.double().reshape(self.copies, -1) for v in (first, loss[name])))
 
     def risen(self) -> list[Divergence | None]:
-        """Return, for each federation copy, the first divergence by a rising loss, or None."""
+        """Return the first divergence by a rising loss, or None, for each simulated federation."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             # Later phases may begin with a loss near zero, or with a large one.
@@ -291,7 +291,7 @@ class Losses:
         return [min(some, default=None) for some in found]
 
     def fallen(self) -> list[Divergence | None]:
-        """Return, for each federation copy, the first divergence by an unbounded loss, or None."""
+        """Return the first divergence by an unbounded loss, or None, for each federation."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             for c, (since, begin, level) in enumerate(step.fallen()):

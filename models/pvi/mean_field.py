@@ -1,4 +1,4 @@
-"""PVI of a network with independent normals, by draws of its layers' outputs.
+"""PVI of a network with a mean-field posterior, by local reparametrization.
 
 The loss of a client is the expected negative log likelihood, with the outputs of linear layers and
 convolutions drawn for every row, plus the divergence from its cavity in closed form. In the first
@@ -51,7 +51,7 @@ class MeanField(Partitioned):
     optimizer: Optimizer = field(kw_only=True)
 
     def phases(self, steps: int, batch: int | None, lr: float) -> tuple[Phase, ...]:
-        """Return the local schedule."""
+        """Return the training phases of a round, given steps, batch size and learning rate."""
         if self.optimizer == "natural":
             step = GradientStep(self.moving, self.natural(steps, lr), self.loss)
             return Phase((self.restart,)), Phase((step,), steps, batch)
@@ -61,13 +61,13 @@ class MeanField(Partitioned):
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Initialize q, equal factors and the number of warm rounds."""
+        """Initialize q, equal factors, and the number of rounds left of the warm start."""
         server = super().init(generator, clients)
         left = torch.tensor(self.warm_start, dtype=torch.int32)
         return server | ({"warm_rounds": left} if self.warm_start else {})
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send q without the client's own factor; in warm rounds, q."""
+        """Send q without the client's own factor, or q itself during the warm start."""
         others = super().cavity(server, cohort)
         if "warm_rounds" not in server:
             return others
@@ -78,7 +78,7 @@ class MeanField(Partitioned):
     def aggregate(
         self, server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Update the factors by all messages; in warm rounds, average the means over rows."""
+        """Update the factors by all messages; average the means during the warm start."""
         left = server.get("warm_rounds")
         if left is None or left <= 0:
             return super().aggregate(server, message, cohort, generator)
@@ -104,7 +104,7 @@ class MeanField(Partitioned):
         return local | {"root": root} | self.with_logs(root)
 
     def restart(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Start at the received normal, unless the client has trained a factor."""
+        """Initialize q_j with the received normal, unless the client has trained a factor."""
         mean, root = self.normals.moments(received)
         own, moved = local["mean"].shape[-1] - mean.shape[-1], local["moved"]
         start = {"mean": mean, "root": root} | self.with_logs(root)
@@ -113,14 +113,14 @@ class MeanField(Partitioned):
         return kept | {"moved": moved | (self.bayesian(received, batch) > 0)}
 
     def bayesian(self, received: Tensors, batch: Batch) -> Tensor:
-        """Return 1 for a round of PVI and 0 for a warm round, [C]."""
+        """Return 1 in a round of PVI, and 0 in a round of the warm start, [C]."""
         left = received.get("warm_rounds", torch.zeros_like(batch.size))
         return (left <= 0).to(batch.size)
 
     def loss(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the negative ELBO [C]; in warm rounds, the negative log likelihood at the mean."""
+        """Return the negative ELBO [C], or the negative log likelihood in the warm start."""
         mean, bayes = local["mean"], self.bayesian(received, batch)
         root = local["log_root"].exp() if "log_root" in local else local["root"]
         normal = self.named("mean", mean) | self.named("variance", root.square())
@@ -174,21 +174,21 @@ class MeanField(Partitioned):
 
     @property
     def lr(self) -> float:
-        """Usual learning rate."""
+        """Default learning rate of the optimizer."""
         return 0.01 if self.optimizer == "adam" else super().lr
 
     def with_logs(self, root: Tensor) -> Tensors:
-        """Return the log standard deviations, which Adam moves, or nothing for other optimizers."""
+        """Return the log standard deviations if Adam trains them, else an empty dict."""
         return {"log_root": root.log()} if self.optimizer == "adam" else {}
 
     @property
     def moving(self) -> str:
-        """Names of what steps move."""
+        """Names of the local tensors that optimization steps change."""
         return "mean log_root" if self.optimizer == "adam" else "mean root"
 
     @cached_property
     def noisy(self) -> Reparametrised:
-        """Network whose layers' outputs are drawn."""
+        """Network that samples its layers' outputs instead of its weights."""
         return Reparametrised(self.net, self.net.shapes)
 
     @cached_property
@@ -198,7 +198,7 @@ class MeanField(Partitioned):
 
 
 def with_root(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-    """Return the standard deviations that belong to their logarithms."""
+    """Return the standard deviations, computed from their trained logarithms."""
     return {"root": local["log_root"].exp()}
 
 
