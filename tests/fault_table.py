@@ -1,7 +1,7 @@
 """The table of faults in `examples/docs/guarantees.md`: what tests inject, counted from them.
 
 `python tests/fault_table.py` rewrites it. With `--hostile` it first lets every method meet its
-hostile federations again, which takes a minute, and notes what became of them.
+hostile federations again, which takes several minutes, and notes what became of them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ FILES = (
     ),
 )
 ENDS = {
-    "refused at a test": "refused at an evaluation",
-    "refused at the boundary": "refused before the fit",
-    "diverged, or merged nothing": "diverged or aggregated no update",
-    "ended on its way": "failed with an error",
+    "finite": "finite results",
+    "finite without some clients": "finite results without some clients",
+    "diverged, or merged nothing": "a status of divergence or of no update",
+    "refused at the boundary": "a clear error before the fit",
+    "refused while training": "a clear error in training",
+    "refused at a test": "a clear error in an evaluation",
+    "ended on its way": "an unclear error",
 }
 HEAD = "| fault | injected | guaranteed behavior |\n|---|---|---|\n"
 
@@ -45,7 +48,7 @@ class Fault(NamedTuple):
 
 
 SPOILT = r"faults::test_a_bad_message_is_named_and_left_out"
-LEFT_OUT = "the client is named and excluded; the results of the others are as without it"
+LEFT_OUT = "a warning names the client; the results are those of a round without it"
 FAULTS = (
     Fault("NaN, infinity or minus infinity in a message", rf"{SPOILT}\[(NaN|.*inf)", LEFT_OUT, 2),
     Fault(
@@ -57,7 +60,7 @@ FAULTS = (
     Fault(
         "the same in round one, by the first, a middle or the last client",
         r"::test_most_clients_decide",
-        "most clients determine the expected shape; then the same",
+        "the shape of most clients is expected; otherwise the same",
     ),
     Fault(
         "a size that is zero, negative, NaN or infinite",
@@ -74,25 +77,27 @@ FAULTS = (
     Fault(
         "a client that diverges",
         r"::test_a_client_(that_turns_bad|with_hopeless)|::test_a_bad_client_is_named",
-        "named and excluded; it keeps its last valid state",
+        "a warning names the client; it is excluded and keeps its last valid state",
     ),
     Fault(
         "all messages invalid",
         r"::test_(without_a_good_message|all_clients_turn_bad)",
-        "the server keeps its state and reports it",
+        "the server keeps its state and warns",
     ),
     Fault(
         "a fifth of the clients send values that are wrong by a factor of a million",
         r"::test_robust_merges_bear",
-        "robust aggregation rules stay within 10% of the loss without them",
+        "with robust aggregation, the loss is within 10% of that without these clients",
     ),
     Fault(
         "clients that drop out",
         r"::test_who_is_not_heard",
-        "bitwise equal to a round of the other clients; named",
+        "bitwise equal to a round of the other clients; a warning names them",
     ),
     Fault(
-        "clients that do a part of their work", r"::test_part_of_the_work", "finite, and counted"
+        "clients that complete a part of their work",
+        r"::test_part_of_the_work",
+        "finite results; their steps are counted",
     ),
     Fault(
         "interrupted twice and resumed from a file, every method",
@@ -121,12 +126,12 @@ FAULTS = (
         "a checkpoint that is truncated, has a flipped bit (40 positions), is foreign, or "
         "contains code",
         r"checkpoints::test_(a_file_that_was_cut|a_single_bit|files_of_others|no_code)",
-        "refused in one line; no code is run",
+        "refused with one line; no code is run",
     ),
     Fault(
         "arguments, data, seed or version that differ from the checkpoint's",
         r"::test_(another_se|a_checkpoint_of_another_run)",
-        "refused by name",
+        "refused with an error that names the difference",
     ),
 )
 
@@ -153,7 +158,7 @@ def rows() -> list[tuple[str, int, str]]:
             raise ValueError(f"no test injects {fault.kind!r}; expected one like {fault.tests!r}")
         table.append((fault.kind, fault.each * tests, fault.promise))
     kind = "unusual federations: an empty class, one row, a very large client, scales up to 1e30..."
-    table.append((kind, *became(HOSTILE, "finite, or a clear error")))
+    table.append((kind, *became(HOSTILE)))
     kind = "invalid options, settings, tables, image files and calls from Python"
     return [*table, (kind, inputs(), "one line before any work, or correct results")]
 
@@ -166,14 +171,13 @@ def inputs() -> int:
     return len(KINDS) * MANY + len(list(python.cases()))
 
 
-def became(counts: Path, promise: str) -> tuple[int, str]:
+def became(counts: Path) -> tuple[int, str]:
     """Return how many hostile things there are in a file of counts, and what became of them."""
     ends: Counter[str] = Counter()
     for found in json.loads(counts.read_text()).values():
         ends.update(found)
     ordered = sorted(ends.items(), key=lambda v: -v[1])
-    counted = ", ".join(f"{n:,} {ENDS.get(what, what)}" for what, n in ordered)
-    return ends.total(), f"{promise}: {counted}"
+    return ends.total(), ", ".join(f"{ENDS[what]} ({n:,})" for what, n in ordered)
 
 
 def written() -> str:
