@@ -272,5 +272,5 @@ def of_parameters(
     if warm_start:
         raise ValueError(f"warm_start is {warm_start}, but {why}; use warm_start=0")
     size = ours.size + mine.size
-    draws = enough(num_particles or 8, size, covariance) if is_random else None
-    return Partitioned(program, *sites, covariance, draws, damping, start)
+    num_draws = enough(num_particles or 8, size, covariance) if is_random else None
+    return Partitioned(program, *sites, covariance, num_draws, damping, start)
