@@ -96,7 +96,7 @@ PREDICT: tuple[Any, ...] = (
     Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
     Row("--client NAME", TEXT, "Name of the client to which all rows belong."),
     Row("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
-    Row("--new-client", FLAG, "Predict for a client that was not trained.", False),
+    Row("--new-client", FLAG, "Predict for a client that did not take part in training.", False),
     Row("--own-rows FILE.csv", PATH, "Labeled rows on which the new client's model is adapted."),
     Row("--model VIEW", TEXT, "Model: personal, global or ensemble (default: set by the method)."),
     Row(

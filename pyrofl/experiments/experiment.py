@@ -44,7 +44,7 @@ SECTIONS = {
     "net": "Training",
     "eval_every": "Output",
     "chunk_size": "Execution",
-    "seeds": "Tuning",
+    "seeds": "Seeds and tuning",
 }
 """First field -> heading in the help of it and those that follow."""
 EVALUATIONS = 20  # of a run, without --eval-every
@@ -221,8 +221,9 @@ class Experiment:
     tune: bool = free(None, "Select settings first, as pyrofl tune does.", False)
     tries: Few | None = free(
         "N",
-        f"Number of settings to try for each method (default: all combinations of pyrofl tune "
-        f"--over, or without it {TRIES} of the settings that the method proposes).",
+        f"Number of combinations of settings to try for each method (default: all combinations "
+        f"given by --over of pyrofl tune; without --over, {TRIES} of those that the method "
+        f"proposes).",
         flag="--settings",
     )
     metric: Metric | None = free(
