@@ -66,7 +66,7 @@ def _improper(clients: int, shape: Size) -> TorchDistribution:
 def around(
     family: LocationScale, centre: Tensor, scale: Tensor, group: object = None
 ) -> TorchDistribution:
-    """Return a prior of a family, centered at parameters [C, 1, *p], with scales [C, 1].
+    """Return a prior of a location-scale family, centered at [C, 1, *p], with scales [C, 1].
 
     Parameters of one `group` have the same scale.
     """
@@ -89,7 +89,7 @@ class Proximal:
     def __call__(
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior distribution of the parameter `name`."""
+        """Return the prior distribution of the network parameter `name`."""
         scale = (self.strength * batch.size).rsqrt()[:, None]
         if (centre := received.get(f"{self.loc}/{name}")) is None:
             raise ValueError(
@@ -111,7 +111,7 @@ class ByName:
     def __call__(
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior distribution of the parameter `name`."""
+        """Return the prior distribution of the network parameter `name`."""
         return self.of(name)(name, shape, received, local, batch)
 
     def of(self, name: str) -> Prior:
@@ -164,7 +164,7 @@ class Supervised:
                 pyro.sample("y", self.likelihood(run(known | w, data.x), data.x), obs=data.y)
 
     def prior_of(self, name: str) -> Prior:
-        """Return the prior of the parameter `name`."""
+        """Return the prior of the network parameter `name`."""
         return self.prior.of(name) if isinstance(self.prior, ByName) else self.prior
 
     def homes(self, guide: Program, local: Tensors) -> dict[str, str]:
@@ -175,7 +175,7 @@ class Supervised:
 
 
 def sample_noise(noisy: Reparametrised, data: Batch, of_rows: bool) -> Tensors:
-    """Sample the noise of a network whose layers' outputs are drawn, without any density.
+    """Sample the noise of a network with random layers, without adding to the log density.
 
     Args:
         noisy: the network.

@@ -15,7 +15,7 @@ from pyrofl.tensors import generator
 
 
 class Stream(IntEnum):
-    """Purpose of a random number stream.
+    """Purposes for which a run has separate random number streams.
 
     The comments name the further parts of each stream's key.
 
@@ -73,7 +73,7 @@ def separate(seed: Seed) -> Seeds:
 
 
 def later(seed: Seed, k: int) -> Seed:
-    """Return the seed increased by k; `Seeds` are increased by k each."""
+    """Return a seed increased by k; of several seeds (`Seeds`), each is increased by k."""
     if not isinstance(seed, Seeds):
         return seed + k
     return Seeds(seed.init + k, seed.participation + k, seed.noise + k)

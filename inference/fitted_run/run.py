@@ -154,7 +154,10 @@ class Run(Pickled, Summarised):
         return posterior(*self._fitted, draws, ids=ids, **how)
 
     def statistics(self) -> Tensors:
-        """Return the method's client statistics other than scores: name -> [J], or [J, *p]."""
+        """Return the method's client statistics, such as counts of pruned weights: name -> [J].
+
+        A statistic of sites may have further axes, [J, *p].
+        """
         return statistics(*self._fitted, self.seed)
 
     def to_arviz(
@@ -283,7 +286,7 @@ class Run(Pickled, Summarised):
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
     def _alike(self, state: RoundState) -> bool:
-        """Return whether predictions are the same for all rows of a client, for some clients."""
+        """Return whether every tested client has the same prediction for all of its rows."""
         data, found = self.data, []
         for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
             x = data.x[rows[:LOOKED_AT]]
@@ -294,7 +297,7 @@ class Run(Pickled, Summarised):
 
     @property
     def monitors(self) -> dict[str, Monitor]:
-        """Metadata of the numbers in the server state that each round records, by their names."""
+        """Metadata of the numbers in the server state that are recorded in each round, by name."""
         found = of_kind(self.method.metadata.tensors, Monitor).items()
         return {names.removeprefix("server/"): fact for names, fact in found}
 
@@ -309,7 +312,7 @@ class Run(Pickled, Summarised):
         ]
 
     def parameter_changes(self) -> DataFrame:
-        """Return a table of how much each site's parameters changed in each round.
+        """Return a table of how much each sample site's parameters changed in each round.
 
         Columns: round, site; mean and sd, the largest change of any entry's mean and standard
         deviation since the previous round, in standard deviations; norm, the change of a tensor
@@ -334,7 +337,7 @@ class Run(Pickled, Summarised):
 
     @property
     def title(self) -> str:
-        """Title of the printed summary: number of rounds, seed and seconds of the run."""
+        """Title of the printed summary: number of rounds, seed and training time of the run."""
         seconds = sum(record.seconds for record in self.records)
         return f"Run of {self.state.number} rounds, seed {self.seed}, {seconds:.1f} s"
 

@@ -81,7 +81,7 @@ class Sums:
         return self.aggregate.server_step(server, pooled)
 
     def _alike(self, patterns: str) -> bool:
-        """Return whether tensors that match these name patterns give every client weight 1."""
+        """Return whether every client has weight 1 in the sums of tensors that match patterns."""
         return self.even is not None and _inner(self.aggregate.weights[patterns]) in (
             by_size,
             uniform,
@@ -115,7 +115,7 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
     mine, all_known = sums or Sums(aggregate), method.download is send_all
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Return the download with the server tensors that are subtracted from messages."""
+        """Return the download, with the server tensors that are subtracted from messages."""
         return method.download(server, cohort) | under(AT, send_all(server, cohort))
 
     def count(received: Tensors, local: Tensors, batch: Batch) -> Tensors:

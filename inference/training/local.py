@@ -86,7 +86,7 @@ class Group(NamedTuple):
 
 
 def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
-    """Join the results of several groups of clients; also return the axes of rows of tensors."""
+    """Join training results of groups of clients; also return which tensor axes index rows."""
     places, before, widths, after = zip(*groups, strict=True)
     changed, losses, made, first = zip(*after, strict=True)
     local, axes = joined(changed, before, widths, places)

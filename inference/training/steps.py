@@ -96,12 +96,12 @@ class PhaseRun:
         self.forget()
 
     def forget(self) -> None:
-        """Discard the bound recordings of all updates, as their tensors have been replaced."""
+        """Discard the recordings in use by all updates, as their tensors have been replaced."""
         for update in self.updates:
             update.recorder.forget()
 
     def touched(self, moving: Tensors, names: Collection[str], active: int) -> Touch:
-        """Return tensors that this update modifies, that others modify, and that are constant."""
+        """Return tensors that an update modifies, that other updates modify, and constant ones."""
         others = {n: v for n, v in self.now.items() if n not in names}
         placed = {n: v for n, v in others.items() if n in self.owned}
         still = {n: v for n, v in others.items() if n not in self.owned}
@@ -165,7 +165,7 @@ class MoveRun:
             written()
 
     def touched(self) -> Touch:
-        """Return tensors that this update modifies, that others modify, and that are constant."""
+        """Return tensors that this update modifies, that other updates modify, and constants."""
         moving = {n: self.run.now[n].detach() for n in sorted(self.names)}
         return self.run.touched(moving, self.names, len(self.run.ones))
 
@@ -214,7 +214,7 @@ class StepRun:
         self.plain = self._begins()
 
     def _begins(self) -> bool:
-        """Initialize the optimizer's state before the first step; return success."""
+        """Initialize the optimizer's state before the first step; return whether that succeeded."""
         if not self.recorder.is_plain(self.params):
             return False
         states = {n: initial(self.step.optim, p) for n, p in self.params.items()}
@@ -239,7 +239,7 @@ class StepRun:
                 self.recorder.note_layout(self.params)
 
     def touched(self) -> Touch:
-        """Return tensors that this step modifies, that others modify, and that are constant."""
+        """Return tensors that this step modifies, that other updates modify, and constants."""
         active = len(next(iter(self.params.values())))
         state = self.optimiser.state
         states = {f"{m} of {n}": v for n, p in self.params.items() for m, v in state[p].items()}

@@ -103,11 +103,11 @@ class CheckedUpdate:
 
     @property
     def __name__(self) -> str:
-        """Name of the wrapped update."""
+        """Name of the wrapped closed-form update."""
         return named(self.move)
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Run the update and return the changed tensors; raise ValueError if it is invalid."""
+        """Run the wrapped update and return the changed tensors; raise ValueError if invalid."""
         name = self.__name__
         with (
             undrawn(name, batch.size.device),
@@ -120,7 +120,7 @@ class CheckedUpdate:
 
 
 def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
-    """Return a short version of a phase, with updates wrapped for validation.
+    """Return a shortened training phase with its updates wrapped for validation.
 
     It has at most two epochs, on small minibatches.
 
