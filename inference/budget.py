@@ -79,7 +79,7 @@ class PrivacySpent(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the label of epsilon in tables and files, with a note if the noise has a seed."""
+        """Return the table label of the privacy loss epsilon, with a note if noise is seeded."""
         return f"epsilon ({SEEDED})" if self.seeded else "epsilon"
 
     def __str__(self) -> str:

@@ -136,7 +136,7 @@ def clients_part(method: Method) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Trained:
-    """Marker of a network layer that is described without its trainable weights."""
+    """Wrapper that marks a network layer to be described without its trainable weights."""
 
     layer: nn.Module
 
@@ -186,7 +186,7 @@ def _kind(value: Any) -> str:
 
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Yield name and value of all items, attributes or other values nested in a value."""
+    """Yield name and value of all items, attributes or other values nested in an object."""
     leaves = Tensor | np.ndarray | Generator | BuiltinFunctionType | ModuleType | Logger | Enum
     if isinstance(value, leaves):
         return ()

@@ -191,7 +191,7 @@ def latent(trace: Any) -> Iterator[tuple[str, Any]]:
 
 
 def observed(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and content of each observed, not deterministic sample site in a Pyro trace."""
+    """Yield name and content of each observed sample site in a trace, but no deterministic site."""
     for name, site in trace.nodes.items():
         seen = site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site)
         if seen and not is_made(site):

@@ -276,6 +276,6 @@ def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:
 
 
 def marked(metadata: MetadataByPattern, mark: Mark) -> str:
-    """Return the patterns of tensor names that have a given mark, joined by spaces."""
+    """Return the name patterns with a given label, such as `SHARED`, joined by spaces."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return " ".join(names for names, known in each if any(fact == mark for fact in known))

@@ -129,7 +129,7 @@ class Clipped:
         return optimiser
 
     def clip(self, optimiser: Optimizer, *_: Any) -> None:
-        """Scale each client's gradient down to the maximum norm, in a hook before the step."""
+        """Scale each client's gradient down to the maximum norm, before an optimizer step."""
         moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
         squares = torch.stack([p.grad.reshape(len(p), -1).square().sum(1) for p in moving]).sum(0)
         factor = (self.norm / (squares.sqrt() + 1e-6)).clamp(max=1)

@@ -51,7 +51,7 @@ class Flat(dist.ImproperUniform):
     """Improper uniform prior that `pyro.render_model` can process."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise an error, as a flat prior cannot be sampled; return zeros for Pyro's diagrams."""
+        """Raise an error, as a flat prior cannot be sampled; return zeros for model diagrams."""
         if any(isinstance(handler, TrackProvenance) for handler in _PYRO_STACK):
             return torch.zeros(self.batch_shape + self.event_shape)
         return super().__call__(*args, **kwargs)
@@ -101,7 +101,7 @@ class Proximal:
 
 @dataclass(frozen=True)
 class ByName:
-    """Priors by patterns of parameter names; the first matching pattern is used.
+    """Priors of network parameters, chosen by the first name pattern that matches.
 
     See `priors.by_name`.
     """
@@ -168,7 +168,7 @@ class Supervised:
         return self.prior.of(name) if isinstance(self.prior, ByName) else self.prior
 
     def homes(self, guide: Program, local: Tensors) -> dict[str, str]:
-        """Return a dict from each point parameter to the local tensor that contains its value."""
+        """Return a dict that maps each point-estimated parameter to the tensor with its value."""
         roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
         at = {n: [f"{r}/{n}" for r in roles if f"{r}/{n}" in local] for n in self.net.shapes}
         return {n: found[0] for n, found in at.items() if found}

@@ -80,7 +80,7 @@ def later(seed: Seed, k: int) -> Seed:
 
 
 def continued(seed: Seed | None, last: Seed | None) -> Seed:
-    """Return the given seed, or that of the resumed run, or 0; raise ValueError if they differ."""
+    """Return the given seed, else the resumed run's, else 0; raise ValueError if both differ."""
     if seed is None or last is None:
         return next(known for known in (seed, last, 0) if known is not None)
     if separate(seed) != separate(last):

@@ -16,7 +16,7 @@ from pyrofl.tensors import like
 
 
 def spherical(fn: TorchDistribution, axes: int, group: object = None) -> Spherical:
-    """Return a normal with equal scales along its last axes, which become event dimensions."""
+    """Return a normal distribution with equal scales along its last axes, the event dimensions."""
     found = Spherical(fn, axes)
     found.group = group
     return found
@@ -53,7 +53,7 @@ class Spherical(dist.Independent):
 
     @property
     def scale(self) -> Tensor:
-        """Scale (standard deviation) of every event."""
+        """Standard deviation of the normals in each event."""
         scale: Tensor = self.base_dist.scale[(..., *(0,) * self._axes)]
         return scale
 
@@ -63,7 +63,7 @@ class Spherical(dist.Independent):
 
 
 def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
-    """Return half the squared distance between values and prior means, summed over sample sites.
+    """Return half the squared distances, in sds, between values and prior means, summed over sites.
 
     Values are [C, 1, *p]; each site's prior has one scale per client, [C, 1].
     """

@@ -51,7 +51,7 @@ def weight_by(name: str) -> Weight:
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Wrapper of a weight function, with which the server sums messages and does not average."""
+    """Weight function by which the server computes a weighted sum of messages, not their mean."""
 
     weight: Weight
 

@@ -140,7 +140,7 @@ def trimmed(message: Tensors, weight: Tensor, share: float) -> Tensors:
 
 
 def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
-    """Return the trimmed mean over clients, without the `each` smallest and `each` largest."""
+    """Return each entry's mean over clients, without its `each` smallest and largest values."""
     if not each:
         return weighted_mean(value, weight)
     order = value.sort(0)
@@ -171,7 +171,7 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
 
 
 def clipped(message: Tensors, weight: Tensor, server: Tensors, norm: float) -> Tensors:
-    """Return the weighted mean of messages after clipping each client's change of the state."""
+    """Clip each client's change of the server state, and return the weighted mean of messages."""
     change = {n: v - server[n] for n, v in message.items()}
     factor = norm / total({n: v.square() for n, v in change.items()}).sqrt()
     near = {n: server[n] + like(factor, v) * v for n, v in change.items()}

@@ -178,7 +178,7 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
 
 
 def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest log importance weight, and weights relative to it, averaged over pairs.
+    """Return the largest log importance weight, and relative weights averaged over pairs of draws.
 
     Each pair of draws uses the same noise.
     """
@@ -196,6 +196,6 @@ def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_likelihood(said: Pointwise, shared: str) -> Tensor:
-    """Return the log likelihood of a client's rows together, for each posterior draw: [S]."""
+    """Return the joint log likelihood of a client's rows, for each posterior draw: [S]."""
     own = (v.value for n, v in said["log_prior"].items() if not matches(n, shared))
     return said["density"]["log_p"].value.flatten() - sum(v.flatten() for v in own)

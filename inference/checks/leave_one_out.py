@@ -1,4 +1,4 @@
-"""Leave-one-out cross-validation of variational posteriors, and comparison of models by it.
+"""Leave-one-out cross-validation of variational posteriors, and model comparison by its scores.
 
 Draws from a guide q are not draws from the posterior p. Both steps, from q to p and from p to the
 posterior without row i, are importance weights:

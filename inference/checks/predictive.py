@@ -138,7 +138,7 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
 def _clients(
     found: Any, draws: int, what: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
-    """For each observed site and client, yield rows [N] and posterior predictive draws [S, N]."""
+    """For each response and client, yield observed [N] and posterior predictive values [S, N]."""
     if isinstance(found, Run):
         found = found.to_arviz(draws, groups=GROUPS, **what)
     refuse_no_groups(found)

@@ -71,7 +71,7 @@ class Ranks:
         return (self.ranks + 0.5) / (self.draws + 1)
 
     def of_client(self, client: str) -> dict[str, Any]:
-        """Return one client's scaled ranks [R], for each coordinate of its own and shared sites."""
+        """Return the ranks [R], scaled to (0, 1), of one client's true parameters, by entry."""
         at = {"client": client} if "client" in self.ranks.dims else {}
         return {
             place: values.isel(index).to_numpy()
@@ -298,7 +298,7 @@ def _fits(
 
 
 def _not_finite(tensors: Tensors) -> str:
-    """Return a message that names the tensors with NaN or infinite values, or "" without any."""
+    """Return a text that names the tensors with non-finite values, or "" if there are none."""
     bad = [n for n, v in tensors.items() if not bool(v.isfinite().all())]
     return f"{', '.join(bad)} not finite" if bad else ""
 

@@ -239,7 +239,7 @@ def _calibration_rows(data: Federation, share: float, seed: Seed) -> list[Tensor
 def _forecasts(
     run: Run, how: EvaluationSpec, randomized: bool
 ) -> Iterator[tuple[int, Forecast, Tensor]]:
-    """For each client with test rows, yield its id, and their predictions and true responses."""
+    """For each client with test rows, yield its id and the rows' predictions and responses."""
     for i, mean, sd, y in forecasts(run.method, run.data, run.state, how):
         u = torch.ones(len(mean), dtype=mean.dtype)
         if randomized:
@@ -289,7 +289,7 @@ def _line(
 
 
 def coverage_range(count: int, tested: int, alpha: float) -> tuple[float, float]:
-    """Return the range that contains the coverage of test rows with 95% probability.
+    """Return the range that contains the coverage of some test rows with 95% probability.
 
     Given the calibration rows the coverage has the distribution Beta(k, n + 1 - k) with the rank
     k = ceil((1 - alpha)(n + 1)), and the number of covered test rows a beta-binomial one (Vovk,

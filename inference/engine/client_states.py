@@ -57,7 +57,7 @@ class RowStore:
         self.blocks: list[Block] = []
 
     def write(self, values: Tensors) -> list[Row]:
-        """Write clients' tensors [C, ...] into unused rows, and return one row for each client."""
+        """Write clients' tensors [C, ...] to unused memory; return each client's storage row."""
         layout, rows = layout_of(values), list[Row]()
         count = len(next(iter(values.values())))
         while (left := count - len(rows)) > 0:
@@ -110,7 +110,7 @@ class ClientStates(Tables):
     def __init__(
         self, clients: int, store: RowStore, rows: Mapping[int, Row], like: Tensors
     ) -> None:
-        """Create the states of J clients from their memory rows and the tensors' layout.
+        """Create the states of J clients from their storage rows and the tensors' layout.
 
         Args:
             clients: number J of clients.
@@ -166,7 +166,7 @@ class ClientStates(Tables):
         return found
 
     def write(self, ids: Tensor, values: Tensors) -> dict[int, Row]:
-        """Write the next states of some clients, [C, ...], to unused memory; return their rows.
+        """Write clients' next states [C, ...] to unused memory; return the storage row of each.
 
         The rows belong to no state before a call of `updated`, and become free without it.
         """

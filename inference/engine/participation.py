@@ -42,7 +42,7 @@ class KnownDraw:
 
 
 def sampling_of(draw: Draw, clients: int) -> Sampling:
-    """Return the scheme of a client sampling function; raise ValueError if it is unknown."""
+    """Return the sampling scheme of a client sampling function; raise ValueError if unknown."""
     if draw is everyone:
         return Sampling("all", clients)
     if isinstance(draw, KnownDraw):

@@ -190,7 +190,7 @@ class MessageCollector:
         return after, kept
 
     def _rejecting(self) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
-        """Reject messages with unexpected shapes or types, and return the expected ones."""
+        """Reject messages with unexpected shapes or types; return expected shapes and types."""
         votes = [(reply.form, reply.reasons.count("")) for reply in self.replies]
         form = agreed(votes, form_of(self.state.message), self.state.server)
         for reply in self.replies:

@@ -86,7 +86,7 @@ class RoundState(Summarised):
         return {n: none[n].scatter(0, self.trained, v.cpu()) for n, v in values.items()}
 
     def summary(self) -> dict[str, str]:
-        """Return the printed summary of the state, as label -> text."""
+        """Return the printed summary of the round state, as label -> text."""
         trained, reported, silent = (
             len(v) for v in (self.trained, self.reporters.ids, self.silent)
         )
@@ -186,7 +186,7 @@ def uploaded(method: Method, received: Tensors, local: Tensors) -> Tensors:
 
 @cache
 def chunk_bytes() -> int:
-    """Return the size limit of client states in a vectorized batch, in bytes, by the CPU cache.
+    """Return the size limit, in bytes, of a vectorized batch's client states, by CPU cache size.
 
     It is twice the size of the cache, within limits.
 

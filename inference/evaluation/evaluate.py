@@ -183,7 +183,7 @@ def calibration_by_client(
 def _confidence(
     method: Method, data: Federation, state: RoundState, asked: EvaluationFields
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return each client's confidence (largest class probability) and correctness, by row."""
+    """Return, by client, each row's largest class probability and whether its class is correct."""
     found = {}
     for ids, prediction, y, mask in predict(method, data, state, **asked):
         if prediction.mean.dim() < 3:
@@ -218,7 +218,7 @@ class Uncertainty:
         return torch.stack([v.mean() for v in self.by_client(score)])
 
     def told_apart(self, outside: Uncertainty, score: str) -> Tensor:
-        """Return the AUROC of an uncertainty score for a client's rows against `outside` rows.
+        """Return each client's AUROC of an uncertainty score that separates its from other rows.
 
         The result has one AUROC for each client.
         """

@@ -86,7 +86,7 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
 def with_rows(
     data: Federation, asked: EvaluationSpec
 ) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
-    """Select the rows to evaluate; return federation, each client's rows, and ids of clients."""
+    """Select rows to evaluate; return federation, rows by client, and ids of clients with rows."""
     data, everyone = population_of(data, asked.population)
     rows = data.train if asked.part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)

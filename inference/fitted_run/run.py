@@ -149,7 +149,10 @@ class Run(Pickled, Summarised):
     def posterior(
         self, draws: int = 100, *, ids: Tensor | None = None, **asked: Unpack[ModelAsked]
     ) -> Tensors:
-        """Draw from each client's posterior: site -> [S, C, *p]; see `pyrofl.posterior`."""
+        """Draw from each client's posterior: sample site -> draws [S, C, *p].
+
+        See `pyrofl.posterior`.
+        """
         how: ModelAsked = {"seed": self.seed, **asked}
         return posterior(*self._fitted, draws, ids=ids, **how)
 
@@ -179,7 +182,7 @@ class Run(Pickled, Summarised):
         return to_arviz([self], draws, dims, **what)
 
     def evaluate_all(self) -> list[Scores]:
-        """Evaluate every model of the method on training, held-out and pooled clients.
+        """Evaluate every model on training and held-out clients, and on all test rows pooled.
 
         Every model is evaluated on training and held-out clients, the personal one also after the
         method's adaptation, the global one also on all test rows together. Without test rows,
@@ -286,7 +289,7 @@ class Run(Pickled, Summarised):
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
     def _alike(self, state: RoundState) -> bool:
-        """Return whether every tested client has the same prediction for all of its rows."""
+        """Return whether the predictions of each tested client are the same for all of its rows."""
         data, found = self.data, []
         for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
             x = data.x[rows[:LOOKED_AT]]

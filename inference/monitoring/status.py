@@ -93,7 +93,7 @@ class ConvergenceStatus:
     small: ClassVar[dict[str, float]] = SMALL
 
     def tested(self, off: str = "", note: str = "", blind: str = "") -> ConvergenceStatus:
-        """Return the status after a test whether the run is at the optimum of its objective."""
+        """Return the convergence status, corrected by a test whether the objective is optimal."""
         if self.kind != "converged" or not (off or note or blind):
             return self
         if blind:
@@ -114,7 +114,7 @@ class ConvergenceMonitor:
     """Monitor that updates the convergence status of a run with each round record."""
 
     def __init__(self, records: Sequence[Left] = (), trained: str | None = None) -> None:
-        """Create a monitor from round records and the patterns of trained tensors."""
+        """Create a convergence monitor from round records and patterns of trained tensors."""
         self.trained = trained
         self.records: list[Left] = []
         self.losses = Losses()
@@ -211,7 +211,7 @@ def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
 
 
 def _lost(records: Sequence[Left]) -> Divergence | None:
-    """Return start and reason of a divergence if a site's mean changed too much, else None."""
+    """Detect divergence by large changes of a site's mean; return its start and reason, or None."""
     last = [record for record in records if record.moved is not None][-LAST:]
     for site in last[-1].moved if len(last) == LAST else ():
         far = median(record.moved.get(site, {}).get("mean", 0.0) for record in last)
@@ -253,7 +253,7 @@ class Divergence(NamedTuple):
 
 
 def _barred(records: Sequence[Left]) -> Divergence | None:
-    """Return start and reason of a divergence if all late messages were rejected, else None."""
+    """Detect divergence by rejection of all recent messages; return start and reason, or None."""
     bad = [r for r in records if r.rejected or r.moved is not None]  # a client reported
     some = next((i for i, r in enumerate(reversed(bad)) if r.moved is not None), len(bad))
     last = bad[len(bad) - some :]

@@ -96,7 +96,7 @@ def private(
     if changes:
 
         def download(server: Tensors, cohort: Cohort) -> Tensors:
-            """Return the download, with the server tensors that clients subtract from messages."""
+            """Return the tensors that clients download, with those to subtract from messages."""
             return method.download(server, cohort) | shown(server, cohort, changes)
 
         return replace(

@@ -183,7 +183,7 @@ class _Code:
                 self._know(value, part)
 
     def _memory(self, out: Tensor, zeros: bool) -> int:
-        """Add an output tensor that all runs of the generated code reuse; zeroed if `zeros`."""
+        """Add a reusable output tensor to the generated code, zeroed in each run if `zeros`."""
         options = {"dtype": out.dtype, "device": out.device}
         values, args = [tuple(out.shape), tuple(out.stride()), *options.values()], (None, None)
         named = tuple((n, None) for n in options)
@@ -195,7 +195,7 @@ class _Code:
         return home
 
     def _join(self, out: Tensor, value: Tensor) -> None:
-        """Note that an operation's result `out` is stored in the memory of tensor `value`."""
+        """Register that an operation's result `out` is stored in the memory of tensor `value`."""
         if storage(value) in self.homes:
             self.homes[storage(value)].append(storage(out))
             self.homes[storage(out)] = self.homes[storage(value)]

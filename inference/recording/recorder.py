@@ -161,11 +161,11 @@ class Recorder:
             RECORDINGS.log.append(self)
 
     def is_plain(self, params: Tensors) -> bool:
-        """Return whether this update's first step is known to keep parameters contiguous."""
+        """Return whether this update's first step keeps parameters contiguous in memory."""
         return RECORDINGS.is_on and self._first(params) in RECORDINGS.plain
 
     def note_layout(self, params: Tensors) -> None:
-        """After a first step, note that it keeps parameters contiguous if the given ones are."""
+        """Remember that an update keeps parameters contiguous, if these parameters still are."""
         self.made[0] += 1
         if all(p.is_contiguous() for p in params.values()):
             RECORDINGS.plain[self._first(params)] = self.values
@@ -232,7 +232,7 @@ class Recorder:
             self.run = found.bind(*given.bound)
 
     def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
-        """Run an update without its recording, and compare the results with the recording's."""
+        """Run a training update normally, and compare the result with that of its recording."""
         if not found.bind and self._has_changed():
             found.reason = self.reason = CHANGES
             return written()

@@ -267,7 +267,7 @@ class Site(NamedTuple):
 
 
 class RowsKept(Messenger):
-    """Messenger that removes the mask of latent sites of padding rows, for a proper density."""
+    """Pyro messenger that removes masks of latent sites in padding rows, for a proper density."""
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg) and of_rows(msg):

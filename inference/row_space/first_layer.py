@@ -80,7 +80,7 @@ class FirstLayer(NamedTuple):
 
 
 class InRows(NamedTuple):
-    """Conversion of a layer's weights to coefficients of each client's rows for training, and back.
+    """Representation of a layer's weights in training, as linear combinations of a client's rows.
 
     The local tensors of the layer's weights hold (C, X X' C, a) by clients then, [C, 2 n + k, out],
     with the same a for every output.
@@ -131,7 +131,7 @@ class InRows(NamedTuple):
         return found
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:
-        """Return index pairs of initial weights whose inner products the prior needs."""
+        """Return index pairs of initial weight matrices whose inner products the prior needs."""
         along = range(0 if self.decays else 1, many) if self.centre else ()
         return list(product(along, along))
 
@@ -161,7 +161,7 @@ class InRows(NamedTuple):
 
 
 def ours(name: str) -> bool:
-    """Return whether a tensor is a temporary one of training by row coefficients, from its name."""
+    """Return whether a name is that of a temporary tensor, used to train by row coefficients."""
     return name in (GRAM, OUTPUTS, INNER, START, CENTRE) or name.startswith(APART)
 
 

@@ -42,7 +42,7 @@ def sums(
     received: Tensors,
     local: Tensors,
 ) -> set[str] | None:
-    """Return names of tensors that a function combines linearly to `name`; None if not linear.
+    """Return names of tensors that a function combines linearly to tensor `name`; None otherwise.
 
     The sum must be entrywise.
     """

@@ -140,7 +140,7 @@ class Reading(NamedTuple):
 
 
 def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
-    """Return the names of all local tensors that are weights of a layer."""
+    """Return the names of all local tensors of clients that are weights of a layer."""
     return tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
 
 
@@ -152,7 +152,7 @@ def reading(
     local: Tensors,
     data: Federation,
 ) -> Reading | None:
-    """Return the first layer and its tensors that a gradient step reads; None if not supported."""
+    """Return the network's first layer and which of its tensors a gradient step reads, or None."""
     views, core, model, guide = list[Seen](), step.loss, method.model, method.guide
     while isinstance(core, (On, Seen)):
         if isinstance(core, On):

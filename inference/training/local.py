@@ -41,7 +41,7 @@ def train(
     number: int,
     phases: Sequence[Phase] | None = None,
 ) -> tuple[Tensors, Tensors, Tensor, Tensors]:
-    """Train C clients together by the given phases (default: the method's).
+    """Train C clients together by the given training phases, by default those of the method.
 
     Returns:
         local after training, [C, ...], the mean loss of each gradient step by its names, [C], the

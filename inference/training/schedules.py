@@ -95,7 +95,7 @@ def runs(sizes: list[int], worth: int) -> list[int]:
 
 
 def roomy(sizes: Tensor, bound: int) -> int:
-    """Return the padded number of rows for full batches of clients with sizes [C].
+    """Return the number of rows to which full batches of clients with sizes [C] are padded.
 
     At most the bound, the longest of all clients, as programs may not support more rows.
     """

@@ -193,7 +193,7 @@ class Client:
     @synchronized
     @checked
     def evaluate(self, question: Mapping[str, Any]) -> Flat:
-        """Return scores and row counts, as requested by `Server.configure_evaluate`.
+        """Evaluate as requested by `Server.configure_evaluate`; return scores and row counts.
 
         Clients with fewer than `min_scored_rows` rows are left out.
 
@@ -338,7 +338,7 @@ class Client:
         return shard.cohort(ids), shard, received
 
     def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
-        """Return client records with pending states committed or dropped, as the request states."""
+        """Commit or drop clients' pending states, as the request states; return the records."""
         names = named(order)
         accepted = column(order, "accepted", len(names), torch.long).tolist()
         each = zip(names, accepted, strict=True)

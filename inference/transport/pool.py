@@ -92,7 +92,7 @@ class Pool:
             self.post.close()
 
     def __call__(self, request: RoundRequest) -> RunningRound:
-        """Start a round of training in the workers, and return it."""
+        """Start a round of training in the worker processes, and return the running round."""
         before = private = request.state.client_states
         if not isinstance(before, RemoteStates) or before.pool is not self:
             before = self.states()

@@ -119,7 +119,7 @@ class Received(RunningRound):
 
 
 def nothing(state: RoundState) -> Reply:
-    """Return an empty reply for a round without replies, with tensor shapes as in the last one."""
+    """Return an empty training reply, with tensor shapes as in the last message."""
     none = {n: nobody() for n in ("ids", "steps", "down", "up")}
     return Reply(Cohort(nobody(), torch.zeros(0)), {}, form_of(state.message), [], none)
 
@@ -129,7 +129,7 @@ def _at(which: Tensor) -> list[int]:
 
 
 def _alike(replies: list[Reply]) -> list[Reply]:
-    """Add the losses that a reply lacks as NaN, so that all replies have the same losses."""
+    """Add missing losses as NaN, so that all replies have the same losses."""
     names = {n: v for reply in replies for n, v in reply.report.items() if v.is_floating_point()}
     for reply in replies:
         unknown = {n: v.new_full((len(reply.reasons),), torch.nan) for n, v in names.items()}

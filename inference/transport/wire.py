@@ -81,7 +81,10 @@ def refuse_others(order: Mapping[str, Any], method: Method) -> None:
 
 
 def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
-    """Return a request's or reply's tensors "`what`/NAME"; raise ValueError for other types."""
+    """Return tensors with the prefix `what` in a request or reply; raise ValueError if invalid.
+
+    ValueError is raised if an entry with this prefix is not a tensor.
+    """
     found = role(what, flat)
     for name, value in found.items():
         if not torch.is_tensor(value):

@@ -42,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Margin:
-    """Score difference between another finalist and the chosen setting.
+    """Score difference between another finalist of a hyperparameter search and the chosen setting.
 
     Differences are in units of the metric.
 
@@ -87,7 +87,7 @@ class TuningResult(Summarised):
 
     @property
     def score(self) -> float:
-        """Score of the chosen setting after its last round, averaged over seeds."""
+        """Score of the chosen hyperparameter setting after its last round, averaged over seeds."""
         return fmean(self._scores(self.chosen).values())
 
     @property
@@ -180,7 +180,7 @@ class TuningResult(Summarised):
         return max(one.rounds for one in self.tries if one.setting == self.chosen)
 
     def _scores(self, place: int) -> dict[int, float]:
-        """Return a setting's scores by seed, after the number of rounds of the chosen setting."""
+        """Return a setting's scores by seed, after as many rounds as the chosen setting had."""
         return {
             one.seed: one.score
             for one in self.tries

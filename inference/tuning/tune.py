@@ -242,7 +242,7 @@ def _judged(found: Trial, run: Run | None, by: By) -> Trial:
 
 
 def _row(run: Run, rounds: int) -> dict[str, float]:
-    """Return the recorded scores of the method's default model after some rounds, by metric."""
+    """Return the scores of the method's default model after some number of rounds, by metric."""
     asked = (rounds, *default_model(run.method), "training")
     return {
         row["metric"]: row["value"]

@@ -219,7 +219,7 @@ class Made(NamedTuple):
         return self.client_states | self.received
 
     def parts(self) -> Iterator[tuple[str, Tensors, Tensors]]:
-        """Yield groups of tensors: their source, the tensors, and their values before training."""
+        """Yield the tensors of a test round by source, with their values before training."""
         yield "download", self.received, {}
         yield "init_client", self.client_states, {}
         yield TRAINING, self.local, self.known
@@ -304,7 +304,10 @@ class Trial:
         rows, device = batch.mask.sum(1).tolist(), self.data.device
 
         def differing(most: int | None) -> Found:
-            """Return the first result that differs for a client alone, with up to `most` rows."""
+            """Return the first result that changes if a client is run alone.
+
+            At most `most` rows of each client are compared.
+            """
             together = self._results(made, slice(count), narrowed(batch, most))
             for c in range(count) if count > 1 else ():
                 one = slice(c, c + 1)

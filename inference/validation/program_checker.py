@@ -158,7 +158,10 @@ class Look:
             )
 
     def _in_rows(self, site: Any) -> bool:
-        """Return whether a site is in the plate of rows, with masked padding and scaled density."""
+        """Return whether a Pyro site is inside the plate over rows, which masks padding rows.
+
+        The plate also scales densities.
+        """
         mask = site["mask"]
         if not torch.is_tensor(mask) or not torch.is_tensor(site["scale"]):
             return False

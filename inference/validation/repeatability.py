@@ -1,4 +1,4 @@
-"""Validation by repeated runs that programs depend on no other rows, clients or hidden state."""
+"""Checks by repeated runs that results do not depend on other rows, clients or hidden state."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _in_both_precisions(
     server: Tensors | None,
     look: Callable[[Method, Federation, Tensor, Tensors | None], None] | None = None,
 ) -> None:
-    """Validate a method; if clients or rows seem to be mixed, validate again in float64."""
+    """Validate a method; if clients or rows seem to affect each other, repeat it in float64."""
     look = look or _look
     try:
         look(method, few, ids, server)
@@ -174,7 +174,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
 
 
 def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
-    """Check only whether model and guide give each client the same results alone."""
+    """Check only that model and guide give each client the same results alone and with others."""
     first = _first(method, few, ids, server)
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     received, private = client_inputs(method, few, state, few.cohort(torch.arange(few.clients)), 0)
@@ -206,7 +206,7 @@ def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) 
 
 
 def _made(trial: Trial) -> Made:
-    """Run the method's training phases on test rows; raise ValueError on failure."""
+    """Run the method's training phases on a few rows; raise ValueError on failure."""
     few = trial.data
 
     def look() -> Look:
@@ -263,7 +263,7 @@ def _beginning(data: Federation, client: int) -> Tensor:
 
 
 def _finite(data: Federation, client: int) -> bool:
-    """Return whether the data of the rows used for validation of a client are finite."""
+    """Return whether a client's rows that are used for validation have only finite values."""
     rows = _beginning(data, client)
     return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
 
@@ -329,7 +329,7 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
 def _aggregated(
     method: Method, few: Federation, server: Tensors, message: Tensors
 ) -> Tensors | None:
-    """Aggregate test messages if by an `Aggregator`; raise ValueError for new tensor names."""
+    """Aggregate trial messages if by an `Aggregator`; raise ValueError for new tensor names."""
     if not isinstance(method.aggregate, Aggregator):
         return None
     cohort = few.cohort(torch.arange(few.clients))
@@ -371,7 +371,7 @@ def refuse_odd_views(method: Method, look: Look) -> None:
 
 
 def idle(patterns: str, names: Iterable[str]) -> list[str]:
-    """Return those of the given name patterns that match no name."""
+    """Return the name patterns that match none of the given names."""
     return [p for p in patterns.split() or [""] if not any(matches(n, p) for n in names)]
 
 
