@@ -23,7 +23,7 @@ def spherical(fn: TorchDistribution, axes: int, group: object = None) -> Spheric
 
 
 class Spherical(dist.Independent):
-    """Independent normals whose scale is equal for all entries of an event.
+    """Distribution of independent normals with one scale for all entries of an event.
 
     The log density of an event needs only one logarithm.
 

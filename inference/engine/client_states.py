@@ -166,7 +166,7 @@ class ClientStates(Tables):
         return found
 
     def write(self, ids: Tensor, values: Tensors) -> dict[int, Row]:
-        """Write clients' next states [C, ...] to unused memory; return the storage row of each.
+        """Write clients' next states [C, ...] to unused memory; return each client's storage row.
 
         The rows belong to no state before a call of `updated`, and become free without it.
         """

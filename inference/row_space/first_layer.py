@@ -138,7 +138,10 @@ class InRows(NamedTuple):
     def __call__(
         self, model: Supervised, received: Tensors, local: Tensors, batch: Batch
     ) -> tuple[Supervised, Tensors, Tensors]:
-        """Return a model that computes the layer from row coefficients, and tensors for it."""
+        """Return a copy of the model that computes the layer from row coefficients, and tensors.
+
+        The returned tensors are the received and local ones that this model reads.
+        """
         layer, at = self.layer, cast("Tensor", batch.at)  # not None in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
         gram = picked(local[GRAM], at, client)
