@@ -79,7 +79,7 @@ class PrivacySpent(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the label of epsilon in tables and files, marked if the noise has a seed."""
+        """Return the table label of the privacy loss epsilon, with a note if noise is seeded."""
         return f"epsilon ({SEEDED})" if self.seeded else "epsilon"
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class PrivacyAccountant:
             )
 
     def spent(self, rounds: int, times: Sequence[int]) -> PrivacySpent:
-        """Return the privacy spent in a run, given its rounds and those of each client, [J]."""
+        """Return the privacy spent, given the run's number of rounds and each client's, [J]."""
         if len(times) != self.clients:
             raise ValueError(
                 f"the method was made private for {self.clients} clients, but {len(times)} train; "
@@ -157,7 +157,7 @@ class PrivacyAccountant:
 
 
 def _epsilon(relation: str, event: tuple[Any, ...], times: int, delta: float) -> float:
-    """Return the epsilon spent by repeating a privacy event `times` times."""
+    """Return the epsilon of a private mechanism, such as Gaussian noise, applied `times` times."""
     if not times:
         return 0.0
     from dp_accounting import NeighboringRelation

@@ -1,4 +1,4 @@
-"""Textual descriptions of methods, which are equal in all processes and Python versions."""
+"""Text descriptions of methods, equal in all processes and Python versions, to compare methods."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Description:
     _known: dict[int, Any] = field(default_factory=dict)  # references keep ids unique
 
     def add(self, path: str, value: Any) -> None:
-        """Add a value and its parts to the description, recursively and each once."""
+        """Add a value and all nested values to the text that identifies a method, each once."""
         if isinstance(value, PLAIN):
             self.parts[path] = repr(value)
             return
@@ -97,7 +97,7 @@ def constants_hash(method: Method) -> str:
 
 
 def refuse_other_constants(method: Method, known: str) -> None:
-    """Raise ValueError if frozen weights or buffers of a method do not have the given hash."""
+    """Raise ValueError if a method's frozen weights or buffers do not have the given hash."""
     if known and constants_hash(method) != known:
         raise ValueError(
             "the frozen weights or buffers of the method's networks differ from those of the "
@@ -118,7 +118,7 @@ OF_METADATA = ("statistics", "train_all_clients")
 
 
 def clients_part(method: Method) -> dict[str, str]:
-    """Return a hash of each part of a method that runs at the clients, by name.
+    """Return a hash of each part of a method that runs on clients, by the name of the part.
 
     Server and clients need equal hashes. Parts that only the server uses may differ: its
     aggregation, and its unlabeled rows.
@@ -136,13 +136,13 @@ def clients_part(method: Method) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Trained:
-    """Layer of a `pyrofl.nets` network, described without its trainable weights."""
+    """Wrapper that marks a network layer to be described without its trainable weights."""
 
     layer: nn.Module
 
 
 def _kind(value: Any) -> str:
-    """Return a short text for a value, such as its type or hash, without its parts."""
+    """Return a short text that identifies a value, such as its type or hash, without its parts."""
     if isinstance(value, np.ndarray):
         objects = value.dtype.hasobject
         content = repr(value.tolist()).encode() if objects else value.tobytes()
@@ -186,7 +186,7 @@ def _kind(value: Any) -> str:
 
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Yield name and value of each part of a value, such as items or attributes."""
+    """Yield name and value of all items, attributes or other values nested in an object."""
     leaves = Tensor | np.ndarray | Generator | BuiltinFunctionType | ModuleType | Logger | Enum
     if isinstance(value, leaves):
         return ()
@@ -220,7 +220,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
-    """Return the sorted attributes of an object, including slots of user-defined classes."""
+    """Return an object's attributes sorted by name, including slots of user-defined classes."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ()) if is_own(kind.__module__) else ()
@@ -231,7 +231,10 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _of_layer(value: nn.Module | _Trained) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a network layer that are described, without trainable weights."""
+    """Yield the weights, buffers, sublayers, attributes and hooks that describe a network layer.
+
+    Trainable weights of a marked layer (`_Trained`) are omitted.
+    """
     inside = isinstance(value, _Trained)
     layer = value.layer if isinstance(value, _Trained) else value
     for name, weight in layer._parameters.items():
@@ -251,7 +254,7 @@ def _of_layer(value: nn.Module | _Trained) -> Iterator[tuple[str, Any]]:
 
 
 def _own(layer: nn.Module) -> set[str]:
-    """Return the names of a layer's own weights and buffers, without its sublayers."""
+    """Return the names of a layer's own weights and buffers, without those of its sublayers."""
     return {*layer._parameters, *layer._buffers}
 
 
@@ -285,7 +288,7 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 @cache
 def names_read(code: CodeType) -> tuple[list[str], set[str], list[str]]:
-    """Return the global names that code reads and assigns, and its attribute names."""
+    """Return the global names that a code object reads and assigns, and its attribute names."""
     read, written, names = set[str](), set[str](), {*code.co_names}
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -340,7 +343,7 @@ def _home(function: FunctionType) -> str:
 
 
 def _is_written(function: FunctionType) -> bool:
-    """Return whether a function is user-written, not generated as by dataclasses."""
+    """Return whether a function was written by a user, not generated, as by dataclasses."""
     return is_own(_home(function)) and function.__code__.co_filename != "<string>"
 
 
@@ -365,7 +368,7 @@ def _source(code: CodeType) -> str:
 
 
 def _statements(node: Any) -> Any:
-    """Convert a syntax tree to nested lists that are equal in all versions of Python."""
+    """Convert a Python syntax tree to nested lists that are equal in all versions of Python."""
     if isinstance(node, list):
         return [_statements(one) for one in node if not _is_text(one)]
     if not isinstance(node, ast.AST):

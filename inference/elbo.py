@@ -38,7 +38,7 @@ class Elbo:
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss of each client, [C]."""
+        """Return the negative ELBO of each client, [C]."""
         q, p = traces(model, guide, received, local, batch, self.num_particles)
         clients, drawn, kl = len(batch), bool(self.num_particles), self.kl
         weight = kl(received, local, batch)[:, None] if callable(kl) else kl
@@ -80,7 +80,7 @@ Look = Callable[[Tensors, Tensors], Tensors]
 
 @dataclass(frozen=True)
 class Seen:
-    """Loss function whose programs read modified received and local tensors."""
+    """Loss function that transforms the tensors before the Pyro model and guide read them."""
 
     loss: Loss
     view: Look
@@ -89,14 +89,14 @@ class Seen:
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss of each client, [C]."""
+        """Return each client's loss, [C], computed from transformed tensors."""
         centre = self.centre(received, local) if self.centre else received
         return self.loss(model, guide, centre, self.view(received, local), batch)
 
 
 @dataclass(frozen=True)
 class On:
-    """Loss function with its own model and guide, instead of those of the method."""
+    """Loss function that uses its own model and guide instead of those of the method."""
 
     loss: Loss
     model: Program
@@ -105,7 +105,7 @@ class On:
     def __call__(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss of each client, [C]."""
+        """Return each client's loss, [C], under the model and guide of this object."""
         return self.loss(self.model, self.guide, received, local, batch)
 
 
@@ -147,7 +147,7 @@ def traces(
     batch: Batch,
     num_particles: int | None = None,
 ) -> tuple[Any, Any]:
-    """Run the guide, then the model with the guide's draws; return both traces.
+    """Run the Pyro guide, then the model with the guide's draws; return both execution traces.
 
     The one place that inserts the axis of the rows: tensors [C, *p] reach programs as [C, 1, *p].
     """
@@ -184,14 +184,14 @@ def with_rows(tensors: Tensors, clients: int) -> Tensors:
 
 
 def latent(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and site of each latent sample site in a trace."""
+    """Yield name and content of each latent sample site in a Pyro trace."""
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site):
             yield name, site
 
 
 def observed(trace: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and site of each observed sample site in a trace, except deterministic."""
+    """Yield name and content of each observed sample site in a trace, but no deterministic site."""
     for name, site in trace.nodes.items():
         seen = site["type"] == "sample" and site["is_observed"] and not site_is_subsample(site)
         if seen and not is_made(site):
@@ -199,7 +199,7 @@ def observed(trace: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_made(site: Any) -> bool:
-    """Return whether a site is deterministic, as made by `pyro.deterministic`."""
+    """Return whether a Pyro site is deterministic, as created by `pyro.deterministic`."""
     if site["type"] != "sample" or not site["is_observed"]:
         return False
     fn = site["fn"]
@@ -208,7 +208,7 @@ def is_made(site: Any) -> bool:
 
 
 def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tensor, Tensor]:
-    """Return log q, and log q - log p, of one latent site, with its scale and mask applied.
+    """Return log q of a latent site, and its scaled, masked log q - log p or analytic KL.
 
     Auxiliary sites of automatic guides have no partner in the model: they count as log q alone. A
     Delta counts its log density (the Jacobian of a transformed site), never an analytic KL. The
@@ -233,7 +233,7 @@ def log_densities(site: Any, partner: Any | None, analytic: bool) -> tuple[Tenso
 
 
 def pulled(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
-    """Yield the scaled squared distances of point estimates from the centers of normal priors."""
+    """Yield the scaled squared distances between point estimates and the means of normal priors."""
     together: dict[tuple[object, float], list[tuple[Spherical, Tensor]]] = {}
     for site, value in pulls:
         fn = site["fn"]
@@ -247,7 +247,7 @@ def pulled(pulls: Iterable[tuple[Any, Tensor]]) -> Iterator[Tensor]:
 
 
 def log_prob(name: str, site: Any) -> Tensor:
-    """Return the log density of a site's value, without applying its scale and mask."""
+    """Return the log density of a Pyro site's value, without the site's scale and mask."""
     try:
         return cast("Tensor", site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"]))
     except ValueError as error:
@@ -260,7 +260,7 @@ def weighed(site: Any, value: Tensor) -> Tensor:
 
 
 def alike(site: Any, partner: Any) -> bool:
-    """Return whether two sites have the same scale and mask, as an analytic KL requires."""
+    """Return whether two Pyro sites have the same scale and mask, as an analytic KL requires."""
     pairs = [(site[key], partner[key]) for key in ("scale", "mask")]
     return all(
         a is b or (not (torch.is_tensor(a) or torch.is_tensor(b)) and a == b) for a, b in pairs
@@ -280,7 +280,7 @@ def base_of(fn: Any) -> Any:
 
 
 def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
-    """Sum the cost tensors of equal shape; return one tensor for each shape."""
+    """Sum the loss terms that have the same shape; return one tensor for each shape."""
     found: dict[torch.Size, Tensor] = {}
     for cost in costs:
         found[cost.shape] = found[cost.shape] + cost if cost.shape in found else cost
@@ -288,7 +288,7 @@ def added(costs: Iterable[Tensor]) -> Iterable[Tensor]:
 
 
 def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
-    """Sum a site's log density over rows and inner plates, to [S or 1, C].
+    """Sum a log density over rows and other plates, to [S or 1, C] by posterior draw and client.
 
     Without draws there is no axis for them: [..., C, B or 1]; the result is [S or 1, C] or [1, C].
     """
@@ -302,7 +302,7 @@ def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
 
 
 class _Recorder(Messenger):
-    """Pyro messenger that replays known latent values and records a trace."""
+    """Pyro messenger that records a trace, with latent sites fixed to known values."""
 
     def __init__(self, known: Any) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ class _Recorder(Messenger):
 
 
 def recorded(program: Program, args: tuple[Any, ...], known: Any = None) -> Trace:
-    """Run a program and return its trace; replay latent values from a known trace.
+    """Run a Pyro program and return its trace; fix latent sites to those of a known trace.
 
     As `poutine.trace(poutine.replay(program, trace=known)).get_trace(*args)`, in less time, and
     without nodes of arguments and result. Errors of the program get a note with its sites so far.

@@ -174,7 +174,7 @@ def federate(
 
 
 def _listed(reasons: Sequence[str]) -> str:
-    """Return the first reasons joined by semicolons, with the number of further reasons."""
+    """Join the first reasons for rejected messages by semicolons, and count the further ones."""
     more = len(reasons) - SHOWN
     shown = [*reasons[:SHOWN], f"and {more} more"] if more > 0 else reasons
     return "; ".join(shown)

@@ -155,7 +155,7 @@ def fit(
     again = 0  # first round in which the end is tested again
 
     def at_end() -> bool:
-        """Return whether training stops after this round, testing for convergence."""
+        """Return whether training stops after this round: at convergence or in the last round."""
         nonlocal again
         number = run.state.number
         run.ending = {}

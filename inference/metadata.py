@@ -58,7 +58,7 @@ class WireCost:
     bytes: Callable[[str, Tensors], Tensor]
 
     def count(self, name: str, tensors: Tensors) -> Tensor:
-        """Return the number of bytes in which each client sends a tensor, int64 [C]."""
+        """Return the number of bytes that each client needs to send a tensor, int64 [C]."""
         what = f"the wire cost of {name!r}"
         with calling(what):
             found = self.bytes(name, tensors)
@@ -67,7 +67,7 @@ class WireCost:
 
 @dataclass(frozen=True)
 class Mark:
-    """Metadata without parameters: a label such as `SHARED` or `PER_CLIENT`."""
+    """Label of tensors or sites, such as `SHARED` or `PER_CLIENT`, without parameters."""
 
     text: str
 
@@ -85,7 +85,7 @@ class Moments:
     of: Callable[[Tensors], dict[str, tuple[Tensor, Tensor]]]
 
     def compute(self, tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the mean and standard deviation of each site."""
+        """Return the mean and standard deviation of each sample site, [*p] each."""
         with calling("moments"):
             found = {n: (mean, sd) for n, (mean, sd) in self.of(tensors).items()}
         for site, (mean, sd) in found.items():
@@ -131,7 +131,7 @@ class Monitor:
 
 @dataclass(frozen=True)
 class Optimal:
-    """Metadata of the normal distribution of shared sites that maximizes the ELBO.
+    """Metadata that names the tensors of a normal posterior of shared sites, optimal for the ELBO.
 
     Attributes:
         mean: name of its mean in the local tensors of programs, [C, n] with n >= d.
@@ -145,7 +145,7 @@ class Optimal:
 
 
 def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:
-    """Return the `Moments` of normals with means "LOC/SITE" and sds from "WIDTH/SITE"."""
+    """Return `Moments` of normals with means in tensors "LOC/SITE" and sds from "WIDTH/SITE"."""
 
     def of(tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         wide = role(width, tensors)
@@ -270,12 +270,12 @@ def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
 
 
 def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:
-    """Return the metadata of one class, such as `Monitor`, by the tensors' name patterns."""
+    """Return all metadata of one class, such as `Monitor`: name patterns of tensors -> metadata."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return {names: fact for names, known in each for fact in known if isinstance(fact, kind)}
 
 
 def marked(metadata: MetadataByPattern, mark: Mark) -> str:
-    """Return the patterns of tensor names that have a given mark, joined by spaces."""
+    """Return the name patterns with a given label, such as `SHARED`, joined by spaces."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
     return " ".join(names for names, known in each if any(fact == mark for fact in known))

@@ -34,7 +34,7 @@ ClosedFormUpdate = Callable[[Tensors, Tensors, Batch], Tensors]
 
 @dataclass(frozen=True)
 class GradientStep:
-    """Update of the local tensors with matching names by gradient steps on a loss.
+    """Update of a client's tensors with matching names by gradient steps on a loss.
 
     Attributes:
         names: shell patterns separated by spaces.
@@ -87,7 +87,7 @@ class Phase:
             )
 
     def count_epochs(self, ids: Tensor) -> Tensor:
-        """Return the number of epochs of the given clients, int64 [C]."""
+        """Return the number of local training epochs of the given clients, int64 [C]."""
         if not callable(self.epochs):
             return torch.full((len(ids),), self.epochs)
         with calling("epochs"):
@@ -114,12 +114,12 @@ def return_received(received: Tensors, local: Tensors) -> Tensors:
 
 
 def as_trained(received: Tensors, local: Tensors) -> Tensors:
-    """Return the client's trained tensors unchanged, for its predictive model."""
+    """Return the client's trained tensors unchanged, as those of its predictive model."""
     return local
 
 
 def as_received(received: Tensors, local: Tensors) -> Tensors:
-    """Return the client's tensors, with trained values replaced by the received ones."""
+    """Return the client's tensors, with trained values replaced by those from the server."""
     return local | received
 
 
@@ -145,7 +145,7 @@ class View:
     posterior: ServerPosterior | None = None
 
     def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
-        """Return the local tensors that the predictive model reads; a list for an ensemble."""
+        """Return the tensors of the predictive model, or a list of them for an ensemble."""
         return self.read(received, local)
 
 
@@ -255,7 +255,7 @@ class Method(Pickled, Summarised):
         return next(own, self.main_view)
 
     def read_view(self, view: str, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
-        """Return the tensors [C, ...] that a predictive model reads; a list for an ensemble."""
+        """Return the tensors [C, ...] of a predictive model, or a list of them for an ensemble."""
         known, what = received | local, f"what view {view!r} returns"
         with calling(f"view {view!r}", known):
             found = self.views[view](received, local)
@@ -270,13 +270,13 @@ class Method(Pickled, Summarised):
         return found
 
     def deployed(self, view: str) -> Method:
-        """Return a copy of the method with the download that a predictive model needs."""
+        """Return a copy of the method whose clients download what a predictive model needs."""
         download = getattr(self.views[view], "download", None)
         return self if download is None else replace(self, download=download)
 
     @property
     def shared(self) -> str:
-        """Name patterns of the sites that all clients share, joined by spaces."""
+        """Name patterns of the sample sites that all clients share, joined by spaces."""
         return marked(self.metadata.tensors, SHARED)
 
     @property
@@ -290,7 +290,7 @@ class Method(Pickled, Summarised):
         return of_kind(self.metadata.tensors, Rule)
 
     def message_bytes(self, tensors: Tensors) -> Tensor:
-        """Return the number of bytes [C] that each client's tensors need as a message."""
+        """Return the size in bytes [C] of each client's tensors when they are sent as a message."""
         total = dense(tensors)
         for names, cost in of_kind(self.metadata.tensors, WireCost).items():
             for name, value in pick(tensors, names).items():
@@ -332,6 +332,6 @@ def _moved(move: GradientStep | ClosedFormUpdate) -> str:
 
 
 def _told(phase: Phase) -> str:
-    """Describe a phase in one line: its updates, epochs and batch size."""
+    """Describe a training phase in one line: its updates, epochs and batch size."""
     epochs = "epochs by client" if callable(phase.epochs) else f"{phase.epochs}"
     return f"{', '.join(map(_moved, phase.updates))} ({epochs} x {phase.batch or 'all'} rows)"

@@ -59,11 +59,11 @@ class Sgd:
     options: Mapping[str, Any]
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
-        """Create an SGD optimizer of the given tensors."""
+        """Create an SGD optimizer for the given tensors."""
         return LightSgd(params, **self.options, lr=self.lr, momentum=self.momentum)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
-        """Return a tensor's optimizer state before the first step; None with dampening."""
+        """Return a tensor's SGD state before the first step; None (unknown) with dampening."""
         if self.options.get("dampening"):
             return None
         return {"momentum_buffer": torch.zeros_like(param)} if self.momentum else {}
@@ -77,11 +77,11 @@ class Adam:
     options: Mapping[str, Any]
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
-        """Create an Adam optimizer of the given tensors."""
+        """Create an Adam optimizer for the given tensors."""
         return LightAdam(params, **self.options, lr=self.lr)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
-        """Return a tensor's optimizer state before the first step; None for AMSGrad or unfused."""
+        """Return a tensor's Adam state before the first step; None for AMSGrad or unfused Adam."""
         if self.options.get("amsgrad") or not self.options["fused"]:
             return None
         step = torch.zeros((), dtype=torch.float32, device=param.device)
@@ -123,13 +123,13 @@ class Clipped:
     norm: float
 
     def __call__(self, params: list[Tensor]) -> Optimizer:
-        """Create an optimizer of the given tensors with gradient clipping."""
+        """Create an optimizer with gradient clipping for the given tensors."""
         optimiser = self.make(params)
         optimiser.register_step_pre_hook(self.clip)
         return optimiser
 
     def clip(self, optimiser: Optimizer, *_: Any) -> None:
-        """Scale each client's gradient down to the maximum norm, in a hook before the step."""
+        """Scale each client's gradient down to the maximum norm, before an optimizer step."""
         moving = [p for g in optimiser.param_groups for p in g["params"] if p.grad is not None]
         squares = torch.stack([p.grad.reshape(len(p), -1).square().sum(1) for p in moving]).sum(0)
         factor = (self.norm / (squares.sqrt() + 1e-6)).clamp(max=1)

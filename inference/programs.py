@@ -51,7 +51,7 @@ class Flat(dist.ImproperUniform):
     """Improper uniform prior that `pyro.render_model` can process."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise an error, as a flat prior cannot be sampled; return zeros for Pyro's diagrams."""
+        """Raise an error, as a flat prior cannot be sampled; return zeros for model diagrams."""
         if any(isinstance(handler, TrackProvenance) for handler in _PYRO_STACK):
             return torch.zeros(self.batch_shape + self.event_shape)
         return super().__call__(*args, **kwargs)
@@ -66,7 +66,7 @@ def _improper(clients: int, shape: Size) -> TorchDistribution:
 def around(
     family: LocationScale, centre: Tensor, scale: Tensor, group: object = None
 ) -> TorchDistribution:
-    """Return a prior of a family, centered at parameters [C, 1, *p], with scales [C, 1].
+    """Return a prior of a location-scale family, centered at [C, 1, *p], with scales [C, 1].
 
     Parameters of one `group` have the same scale.
     """
@@ -89,7 +89,7 @@ class Proximal:
     def __call__(
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior distribution of the parameter `name`."""
+        """Return the prior distribution of the network parameter `name`."""
         scale = (self.strength * batch.size).rsqrt()[:, None]
         if (centre := received.get(f"{self.loc}/{name}")) is None:
             raise ValueError(
@@ -101,7 +101,7 @@ class Proximal:
 
 @dataclass(frozen=True)
 class ByName:
-    """Priors by patterns of parameter names; the first matching pattern is used.
+    """Priors of network parameters, chosen by the first name pattern that matches.
 
     See `priors.by_name`.
     """
@@ -111,7 +111,7 @@ class ByName:
     def __call__(
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior distribution of the parameter `name`."""
+        """Return the prior distribution of the network parameter `name`."""
         return self.of(name)(name, shape, received, local, batch)
 
     def of(self, name: str) -> Prior:
@@ -164,18 +164,18 @@ class Supervised:
                 pyro.sample("y", self.likelihood(run(known | w, data.x), data.x), obs=data.y)
 
     def prior_of(self, name: str) -> Prior:
-        """Return the prior of the parameter `name`."""
+        """Return the prior of the network parameter `name`."""
         return self.prior.of(name) if isinstance(self.prior, ByName) else self.prior
 
     def homes(self, guide: Program, local: Tensors) -> dict[str, str]:
-        """Return a dict from each point parameter to the local tensor that contains its value."""
+        """Return a dict that maps each point-estimated parameter to the tensor with its value."""
         roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
         at = {n: [f"{r}/{n}" for r in roles if f"{r}/{n}" in local] for n in self.net.shapes}
         return {n: found[0] for n, found in at.items() if found}
 
 
 def sample_noise(noisy: Reparametrised, data: Batch, of_rows: bool) -> Tensors:
-    """Sample the noise of a network whose layers' outputs are drawn, without any density.
+    """Sample the noise of a network with random layers, without adding to the log density.
 
     Args:
         noisy: the network.

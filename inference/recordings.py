@@ -13,7 +13,7 @@ from pyrofl.inference.recording.recorder import RECORDINGS, Recorder
 
 
 class RecordedUpdate(NamedTuple):
-    """Counts of how often a training update was replayed from a recording, or was not.
+    """Numbers of runs of a training update: replayed from a recording, or run as written.
 
     Attributes:
         name: patterns of the tensors of a gradient step, or the name of a closed form.

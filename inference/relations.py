@@ -44,7 +44,7 @@ class Related:
 @synchronized
 @checked
 def get_dependencies(method: Method, data: Federation) -> dict[str, Related]:
-    """Return the sites of a method's model by name, with their plates and dependencies.
+    """Return the sample sites of a method's model by name, with plates and dependencies.
 
     Args:
         method: the method.

@@ -15,7 +15,7 @@ from pyrofl.tensors import generator
 
 
 class Stream(IntEnum):
-    """Purpose of a random number stream.
+    """Purposes for which a run has separate random number streams.
 
     The comments name the further parts of each stream's key.
 
@@ -73,14 +73,14 @@ def separate(seed: Seed) -> Seeds:
 
 
 def later(seed: Seed, k: int) -> Seed:
-    """Return the seed increased by k; `Seeds` are increased by k each."""
+    """Return a seed increased by k; of several seeds (`Seeds`), each is increased by k."""
     if not isinstance(seed, Seeds):
         return seed + k
     return Seeds(seed.init + k, seed.participation + k, seed.noise + k)
 
 
 def continued(seed: Seed | None, last: Seed | None) -> Seed:
-    """Return the given seed, or that of the resumed run, or 0; raise ValueError if they differ."""
+    """Return the given seed, else the resumed run's, else 0; raise ValueError if both differ."""
     if seed is None or last is None:
         return next(known for known in (seed, last, 0) if known is not None)
     if separate(seed) != separate(last):

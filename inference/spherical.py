@@ -16,14 +16,14 @@ from pyrofl.tensors import like
 
 
 def spherical(fn: TorchDistribution, axes: int, group: object = None) -> Spherical:
-    """Return a normal with equal scales along its last axes, which become event dimensions."""
+    """Return a normal distribution with equal scales along its last axes, the event dimensions."""
     found = Spherical(fn, axes)
     found.group = group
     return found
 
 
 class Spherical(dist.Independent):
-    """Independent normals whose scale is equal for all entries of an event.
+    """Distribution of independent normals with one scale for all entries of an event.
 
     The log density of an event needs only one logarithm.
 
@@ -34,7 +34,7 @@ class Spherical(dist.Independent):
     group: object = None
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of events with the given values."""
+        """Return the log density of events, which are arrays of normals with equal scale."""
         constant = self.scale.log() + 0.5 * math.log(2 * math.pi)
         return -self.distance(value) - self.entries * constant
 
@@ -48,12 +48,12 @@ class Spherical(dist.Independent):
 
     @property
     def entries(self) -> int:
-        """Number of entries of an event."""
+        """Number of entries of an event, such as a weight matrix."""
         return int(self.event_shape.numel())
 
     @property
     def scale(self) -> Tensor:
-        """Scale (standard deviation) of every event."""
+        """Standard deviation of the normals in each event."""
         scale: Tensor = self.base_dist.scale[(..., *(0,) * self._axes)]
         return scale
 
@@ -63,7 +63,7 @@ class Spherical(dist.Independent):
 
 
 def distances(priors: Sequence[Spherical], values: Sequence[Tensor]) -> Tensor:
-    """Return the sum over sites of half the squared distance between value and prior mean.
+    """Return half the squared distances, in sds, between values and prior means, summed over sites.
 
     Values are [C, 1, *p]; each site's prior has one scale per client, [C, 1].
     """
@@ -97,7 +97,7 @@ class HalfSquares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients of values and centers."""
+        """Return the gradients with respect to values and centers."""
         given = ctx.saved_tensors
         values, centres = given[: len(given) // 2], given[len(given) // 2 :]
         if torch.is_grad_enabled():  # second derivatives need the inputs

@@ -35,33 +35,33 @@ UNUSED = 1e-12  # one of K with a smaller total weight keeps its value
 
 
 def by_size(message: Tensors, cohort: Cohort) -> Tensor:
-    """Return the number of training rows of each client as its weight, [C]."""
+    """Return each client's aggregation weight, which is its number of training rows: [C]."""
     return cohort.size
 
 
 def uniform(message: Tensors, cohort: Cohort) -> Tensor:
-    """Return equal weights for all clients, [C]."""
+    """Return equal aggregation weights for all clients, [C]."""
     return torch.ones_like(cohort.size)
 
 
 def weight_by(name: str) -> Weight:
-    """Return a weight function that uses a tensor in the clients' messages as their weights."""
+    """Return a function that reads clients' aggregation weights from a tensor in their messages."""
     return lambda message, cohort: message[name]
 
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Weight function for weighted sums of the clients' messages, instead of weighted means."""
+    """Weight function by which the server computes a weighted sum of messages, not their mean."""
 
     weight: Weight
 
     def __call__(self, message: Tensors, cohort: Cohort) -> Tensor:
-        """Return the weight of each client, [C]."""
+        """Return each client's aggregation weight, [C]."""
         return self.weight(message, cohort)
 
 
 class Weighed(NamedTuple):
-    """Values of the clients' messages, [C, ...], with the weights for their aggregation.
+    """Values of clients' messages, [C, ...], with the weights by which the server averages them.
 
     Messages that have been folded into one have C = 1.
     """
@@ -92,7 +92,7 @@ class Aggregator:
     noised: Callable[[Tensors, Generator], Tensors] = lambda pooled, generator: pooled
 
     def __post_init__(self) -> None:
-        """Validate `rule` and the weight functions."""
+        """Validate the aggregation rule and the weight functions."""
         check_fields(self)
         for patterns, weight in self.weights.items():
             if not isinstance(patterns, str) or not callable(weight):
@@ -112,11 +112,11 @@ class Aggregator:
     def __call__(
         self, server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Return the next server state; raise AggregationError if aggregation is impossible."""
+        """Aggregate messages to the next server state; raise AggregationError if impossible."""
         return self.close(server, self.weigh(server, message, cohort), generator)
 
     def weigh(self, server: Tensors, message: Tensors, cohort: Cohort) -> Weighed:
-        """Return the clients' values to aggregate, [C, *p], and the weights of the clients."""
+        """Return the values to aggregate from clients' messages, [C, *p], and clients' weights."""
         values = self.transformed(server, message)
         weights: Tensors = {}
         for names, patterns in self.groups(values):
@@ -126,7 +126,7 @@ class Aggregator:
         return Weighed(values, weights)
 
     def fold(self, *parts: Weighed) -> Weighed:
-        """Combine several weighted messages into one: their mean, with the sum of their weights."""
+        """Combine weighted messages into one: their weighted mean, with their total weight."""
         values, weights = join_up(p.values for p in parts), join_up(p.weights for p in parts)
         folded = self._pooled(Weighed(values, weights), _mean_of_any, {}, 0.0)
         sums = {p: w.sum(0, keepdim=True) for p, w in weights.items()}
@@ -144,11 +144,11 @@ class Aggregator:
         return self.server_step(server, pooled)
 
     def transformed(self, server: Tensors, message: Tensors) -> Tensors:
-        """Return the clients' values to average, [C, ...], after applying `transform`."""
+        """Apply `transform` to clients' messages; return the values to average, [C, ...]."""
         return as_tensors("what transform returns", self.transform(server, message))
 
     def _pooled(self, weighed: Weighed, combine: Combine, before: Tensors, least: float) -> Tensors:
-        """Return the aggregated value of each tensor, or its old value if all weights are zero."""
+        """Aggregate every tensor over clients; keep its old value if all its weights are zero."""
         found: Tensors = {}
         for names, patterns in self.groups(weighed.values):
             mine = {n: weighed.values[n] for n in names}
@@ -184,7 +184,7 @@ def _refuse_odd_weights(patterns: str, weight: Tensor, values: Tensors, names: l
 def _pool(
     combine: Combine, values: Tensors, weight: Tensor, before: Tensors, least: float
 ) -> Tensors:
-    """Aggregate values over C clients, for each of K components if the weights are [C, K].
+    """Aggregate tensors over C clients, separately for K components if the weights are [C, K].
 
     The previous value is kept where the sum of the weights is at most `least`.
     """
@@ -208,7 +208,7 @@ def _mean_of_any(values: Tensors, weight: Tensor, none: Tensors) -> Tensors:
 def with_server_step(
     aggregate: Aggregate, change: Callable[[Tensors, Tensors], Tensors]
 ) -> Aggregate:
-    """Return an aggregation function that applies a server step to the aggregated values.
+    """Extend an aggregation function by a server step on the aggregated values.
 
     An `Aggregator` stays one. The step may be that of an optimizer, such as `descend`.
     """
@@ -230,7 +230,7 @@ def damped(aggregate: Aggregate, keep: float) -> Aggregate:
 
 
 def descend(make: Optim, server: Tensors, gradient: Tensors, role: str = "server/optim") -> Tensors:
-    """Return the server's values after one optimizer step with a pseudo-gradient.
+    """Take one server optimizer step along a pseudo-gradient; return values and optimizer state.
 
     Args:
         make: function that creates the optimizer, such as `sgd(1.0, momentum=0.9)`; the server

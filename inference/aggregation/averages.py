@@ -47,7 +47,10 @@ def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def average(message: Tensors, weight: Tensor) -> Tensors:
-    """Return the weighted mean of every tensor [C, *p] of a message; see `weighted_mean`."""
+    """Return the weighted mean over clients of every tensor [C, *p] in their messages.
+
+    See `weighted_mean`.
+    """
     for value in message.values():
         if weight.shape != value.shape[:1]:
             raise ValueError(
@@ -64,7 +67,7 @@ def average(message: Tensors, weight: Tensor) -> Tensors:
 
 
 def blend(old: Tensors, new: Tensors, keep: float) -> Tensors:
-    """Return keep * old + (1 - keep) * new for each tensor in `new`."""
+    """Interpolate tensors: return keep * old + (1 - keep) * new for each name in `new`."""
     return {n: keep * old[n] + (1 - keep) * v for n, v in new.items()} if keep else new
 
 
@@ -131,13 +134,13 @@ def median(message: Tensors, weight: Tensor, server: Tensors) -> Tensors:
 
 
 def trimmed(message: Tensors, weight: Tensor, share: float) -> Tensors:
-    """Return the trimmed mean: drop a fraction of clients at both ends of each coordinate."""
+    """Return the weighted trimmed mean: drop a fraction of values at both ends of a coordinate."""
     each = math.floor(share * len(weight) + 1e-9)  # 0.29 of 100 is 28.999...
     return {n: middle(v, weight, each) for n, v in message.items()}
 
 
 def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
-    """Return the trimmed mean over clients, without the `each` largest and smallest values."""
+    """Return each entry's mean over clients, without its `each` smallest and largest values."""
     if not each:
         return weighted_mean(value, weight)
     order = value.sort(0)
@@ -147,7 +150,7 @@ def middle(value: Tensor, weight: Tensor, each: int) -> Tensor:
 
 
 def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
-    """Aggregate by Krum: the weighted mean of the `best` messages closest to the others.
+    """Aggregate by Krum: the weighted mean of the `best` messages that are closest to the others.
 
     The result is robust to at most `bad` bad messages.
 
@@ -168,7 +171,7 @@ def krum(message: Tensors, weight: Tensor, bad: int, best: int = 1) -> Tensors:
 
 
 def clipped(message: Tensors, weight: Tensor, server: Tensors, norm: float) -> Tensors:
-    """Return the weighted mean of messages after clipping the norm of each client's change."""
+    """Clip each client's change of the server state, and return the weighted mean of messages."""
     change = {n: v - server[n] for n, v in message.items()}
     factor = norm / total({n: v.square() for n, v in change.items()}).sqrt()
     near = {n: server[n] + like(factor, v) * v for n, v in change.items()}

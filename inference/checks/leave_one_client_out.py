@@ -129,7 +129,7 @@ def loco(
 
 
 def _factors(run: Run) -> Factors:
-    """Return the metadata of the server's client factors; raise ValueError if it has none."""
+    """Return the metadata of the clients' posterior factors; raise ValueError if there are none."""
     found = of_kind(run.method.metadata.tensors, Factors)
     if not found:
         raise ValueError(
@@ -178,7 +178,10 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
 
 
 def _scaled(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest log weight, and weights relative to it averaged over pairs of draws."""
+    """Return the largest log importance weight, and relative weights averaged over pairs of draws.
+
+    Each pair of draws uses the same noise.
+    """
     top = log_weights.max()
     return top, (log_weights - top).exp().mean(0)
 
@@ -193,6 +196,6 @@ def _mean(value: Tensor, control: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_likelihood(said: Pointwise, shared: str) -> Tensor:
-    """Return the log density of all rows of a client, for each posterior draw: [S]."""
+    """Return the joint log likelihood of a client's rows, for each posterior draw: [S]."""
     own = (v.value for n, v in said["log_prior"].items() if not matches(n, shared))
     return said["density"]["log_p"].value.flatten() - sum(v.flatten() for v in own)

@@ -1,4 +1,4 @@
-"""Leave-one-out cross-validation of variational posteriors, and comparison of models by it.
+"""Leave-one-out cross-validation of variational posteriors, and model comparison by its scores.
 
 Draws from a guide q are not draws from the posterior p. Both steps, from q to p and from p to the
 posterior without row i, are importance weights:
@@ -150,7 +150,7 @@ def compare_loo(
 
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
-    """Return the log density of every row, for one observed site or summed over all sites."""
+    """Return each row's log likelihood, for one observed site or summed over all observed sites."""
     known = dict(data["log_likelihood"].data_vars) if "log_likelihood" in data else {}
     if not known or var_name not in (None, *known):
         raise ValueError(
@@ -182,7 +182,7 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
 
 
 def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
-    """Return log p and log q of the draws of latent sites, for each row if clients differ."""
+    """Return log joint and log guide densities of draws, by row if they differ between clients."""
     stats = data.get("sample_stats", {})
     if "log_p" not in stats or "log_q" not in stats:
         raise ValueError(
@@ -199,7 +199,7 @@ def _log_densities(data: Any, log_lik: xarray.DataArray) -> Any:
 
 
 def _smoothed(log_lik: xarray.DataArray, ratio: xarray.DataArray) -> Any:
-    """Return ELPDData by Pareto-smoothed importance sampling, for ArviZ 0.23."""
+    """Estimate leave-one-out densities by Pareto-smoothed importance sampling, for ArviZ 0.23."""
     from arviz import psislw
 
     samples = ("chain", "draw")

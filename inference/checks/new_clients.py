@@ -59,7 +59,7 @@ def new_client_posterior(
 def joining(
     method: Method, data: Federation, client: str, size: int
 ) -> tuple[Method, Federation, int]:
-    """Restrict a held-out client to its first `size` rows; return method, federation and its id."""
+    """Restrict a held-out client to its first `size` rows; return method, data and client id."""
     held_out = data.names[data.clients :]
     if client not in held_out:
         raise ValueError(

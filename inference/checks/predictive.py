@@ -1,4 +1,4 @@
-"""Posterior predictive checks of every client: whether the model reproduces its data.
+"""Posterior predictive checks for each client: whether the model reproduces the client's data.
 
 Gelman, Meng and Stern, "Posterior Predictive Assessment of Model Fitness via Realized
 Discrepancies", Statistica Sinica 1996. With draws y_rep of a client's rows from the posterior
@@ -138,7 +138,7 @@ def pit(found: Any, draws: int = 1000, **what: Any) -> pandas.DataFrame:
 def _clients(
     found: Any, draws: int, what: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
-    """Yield, by site and client, the observed rows [N] and posterior predictive draws [S, N]."""
+    """For each response and client, yield observed [N] and posterior predictive values [S, N]."""
     if isinstance(found, Run):
         found = found.to_arviz(draws, groups=GROUPS, **what)
     refuse_no_groups(found)

@@ -1,4 +1,4 @@
-"""Several copies of a federation, with simulated responses, trained at once."""
+"""Training of several copies of a federation at once, each with its own simulated responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyrofl.tensors import Tensors, cut, join_up, under
 
 
 def compact(data: Federation) -> Federation:
-    """Return a federation of the training clients with only their training rows."""
+    """Return a copy of a federation with only the training clients and their training rows."""
     rows = torch.cat(data.train[: data.clients])
     parts = torch.arange(len(rows)).split(data.sizes[: data.clients].tolist())
     rows = rows.to(data.x.device)
@@ -30,7 +30,7 @@ def compact(data: Federation) -> Federation:
 
 
 def with_responses(data: Federation, y: Tensor) -> Federation:
-    """Return a federation with R copies of all clients, given simulated responses [R, N, ...]."""
+    """Return a federation of R copies of all clients, with simulated responses [R, N, ...]."""
     copies, rows = range(len(y)), len(data.y)
     x, answers = torch.cat([data.x] * len(y)), y.flatten(0, 1).to(data.y.dtype)
     train = tuple(part + r * rows for r in copies for part in data.train)
@@ -50,14 +50,14 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
     refused = {} if refused is None else refused
 
     def parts(cohort: Cohort) -> Iterator[tuple[int, Tensor, Cohort]]:
-        """Yield the index of each copy, and the positions and cohort of its clients."""
+        """For each copy of the federation, yield its index, and its clients' positions and ids."""
         copy = cohort.ids // clients
         for r in copy.unique().tolist():
             at = (copy == r).nonzero().flatten()
             yield r, at, Cohort(cohort.ids[at] % clients, cohort.size[at])
 
     def joined(cohort: Cohort, make: Callable[[int, Tensor, Cohort], Tensors]) -> Tensors:
-        """Apply a function to each copy's clients, and join the results in the cohort's order."""
+        """Apply a function to each federation copy; join the results in the order of clients."""
         found = [(at, make(r, at, mine)) for r, at, mine in parts(cohort)]
         order = torch.cat([at for at, _ in found]).argsort()
         return cut(join_up(part for _, part in found), order)
@@ -110,13 +110,13 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
 
 
 def first_of(server: Tensors, copies: int, clients: int) -> RoundState:
-    """Return the initial state of all copies, with the same server state in each copy."""
+    """Return the initial state of all federation copies, with the same server state in each."""
     seen = torch.zeros(copies * clients, dtype=torch.bool)
     return RoundState(0, _whole(dict.fromkeys(range(copies), server)), {}, seen)
 
 
 def rounds_of(state: RoundState, clients: int) -> list[RoundState]:
-    """Split the joint state of all copies into one round state for each copy."""
+    """Split the joint state of all federation copies into one round state for each copy."""
     each, found = _parted(state.server), []
     for r in range(len(state.seen) // clients):
         mine = slice(r * clients, (r + 1) * clients)
@@ -127,7 +127,7 @@ def rounds_of(state: RoundState, clients: int) -> list[RoundState]:
 
 
 def _parted(server: Tensors) -> dict[int, Tensors]:
-    """Split the joint server state into the server state of each copy."""
+    """Split the joint server state of all federation copies into one server state per copy."""
     found: dict[int, Tensors] = defaultdict(dict)
     for name, value in server.items():
         _, copy, own = name.split("/", 2)
@@ -136,15 +136,15 @@ def _parted(server: Tensors) -> dict[int, Tensors]:
 
 
 def _whole(servers: Mapping[int, Tensors]) -> Tensors:
-    """Join the server states of all copies into one, with tensors named "server/r/NAME"."""
+    """Join the server states of all federation copies into one, with tensors "server/r/NAME"."""
     return {n: v for r, server in servers.items() for n, v in under(f"server/{r}", server).items()}
 
 
 def seeing(method: Method, change: Callable[[Batch], Batch]) -> Method:
-    """Return a method whose programs, losses and updates receive batches modified by `change`."""
+    """Copy a method so that its model, guide, losses and updates receive modified batches."""
 
     def changed(function: Any) -> Any:
-        """Return a function that modifies its last argument, the batch, before the call."""
+        """Wrap a function so that its last argument, the batch, is modified before each call."""
         return lambda *args: function(*args[:-1], change(args[-1]))
 
     def moved(phase: Phase) -> Phase:

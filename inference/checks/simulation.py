@@ -71,7 +71,7 @@ class Ranks:
         return (self.ranks + 0.5) / (self.draws + 1)
 
     def of_client(self, client: str) -> dict[str, Any]:
-        """Return the scaled ranks [R] of one client's own and shared sites, by coordinate."""
+        """Return the ranks [R], scaled to (0, 1), of one client's true parameters, by entry."""
         at = {"client": client} if "client" in self.ranks.dims else {}
         return {
             place: values.isel(index).to_numpy()
@@ -80,7 +80,7 @@ class Ranks:
         }
 
     def coverage(self, levels: Sequence[float] = LEVELS) -> xarray.Dataset:
-        """Return the coverage of central posterior intervals, for each coordinate and level.
+        """Return the coverage of central posterior intervals, for each parameter entry and level.
 
         Intervals end at draws, which avoids interpolation; levels are rounded to those of such
         intervals, (L + 1 - 2 k) / (L + 1). With R replications, the standard error of a coverage
@@ -100,7 +100,7 @@ class Ranks:
         return xarray.concat(inside, xarray.Variable("level", exact))
 
     def p_values(self) -> xarray.Dataset:
-        """Return the p value of a chi-square test for uniform ranks, for each coordinate.
+        """Return the p value of a chi-square test for uniform ranks, for each parameter entry.
 
         Ranks of one coordinate are independent. Ranks of two clients in one replication (if they
         share a site) or of two coordinates of a client are not: they are never pooled.
@@ -115,7 +115,7 @@ class Ranks:
         return found
 
     def table(self) -> pandas.DataFrame:
-        """Return a table of p values and interval coverage, with a row for each coordinate.
+        """Return a table of p values and interval coverage, with a row for each parameter entry.
 
         Columns: variable; p, see `p_values`; p_holm, adjusted for the number of rows, which holds
         under any dependence (Holm, 1979); and the coverage of 50%, 80% and 95% intervals.
@@ -250,7 +250,7 @@ def sbc(
 def simulated(
     method: Method, data: Federation, state: RoundState, count: int, seed: Seed = 0
 ) -> tuple[dict[str, Variable], Tensor]:
-    """Simulate R data sets: draw true values from the prior, and responses [R, N, ...]."""
+    """Simulate R data sets: true values from the prior, and responses [R, N, ...] given them."""
     axes = ClientAxes(data, torch.arange(data.clients), method.shared, {})
     made = of_prior(axes, method, state, EvaluationSpec(draws=count, seed=seed))
     sites = {n: v for n, v in made["prior"].items() if "row" not in v.axes}
@@ -298,20 +298,20 @@ def _fits(
 
 
 def _not_finite(tensors: Tensors) -> str:
-    """Return a text that names the tensors with NaN or infinite values, or ""."""
+    """Return a text that names the tensors with non-finite values, or "" if there are none."""
     bad = [n for n, v in tensors.items() if not bool(v.isfinite().all())]
     return f"{', '.join(bad)} not finite" if bad else ""
 
 
 def rank(draws: Tensor, truth: Tensor, source: Generator) -> Tensor:
-    """Return the rank of the true value among S draws, with ties broken at random."""
+    """Return the rank of a true value among S posterior draws, with ties broken at random."""
     ties = (draws == truth).sum(0)
     chance = torch.rand(ties.shape, generator=source, dtype=torch.float64).to(draws.device)
     return (draws < truth).sum(0) + (chance * (ties + 1)).floor()
 
 
 def _bins(replications: int, draws: int, bins: int | None) -> int:
-    """Return the number of bins for the test of uniform ranks, after validation."""
+    """Validate or choose the number of bins for the chi-square test of uniform ranks."""
     most = min(20, max(2, replications // EXPECTED))
     fitting = [b for b in range(2, most + 1) if (draws + 1) % b == 0]
     found = bins or max(fitting, default=0)

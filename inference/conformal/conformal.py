@@ -197,7 +197,7 @@ def _check_rows(data: Federation) -> None:
 
 
 def _check_enough(data: Federation, thresholds: Tensor, pooled: float, alpha: float) -> None:
-    """Raise ValueError if all clients' thresholds are infinite; warn if only some are."""
+    """Raise ValueError if all clients' conformal thresholds are infinite; warn if some are."""
     few = [name for name, q in zip(data.names, thresholds.tolist(), strict=False) if q == inf]
     needed = f"at least {ceil((1 - alpha) / alpha - SLACK)} calibration rows for alpha {alpha:g}"
     if len(few) == data.clients and pooled == inf:
@@ -216,7 +216,7 @@ def _check_enough(data: Federation, thresholds: Tensor, pooled: float, alpha: fl
 
 
 def _calibration_rows(data: Federation, share: float, seed: Seed) -> list[Tensor]:
-    """Select each training client's calibration rows among its test rows, as bool [n].
+    """Choose which of each training client's test rows calibrate prediction sets, as bool [n].
 
     A row that is a test row of several clients has the same use at all of them, so that no row that
     measures coverage is in a pooled threshold.
@@ -239,7 +239,7 @@ def _calibration_rows(data: Federation, share: float, seed: Seed) -> list[Tensor
 def _forecasts(
     run: Run, how: EvaluationSpec, randomized: bool
 ) -> Iterator[tuple[int, Forecast, Tensor]]:
-    """Yield id, forecast and responses of the test rows, for each client with test rows."""
+    """For each client with test rows, yield its id and the rows' predictions and responses."""
     for i, mean, sd, y in forecasts(run.method, run.data, run.state, how):
         u = torch.ones(len(mean), dtype=mean.dtype)
         if randomized:
@@ -248,7 +248,7 @@ def _forecasts(
 
 
 def _held_out(made: Conformal) -> Iterator[tuple[int, Forecast, Tensor]]:
-    """Yield id, forecast and responses of the test rows, for each held-out client."""
+    """For each held-out client, yield its id, and predictions and responses of its test rows."""
     run, how = made.run, made.how
     if not any(map(len, run.data.test[run.data.clients :])):
         return
@@ -261,7 +261,7 @@ def _held_out(made: Conformal) -> Iterator[tuple[int, Forecast, Tensor]]:
 def _line(
     made: Conformal, i: int, pooling: Pooling, count: int, forecast: Forecast, y: Tensor
 ) -> dict[str, Any]:
-    """Return one row of the coverage table `Conformal.frame`, for one client and pooling."""
+    """Return the row of one client and one kind of threshold in the table `Conformal.frame`."""
     data, alpha, n = made.run.data, made.alpha, len(y)
     name = data.names[i]
     line: dict[str, Any] = {
@@ -289,7 +289,7 @@ def _line(
 
 
 def coverage_range(count: int, tested: int, alpha: float) -> tuple[float, float]:
-    """Return the range that contains the test coverage with 95% probability.
+    """Return the range that contains the coverage of some test rows with 95% probability.
 
     Given the calibration rows the coverage has the distribution Beta(k, n + 1 - k) with the rank
     k = ceil((1 - alpha)(n + 1)), and the number of covered test rows a beta-binomial one (Vovk,

@@ -35,17 +35,17 @@ class ScoreSummary(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the message in bytes."""
+        """Size of a client's message of conformity scores, in bytes."""
         return sum(v.numel() * v.element_size() for v in self)
 
     @property
     def rank_error(self) -> int:
-        """Largest number of scores that lie strictly between two neighboring quantiles sent."""
+        """Largest number of scores strictly between neighboring order statistics in the message."""
         return max(-(-int(self.num_scores) // max(len(self.upper), 1)) - 1, 0)
 
     @property
     def counts(self) -> Tensor:
-        """Number of scores that each order statistic represents: [B]."""
+        """Number of conformity scores that each order statistic in the message represents: [B]."""
         return _ranks(int(self.num_scores), len(self.upper)).diff(prepend=torch.zeros(1).long())
 
 
@@ -92,7 +92,7 @@ def quantile(scores: Tensor, mass: Tensor, alpha: float, atom: Tensor) -> Tensor
 def pooled_quantile(
     parts: Sequence[ScoreSummary], alpha: float, weight: Tensor | None = None
 ) -> Tensor:
-    """Return the (1 - alpha) quantile of all clients' scores, for a new row of one of them.
+    """Return the (1 - alpha) quantile of all clients' scores, for a new row of a known client.
 
     The row belongs to client k with probability (n_k + 1) / (n + K) (Lu et al. 2023), so that the
     atom is K. With weights the atom is K times the weight of the new row, by the same argument from

@@ -71,7 +71,7 @@ def aps_scores(probs: Tensor, u: Tensor) -> Tensor:
 def forecasts(
     method: Method, data: Federation, state: RoundState, asked: EvaluationSpec
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """Yield client id, predictive mean, sd and observed responses of test rows, by client."""
+    """For each client, yield its id, and predictive means, sds and responses of its test rows."""
     for ids, mean, _, sd, y, mask in answers(method, data, state, asked, _moments):
         for i, *values, seen in zip(ids.tolist(), mean, sd, y, mask, strict=True):
             own_mean, own_sd, own_y = (v[seen].cpu().double() for v in values)
@@ -108,7 +108,7 @@ def _moments(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tu
 
 
 def _flat(value: Tensor, shape: torch.Size) -> Tensor:
-    """Return a predictive mean or variance as draws, clients and rows, [S, C, B]."""
+    """Reshape a predictive mean or variance to [S, C, B]: draws, clients and rows."""
     if value.shape[-2:] != shape:
         raise ValueError(
             "the response is a vector; conformal prediction needs a single number or a class per "

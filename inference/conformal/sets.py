@@ -74,7 +74,7 @@ class PredictionSets(Summarised):
         return self.predictions.columns() | more
 
     def frame(self) -> DataFrame:
-        """Return predictions and sets as a data frame, with a line for each predicted row."""
+        """Return predictions and prediction sets as a data frame, with one line per row."""
         from pandas import DataFrame
 
         return DataFrame(self.columns())
@@ -118,7 +118,9 @@ class Conformal(Summarised):
     rows: Sequence[Mapping[str, Any]]
 
     def frame(self) -> DataFrame:
-        """Return a table of the coverage on each client's test rows, by pooling of the scores.
+        """Return a table of prediction sets' coverage for each client, by kind of threshold.
+
+        Coverage is measured on the test rows that do not calibrate.
 
         Columns: client; population, "training" or "held_out"; pooling, see `predict`; target,
         1 - alpha; calibration_rows and test_rows, their numbers; threshold, the largest of the
@@ -140,7 +142,7 @@ class Conformal(Summarised):
         *,
         pooling: Pooling | None = None,
     ) -> PredictionSets:
-        """Return prediction sets or intervals of new rows of one client.
+        """Return prediction sets or intervals for new rows of one client.
 
         Args:
             x: [N, *x], rows as in `Run.predict`.
@@ -294,7 +296,7 @@ def new_row_weights(weights: Weights, run: Run, count: int, x: Tensor | None) ->
 
 
 def _class_weights(weights: Mapping[str, float], run: Run) -> Tensor:
-    """Return the weight of each class, [K], with 1 for classes without a given weight."""
+    """Return each class's density-ratio weight, [K], which is 1 for classes without a given one."""
     classes = run.data.classes
     if not classes:
         raise ValueError("weights are given by class, but y is a number; pass a function of x")

@@ -1,4 +1,4 @@
-"""Immutable storage of all clients' states between rounds, with shared memory."""
+"""Storage of all clients' states between rounds; successive rounds share unchanged states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
 
 class Block:
-    """Stacked tensors of several clients, [R, ...], with the indices of unused rows."""
+    """Memory block: stacked tensors of R clients, [R, ...], with the indices of unused rows."""
 
     def __init__(self, tables: Mapping[str, Tensor], free: Iterable[int] = ()) -> None:
         self.tables, self.free = tables, list(free)
@@ -27,7 +27,7 @@ class Block:
 
 
 class Row:
-    """Row of a block that holds one client's tensors; freed when no client state uses it."""
+    """Row of a memory block that holds one client's tensors; freed when no state uses it."""
 
     __slots__ = ("block", "index")
 
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def tensors(self) -> Tensors:
-        """Return the client's tensors, each [*p]."""
+        """Return one client's state tensors, without the client axis."""
         return {n: table[self.index] for n, table in self.block.tables.items()}
 
     def __del__(self) -> None:
@@ -44,7 +44,7 @@ class Row:
 
 
 class RowStore:
-    """Memory for clients' tensors, in rows that the states of successive rounds share.
+    """Memory for clients' state tensors, with rows that states of successive rounds share.
 
     Attributes:
         room: number of clients, which is the number of rows of the first block.
@@ -57,7 +57,7 @@ class RowStore:
         self.blocks: list[Block] = []
 
     def write(self, values: Tensors) -> list[Row]:
-        """Write clients' tensors [C, ...] into unused rows, and return one row for each client."""
+        """Write clients' tensors [C, ...] to unused memory; return each client's storage row."""
         layout, rows = layout_of(values), list[Row]()
         count = len(next(iter(values.values())))
         while (left := count - len(rows)) > 0:
@@ -73,7 +73,7 @@ class RowStore:
         return rows
 
     def _grow(self, values: Tensors, needed: int) -> Block:
-        """Allocate another block of rows, for all clients at first and for fewer later."""
+        """Allocate a memory block for client states: the first for all clients, others smaller."""
         rows = max(needed, self.room // 4 if self.blocks else self.room)
         tables = {n: self.table(rows, v, row_bytes(values)) for n, v in values.items()}
         self.blocks.append(Block(tables, range(rows - 1, -1, -1)))
@@ -88,7 +88,7 @@ class RowStore:
 
 
 class Tables(Mapping[str, Tensor]):
-    """Mapping of stacked tensors that are assembled from blocks when they are read."""
+    """Mapping of names to stacked client tensors, which are assembled when they are read."""
 
     def __or__(self, other: Mapping[str, Tensor]) -> Tensors:
         return {**self, **other}
@@ -110,7 +110,7 @@ class ClientStates(Tables):
     def __init__(
         self, clients: int, store: RowStore, rows: Mapping[int, Row], like: Tensors
     ) -> None:
-        """Create the states of J clients from their rows and the layout of the tensors.
+        """Create the states of J clients from their storage rows and the tensors' layout.
 
         Args:
             clients: number J of clients.
@@ -166,7 +166,7 @@ class ClientStates(Tables):
         return found
 
     def write(self, ids: Tensor, values: Tensors) -> dict[int, Row]:
-        """Write the next states of some clients, [C, ...], into new rows, and return the rows.
+        """Write clients' next states [C, ...] to unused memory; return each client's storage row.
 
         The rows belong to no state before a call of `updated`, and become free without it.
         """
@@ -177,7 +177,7 @@ class ClientStates(Tables):
         return dict(zip(ids.tolist(), self.store.write(values), strict=True))
 
     def updated(self, rows: Mapping[int, Row]) -> ClientStates:
-        """Return new client states in which some clients' rows are replaced."""
+        """Return a copy of all client states, in which some clients have new states."""
         like = self._like | _like(rows.values())
         return ClientStates(self.clients, self.store, {**self._rows, **rows}, like)
 
@@ -193,19 +193,19 @@ def layout_of(tables: Mapping[str, Tensor]) -> Layout:
 
 
 def row_bytes(tables: Mapping[str, Tensor]) -> int:
-    """Return the number of bytes that one client needs in stacked tensors [R, ...]."""
+    """Return the number of bytes per client in stacked client tensors [R, ...]."""
     return sum(v.shape[1:].numel() * v.element_size() for v in tables.values())
 
 
 def _like(rows: Iterable[Row]) -> Tensors:
-    """Return empty tensors [0, ...] with the names, shapes and types of the given rows."""
+    """Return empty tensors [0, ...] with the names, shapes and types of clients' stored tensors."""
     blocks = {id(row.block): row.block for row in rows}
     tables = {n: v for block in blocks.values() for n, v in block.tables.items()}
     return {n: v.new_empty(0, *v.shape[1:]) for n, v in tables.items()}
 
 
 def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, Tensor]]:
-    """Group client rows by block; yield their positions, the block and the row indices."""
+    """Group clients' memory rows by block; yield client positions, the block and row indices."""
     found: dict[int, tuple[Block, list[int], list[int]]] = {}
     for place, row in rows:
         _, places, index = found.setdefault(id(row.block), (row.block, [], []))
@@ -216,7 +216,7 @@ def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, 
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a zero tensor stored in a temporary file, deleted when the tensor is freed.
+    """Return a zero tensor mapped from a temporary file, which is deleted with the tensor.
 
     The environment variable TMPDIR sets the folder of the file.
     """

@@ -25,7 +25,7 @@ from pyrofl.tensors import Tensors, cut, join_up, under
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """Server request that asks clients to train in a round.
+    """Server's request to clients to train in one round, with method and server state.
 
     Attributes:
         method: method of the round.
@@ -68,7 +68,7 @@ class Reply:
 
 
 def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
-    """Join the replies of all chunks of clients into one, in the order of the clients' ids."""
+    """Join the replies of all vectorized client batches into one reply, ordered by client `ids`."""
     if odd := next(filter(None, (unlike(reply.form, replies[0].form) for reply in replies)), ""):
         raise ValueError(
             f"messages of clients in different chunks differ: {odd}; upload must not depend on the "
@@ -86,7 +86,7 @@ def as_one(replies: Sequence[Reply], ids: Tensor) -> Reply:
 
 
 class RunningRound(AbstractContextManager["RunningRound", None], Protocol):
-    """Protocol of a round in progress; if it fails, clients keep their previous states."""
+    """Interface of a training round in progress; if it fails, clients keep their old states."""
 
     def replies(self) -> Iterator[Reply]:
         """Train the clients, and yield their replies in a fixed order."""
@@ -102,7 +102,7 @@ Backend = Callable[[RoundRequest], RunningRound]
 
 
 class LocalRound(RunningRound):
-    """Round of clients that train in this process."""
+    """Training round of clients that are simulated in this process."""
 
     def __init__(self, data: Federation, request: RoundRequest) -> None:
         self.data, self.request = data, request
@@ -115,7 +115,7 @@ class LocalRound(RunningRound):
         self.written = {}
 
     def chunks(self) -> list[Tensor]:
-        """Return the client ids of each vectorized batch."""
+        """Split the training clients into vectorized batches; return the client ids of each."""
         one = self.request
         return list(chunks(one.method, self.data, one.state, one.ids, one.chunk_size, one.seed))
 
@@ -162,7 +162,7 @@ class LocalRound(RunningRound):
     def _privatized(
         self, received: Tensors, message: Tensors, ids: Tensor, sends: Tensor
     ) -> Tensors:
-        """Return the messages of sending clients, with privacy noise if clients add it."""
+        """Return the reporting clients' messages, with privacy noise if clients must add it."""
         method, state, seed = self._about
         at = sends.nonzero().flatten()
         own = partial(stream, seed, Stream.PRIVACY, state.number)

@@ -33,7 +33,7 @@ def inspect(
     names: Sequence[str],
     rules: Mapping[str, Rule] | None = None,
 ) -> list[str]:
-    """Return the first error in each client's message or client state; "" for valid ones.
+    """Validate messages and client states; return the first error of each client, or "" for none.
 
     >>> cohort = Cohort(torch.tensor([1]), torch.ones(1))
     >>> inspect({"tau": torch.tensor([-0.1])}, {}, cohort, ("a", "b"), {"tau": POSITIVE})
@@ -61,7 +61,7 @@ def inspect(
 def _duties(
     message: Tensors, private: Tensors, cohort: Cohort, rules: Mapping[str, Rule]
 ) -> Iterator[tuple[str, Tensor, Rule]]:
-    """Yield each tensor of messages and client states, with the rule that it must satisfy."""
+    """Yield each tensor of messages and client states, with a rule that it must satisfy."""
     yield "its size", cohort.size, FINITE
     yield "its size", cohort.size, POSITIVE
     for name, value in (*message.items(), *private.items()):
@@ -116,7 +116,7 @@ def unlike(form: Form, expected: Form) -> str:
 
 
 def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]]:
-    """Return the new server state after validation, or the old one and the error if it is invalid.
+    """Validate an aggregated server state; return it, or the old state and the error if invalid.
 
     Raises:
         ValueError: if a tensor has a row for each aggregated client, or another shape or type than
@@ -150,7 +150,7 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
 
 
 def kinds(rejected: Iterable[str]) -> dict[str, int]:
-    """Count the rejected messages by the rule that they violated."""
+    """Count rejected messages by the validation rule that they violated."""
     return dict(Counter(reason.rpartition("; expected ")[2] for reason in rejected))
 
 
@@ -181,7 +181,7 @@ class Inbox:
         return cut(held, torch.searchsorted(self.reporters, cohort.ids.cpu()))
 
     def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
-        """Return the aggregated server state; raise AggregationError if aggregation fails."""
+        """Aggregate the stored messages to a server state; raise AggregationError on failure."""
         return self.method.aggregate(self.server, message, cohort, source)
 
 
@@ -194,7 +194,7 @@ class FoldingInbox(Inbox):
         self.message: Tensors = {}
 
     def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
-        """Include the messages [C, ...] of some clients in the weighted mean of the round."""
+        """Add some clients' messages [C, ...] to the running weighted mean of the round."""
         self.message = self.message or {n: v[:0].clone() for n, v in sent.items()}
         before = self.folded.get(form)
         if not len(cohort.ids) or isinstance(before, Exception):
@@ -211,7 +211,7 @@ class FoldingInbox(Inbox):
         return self.message
 
     def merged(self, form: Form, message: Tensors, cohort: Cohort, source: Generator) -> Tensors:
-        """Return the aggregated server state; raise AggregationError if aggregation fails."""
+        """Compute the server state from averaged messages; raise AggregationError on failure."""
         folded = self.folded[form]
         if isinstance(folded, Exception):
             raise folded
@@ -219,7 +219,7 @@ class FoldingInbox(Inbox):
 
 
 def inbox(method: Method, server: Tensors, reporters: Tensor, keep_messages: bool) -> Inbox:
-    """Create the inbox of a round; raise ValueError if messages cannot be averaged on arrival."""
+    """Create a round's message inbox; raise ValueError if it cannot average messages on arrival."""
     if keep_messages:
         return Inbox(method, server, reporters)
     if not isinstance(method.aggregate, Aggregator) or method.aggregate.rule != "mean":

@@ -60,7 +60,7 @@ def _mixed(value: Tensor) -> Tensor:
 
 
 def validate_resume(start: RoundState, data: Federation) -> RoundState:
-    """Validate that a state can be resumed with the data; return it with names and rows.
+    """Validate that a saved state fits the data; return it with client names and row hashes.
 
     Held-out clients may differ. For a state without names, or before the first round, only the
     number of clients is compared.

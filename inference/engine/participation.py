@@ -42,7 +42,7 @@ class KnownDraw:
 
 
 def sampling_of(draw: Draw, clients: int) -> Sampling:
-    """Return the probabilities of a client sampling function; raise ValueError if unknown."""
+    """Return the sampling scheme of a client sampling function; raise ValueError if unknown."""
     if draw is everyone:
         return Sampling("all", clients)
     if isinstance(draw, KnownDraw):
@@ -120,7 +120,7 @@ def bernoulli(probability: PositiveShare, min_clients: Whole = 2) -> Draw:
 
 
 def validate_ids(ids: Tensor, clients: int) -> Tensor:
-    """Return the sorted client ids; raise ValueError if empty, repeated or unknown."""
+    """Return client ids in ascending order; raise ValueError if empty, repeated or unknown."""
     if not torch.is_tensor(ids) or ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
         kind = f"{ids.dtype} {list(ids.shape)}" if torch.is_tensor(ids) else type(ids).__name__
         raise ValueError(f"a draw of clients returns {kind}; expected ids, int64 [C]")
@@ -160,7 +160,7 @@ class Stragglers:
         )
 
     def working(self, method: Method, names: Sequence[str], seed: Seed, number: int) -> Method:
-        """Return the method with a random, smaller number of local epochs for each client."""
+        """Return a copy of the method in which clients train a random fraction of their epochs."""
         if self.min_work == 1:
             return method
 

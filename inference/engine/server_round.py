@@ -39,7 +39,7 @@ AROUND = {  # public names of Pyro's handlers
 def first(
     method: Method, data: Federation | Roster, seed: Seed, server: Tensors | None = None
 ) -> RoundState:
-    """Return the initial round state, before round one."""
+    """Return the initial state of a federated run, before round one."""
     if server is None:
         with calling("init"):
             made = method.init(stream(seed, Stream.START), data.clients)
@@ -117,7 +117,7 @@ def advance(
 
 
 class MessageCollector:
-    """Server collector of the clients' replies in a round, which computes the next state."""
+    """Server-side collector of clients' replies in one round, which computes the next state."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class MessageCollector:
         self.replies.append(reply)
 
     def close(self, seed: Seed, silent: Tensor) -> tuple[RoundState, Tensor]:
-        """Aggregate; return the next state without client states, and the accepted client ids.
+        """Aggregate the messages; return the next state (no client states) and accepted ids.
 
         Accepted are training clients without a missing, invalid or unaggregated message.
         """
@@ -190,7 +190,7 @@ class MessageCollector:
         return after, kept
 
     def _rejecting(self) -> tuple[tuple[str, tuple[int, ...], torch.dtype], ...]:
-        """Reject messages with unexpected shapes or types, and return the expected ones."""
+        """Reject messages with unexpected shapes or types; return expected shapes and types."""
         votes = [(reply.form, reply.reasons.count("")) for reply in self.replies]
         form = agreed(votes, form_of(self.state.message), self.state.server)
         for reply in self.replies:
@@ -203,7 +203,7 @@ class MessageCollector:
 
 
 def by_round(method: Method | Callable[[int], Method]) -> Callable[[int], Method]:
-    """Return a function from round number (from 0) to the method used in that round."""
+    """Return a function that maps a round number (from 0) to the method used in that round."""
     if isinstance(method, Method):
         return lambda _: method
 

@@ -26,7 +26,7 @@ nobody = partial(torch.zeros, 0, dtype=torch.long)
 
 @dataclass(frozen=True, repr=False)
 class RoundState(Summarised):
-    """State after a round, from which `federate` can resume with bitwise equal results.
+    """State of a run after a round, from which `federate` can resume with bitwise equal results.
 
     Attributes:
         number: number of completed rounds.
@@ -86,7 +86,7 @@ class RoundState(Summarised):
         return {n: none[n].scatter(0, self.trained, v.cpu()) for n, v in values.items()}
 
     def summary(self) -> dict[str, str]:
-        """Return the printed summary of the state, as label -> text."""
+        """Return the printed summary of the round state, as label -> text."""
         trained, reported, silent = (
             len(v) for v in (self.trained, self.reporters.ids, self.silent)
         )
@@ -99,14 +99,14 @@ class RoundState(Summarised):
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return the first names joined by commas, with the number of further names."""
+    """Join the first four names by commas, and add the number of further names."""
     first = list(names)[:4]
     more = len(list(names)) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "") or "nothing"
 
 
 def to_data(tensors: Tensors, data: Federation | Roster) -> Tensors:
-    """Move tensors to the data's device, and floating-point ones to the data's type."""
+    """Move tensors to the device of the data, and cast floating-point ones to the data's type."""
     return {
         n: v.detach().to(data.device, data.dtype if v.is_floating_point() else None)
         for n, v in tensors.items()
@@ -186,7 +186,7 @@ def uploaded(method: Method, received: Tensors, local: Tensors) -> Tensors:
 
 @cache
 def chunk_bytes() -> int:
-    """Return the size of client states in a vectorized batch, in bytes, from the CPU cache.
+    """Return the size limit, in bytes, of a vectorized batch's client states, by CPU cache size.
 
     It is twice the size of the cache, within limits.
 

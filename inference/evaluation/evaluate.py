@@ -59,7 +59,7 @@ class Scores(EvaluationSpec):
 
     @checked
     def smallest(self, share: PositiveShare, sizes: Tensor) -> Scores:
-        """Return the scores of the fraction of clients with the fewest training rows.
+        """Restrict the scores to the given fraction of clients with the fewest training rows.
 
         At least one client is kept. `sizes` are the numbers of training rows of all clients, by id.
         """
@@ -183,7 +183,7 @@ def calibration_by_client(
 def _confidence(
     method: Method, data: Federation, state: RoundState, asked: EvaluationFields
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return each client's largest class probabilities, and whether its predictions are correct."""
+    """Return, by client, each row's largest class probability and whether its class is correct."""
     found = {}
     for ids, prediction, y, mask in predict(method, data, state, **asked):
         if prediction.mean.dim() < 3:
@@ -218,7 +218,10 @@ class Uncertainty:
         return torch.stack([v.mean() for v in self.by_client(score)])
 
     def told_apart(self, outside: Uncertainty, score: str) -> Tensor:
-        """Return each client's AUROC for separating its rows from those of `outside` by a score."""
+        """Return each client's AUROC of an uncertainty score that separates its from other rows.
+
+        The result has one AUROC for each client.
+        """
         one, other = self.ids.tolist(), outside.ids.tolist()
         if one != other:
             raise ValueError(f"clients are {one} and {other}; both must have the same clients")
@@ -256,7 +259,7 @@ def uncertainty(
     everything = data if x is None else _all_asked(data, x)
 
     def read(members: Iterator[Any], batch: Batch, noise: list[Generator]) -> tuple[Tensor, ...]:
-        """Return mean class probabilities, an unused density, and uncertainty scores of rows."""
+        """Return mean class probabilities, a placeholder density and uncertainty scores of rows."""
         shape = (how.draws or 1, *batch.mask.shape, -1)
         probs = torch.cat([probabilities(fn).expand(shape) for fn in members])
         mean = probs.mean(0)
@@ -276,7 +279,7 @@ def uncertainty(
 
 
 def _all_asked(data: Federation, x: Tensor) -> Federation:
-    """Return the federation with test rows x at every client, without known responses."""
+    """Give every client of a federation the test rows x, with placeholder responses."""
     if not len(x) or x.shape[1:] != data.x.shape[1:]:
         raise ValueError(
             f"x has shape {list(x.shape)}; expected at least one row of {list(data.x.shape[1:])}"

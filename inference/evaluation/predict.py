@@ -68,7 +68,7 @@ def answers(
     read: Callable[[Iterator[Any], Batch, list[Generator]], tuple[Tensor, ...]],
     table: tuple[str, int] = ("the data", 0),
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield client ids, statistics of their predictions, responses and the padding mask.
+    """For groups of clients, yield ids, prediction statistics, true responses and padding mask.
 
     `read` (members, batch, generators) returns a mean, a log density and further tensors
     [C, B, ...]; `table` has the name and the first row of the table, for error messages.
@@ -105,7 +105,7 @@ def predict_batch(
     draws: int | None = None,
     noise: list[Generator] | None = None,
 ) -> Prediction:
-    """Return predictive distributions of a batch's rows, given the clients' tensors.
+    """Return predictive distributions of a batch's rows, given the clients' model tensors.
 
     Args:
         method: method with the model and guide.

@@ -43,7 +43,7 @@ SAMPLES = 4000  # draws of a response, for its quantiles
 
 
 class PredictionAsked(ModelAsked, total=False):
-    """Keyword arguments for predictions of new rows, as in `EvaluationSpec`."""
+    """Optional keyword arguments for predictions of new rows, such as model and draws."""
 
     draws: int | None
 
@@ -144,7 +144,7 @@ def predictions(
 
 
 def input_rows(data: Federation, x: Any, what: str = "x") -> Tensor:
-    """Convert new inputs to a tensor preprocessed as the training rows, after validation."""
+    """Validate new inputs, and convert them to a tensor preprocessed as the training rows."""
     source = data.source
     made = source.preparation if source else None
     if made and not made.plain and not isinstance(x, Tensor | np.ndarray):
@@ -183,7 +183,7 @@ def _known(data: Federation, client: str, own: object) -> tuple[Federation, int]
 
 
 def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federation, int]:
-    """Add a new client with the given rows to the federation; return it and the client's id."""
+    """Return a federation with a new client that has the given rows, and the client's id."""
     x, y = data.x[:1], data.y[:1]
     if own is not None:
         if not isinstance(own, tuple | list) or len(own) != 2:
@@ -212,7 +212,7 @@ def _with_newcomer(data: Federation, own: Sequence[Any] | None) -> tuple[Federat
 
 
 def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> EvaluationSpec:
-    """Return the evaluation settings of a prediction, with default model and adaptation."""
+    """Return the settings of a prediction, with defaults for model and adaptation."""
     view, adaptation = default_model(method)
     if new and not own:
         view, adaptation = "global" if "global" in method.views else view, "none"
@@ -232,7 +232,7 @@ def _asked(method: Method, given: PredictionAsked, new: bool, own: bool) -> Eval
 
 
 def _warn_untrained(method: Method, received: Tensors, cohort: Cohort) -> None:
-    """Warn if a new client has untrained tensors; raise ValueError if it receives nothing."""
+    """Warn if a new client's model has untrained tensors; raise ValueError if it receives none."""
     trained = trained_by(method) or ""
     starts = [
         method.init_client({n: v + k for n, v in received.items()}, cohort, generator(0))
@@ -284,7 +284,7 @@ def _about(
 def _read(
     members: Iterator[Any], rows: int, draws: int | None, source: Generator
 ) -> tuple[Tensor, Tensors]:
-    """Return predictive means averaged over members and draws, and statistics such as sd."""
+    """Return predictive means over ensemble members and draws, and statistics such as sd."""
     found = list(members)
     if isinstance(found[0], CLASSES):
         shape = (draws or 1, 1, rows, -1)

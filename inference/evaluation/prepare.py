@@ -24,7 +24,7 @@ from pyrofl.turns import synchronized
 def ready(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
-    """Yield client ids, received and local tensors, and noise generators for an evaluation."""
+    """Prepare clients for evaluation; yield ids, downloads, model tensors and noise generators."""
     refuse_other_constants(method, state.constants)
     deployed = method.deployed(asked.view(method))
     for some in chunks(deployed, data, state, ids, asked.chunk_size, asked.seed):
@@ -37,7 +37,7 @@ def ready(
 def single(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors, list[Generator]]]:
-    """Yield clients' tensors for an evaluation, as `ready`; raise ValueError for ensembles."""
+    """Prepare clients for evaluation, as `ready` does; raise ValueError for ensemble models."""
     for some, received, local, noise in ready(method, data, state, ids, asked):
         if isinstance(local, list):
             raise ValueError(
@@ -50,7 +50,7 @@ def single(
 def prepared(
     method: Method, data: Federation, state: RoundState, cohort: Cohort, **asked: Unpack[ModelAsked]
 ) -> tuple[Tensors, Tensors | list[Tensors]]:
-    """Return the clients' received tensors and, after any adaptation, local tensors."""
+    """Return clients' downloads and model tensors, after adaptation if it is requested."""
     how = EvaluationSpec.of(asked)
     view, phases, seed = how.view(method), how.phases(method), how.seed
     received, private = client_inputs(method.deployed(view), data, state, cohort, seed)
@@ -72,7 +72,7 @@ def pooled_name(data: Federation) -> str:
 
 
 def population_of(data: Federation, population: str) -> tuple[Federation, list[int]]:
-    """Return the federation and the client ids of a population: training, held_out or pooled."""
+    """Return a federation and the ids of a population: training, held-out or pooled clients."""
     everyone = len(data.train)
     if population != "pooled":
         ids = range(data.clients) if population == "training" else range(data.clients, everyone)
@@ -86,7 +86,7 @@ def population_of(data: Federation, population: str) -> tuple[Federation, list[i
 def with_rows(
     data: Federation, asked: EvaluationSpec
 ) -> tuple[Federation, tuple[Tensor, ...], Tensor]:
-    """Return the evaluated federation, each client's rows to score, and ids of clients with any."""
+    """Select rows to evaluate; return federation, rows by client, and ids of clients with rows."""
     data, everyone = population_of(data, asked.population)
     rows = data.train if asked.part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)
@@ -100,7 +100,7 @@ def with_rows(
 
 @synchronized
 def statistics(method: Method, data: Federation, state: RoundState, seed: Seed = 0) -> Tensors:
-    """Return a method's client statistics other than scores: name -> [J], or [J, *p]."""
+    """Return a method's client statistics, such as numbers of pruned weights: [J] or [J, *p]."""
     held = pick(state.server, marked(method.metadata.tensors, REPORTED))
     told = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
     if method.metadata.statistics is no_statistics:

@@ -16,7 +16,7 @@ Part = Literal["test", "train"]
 
 
 class ModelAsked(TypedDict, total=False):
-    """Keyword arguments that select the model to evaluate, as in `EvaluationSpec`."""
+    """Optional keyword arguments that select the evaluated model, its adaptation and the seed."""
 
     model: str | None
     adaptation: Adapted
@@ -82,7 +82,7 @@ class EvaluationSpec:
         return view
 
     def phases(self, method: Method) -> tuple[Phase, ...]:
-        """Return the training phases of the requested adaptation."""
+        """Return the training phases that adapt clients before an evaluation, as requested."""
         if self.adaptation == "fine_tune" and not method.adapt:
             raise ValueError(
                 "adaptation is 'fine_tune', but this method has no adapt phases; use 'none' or "

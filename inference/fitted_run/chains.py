@@ -102,7 +102,7 @@ class Chains(Summarised, Sequence[Run]):
 def beginnings(
     seeds: int | Sequence[Seed] | None, seed: Seed | None, start: object
 ) -> list[dict[str, Any]]:
-    """Return the seed of each chain, and the run from which it resumes, if any."""
+    """Return the seed of each chain, and the earlier run that it resumes, if any."""
     if isinstance(start, Chains):
         if seeds is not None or seed is not None:
             raise ValueError(

@@ -159,7 +159,7 @@ def _check_shapes(run: Run) -> None:
 
 
 def _to_memory(value: Any) -> Any:
-    """Copy the tensors in a nested value from a memory-mapped file to memory."""
+    """Copy all tensors in a nested container from a memory-mapped file to memory."""
     if isinstance(value, dict):
         return {n: _to_memory(v) for n, v in value.items()}
     if isinstance(value, list | tuple):

@@ -149,12 +149,18 @@ class Run(Pickled, Summarised):
     def posterior(
         self, draws: int = 100, *, ids: Tensor | None = None, **asked: Unpack[ModelAsked]
     ) -> Tensors:
-        """Draw from each client's posterior: site -> [S, C, *p]; see `pyrofl.posterior`."""
+        """Draw from each client's posterior: sample site -> draws [S, C, *p].
+
+        See `pyrofl.posterior`.
+        """
         how: ModelAsked = {"seed": self.seed, **asked}
         return posterior(*self._fitted, draws, ids=ids, **how)
 
     def statistics(self) -> Tensors:
-        """Return the method's client statistics other than scores: name -> [J], or [J, *p]."""
+        """Return the method's client statistics, such as counts of pruned weights: name -> [J].
+
+        A statistic of sites may have further axes, [J, *p].
+        """
         return statistics(*self._fitted, self.seed)
 
     def to_arviz(
@@ -176,7 +182,7 @@ class Run(Pickled, Summarised):
         return to_arviz([self], draws, dims, **what)
 
     def evaluate_all(self) -> list[Scores]:
-        """Evaluate every model of the method on training, held-out and pooled clients.
+        """Evaluate every model on training and held-out clients, and on all test rows pooled.
 
         Every model is evaluated on training and held-out clients, the personal one also after the
         method's adaptation, the global one also on all test rows together. Without test rows,
@@ -283,7 +289,7 @@ class Run(Pickled, Summarised):
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
     def _alike(self, state: RoundState) -> bool:
-        """Return whether predictions are the same for all rows of a client, for some clients."""
+        """Return whether the predictions of each tested client are the same for all of its rows."""
         data, found = self.data, []
         for name, rows in zip(data.names, data.train[: min(LOOKED_AT, data.clients)], strict=False):
             x = data.x[rows[:LOOKED_AT]]
@@ -294,7 +300,7 @@ class Run(Pickled, Summarised):
 
     @property
     def monitors(self) -> dict[str, Monitor]:
-        """Metadata of the numbers in the server state that each round records, by their names."""
+        """Metadata of the numbers in the server state that are recorded in each round, by name."""
         found = of_kind(self.method.metadata.tensors, Monitor).items()
         return {names.removeprefix("server/"): fact for names, fact in found}
 
@@ -309,7 +315,7 @@ class Run(Pickled, Summarised):
         ]
 
     def parameter_changes(self) -> DataFrame:
-        """Return a table of how much each site's parameters changed in each round.
+        """Return a table of how much each sample site's parameters changed in each round.
 
         Columns: round, site; mean and sd, the largest change of any entry's mean and standard
         deviation since the previous round, in standard deviations; norm, the change of a tensor
@@ -334,7 +340,7 @@ class Run(Pickled, Summarised):
 
     @property
     def title(self) -> str:
-        """Title of the printed summary: number of rounds, seed and seconds of the run."""
+        """Title of the printed summary: number of rounds, seed and training time of the run."""
         seconds = sum(record.seconds for record in self.records)
         return f"Run of {self.state.number} rounds, seed {self.seed}, {seconds:.1f} s"
 

@@ -24,7 +24,7 @@ STATE = tuple(f.name for f in fields(RoundState) if f.name != "reporters")
 
 
 class SavableRun(Protocol):
-    """Protocol of the attributes of a run that are saved; see `Run`.
+    """Interface (protocol) of a run with the attributes that are saved to a file.
 
     It is a protocol because `Run` imports this module.
     """
@@ -68,7 +68,7 @@ def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = No
 
 
 def _specification(method: Method) -> dict[str, Any]:
-    """Return the settings with which the library rebuilds a method, or why it cannot."""
+    """Return the settings from which the library can rebuild a method, or why it cannot."""
     if recipes.spec_of(method) is None:
         return {"lacking": "it is a custom method, or a part of it was replaced"}
     try:

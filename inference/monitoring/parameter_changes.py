@@ -1,4 +1,4 @@
-"""Changes of learned parameters between rounds, by site.
+"""Changes of learned parameters between rounds, for each sample site.
 
 Compared are the tensors that clients receive (no names under "server/"). If none of them changed,
 the client states are compared too, with the largest change of any training client.
@@ -33,7 +33,7 @@ Moved = dict[str, dict[str, float]]
 
 
 def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> Moved | None:
-    """Return how much each site's parameters changed in a round; None without aggregation."""
+    """Return how much each site's parameters changed in a round; None if nothing was aggregated."""
     if new.server is old.server:
         return None
     far = _moved(metadata, _received(old.server), _received(new.server))
@@ -58,7 +58,7 @@ def movement(metadata: MetadataByPattern, old: RoundState, new: RoundState) -> M
 def _moved(
     metadata: MetadataByPattern, before: Tensors, now: Tensors, rows: bool = False
 ) -> dict[tuple[str, str], float]:
-    """Return the change of each site's mean and sd, or of each tensor's norm, in a round."""
+    """Return a round's change of each sample site's mean and sd, or of each tensor's norm."""
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
     for names, moments in of_kind(metadata, Moments).items():
@@ -79,7 +79,7 @@ def _moved(
 
 
 def table(records: Sequence[Any]) -> DataFrame:
-    """Return a table of parameter changes, with a row for each site and round.
+    """Return a table of parameter changes, with a row for each sample site and round.
 
     Columns: round; site; mean and sd, its change in standard deviations; norm, the change of a
     tensor without a distribution as a fraction of its norm; NaN where undefined.

@@ -67,7 +67,7 @@ def in_notebook() -> bool:
 
 
 def _is_told(number: int, rounds: int) -> bool:
-    """Return whether a progress line is printed after this round: about ten per run.
+    """Return whether a progress line is printed after a round, about ten times per run.
 
     >>> [r for r in range(1, 26) if _is_told(r, 25)]
     [3, 6, 9, 12, 15, 18, 21, 24, 25]

@@ -93,7 +93,7 @@ class ConvergenceStatus:
     small: ClassVar[dict[str, float]] = SMALL
 
     def tested(self, off: str = "", note: str = "", blind: str = "") -> ConvergenceStatus:
-        """Return the status updated by the result of the optimum test of `Run.test_ending`."""
+        """Return the convergence status, corrected by a test whether the objective is optimal."""
         if self.kind != "converged" or not (off or note or blind):
             return self
         if blind:
@@ -114,7 +114,7 @@ class ConvergenceMonitor:
     """Monitor that updates the convergence status of a run with each round record."""
 
     def __init__(self, records: Sequence[Left] = (), trained: str | None = None) -> None:
-        """Create a monitor from round records and the patterns of trained tensors."""
+        """Create a convergence monitor from round records and patterns of trained tensors."""
         self.trained = trained
         self.records: list[Left] = []
         self.losses = Losses()
@@ -122,7 +122,7 @@ class ConvergenceMonitor:
             self.add(record)
 
     def add(self, record: Left) -> None:
-        """Add the record of a completed round."""
+        """Add the record of a completed round to the monitored rounds."""
         self.records.append(record)
         self.losses.add(record.number, record.first_loss, record.loss)
 
@@ -132,7 +132,7 @@ class ConvergenceMonitor:
         return len(self.records) >= LEAST and self.status().kind != "not converged"
 
     def status(self) -> ConvergenceStatus:
-        """Return the convergence status after the rounds added so far."""
+        """Return the run's convergence status, given the round records added so far."""
         moved = [record.moved for record in self.records if record.moved is not None]
         found = (_barred(self.records), _lost(self.records), *self.losses.risen())
         found += tuple(self.losses.fallen())
@@ -169,7 +169,7 @@ def trained_by(method: Method) -> str | None:
 
 
 def _unchanged(moved: Sequence[Moved], trained: str) -> str:
-    """Return a message about trained tensors that did not change in any round, or ""."""
+    """Return a message about trained tensors that changed in no round; "" if all have changed."""
     names = {name for one in moved for name in one}
     still = sorted(n for n in names if not any(v for one in moved for v in one.get(n, {}).values()))
     compared = set.intersection(*(set(one) for one in moved))  # client states are not always
@@ -211,7 +211,7 @@ def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
 
 
 def _lost(records: Sequence[Left]) -> Divergence | None:
-    """Return a divergence if the mean of a site changes too much in the last rounds, or None."""
+    """Detect divergence by large changes of a site's mean; return its start and reason, or None."""
     last = [record for record in records if record.moved is not None][-LAST:]
     for site in last[-1].moved if len(last) == LAST else ():
         far = median(record.moved.get(site, {}).get("mean", 0.0) for record in last)
@@ -226,7 +226,7 @@ def _of(moved: Moved, site: str, part: str) -> float:
 
 
 def _left(moved: Sequence[float], small: float) -> float:
-    """Extrapolate the remaining change of a parameter; 0 without a steady trend."""
+    """Extrapolate how much a parameter will still change in total; 0 without a steady trend."""
     first, last = moved[0], moved[-1]
     rises, falls = (all(sign * (b - a) > 0 for a, b in pairwise(moved)) for sign in (1, -1))
     if len(moved) < LEAST or not (rises or falls) or not last:
@@ -243,7 +243,7 @@ def _far(value: float, part: str) -> str:
 
 
 class Divergence(NamedTuple):
-    """First round of a divergence of a run, and its reason."""
+    """Divergence of a run: its first round and its reason."""
 
     since: int
     why: str
@@ -253,7 +253,7 @@ class Divergence(NamedTuple):
 
 
 def _barred(records: Sequence[Left]) -> Divergence | None:
-    """Return a divergence if all messages of the last rounds were rejected, or None."""
+    """Detect divergence by rejection of all recent messages; return start and reason, or None."""
     bad = [r for r in records if r.rejected or r.moved is not None]  # a client reported
     some = next((i for i, r in enumerate(reversed(bad)) if r.moved is not None), len(bad))
     last = bad[len(bad) - some :]
@@ -266,7 +266,7 @@ def _barred(records: Sequence[Left]) -> Divergence | None:
 
 
 class Losses:
-    """Losses of all gradient steps, rounds and clients, to detect divergence."""
+    """Loss history of all gradient steps, rounds and clients, to detect divergence."""
 
     def __init__(self, copies: int = 1) -> None:
         self.copies = copies
@@ -279,7 +279,7 @@ class Losses:
             step.add(number, *(v.double().reshape(self.copies, -1) for v in (first, loss[name])))
 
     def risen(self) -> list[Divergence | None]:
-        """Return the first divergence by a rising loss, or None, for each simulated federation."""
+        """For each federation copy, return its first divergence by a rising loss, or None."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             # Later phases may begin with a loss near zero, or with a large one.
@@ -291,7 +291,7 @@ class Losses:
         return [min(some, default=None) for some in found]
 
     def fallen(self) -> list[Divergence | None]:
-        """Return the first divergence by an unbounded loss, or None, for each federation."""
+        """For each federation copy, return its first divergence by an unbounded loss, or None."""
         found: list[list[Divergence]] = [[] for _ in range(self.copies)]
         for name, step in self.steps.items():
             for c, (since, begin, level) in enumerate(step.fallen()):
@@ -302,7 +302,7 @@ class Losses:
 
 
 class _Step:
-    """Losses of one gradient step in all rounds, to detect divergence."""
+    """Loss history of one gradient step in all rounds, to detect divergence."""
 
     def __init__(self, copies: int, clients: int) -> None:
         none = torch.full((copies, clients // copies), torch.nan, dtype=torch.float64)
@@ -332,7 +332,10 @@ class _Step:
         self.high = level - begin > SIZES * begin.abs() + begin - low
 
     def risen(self, size: Tensor) -> list[tuple[int, float, float]]:
-        """Return, for each federation copy, the number of last rounds with too high a loss."""
+        """For each federation copy, count the latest consecutive rounds with too high a loss.
+
+        The first and the last level of the loss are returned too.
+        """
         noise = torch.stack(self.falls).nanmedian(0).values.nan_to_num(0.0)
         rise = torch.stack(self.levels) - torch.stack(self.begins)
         size = size.fmax(self.begins[-1].abs())
@@ -342,7 +345,10 @@ class _Step:
         return list(zip(*ends, strict=True))
 
     def fallen(self) -> list[tuple[int | None, float, float]]:
-        """Return, for each federation copy, the round since which the loss falls without bound."""
+        """For each federation copy, return the round since which its loss falls without bound.
+
+        The first and the last level of the loss are returned too.
+        """
         levels, begin = torch.stack(self.levels), self.begins[-1]
         half, deep = len(levels) // 2, -DEPTH * begin.abs().clamp(min=1)
         earlier, later = levels[0] - levels[half], levels[half] - levels[-1]
@@ -363,6 +369,6 @@ def _mean(value: Tensor, known: Tensor) -> Tensor:
 
 
 def comparable(metadata: MetadataByPattern, begun: Tensors) -> Tensors:
-    """Return the losses of gradient steps that can be compared between rounds."""
+    """Drop losses that cannot be compared between rounds, such as those of Markov chains."""
     marks = marked(metadata, INCOMPARABLE)
     return {n: v for n, v in begun.items() if not all(matches(p, marks) for p in n.split())}

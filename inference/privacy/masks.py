@@ -59,7 +59,9 @@ class Masks:
     def mask(
         self, reply: Mapping[str, Any], keys: Mapping[str, bytes], step: Positive = STEP
     ) -> dict[str, Any]:
-        """Return a reply of `Client.train` with its message masked and its losses removed.
+        """Return a copy of a client's training reply with masked message and without losses.
+
+        The reply is that of `Client.train`.
 
         Args:
             reply: reply of one client with a `summed` method.
@@ -116,7 +118,9 @@ class Masks:
 def unmask(
     replies: Mapping[str, Mapping[str, Any]], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Replace every masked message by an equal share of the sum, for `Server.aggregate_train`.
+    """Replace every masked message by an equal share of the sum of all, which the server can read.
+
+    The result is for `Server.aggregate_train`.
 
     Args:
         replies: name -> reply, masked where it has a message.

@@ -50,7 +50,7 @@ def with_privacy(
     clients: int,
     participation: Draw,
 ) -> Method | Callable[[int], Method]:
-    """Return the method, or method per round, made private by `private` if `privacy` is given."""
+    """Make a method, or the method of each round, differentially private if `privacy` is given."""
     if privacy is None:
         return method
     if large := too_large(privacy.delta, clients):
@@ -96,7 +96,7 @@ def private(
     if changes:
 
         def download(server: Tensors, cohort: Cohort) -> Tensors:
-            """Return the download with the server tensors from which clients compute changes."""
+            """Return the tensors that clients download, with those to subtract from messages."""
             return method.download(server, cohort) | shown(server, cohort, changes)
 
         return replace(
@@ -124,7 +124,7 @@ class Bounds:
     privacy: Privacy
 
     def clipped_of(self, server: Tensors, message: Tensors) -> Tensors:
-        """Return a message's clipped contributions, as the `transform` of an `Aggregator`."""
+        """Clip the contributions in clients' messages, as the `transform` of an `Aggregator`."""
         return self.clipped(pick(message, f"{SUM}/* {WEIGHT}/*"))
 
     def clipped(self, added: Tensors) -> Tensors:
@@ -135,7 +135,7 @@ class Bounds:
         return weights | _scaled(rest, rest, self.privacy.clip)
 
     def noisy(self, added: Tensors, source: Generator) -> Tensors:
-        """Return the given sums over clients, [*p] each, with Gaussian noise added.
+        """Add Gaussian noise to sums over clients, [*p] each.
 
         The noise comes from the operating system's entropy or, if the privacy has a seed, from
         that seed and the next number of `source`.

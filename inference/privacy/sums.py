@@ -81,7 +81,7 @@ class Sums:
         return self.aggregate.server_step(server, pooled)
 
     def _alike(self, patterns: str) -> bool:
-        """Return whether tensors that match these name patterns give every client weight 1."""
+        """Return whether every client has weight 1 in the sums of tensors with matching names."""
         return self.even is not None and _inner(self.aggregate.weights[patterns]) in (
             by_size,
             uniform,
@@ -115,7 +115,7 @@ def summed(method: Method, sums: Sums | None = None) -> Method:
     mine, all_known = sums or Sums(aggregate), method.download is send_all
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Return the download with the server tensors that are subtracted from messages."""
+        """Return the tensors that clients download, with those to subtract from messages."""
         return method.download(server, cohort) | under(AT, send_all(server, cohort))
 
     def count(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
@@ -158,7 +158,7 @@ def poolable(method: Method) -> Aggregator:
 
 
 def without_rules(metadata: Metadata) -> Metadata:
-    """Return the metadata without validation rules and costs of single client messages."""
+    """Return a method's metadata without validation rules and sizes of single client messages."""
     each = {n: f if isinstance(f, tuple) else (f,) for n, f in metadata.tensors.items()}
     kept = {
         n: tuple(f for f in own if not isinstance(f, Rule | WireCost)) for n, own in each.items()

@@ -74,7 +74,7 @@ class Line(NamedTuple):
 
 
 def compiled(tape: Tape, given: Given) -> tuple[Bind, object]:
-    """Compile a tape to a function that repeats its operations; also return its lines of code."""
+    """Compile recorded tensor operations to a function that repeats them; also return its code."""
     if tape.reason:
         raise NotRecorded(tape.reason)
     calls = _needed(tape.calls, given)
@@ -85,7 +85,7 @@ def compiled(tape: Tape, given: Given) -> tuple[Bind, object]:
 
 
 def _needed(calls: list[Call], given: Given) -> list[Call]:
-    """Return the recorded calls that depend on inputs and that affect the modified tensors."""
+    """Select the recorded operations that depend on inputs and affect the tensors to modify."""
     live = {storage(v) for v in given.moving}
     known = {storage(v) for some in given for v in some}
     written = {v for call in calls for v in call.written}
@@ -105,7 +105,7 @@ def _needed(calls: list[Call], given: Given) -> list[Call]:
 
 
 class _Code:
-    """Builder of the code of a recorded function, with its lines, variables and constants."""
+    """Builder of the Python code of a recorded function: its lines, variables and constants."""
 
     def __init__(self, given: Given, calls: list[Call]) -> None:
         self.written = {v for call in calls for v in call.written}  # by any call
@@ -134,7 +134,7 @@ class _Code:
         self.roots.setdefault(storage(value), []).append((name, value))
 
     def add(self, position: int, call: Call) -> None:
-        """Append a recorded call to the code, unless it only creates views."""
+        """Append a recorded tensor operation to the generated code, unless it only makes views."""
         if not call.written and call.made <= call.read:
             return
         name, out = str(call.op._schema.name).rpartition("::")[2], call.out
@@ -183,7 +183,7 @@ class _Code:
                 self._know(value, part)
 
     def _memory(self, out: Tensor, zeros: bool) -> int:
-        """Add an output buffer that all runs of the code reuse, cleared in each run if `zeros`."""
+        """Add a reusable output tensor to the generated code, zeroed in each run if `zeros`."""
         options = {"dtype": out.dtype, "device": out.device}
         values, args = [tuple(out.shape), tuple(out.stride()), *options.values()], (None, None)
         named = tuple((n, None) for n in options)
@@ -195,13 +195,13 @@ class _Code:
         return home
 
     def _join(self, out: Tensor, value: Tensor) -> None:
-        """Record that an operation's result `out` is stored in the memory of tensor `value`."""
+        """Register that an operation's result `out` is stored in the memory of tensor `value`."""
         if storage(value) in self.homes:
             self.homes[storage(value)].append(storage(out))
             self.homes[storage(out)] = self.homes[storage(value)]
 
     def _overwritten(self, position: int, name: str, call: Call) -> int | None:
-        """Return the variable of an argument that the result of a call may overwrite, or None."""
+        """Return the variable of an argument that an operation's result may overwrite, or None."""
         values = tensors((*call.args, *call.options.values()))
         for value in values if name in ELEMENTWISE else ():
             sharing = self.homes.get(storage(value), ())
@@ -231,7 +231,7 @@ class _Code:
         return name
 
     def _lower(self, value: Any, constants: list[Any]) -> Tree:
-        """Convert an argument of a call to code; append its constants to a list."""
+        """Convert an argument of a recorded operation to code; append its constants to a list."""
         if isinstance(value, Tensor):
             return self._name(value)
         if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
@@ -240,7 +240,10 @@ class _Code:
         return None
 
     def _name(self, value: Tensor) -> int:
-        """Return the index of a tensor's variable; add a view or a constant if it has none."""
+        """Return the index of a tensor's variable in the generated code; create it if missing.
+
+        A new variable is a view of a known tensor, or a constant.
+        """
         seen = _seen(value)
         if seen not in self.known:
             self.known[seen] = self._view(value) if storage(value) in self.roots else -1
@@ -314,7 +317,7 @@ def _generated(
 
 
 def part_of(root: Tensor, size: Sequence[int], stride: Sequence[int], apart: int) -> Tensor:
-    """Return a strided view that starts `apart` elements after the first element of `root`."""
+    """Return a strided view that starts `apart` elements after a tensor's first element."""
     return root.as_strided(size, stride, root.storage_offset() + apart)
 
 
@@ -373,7 +376,7 @@ def _holds(whole: Tensor, part: Tensor) -> bool:
 
 
 def _reach(value: Tensor) -> tuple[int, int]:
-    """Return the storage positions of a tensor's first element and after its last element."""
+    """Return the storage positions of a tensor's first element and of the end of its last one."""
     begin = int(value.storage_offset())
     if not value.numel():
         return begin, begin

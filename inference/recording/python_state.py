@@ -37,7 +37,7 @@ Read = Callable[[], Iterable[Any]]
 
 
 class PythonState:
-    """Python values that given functions read, at any depth, for comparison between updates."""
+    """Python values that given functions read, at any depth, to detect changes between updates."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.reads = list[Read]()
@@ -53,12 +53,12 @@ class PythonState:
         self.seen = seen  # references, so that no id is reused
 
     def now(self) -> tuple[object, ...]:
-        """Return a fingerprint of the current values; it is unchanged if no value has changed."""
+        """Return a fingerprint of the Python values, which changes only if a value changes."""
         return tuple(_shown(value) for read in self.reads for value in read())
 
 
 def _reads(value: Any) -> Iterator[Read]:
-    """Yield functions that return the current parts of an object, such as its attributes."""
+    """Yield functions that look up an object's current attributes, items or closure variables."""
     if isinstance(value, FunctionType):
         yield from _reads_of_function(value)
     elif isinstance(value, MethodType):
@@ -104,7 +104,7 @@ def _of_module(module: nn.Module) -> Iterator[Any]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a class attribute has a name like `__dict__`; False for `__call__`."""
+    """Return whether a class attribute has a special name such as `__dict__`, except `__call__`."""
     return name.startswith("__") and name.endswith("__") and name != "__call__"
 
 

@@ -65,7 +65,7 @@ class Recording:
     """Recorded tensor operations of a training update, for one set of tensor shapes."""
 
     def __init__(self, values: object) -> None:
-        """Create an empty recording; `values` are the programs and optimizer of the update.
+        """Create an empty recording of an update with the programs and optimizer in `values`.
 
         They are stored so that no `id` in the recording's key is reused.
         """
@@ -96,7 +96,7 @@ class Functions:
 
 
 class Kept(threading.local):
-    """Thread-local store of all recordings of training updates."""
+    """Thread-local cache of compiled training updates (recordings)."""
 
     def __init__(self) -> None:
         self.found: OrderedDict[object, Recording] = OrderedDict()
@@ -111,7 +111,7 @@ RECORDINGS = Kept()
 
 
 def forget() -> None:
-    """Delete all recordings of training updates in this thread."""
+    """Delete all recorded and compiled training updates of this thread."""
     for kept in (RECORDINGS.found, RECORDINGS.plain, RECORDINGS.sure, RECORDINGS.known):
         kept.clear()
 
@@ -161,11 +161,11 @@ class Recorder:
             RECORDINGS.log.append(self)
 
     def is_plain(self, params: Tensors) -> bool:
-        """Return whether the first step of this update is known to keep parameters contiguous."""
+        """Return whether this update's first step keeps parameters contiguous in memory."""
         return RECORDINGS.is_on and self._first(params) in RECORDINGS.plain
 
     def note_layout(self, params: Tensors) -> None:
-        """Store that the first step keeps parameters contiguous, if these parameters are."""
+        """Remember that an update keeps parameters contiguous, if these parameters still are."""
         self.made[0] += 1
         if all(p.is_contiguous() for p in params.values()):
             RECORDINGS.plain[self._first(params)] = self.values
@@ -175,13 +175,13 @@ class Recorder:
         return self.kind, *((n, p.shape[1:], p.dtype, p.device) for n, p in params.items())
 
     def forget(self) -> None:
-        """Discard the bound recording; call this after the update's tensors are replaced."""
+        """Discard the recording in use; call this after the update's tensors are replaced."""
         self.recording = self.run = None
 
     def make(
         self, written: Callable[[], None], touched: Touched, batch: Batch, ahead: int = 1
     ) -> None:
-        """Run one update, by replaying its recording if possible, else by calling `written`.
+        """Run one training update: replay its recording if possible, else call `written`.
 
         The update is the first of `ahead` equal ones.
 
@@ -204,7 +204,7 @@ class Recorder:
             self._compare(found, written, batch)
 
     def _find(self, touched: tuple[Tensors, ...], batch: Batch) -> Recording:
-        """Return the recording for the shapes of the given tensors; create it if there is none."""
+        """Return the recorded update for the shapes of given tensors; create it if missing."""
         self.touched = tuple(list(some.values()) for some in touched)
         given = self._given(batch, [])
         names = [tuple(some) for some in touched]
@@ -227,12 +227,12 @@ class Recorder:
         return Given(moving, placed, [*still, *alike], [*others, *noise])
 
     def _start(self, found: Recording, given: Given) -> None:
-        """Use a recording in the next updates if comparisons have verified it."""
+        """Use a recording in the next updates if comparisons with normal runs have verified it."""
         if found.bind and not found.reason and found.checked >= CHECKS:
             self.run = found.bind(*given.bound)
 
     def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
-        """Run an update without its recording, and compare the results with the recording's."""
+        """Run a training update normally, and compare the result with that of its recording."""
         if not found.bind and self._has_changed():
             found.reason = self.reason = CHANGES
             return written()
@@ -383,7 +383,7 @@ def _is_in_library(value: object) -> bool:
 
 
 def is_known(value: object) -> bool:
-    """Return whether a value consists only of numbers, texts and functions of libraries.
+    """Return whether a value consists only of numbers, strings and functions of libraries.
 
     >>> from json import dumps
     >>> is_known(("a", 0.1)), is_known(dumps)

@@ -1,4 +1,4 @@
-"""Comparison of two posteriors per coordinate, such as a federated one with NUTS."""
+"""Comparison of two posteriors for each coordinate, such as federated inference and NUTS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def compare_posteriors(
     federated: Any, reference: Any, group: str = "posterior", draws: int = 4000
 ) -> pandas.DataFrame:
-    """Compare means, standard deviations and distances of two posteriors per coordinate.
+    """Compare two posteriors by means, standard deviations and distances of each coordinate.
 
     Args:
         federated: a run, or the result of `Run.to_arviz`.

@@ -186,11 +186,11 @@ class OnePrior(dist.TorchDistribution):
 
     @property
     def support(self) -> Any:
-        """Support of the distribution, which is equal for all clients."""
+        """Support of the prior distribution, which is equal for all clients."""
         return self.fn.support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OnePrior:
-        """Return the prior with its last batch axis expanded to the given shape."""
+        """Return a copy of the prior with its last batch axis expanded to the given shape."""
         return OnePrior(self.fn.expand((*self.fn.batch_shape[:-1], batch_shape[-1])))
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
@@ -257,17 +257,17 @@ class Site(NamedTuple):
     event: torch.Size
 
     def laid(self, flat: Tensor, clients: int) -> Tensor:
-        """Reshape flattened draws [S, ...] to [S, C or 1, places, *event]."""
+        """Reshape flattened draws [S, ...] to [draws, clients or 1, rows or entries, *event]."""
         return flat.reshape(len(flat), clients if self.own else 1, self.places, *self.event)
 
     def of(self, value: Tensor, client: int, rows: int) -> Values:
-        """Return a client's values from draws of all clients, without padding rows."""
+        """Extract one client's values of a site from all clients' draws, without padding rows."""
         mine = value[:, [client if self.own else 0]]
         return Values(mine[:, :, :rows] if self.rows else mine, self.rows)
 
 
 class RowsKept(Messenger):
-    """Messenger that removes the mask of latent sites of padding rows, for a proper density."""
+    """Pyro messenger that removes masks of latent sites in padding rows, for a proper density."""
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg) and of_rows(msg):

@@ -1,1 +1,1 @@
-"""Faster training of a network's first layer for clients with few rows, by row coefficients."""
+"""Faster training of a first layer with weights as linear combinations of a client's few rows."""

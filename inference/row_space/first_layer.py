@@ -1,4 +1,4 @@
-"""Training of a network's linear first layer by coefficients of a client's rows.
+"""Training of a linear first layer with weights as linear combinations of a client's rows.
 
 Gradients move a linear layer only along the rows X [n, in] that it sees, and a normal prior, or
 weight decay, along the line to its centre. While a client trains, each of its weights of the layer
@@ -64,7 +64,7 @@ def first_layer(net: Network) -> FirstLayer | None:
 
 
 class FirstLayer(NamedTuple):
-    """Network, split around a linear first layer."""
+    """Network split into a linear first layer and the layers below and above it."""
 
     name: str  # of the weight
     shape: Size
@@ -74,13 +74,13 @@ class FirstLayer(NamedTuple):
     above: Network
 
     def takes(self, x: Tensor) -> bool:
-        """Return whether data x [N, *x] arrive at the layer as float32 or float64 vectors."""
+        """Return whether the layer's inputs are float32 or float64 vectors, for data x [N, *x]."""
         row = stacked.run(self.below, {}, x[None, :1])
         return row.dim() == 3 and row.dtype in (torch.float32, torch.float64)
 
 
 class InRows(NamedTuple):
-    """Training of a layer's weights by coefficients of each client's rows, with its conversions.
+    """Representation of a layer's weights in training, as linear combinations of a client's rows.
 
     The local tensors of the layer's weights hold (C, X X' C, a) by clients then, [C, 2 n + k, out],
     with the same a for every output.
@@ -92,7 +92,7 @@ class InRows(NamedTuple):
     decays: bool  # weight decay: a_0 may differ from 1
 
     def begin(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return row products and initial coefficients, which represent the current weights."""
+        """Return inner products of the rows, and coefficients that represent the weights."""
         rows, hidden = stacked.run(self.layer.below, {}, batch.x), ~batch.mask
         start = received[self.centre] if self.centre else local[self.moving[0]]
         apart = {n: local[n] for n in self.moving if not same(local[n], start)}
@@ -116,7 +116,7 @@ class InRows(NamedTuple):
         return found | {f"{APART}{n}": v for n, v in zip(apart, weights[1:], strict=True)}
 
     def end(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Return the layer's weights, as combinations of the data rows with the coefficients."""
+        """Compute the layer's weights after training from the data rows and their coefficients."""
         rows, start = stacked.run(self.layer.below, {}, batch.x), local[START]
         wide = batch.mask.shape[1]
         apart = [local[n] for n in (f"{APART}{m}" for m in self.moving) if n in local]
@@ -131,14 +131,17 @@ class InRows(NamedTuple):
         return found
 
     def _crossed(self, many: int) -> list[tuple[int, int]]:
-        """Return index pairs of initial weights whose inner products the prior needs."""
+        """Return index pairs of initial weight matrices whose inner products the prior needs."""
         along = range(0 if self.decays else 1, many) if self.centre else ()
         return list(product(along, along))
 
     def __call__(
         self, model: Supervised, received: Tensors, local: Tensors, batch: Batch
     ) -> tuple[Supervised, Tensors, Tensors]:
-        """Return a model that computes with coefficients, and its received and local tensors."""
+        """Return a copy of the model that computes the layer from row coefficients, and tensors.
+
+        The returned tensors are the received and local ones that this model reads.
+        """
         layer, at = self.layer, cast("Tensor", batch.at)  # not None in a minibatch
         client = torch.arange(len(at), device=at.device)[:, None]
         gram = picked(local[GRAM], at, client)
@@ -161,7 +164,7 @@ class InRows(NamedTuple):
 
 
 def ours(name: str) -> bool:
-    """Return whether a local tensor's name is that of a temporary tensor of `InRows`."""
+    """Return whether a name is that of a temporary tensor, used to train by row coefficients."""
     return name in (GRAM, OUTPUTS, INNER, START, CENTRE) or name.startswith(APART)
 
 
@@ -186,7 +189,7 @@ def made_of(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 class RowProducts(torch.autograd.Function):
-    """Autograd function of a layer's outputs and half the squared distance to a prior center.
+    """Autograd function for a layer's outputs and half the squared distance to its prior mean.
 
     Its gradient is by a weight instead of the coefficients: D at the rows, X X' D and the distance.
     """
@@ -203,7 +206,7 @@ class RowProducts(torch.autograd.Function):
         gram: Tensor,
         *outputs: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the outputs [C, B, out] from coefficients, and half the squared distance [C].
+        """Compute a layer's outputs [C, B, out], and half the squared distance to its prior mean.
 
         Of rows [C, B] of clients [C, 1] are gram [C, B, n] and k outputs [C, B, out], of every row
         outputs [C, k n, out]. A centre that has not moved along rows is given by its a alone.
@@ -228,7 +231,7 @@ class RowProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the coefficients and of the prior's center."""
+        """Return the gradients with respect to the row coefficients and the prior mean."""
         (grad, scale), n, centre = grads, ctx.gram.shape[2], None
         if ctx.apart is None:
             whole = grad.new_empty(ctx.shape)

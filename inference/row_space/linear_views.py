@@ -1,4 +1,4 @@
-"""Tests of user functions by calls: whether they read rows, and whether they are linear."""
+"""Tests by trial calls whether user functions read data rows, and whether they are linear."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sums(
     received: Tensors,
     local: Tensors,
 ) -> set[str] | None:
-    """Return the local tensors whose weighted sum a view computes as `name`; None if not linear.
+    """Return names of tensors that a function combines linearly to tensor `name`; None otherwise.
 
     The sum must be entrywise.
     """

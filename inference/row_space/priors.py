@@ -1,4 +1,4 @@
-"""Normal priors of a layer whose weights are represented by coefficients of rows."""
+"""Normal priors of a layer whose weights are represented by coefficients of data rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyrofl.tensors import Tensors
 
 @dataclass
 class InRowsPrior:
-    """Priors of a model whose first layer is represented by coefficients of rows.
+    """Priors of a model whose first layer is represented by coefficients of data rows.
 
     Attributes:
         priors: prior of the model.
@@ -38,7 +38,7 @@ class InRowsPrior:
     def __call__(
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior distribution of the parameter `name`."""
+        """Return the prior distribution of the network parameter `name`."""
         prior = self.priors(name, shape, received, local, batch)
         if name != self.name or not isinstance(prior, Spherical):
             return prior
@@ -64,7 +64,7 @@ class SphericalInRows(Spherical):
 
     @property
     def entries(self) -> int:
-        """Number of entries of the weight, in place of the number of coefficients."""
+        """Number of entries of the layer's weight, not of the coefficients that represent it."""
         return self.numbers
 
 

@@ -36,7 +36,7 @@ class Alternatives(NamedTuple):
     most: float  # largest number of rows for which the second is faster
 
     def of(self, rows: int) -> tuple[Phase, ...]:
-        """Return the faster of both versions of the phase for a client with `rows` rows."""
+        """Return the version of the training phase that is faster for a client with `rows` rows."""
         return self.rewritten if rows <= self.most else self.written
 
 
@@ -66,7 +66,7 @@ def alternatives(
 
 @dataclass(frozen=True)
 class ShortElbo:
-    """Loss of a model whose first layer is represented by coefficients of rows."""
+    """Loss of a model whose first layer is represented by coefficients of data rows."""
 
     loss: Loss
     rows: InRows
@@ -91,7 +91,7 @@ class ShortPhase(Phase):
 
 
 def shortened(loss: Loss, rows: InRows) -> Loss:
-    """Return a loss changed to compute the first layer with coefficients of rows."""
+    """Change a loss function so that it computes the first layer from coefficients of rows."""
     if isinstance(loss, On):
         return replace(loss, loss=shortened(loss.loss, rows))
     return ShortElbo(loss, rows)
@@ -100,7 +100,7 @@ def shortened(loss: Loss, rows: InRows) -> Loss:
 def with_few_rows(
     method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
 ) -> tuple[tuple[Phase, ...], float] | None:
-    """Rewrite a phase for clients with few rows; return its phases and row limit, or None.
+    """Rewrite a training phase for clients with few rows; return phases and row limit, or None.
 
     It must have steps on minibatches, by SGD, on ELBOs that only depend on the layer by the
     network's outputs and perhaps a normal prior with one scale per client around received values.
@@ -140,7 +140,7 @@ class Reading(NamedTuple):
 
 
 def weights_of(layer: FirstLayer, local: Tensors) -> tuple[str, ...]:
-    """Return the names of all local tensors that are weights of a layer."""
+    """Return the names of all local tensors of clients that are weights of a layer."""
     return tuple(n for n in local if n.endswith(f"/{layer.name}") and n[:5] != "rows/")
 
 
@@ -152,7 +152,7 @@ def reading(
     local: Tensors,
     data: Federation,
 ) -> Reading | None:
-    """Return the first layer and its tensors that a gradient step reads; None if not supported."""
+    """Return the network's first layer and which of its tensors a gradient step reads, or None."""
     views, core, model, guide = list[Seen](), step.loss, method.model, method.guide
     while isinstance(core, (On, Seen)):
         if isinstance(core, On):
@@ -195,13 +195,13 @@ def plain(optim: Optim) -> bool:
 
 
 def most_rows(phase: Phase, shape: Size, weights: int = 2, traffic: int = TRAFFIC) -> int:
-    """Return the largest number of rows per client for which the rewritten phase is faster."""
+    """Return the largest number of rows per client for which a rewritten phase is faster."""
     every = range(1, shape.numel())
     return bisect_left(every, True, key=lambda n: not pays(phase, shape, n, weights, traffic))
 
 
 def pays(phase: Phase, shape: Size, rows: int, weights: int = 2, traffic: int = TRAFFIC) -> bool:
-    """Return whether the rewritten phase is faster for a client with `rows` rows.
+    """Return whether a rewritten training phase is faster for a client with `rows` rows.
 
     The cost is counted in products of one row with the layer [out, in]: two in every epoch and
     step, and the memory access of a step, the `traffic`; compared with those before and after, X A'

@@ -41,7 +41,7 @@ def train(
     number: int,
     phases: Sequence[Phase] | None = None,
 ) -> tuple[Tensors, Tensors, Tensor, Tensors]:
-    """Train C clients together by the given phases (default: the method's).
+    """Train C clients together by the given training phases, by default those of the method.
 
     Returns:
         local after training, [C, ...], the mean loss of each gradient step by its names, [C], the
@@ -86,7 +86,7 @@ class Group(NamedTuple):
 
 
 def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
-    """Join the results of several groups of clients; also return the axes of rows of tensors."""
+    """Join training results of groups of clients; also return which tensor axes index rows."""
     places, before, widths, after = zip(*groups, strict=True)
     changed, losses, made, first = zip(*after, strict=True)
     local, axes = joined(changed, before, widths, places)

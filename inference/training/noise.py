@@ -30,14 +30,14 @@ Message = Any  # a Pyro message: a mutable mapping that Pyro types only in part
 
 
 class ClientNoise(Messenger):
-    """Messenger that draws each client's values of latent sites from the client's own generator.
+    """Pyro messenger that draws each client's latent values from the client's own generator.
 
     A client's draws then only depend on its generator: they are the same alone, in a vectorized
     batch, and on another machine.
     """
 
     def __init__(self, generators: Sequence[Generator], ahead: int = 0) -> None:
-        """Store one generator per client; up to `ahead` numbers are drawn in advance."""
+        """Store one random generator per client; up to `ahead` numbers are drawn in advance."""
         super().__init__()
         self.generators, self.ahead = generators, ahead
         self.waiting: dict[tuple[str, torch.Size], list[Tensor]] = {}
@@ -45,7 +45,7 @@ class ClientNoise(Messenger):
         self.noted: list[tuple[Requested, Tensor]] | None = None
 
     def narrow(self, clients: int) -> None:
-        """Keep only the first `clients` generators and their unused noise."""
+        """Keep only the first `clients` random generators and their unused noise."""
         self.generators = self.generators[:clients]
         self.waiting = {
             (name, torch.Size([clients, *shape[1:]])): [v[:clients] for v in noise]
@@ -55,7 +55,7 @@ class ClientNoise(Messenger):
     def normal(
         self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return standard normal noise for a site, [C, *p], drawn in advance if possible."""
+        """Return standard normal noise [C, *p] for a sample site, drawn in advance if possible."""
         waiting = self.waiting.setdefault((name, shape), [])
         if not waiting:
             count = max(1, self.ahead // max(shape[1:].numel(), 1))
@@ -108,7 +108,7 @@ class ClientNoise(Messenger):
 
 
 class GuideMean(Messenger):
-    """Messenger that sets every latent site to the mean of its distribution."""
+    """Pyro messenger that sets every latent site to the mean of its distribution."""
 
     def _pyro_sample(self, msg: Message) -> None:
         if open_latent(msg):

@@ -73,7 +73,7 @@ def make_schedule(
 
 
 def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
-    """Group clients by which of the bounds their numbers of rows [C] do not exceed."""
+    """Group clients with numbers of rows [C] in the same interval between the given bounds."""
     within = [tuple(size <= most for most in bounds) for size in sizes.tolist()]
     kinds = dict.fromkeys(within)
     return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
@@ -86,7 +86,7 @@ def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
 
 
 def runs(sizes: list[int], worth: int) -> list[int]:
-    """Return lengths of groups of clients with decreasing sizes, split where it saves padding."""
+    """Return sizes of client groups, given decreasing numbers of rows, split to save padding."""
     spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
     first = spared.index(max(spared))
     if spared[first] <= worth:
@@ -95,7 +95,7 @@ def runs(sizes: list[int], worth: int) -> list[int]:
 
 
 def roomy(sizes: Tensor, bound: int) -> int:
-    """Return the padded number of rows for full batches of clients with sizes [C].
+    """Return the number of rows to which full batches of clients with sizes [C] are padded.
 
     At most the bound, the longest of all clients, as programs may not support more rows.
     """
@@ -119,7 +119,7 @@ def joined(
     widths: Sequence[int],
     places: Sequence[Tensor],
 ) -> tuple[Tensors, Axes]:
-    """Join the changed tensors of groups in the order of all clients, with padding if needed.
+    """Join tensors of client groups in the order of all clients, padded along rows if needed.
 
     Tensors that a group has not changed are those from before. Widths are the rows of each group's
     longest client. Axes of rows are returned too, if groups differ there.

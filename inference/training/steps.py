@@ -87,7 +87,7 @@ class PhaseRun:
             update.make(batch, begun, ahead)
 
     def _narrow(self, active: int) -> None:
-        """Restrict all following steps to the first `active` clients."""
+        """Restrict all following training steps to the first `active` clients."""
         self.now = cut(self.local, slice(active))
         self.received = cut(self.received, slice(active))
         self.noise.narrow(active)
@@ -96,12 +96,12 @@ class PhaseRun:
         self.forget()
 
     def forget(self) -> None:
-        """Discard the bound recordings of all updates, as their tensors have been replaced."""
+        """Discard the recordings in use by all updates, as their tensors have been replaced."""
         for update in self.updates:
             update.recorder.forget()
 
     def touched(self, moving: Tensors, names: Collection[str], active: int) -> Touch:
-        """Return tensors that this update modifies, that others modify, and that are constant."""
+        """Return tensors that an update modifies, those that others modify, and constants."""
         others = {n: v for n, v in self.now.items() if n not in names}
         placed = {n: v for n, v in others.items() if n in self.owned}
         still = {n: v for n, v in others.items() if n not in self.owned}
@@ -134,11 +134,11 @@ class PhaseRun:
 
     @property
     def first(self) -> Tensors:
-        """Loss of each client, [C], at its first iteration, by the gradient step's name."""
+        """First loss of each client in this phase, [C], by the name of the gradient step."""
         return {step.names: step.first for step in self.steps}
 
     def losses(self, steps: Tensor) -> Tensors:
-        """Return each client's mean loss over iterations, [C], by the gradient step's name."""
+        """Return each client's mean loss in this phase, [C], by the name of the gradient step."""
         return {one.names: one.total / steps.clamp(min=1).to(one.total) for one in self.steps}
 
 
@@ -165,7 +165,7 @@ class MoveRun:
             written()
 
     def touched(self) -> Touch:
-        """Return tensors that this update modifies, that others modify, and that are constant."""
+        """Return the tensors that this update modifies, those that others modify, and constants."""
         moving = {n: self.run.now[n].detach() for n in sorted(self.names)}
         return self.run.touched(moving, self.names, len(self.run.ones))
 
@@ -190,7 +190,7 @@ class MoveRun:
 
 
 class StepRun:
-    """Execution of a phase's gradient steps on the local tensors that match some names.
+    """Execution of a training phase's gradient steps on the tensors with matching names.
 
     Attributes:
         names: patterns of the tensors.
@@ -214,7 +214,7 @@ class StepRun:
         self.plain = self._begins()
 
     def _begins(self) -> bool:
-        """Initialize the optimizer's state before the first step; return success."""
+        """Initialize the optimizer's state before the first step; return whether that succeeded."""
         if not self.recorder.is_plain(self.params):
             return False
         states = {n: initial(self.step.optim, p) for n, p in self.params.items()}
@@ -239,7 +239,7 @@ class StepRun:
                 self.recorder.note_layout(self.params)
 
     def touched(self) -> Touch:
-        """Return tensors that this step modifies, that others modify, and that are constant."""
+        """Return the tensors that this step modifies, those that others modify, and constants."""
         active = len(next(iter(self.params.values())))
         state = self.optimiser.state
         states = {f"{m} of {n}": v for n, p in self.params.items() for m, v in state[p].items()}

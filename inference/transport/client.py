@@ -57,7 +57,7 @@ class ClientRecord:
     pending: Tensors = field(default_factory=dict)  # client state after that round
 
     def settled(self, accepted: int) -> ClientRecord:
-        """Return the record with its pending state committed if it is of round `accepted`.
+        """Commit the pending client state if it belongs to round `accepted`; else drop it.
 
         A pending state of another round is discarded.
         """
@@ -75,7 +75,7 @@ def _losses(report: Tensors) -> Tensors:
 
 
 def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
-    """Return a download function for clients whose received tensors are already known."""
+    """Return a download function that reads tensors already received, in place of server state."""
 
     def download(server: Tensors, some: Cohort) -> Tensors:
         """Return the received tensors of the clients in a cohort."""
@@ -88,7 +88,7 @@ def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
 def _state(
     shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]
 ) -> RoundState:
-    """Return the state of the previous round, from the server's tensors and client records."""
+    """Build the previous round's state from received server tensors and stored client records."""
     states, seen = none(shard.clients, len(own)), torch.zeros(shard.clients, dtype=torch.bool)
     for name, one in own.items():
         if one.mine is not None:
@@ -193,7 +193,7 @@ class Client:
     @synchronized
     @checked
     def evaluate(self, question: Mapping[str, Any]) -> Flat:
-        """Return scores and row counts, as requested by `Server.configure_evaluate`.
+        """Evaluate as requested by `Server.configure_evaluate`; return scores and row counts.
 
         Clients with fewer than `min_scored_rows` rows are left out.
 
@@ -223,7 +223,7 @@ class Client:
     def predict(
         self, question: Mapping[str, Any], x: Any, client: str, **asked: Unpack[PredictionAsked]
     ) -> Predictions:
-        """Predict the responses of rows `x` of a client, by its own state and received tensors.
+        """Predict responses of rows `x` of a client, by its own state and received tensors.
 
         The result equals that of `Run.predict` with all clients in one process. Nothing is sent.
 
@@ -275,7 +275,7 @@ class Client:
             self._write()
 
     def _refuse_late(self, names: Sequence[str], rounds: int) -> None:
-        """Raise InvalidRequestError if a request of a later round has been answered before."""
+        """Raise InvalidRequestError if a request of a later round has already been answered."""
         for name in names:
             if (last := self._own[name].round) > rounds:
                 raise InvalidRequestError(
@@ -338,7 +338,7 @@ class Client:
         return shard.cohort(ids), shard, received
 
     def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
-        """Return client records with pending states committed or dropped, as the request states."""
+        """Commit or drop clients' pending states, as the request states; return the records."""
         names = named(order)
         accepted = column(order, "accepted", len(names), torch.long).tolist()
         each = zip(names, accepted, strict=True)
@@ -350,7 +350,7 @@ class Client:
         own: Mapping[str, ClientRecord],
         own_state: Callable[[], Tensors],
     ) -> dict[str, ClientRecord]:
-        """Return the records of a request's clients; raise StateLostError if rounds are missing."""
+        """Return a request's client records; raise StateLostError if one is of another round."""
         found = {}
         odd = {}
         for name, last in zip(own, order["accepted"].tolist(), strict=True):

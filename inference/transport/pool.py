@@ -92,7 +92,7 @@ class Pool:
             self.post.close()
 
     def __call__(self, request: RoundRequest) -> RunningRound:
-        """Start a round of training in the workers, and return it."""
+        """Start a round of training in the worker processes, and return the running round."""
         before = private = request.state.client_states
         if not isinstance(before, RemoteStates) or before.pool is not self:
             before = self.states()
@@ -106,7 +106,7 @@ class Pool:
         return PoolRound(self, request, before)
 
     def states(self) -> RemoteStates:
-        """Return a reference, with a new number, to client states in the workers."""
+        """Create a numbered reference to client states that the worker processes store."""
         made = RemoteStates(self, next(self.numbers))
         self.held[made.number] = made
         return made
@@ -165,7 +165,7 @@ class PoolRound(RunningRound):
             yield on_device(reply, self.pool.data.device)
 
     def close(self, back: Tensor) -> Mapping[str, Tensor]:
-        """Return all clients' states after the round; clients `back` keep their previous ones."""
+        """End the round and return all clients' states; clients `back` keep their previous ones."""
         made = self.pool.last = self.pool.states()
         for worker in range(len(self.pool.mine)):
             self.pool.post.send(worker, "close", self.before.number, made.number, back)
@@ -173,7 +173,7 @@ class PoolRound(RunningRound):
 
 
 def on_device(reply: Reply, device: torch.device) -> Reply:
-    """Return a reply with its message and its sender's tensors moved to a device."""
+    """Return a training reply with its message and client ids moved to a device."""
     sender = Cohort(*(v.to(device) for v in reply.sender))
     return replace(
         reply, sender=sender, message={n: v.to(device) for n, v in reply.message.items()}

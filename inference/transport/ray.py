@@ -126,7 +126,7 @@ class Actors:
             ) from None
 
     def forget(self, tickets: list[Ticket]) -> None:
-        """Cancel those pending calls that have not started."""
+        """Cancel those of the given pending calls that have not started."""
         import ray
 
         for ticket in tickets:
@@ -200,7 +200,7 @@ class Actor:
         self.device = device
 
     def hold(self, data: Federation, mine: Tensor) -> None:
-        """Create the worker with the data and ids of its clients."""
+        """Create this process's worker, with the data and ids of its clients."""
         self.worker = Worker(data, mine, self.device)
 
     def call(self, what: str, *given: Any) -> Any:

@@ -31,7 +31,7 @@ class ReplyParser:
     down: Tensor  # [J], bytes sent to each client
 
     def read(self, replies: Mapping[str, Mapping[str, Any]]) -> tuple[list[Reply], list[str]]:
-        """Return all valid replies, and a text "name: reason" for each invalid one."""
+        """Return all valid training replies, and a text "name: reason" for each invalid one."""
         found, refused, known_ids = list[Reply](), list[str](), set[int]()
         for holder in sorted(replies):
             try:
@@ -106,10 +106,10 @@ class Received(RunningRound):
         self.read, self.back = replies, nobody()
 
     def __exit__(self, *_: object) -> None:
-        """End the round, without any action."""
+        """Leave the round's `with` block, without any action."""
 
     def replies(self) -> Iterator[Reply]:
-        """Return an iterator over the received replies."""
+        """Return an iterator over the replies that remote clients have sent."""
         return iter(self.read)
 
     def close(self, back: Tensor) -> Tensors:
@@ -119,7 +119,7 @@ class Received(RunningRound):
 
 
 def nothing(state: RoundState) -> Reply:
-    """Return an empty reply, without clients, with tensor shapes as in the last message."""
+    """Return an empty training reply, with tensor shapes as in the last message."""
     none = {n: nobody() for n in ("ids", "steps", "down", "up")}
     return Reply(Cohort(nobody(), torch.zeros(0)), {}, form_of(state.message), [], none)
 
@@ -129,7 +129,7 @@ def _at(which: Tensor) -> list[int]:
 
 
 def _alike(replies: list[Reply]) -> list[Reply]:
-    """Add the losses that a reply lacks as NaN, so that all replies have the same losses."""
+    """Add missing losses as NaN, so that all replies have the same losses."""
     names = {n: v for reply in replies for n, v in reply.report.items() if v.is_floating_point()}
     for reply in replies:
         unknown = {n: v.new_full((len(reply.reasons),), torch.nan) for n, v in names.items()}

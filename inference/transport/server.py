@@ -279,7 +279,7 @@ class Server:
             checkpoint_file.write(self.file, self._about, content)
 
     def _take_up(self, found: Mapping[str, Any]) -> None:
-        """Set the server's state to that of a checkpoint."""
+        """Restore the server's state from a checkpoint."""
         checkpoint_file.refuse_differences(
             f"checkpoint {self.file}", found["method"], described(self.at(0))
         )
@@ -311,7 +311,7 @@ class Server:
         about: Flat,
         columns: Tensors,
     ) -> dict[str, Flat]:
-        """Return the requests by machine, each for the selected clients on that machine."""
+        """Create one request per machine, for the selected clients on that machine."""
         names = self.roster.names
         received = downloaded(method, self.state.server, self.roster.cohort(ids))
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}

@@ -25,14 +25,14 @@ ASKED = ("model", "adaptation", "part", "draws", "metrics")  # optional evaluati
 
 
 class InvalidRequestError(ValueError):
-    """Error for an invalid server request; its text contains no data, so it may be sent.
+    """Error for an invalid server request, with a message that contains no private data.
 
     Its message may be sent to the server, unlike those of other errors at a site.
     """
 
 
 class StateLostError(InvalidRequestError):
-    """Error for clients that lack the state after their last aggregated message."""
+    """Error raised if clients have lost the state after their last aggregated message."""
 
     def __init__(self, text: str, names: Sequence[str]) -> None:
         super().__init__(text)
@@ -81,7 +81,10 @@ def refuse_others(order: Mapping[str, Any], method: Method) -> None:
 
 
 def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
-    """Return the tensors named "`what`/NAME"; raise ValueError if one is not a tensor."""
+    """Return tensors with the prefix `what` in a request or reply; raise ValueError if invalid.
+
+    ValueError is raised if an entry with this prefix is not a tensor.
+    """
     found = role(what, flat)
     for name, value in found.items():
         if not torch.is_tensor(value):
@@ -91,7 +94,7 @@ def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
 
 
 def sealed(found: Tensors) -> Tensors:
-    """Return tensors copied to the CPU if needed, with memory that contains no other data.
+    """Copy tensors to the CPU if needed, to memory that contains no data of other tensors.
 
     A view, such as a row of a table, would be written with the whole table. Expanded tensors, as
     for equal downloads of all clients, stay expanded.
@@ -114,7 +117,7 @@ def number(flat: Mapping[str, Any], name: str) -> int:
 
 
 def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the entry `name` of a request or reply; raise ValueError unless it has only texts."""
+    """Return the entry `name` of a request or reply; raise ValueError unless it holds strings."""
     value = flat.get(name)
     if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{name} is {value!r}; expected a tuple of texts")
@@ -130,7 +133,7 @@ def named(flat: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def column(flat: Mapping[str, Any], name: str, count: int, dtype: torch.dtype) -> Tensor:
-    """Return the tensor `name` [count]; raise ValueError for another shape or data type."""
+    """Return a tensor [count] of a request or reply; raise ValueError for another shape or type."""
     value = flat.get(name)
     if not torch.is_tensor(value) or value.shape != (count,) or value.dtype != dtype:
         shown = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else repr(value)

@@ -47,11 +47,13 @@ class Worker:
         self.states[number] = states.updated(states.write(self.mine[seen], kept))
 
     def learn(self, method: Method) -> None:
-        """Set the method that is used in the following rounds."""
+        """Store the federated method that is used in the following rounds."""
         self.method = method
 
     def begin(self, number: int, held: set[int], request: dict[str, Any]) -> tuple[Reply, int]:
-        """Start a round and train its first chunk of clients; return as `more`.
+        """Start a round and train its first batch of clients; return reply and batches left.
+
+        The returned number is that of the remaining batches, as from `more`.
 
         Args:
             number: number of the states before the round.
@@ -72,7 +74,7 @@ class Worker:
         return self.more()
 
     def more(self) -> tuple[Reply, int]:
-        """Train the next chunk of clients; return the reply and the number of remaining chunks."""
+        """Train the next batch of clients; return its reply and the number of batches left."""
         assert self.round is not None
         reply = self.round.train(self.left.popleft())
         sender = Cohort(*(v.cpu() for v in reply.sender))

@@ -42,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Margin:
-    """Score difference between another finalist and the chosen setting.
+    """Score difference between another finalist of a hyperparameter search and the chosen setting.
 
     Differences are in units of the metric.
 
@@ -87,7 +87,7 @@ class TuningResult(Summarised):
 
     @property
     def score(self) -> float:
-        """Score of the chosen setting after its last round, averaged over seeds."""
+        """Score of the chosen hyperparameter setting after its last round, averaged over seeds."""
         return fmean(self._scores(self.chosen).values())
 
     @property
@@ -116,7 +116,10 @@ class TuningResult(Summarised):
         return tuple(found)
 
     def lines(self) -> list[tuple[str, int, int, float, float | str, float | str, bool, str]]:
-        """Return one row per trial, with the columns `COLUMNS`; only finalists have a margin."""
+        """Return a table of trials, one row each; only finalists have a margin to the best.
+
+        The columns are `COLUMNS`.
+        """
         known: dict[int, tuple[float, float]] = {
             m.setting: (m.behind, m.error) for m in self.margins
         }
@@ -143,11 +146,11 @@ class TuningResult(Summarised):
 
     @property
     def title(self) -> str:
-        """Title of the summary, with the number of settings and the metric."""
+        """Title of the printed summary, with the number of settings and the metric."""
         return f"{len(self.settings)} settings, chosen by {self.metric} on validation rows"
 
     def summary(self) -> dict[str, object]:
-        """Return the contents of the printed summary, by label."""
+        """Return the printed summary of the search, as label -> text."""
         failed = {one.setting for one in self.tries if one.problem}
         seeds = len(self._scores(self.chosen))
         return {
@@ -160,7 +163,7 @@ class TuningResult(Summarised):
 
     @property
     def margin(self) -> str:
-        """Margin of the chosen setting over the second best, as text; "" if there is none."""
+        """Score margin of the chosen setting over the runner-up, as text; "" if there is none."""
         if not self.margins:
             return ""
         first = self.margins[0]
@@ -177,7 +180,7 @@ class TuningResult(Summarised):
         return max(one.rounds for one in self.tries if one.setting == self.chosen)
 
     def _scores(self, place: int) -> dict[int, float]:
-        """Return the scores of setting `place` by seed, after the chosen setting's last round."""
+        """Return a setting's scores by seed, after as many rounds as the chosen setting had."""
         return {
             one.seed: one.score
             for one in self.tries
@@ -186,7 +189,7 @@ class TuningResult(Summarised):
 
 
 def told(setting: Setting) -> str:
-    """Return a setting as text, such as "lr=0.1"; "defaults" if it is empty."""
+    """Return a hyperparameter setting as text, such as "lr=0.1"; "defaults" if it is empty."""
     return " ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
 
 
@@ -200,7 +203,7 @@ def sign(by: By) -> int:
 
 
 def ranked(tries: Sequence[Trial], by: By) -> list[int]:
-    """Return indices of settings, ranked by rounds and then by mean score, without failed ones.
+    """Return indices of settings, ranked by number of rounds, then mean score; without failed ones.
 
     Equal settings keep their order. A setting that fails in any trial is left out.
     """

@@ -162,7 +162,7 @@ def _named(setting: Any) -> dict[str, Any]:
 def halved(
     count: int, rounds: int, by: By, attempt: Callable[[int, int, int], Trial], seeds: int = 3
 ) -> list[Trial]:
-    """Run successive halving over settings 0 to count - 1, and return all trials.
+    """Run successive halving over `count` hyperparameter settings, and return all trials.
 
     The three finalists are trained for all rounds with every seed; a single setting with one.
     """
@@ -222,7 +222,7 @@ def _trained(
 
 
 def _judged(found: Trial, run: Run | None, by: By) -> Trial:
-    """Return a trial completed by the run's score and training time, or by its problem."""
+    """Add the run's score and training time to a trial, or the reason of its failure."""
     if run is None:  # not one round was made
         return found
     records, problem, score = run.records[: found.rounds], found.problem, nan
@@ -242,7 +242,7 @@ def _judged(found: Trial, run: Run | None, by: By) -> Trial:
 
 
 def _row(run: Run, rounds: int) -> dict[str, float]:
-    """Return the recorded scores of the method's default model after some rounds, by metric."""
+    """Return the scores of the method's default model after some number of rounds, by metric."""
     asked = (rounds, *default_model(run.method), "training")
     return {
         row["metric"]: row["value"]

@@ -56,7 +56,7 @@ class WatchedStep:
         return replace(self.step, optim=self.optim, loss=self.loss)
 
     def optim(self, params: list[Tensor]) -> Optimizer:
-        """Return the step's optimizer, with a hook that records nonzero gradients."""
+        """Create the gradient step's optimizer, with a hook that records nonzero gradients."""
         optimiser = self.step.optim(params)
         optimiser.register_step_pre_hook(partial(self._note, params))
         return optimiser
@@ -64,7 +64,7 @@ class WatchedStep:
     def loss(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the step's loss; raise ValueError if the loss has no gradient."""
+        """Compute the gradient step's loss; raise ValueError if it has no gradient."""
         if self.keep and (self.calls is None or len(batch) >= len(self.calls[2])):
             own = {n: v.detach().clone() for n, v in local.items()}
             self.calls = dict(received), own, batch
@@ -103,11 +103,11 @@ class CheckedUpdate:
 
     @property
     def __name__(self) -> str:
-        """Name of the wrapped update."""
+        """Name of the wrapped closed-form update."""
         return named(self.move)
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Run the update and return the changed tensors; raise ValueError if it is invalid."""
+        """Run the wrapped update and return the changed tensors; raise ValueError if invalid."""
         name = self.__name__
         with (
             undrawn(name, batch.size.device),
@@ -120,7 +120,7 @@ class CheckedUpdate:
 
 
 def watched(phase: Phase, written: set[str], steps: list[WatchedStep]) -> Phase:
-    """Return a short version of a phase, with updates wrapped for validation.
+    """Return a shortened training phase with its updates wrapped for validation.
 
     It has at most two epochs, on small minibatches.
 
@@ -157,7 +157,7 @@ def refuse_still(trial: Trial, steps: Sequence[WatchedStep]) -> None:
 
 
 def arrives(method: Method, step: WatchedStep, name: str, moving: Sequence[str]) -> bool | None:
-    """Return whether the loss has a gradient for the tensor `name`, at perturbed values.
+    """Return whether a loss, at perturbed values, has a gradient for the tensor `name`.
 
     Its gradient may be zero at the initial values, as that of the factor of a zero tensor. None if
     the loss reads the tensor but does not depend on it, given the same noise.

@@ -47,11 +47,11 @@ class Mixed(ValueError):
 
 
 class Drew(ValueError):
-    """Error for a function that draws from a global random number generator."""
+    """Error raised if a function draws from a global random number generator."""
 
 
 def aligned(together: Tensor, alone: Tensor, client: int, clients: int) -> Tensor | None:
-    """Return a client's part of a batched tensor, in the shape of the result for it alone.
+    """Extract a client's part of a batched tensor, shaped as the result for that client alone.
 
     The first axis with one entry per client, and length 1 alone, is that of the clients; a later
     axis of rows is cut to those of the client. None if the shapes differ in another way.
@@ -121,7 +121,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 @contextmanager
 def undrawn(function: str, device: torch.device) -> Iterator[None]:
-    """Context manager that raises `Drew` if its block draws from a global random generator."""
+    """Context manager that raises an error if its block draws from a global random generator."""
     before = _states(device)
     yield
     after = _states(device)
@@ -137,7 +137,7 @@ def undrawn(function: str, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def scrambled(device: torch.device) -> Iterator[None]:
-    """Context manager that temporarily sets global random generators to other states."""
+    """Context manager that temporarily changes the states of the global random generators."""
     before = _states(device)
     torch.default_generator.manual_seed(2**40 + 1)
     np.random.seed(12_345)  # noqa: NPY002
@@ -165,15 +165,15 @@ def unchanged(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def rows_of(batch: Batch) -> Tensors:
-    """Return the tensors of a batch by name, which programs must not modify."""
+    """Return the tensors of a batch that programs must not modify, by name."""
     return {f"batch.{n}": getattr(batch, n) for n in ("x", "y", "mask", "size")}
 
 
 class Filled(Federation):
-    """Federation whose batches are padded with different rows than usual, to detect their use."""
+    """Federation with batches padded by unusual rows, to detect methods that read padding."""
 
     def gather(self, cohort: Cohort, rows: Tensor, mask: Tensor, *more: Any, **named: Any) -> Batch:
-        """Return a batch in which padding is the last training row of the first client."""
+        """Return a batch that is padded with the last training row of the first client."""
         rows = torch.where(mask, rows, self.train[0][-1].to(rows))
         return super().gather(cohort, rows, mask, *more, **named)
 
@@ -219,7 +219,7 @@ class Made(NamedTuple):
         return self.client_states | self.received
 
     def parts(self) -> Iterator[tuple[str, Tensors, Tensors]]:
-        """Yield groups of tensors: their source, the tensors, and their values before training."""
+        """Yield the tensors of a test round by source, with their values before training."""
         yield "download", self.received, {}
         yield "init_client", self.client_states, {}
         yield TRAINING, self.local, self.known
@@ -251,7 +251,7 @@ class Trial:
         return torch.arange(len(self.data.train))
 
     def made(self, ids: Tensor) -> Made:
-        """Run the round for the given clients; return their tensors before and after training."""
+        """Run a test round for some clients; return their tensors before and after training."""
         cohort = self.data.cohort(ids)
         with undrawn("download or join", self.data.device):
             received, private = client_inputs(self.method, self.data, self.state, cohort, 0)
@@ -268,7 +268,7 @@ class Trial:
         return Made(received, private, local, loss | under("first", begun))
 
     def refuse_mixed_clients(self, together: Made, sites: Callable[[], None]) -> None:
-        """Raise `Mixed` if a client's result depends on other clients or on padding.
+        """Raise `Mixed` if a client's training result depends on other clients or on padding.
 
         `sites` raises first if a site of a program is the cause.
         """
@@ -299,12 +299,15 @@ class Trial:
         return sent
 
     def refuse_mixed_results(self, made: Made) -> None:
-        """Raise `Mixed` if an upload, view or statistic depends on other clients or padding."""
+        """Raise an error if an upload, view or statistic depends on other clients or padding."""
         count, batch = self.data.clients, self.data.batch(torch.arange(self.data.clients))
         rows, device = batch.mask.sum(1).tolist(), self.data.device
 
         def differing(most: int | None) -> Found:
-            """Return the first result that differs, comparing up to `most` rows of each client."""
+            """Return the first result that changes if a client is run alone.
+
+            At most `most` rows of each client are compared.
+            """
             together = self._results(made, slice(count), narrowed(batch, most))
             for c in range(count) if count > 1 else ():
                 one = slice(c, c + 1)
@@ -325,7 +328,7 @@ class Trial:
                 raise Mixed(f"{found[0]} gives a client {found[1]!r}, which {why}; expected {cure}")
 
     def _results(self, made: Made, clients: slice, batch: Batch) -> dict[str, Tensors]:
-        """Return the upload, main view and statistics of some trained clients."""
+        """Return the upload, main predictive model and statistics of some trained clients."""
         method, view = self.method, self.method.main_view
         cohort, device = self.data.cohort(self.ids[clients]), self.data.device
         received, local = (cut(t, clients) for t in (made.received, made.local))
@@ -345,7 +348,7 @@ class Trial:
         return found
 
     def _prefixes(self) -> Iterator[Trial]:
-        """Yield trials limited to the first 1, 2, ... updates of the training phases."""
+        """Yield test rounds limited to the first 1, 2, ... updates of the training phases."""
         for i, phase in enumerate(self.phases):
             for j in range(len(phase.updates)):
                 last = replace(phase, updates=phase.updates[: j + 1])
@@ -371,7 +374,7 @@ class Trial:
 
 
 def _first(together: Made, alone: Made, mine: Callable[[Tensor, Tensor], Tensor | None]) -> Found:
-    """Return source and name of the first tensor that differs between two results, or None."""
+    """Return source and name of the first tensor that differs between two test rounds, or None."""
     for (what, some, _), (_, own, before) in zip(together.parts(), alone.parts(), strict=True):
         for name, value in own.items():
             if name not in some or unlike(mine(some[name], value), value, before.get(name)):

@@ -49,7 +49,7 @@ class Look:
 
     @property
     def sites(self) -> list[str]:
-        """Names of all sites of the guide and the model."""
+        """Names of all Pyro sites of the guide and the model."""
         return [*self.q.nodes, *self.p.nodes]
 
     def run(self, batch: Batch, received: Tensors, local: Tensors) -> tuple[Any, Any]:
@@ -81,7 +81,7 @@ class Look:
         return found
 
     def refuse_wrong_sites(self) -> None:
-        """Raise ValueError for invalid sites, such as latent sites outside `batch.clients()`."""
+        """Raise ValueError for invalid Pyro sites, as latent ones outside `batch.clients()`."""
         for trace in (self.q, self.p):
             for name, site in trace.nodes.items():
                 if site["type"] == "param" and name in pyro.get_param_store():
@@ -147,7 +147,7 @@ class Look:
                     )
 
     def _refuse_stray_axes(self, name: str, site: Any) -> None:
-        """Raise ValueError if the site's batch shape has an axis that belongs to no plate."""
+        """Raise ValueError if a Pyro site's batch shape has an axis that belongs to no plate."""
         shape = site["fn"].batch_shape
         declared = {frame.dim for frame in site["cond_indep_stack"]}
         stray = [d for d in range(-len(shape), 0) if d not in declared and shape[d] > 1]
@@ -158,7 +158,10 @@ class Look:
             )
 
     def _in_rows(self, site: Any) -> bool:
-        """Return whether a site is in `batch.rows()`, with padding masked and density scaled."""
+        """Return whether a Pyro site is inside the plate over rows, which masks padding rows.
+
+        The plate also scales densities.
+        """
         mask = site["mask"]
         if not torch.is_tensor(mask) or not torch.is_tensor(site["scale"]):
             return False
@@ -267,7 +270,7 @@ def _parameters(fn: Any) -> Iterator[tuple[str, Tensor, Any]]:
 
 
 def log_prob_of(site: Any) -> Tensor:
-    """Return the log density of a site's value, without scale or mask."""
+    """Return the log density of a Pyro site's value, without the site's scale or mask."""
     value: Tensor = site["fn"].log_prob(site["value"])
     return value
 
@@ -278,7 +281,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _repeated(site: Any, second: Any, both: Tensor) -> bool:
-    """Return whether two sites have equal values (or factors) in the rows selected by `both`."""
+    """Return whether two Pyro sites have equal values (or factors) in the selected rows."""
     pair = site, second
     if any(isinstance(s["fn"], dist.Unit) for s in pair):
         found = [log_prob_of(s).expand(both.shape)[both] for s in pair]
@@ -289,7 +292,7 @@ def _repeated(site: Any, second: Any, both: Tensor) -> bool:
 
 
 class Drawn(Messenger):
-    """Messenger that detects programs that modify the value of a site in place."""
+    """Pyro messenger that detects programs which modify a sampled value in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +304,7 @@ class Drawn(Messenger):
             self.found.append((msg["name"], value, value.clone()))
 
     def refuse_changed(self) -> None:
-        """Raise ValueError if a site's value was modified in place after sampling."""
+        """Raise ValueError if a sampled value was modified in place."""
         for name, value, copy in self.found:
             if not torch.allclose(value, copy, rtol=0, atol=0, equal_nan=True):
                 raise ValueError(

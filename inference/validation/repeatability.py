@@ -1,4 +1,4 @@
-"""Validation by repeated runs that programs do not depend on other rows, clients or state."""
+"""Checks by repeated runs that results do not depend on other rows, clients or hidden state."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Reruns:
     minibatches: bool
 
     def refuse_mixed_rows(self) -> None:
-        """Raise `Mixed` if the density of a row depends on other rows or on padding."""
+        """Raise `Mixed` if the density of a data row depends on other rows or on padding."""
         other, after = self.other, self.after
         costs = {name for name, _ in factors(self.look.p)}
         for name, site in (*observed(self.look.p), *latent(self.look.p)):
@@ -124,7 +124,7 @@ class Reruns:
             return self._on_others(self.values)
 
     def _alike(self, site: Any, after: Any, other: Other) -> bool:
-        """Return whether a site has equal densities and weights in the rows of both batches."""
+        """Return whether a Pyro site has equal densities and weights by row in both batches."""
         one, two = log_prob_of(site), log_prob_of(after)
         if of_rows(site):
             weights = [_weight(s, b) for s, b in ((site, self.look.batch), (after, other.batch))]
@@ -169,7 +169,7 @@ class Reruns:
             return recorded(self.look.method.model, (*states, batch), known)
 
     def _other_responses(self, y: Tensor, at: Tensor) -> Tensor:
-        """Replace the responses of the rows `at` by a different response from the data."""
+        """Replace the responses of selected rows by a different response from the data."""
         table, there = self.look.data.y, y[at]
         good = table.isfinite() & (table[:, None] != there[None]).all(1)
         rows = good.flatten(1).all(1) if table.dim() > 1 else good
@@ -181,7 +181,7 @@ class Reruns:
     # Clients alone
 
     def refuse_mixed_clients(self) -> None:
-        """Raise `Mixed` if a site of a client depends on other clients or on padding.
+        """Raise `Mixed` if a client's Pyro site depends on other clients or on padding.
 
         If rows have latent variables, only the first client is run alone, which has no padding.
         """
@@ -204,7 +204,7 @@ class Reruns:
         return any(of_rows(site) for _, site in latent(self.look.q))
 
     def _changes(self) -> bool:
-        """Return whether running the programs again, with the same noise, changes the results."""
+        """Return whether running model and guide again, with the same noise, changes results."""
         look = self.look
         with scrambled(look.batch.size.device):
             again = look.run(look.batch, look.received, look.local)
@@ -213,7 +213,7 @@ class Reruns:
     def _apart(
         self, batch: Batch, some: Sequence[int], together: tuple[Any, Any] | None = None
     ) -> str | None:
-        """Return the first site that differs between a client run alone and with others.
+        """Return the first Pyro site that differs between a client run alone and with others.
 
         None if there is none.
         """
@@ -231,7 +231,7 @@ class Reruns:
     # Gradients
 
     def refuse_cut_sites(self) -> None:
-        """Raise ValueError if the model depends on a latent site but has no gradient for it."""
+        """Raise ValueError if densities depend on a latent site but give it no gradient."""
         values = self.values
         for name in self._without_gradient(values, self.after) if values else ():
             # Once more, as a gradient may be zero at a point.
@@ -251,7 +251,7 @@ class Reruns:
                 )
 
     def _without_gradient(self, values: Tensors, trace: Any) -> list[str]:
-        """Return the latent sites for which the other sites' densities have no gradient."""
+        """Return the latent sites that get no gradient from the densities of other sites."""
         with torch.enable_grad():
             total = _others(trace).sum()
         if not total.requires_grad:
@@ -269,7 +269,7 @@ def _others(trace: Any, without: str = "") -> Tensor:
 
 
 def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str | None:
-    """Return the first site that differs between two pairs of guide and model traces, or None."""
+    """Return the first Pyro site that differs between two pairs of traces, or None."""
     for traces in zip(together, alone, strict=True):
         for name, site in traces[1].nodes.items():
             if site["type"] != "sample" or site_is_subsample(site):
@@ -284,7 +284,7 @@ def _first(together: tuple[Any, Any], alone: tuple[Any, Any], mine: Any) -> str 
 
 
 def _parts(site: Any) -> Iterator[Tensor]:
-    """Yield a site's value, unless it is observed, and its log density."""
+    """Yield a Pyro site's value, unless it is observed, and its log density."""
     if is_made(site) or not site["is_observed"]:
         yield site["value"]
     if not is_made(site):
@@ -292,7 +292,7 @@ def _parts(site: Any) -> Iterator[Tensor]:
 
 
 def _weight(site: Any, batch: Batch) -> Tensor:
-    """Return the scale of each row's density, divided by the row's count in the batch."""
+    """Return the scale of each row's log density, divided by the row's count in the batch."""
     counts = batch.counts.where(batch.mask, 1.0)
     weight = torch.as_tensor(site["scale"]).to(counts) / counts
     return weight.expand(batch.mask.shape) if weight.dim() <= 2 else torch.ones_like(counts)

@@ -1,4 +1,4 @@
-"""Validation of a method and its data before training, to detect errors that raise none.
+"""Validation of a method and its data before training, to detect silent errors.
 
 The method runs a round on a few rows of a few clients. Its programs are traced, and run again with
 another order of the rows: the likelihood of a row may only depend on that row and on the client's
@@ -130,7 +130,7 @@ def _in_both_precisions(
     server: Tensors | None,
     look: Callable[[Method, Federation, Tensor, Tensors | None], None] | None = None,
 ) -> None:
-    """Validate a method; if `Mixed` is raised, repeat the validation in float64."""
+    """Validate a method; if clients or rows seem to affect each other, repeat it in float64."""
     look = look or _look
     try:
         look(method, few, ids, server)
@@ -174,7 +174,7 @@ def _look(method: Method, few: Federation, ids: Tensor, server: Tensors | None) 
 
 
 def _look_at_clients(method: Method, few: Federation, ids: Tensor, server: Tensors | None) -> None:
-    """Check only whether the model and guide give each client the same results alone."""
+    """Check only that model and guide give each client the same results alone and with others."""
     first = _first(method, few, ids, server)
     state = RoundState(0, first, {}, torch.zeros(few.clients).bool())
     received, private = client_inputs(method, few, state, few.cohort(torch.arange(few.clients)), 0)
@@ -206,7 +206,7 @@ def _first(method: Method, few: Federation, ids: Tensor, given: Tensors | None) 
 
 
 def _made(trial: Trial) -> Made:
-    """Run the method's training phases and return the results; raise ValueError on failure."""
+    """Run the method's training phases on a few rows; raise ValueError on failure."""
     few = trial.data
 
     def look() -> Look:
@@ -263,7 +263,7 @@ def _beginning(data: Federation, client: int) -> Tensor:
 
 
 def _finite(data: Federation, client: int) -> bool:
-    """Return whether the data of the rows used for validation of a client are finite."""
+    """Return whether a client's rows that are used for validation have only finite values."""
     rows = _beginning(data, client)
     return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
 
@@ -276,7 +276,7 @@ def refuse_idle_patterns(
     travels: Tensors,
     sites: list[str],
 ) -> None:
-    """Raise ValueError for a name pattern of the method that matches no name."""
+    """Raise ValueError for a name pattern of the method that matches no tensor or site."""
     asked: list[tuple[str, str, Iterable[str]]] = [
         (f"step {move.names!r} of {kind}", move.names, local)
         for kind in ("phases", "adapt")
@@ -329,7 +329,7 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
 def _aggregated(
     method: Method, few: Federation, server: Tensors, message: Tensors
 ) -> Tensors | None:
-    """Return the next server state if an `Aggregator` is used; raise ValueError for new names."""
+    """Aggregate trial messages if by an `Aggregator`; raise ValueError for new tensor names."""
     if not isinstance(method.aggregate, Aggregator):
         return None
     cohort = few.cohort(torch.arange(few.clients))
@@ -351,7 +351,7 @@ def _aggregated(
 
 
 def refuse_odd_views(method: Method, look: Look) -> None:
-    """Raise ValueError if a view returns unknown names, or lacks names that the programs read."""
+    """Raise ValueError if a predictive model has unknown tensors, or lacks required ones."""
     received, local = look.received, look.local
     known = received | local
     for view in method.views:
@@ -371,11 +371,11 @@ def refuse_odd_views(method: Method, look: Look) -> None:
 
 
 def idle(patterns: str, names: Iterable[str]) -> list[str]:
-    """Return those of the given name patterns that match no name."""
+    """Return the name patterns that match none of the given names."""
     return [p for p in patterns.split() or [""] if not any(matches(n, p) for n in names)]
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:
-    """Return a text that suggests a similar name for a pattern, or lists all names."""
+    """Suggest a similar name for a name pattern without a match, or list all names."""
     near = get_close_matches(pattern, list(names), 1)
     return f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"
