@@ -15,12 +15,15 @@ PER = 4  # rows of a regression for each of its coefficients
 
 
 def effective(log_w: Tensor) -> Tensor:
-    """Return the effective sample size of importance weights, given their normalized logs [S]."""
+    """Return the effective sample size, given normalized log importance weights [S]."""
     return 1 / log_w.exp().square().sum()
 
 
 def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
-    """Return a t proposal with moments moved toward those of weighted noise [S, d]."""
+    """Return a Student's t proposal with moments moved toward those of weighted draws.
+
+    The draws are noise [S, d].
+    """
     size, mean = e.shape[1], w @ e
     spread = ((e - mean) * w[:, None]).mT @ (e - mean)
     old_mean, old_root = torch.zeros_like(mean), torch.eye(size, dtype=e.dtype)
@@ -35,7 +38,7 @@ def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Regression model, linear or quadratic, of each client noise mode on the shared noise."""
+    """Regression, linear or quadratic, of a client's posterior noise modes on shared noise."""
 
     slopes: Tensor  # [features, n]
     squares: bool

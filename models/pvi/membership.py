@@ -109,7 +109,7 @@ def join(run: Run, data: Federation) -> Run:
 
 
 def without(run: Run, client: str, rounds: int) -> RoundState:
-    """Continue a run without one client, whose factor stays fixed, and return the new state.
+    """Continue a run without one client, whose factor stays fixed; return the server's new state.
 
     So q / t_j is what the others know, and the client's own information is its factor.
     """
@@ -140,10 +140,13 @@ def _kept(values: Sequence[Any], at: int) -> tuple[Any, ...]:
 
 
 def _gone_on(run: Run, data: Federation, server: Tensors, stay: Tensor, place: Tensor) -> Run:
-    """Return the run on other data, with the states of clients `stay` at indices `place`."""
+    """Return a copy of a run for other data, with the remaining clients' states reindexed.
+
+    These are the clients `stay`, at the new indices `place`.
+    """
 
     def dealt(table: Tensor) -> Tensor:
-        """Return a table [J, ...] with the rows of remaining clients at their new indices."""
+        """Move the remaining clients' rows of a table [J, ...] to their new indices."""
         new = table.new_zeros(data.clients, *table.shape[1:])
         new[place] = table[stay]
         return new

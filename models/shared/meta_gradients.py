@@ -26,7 +26,7 @@ Descent = Callable[[Program, Program, Tensors, Tensors, Batch], Tensors]
 def descended(
     loss: Loss, names: str, lr: NotNegative, steps: Whole = 1, clip: Positive | None = None
 ) -> Descent:
-    """Return a function that applies differentiable gradient steps.
+    """Return a function that applies differentiable gradient steps to local tensors.
 
     Args:
         loss: per client, [C].
@@ -39,7 +39,7 @@ def descended(
     def descend(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensors:
-        """Return the local tensors after the differentiable gradient steps."""
+        """Return the client's local tensors after the differentiable gradient steps."""
         for _ in range(steps):
             local, moving = _free(local, names)
             slopes = _gradient(loss(model, guide, received, local, batch).sum(), moving)
@@ -129,7 +129,7 @@ def _gradient(value: Tensor, of: Tensors) -> Tensors:
 
 
 def _together(a: Batch, b: Batch) -> Batch:
-    """Return two parts of a batch as one batch, with all padding at the end.
+    """Concatenate two parts of a batch, with all padding rows at the end.
 
     So padding does not change the noise of any row.
     """
