@@ -88,7 +88,7 @@ def build(
         return {"alpha": local["alpha"].clamp(0, 1)}
 
     def at_mixture(received: Tensors, local: Tensors) -> Tensors:
-        """Return the mixture of local and global model, with derivative 1 by the local model.
+        """Mix the local and global model, with unscaled gradients for the local parameters.
 
         The true derivative by v_j is alpha_j.
         """

@@ -156,7 +156,7 @@ def build(
         return moved
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Set the server's parameters to the clients' mean, and append them to the Markov chain."""
+        """Set the server's parameters to the clients' mean, and append them to its stored chain."""
         now = {n: pooled[n] for n in names}
         past = role(HELD, server)
         chain = {

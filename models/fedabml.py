@@ -189,7 +189,7 @@ def build(
         return theta(role("loc", local), role("log_scale", local))
 
     def spreads(server: Tensors, message: Tensors) -> Tensors:
-        """Return clients' means, and standard deviations or second moments, for aggregation.
+        """Return the clients' means, and their standard deviations or second moments, to aggregate.
 
         Second moments are taken about the server's m, for numerical precision.
         """
@@ -275,7 +275,7 @@ def build(
 
 
 def gradient(m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of KL[q || p] by the mean and log standard deviation of a normal p.
+    """Return the gradients of KL[q || p] for the mean and log standard deviation of a normal p.
 
     Each is [C, *p].
 

@@ -111,7 +111,7 @@ def build(
         return {"log_count/pi": torch.zeros_like(even)} if q.random else {"weight/pi": even}
 
     def fits(local: Tensors, data: Batch) -> TorchDistribution:
-        """Return the response distribution of each row under each component, batch [C, B, K]."""
+        """Return each row's response distribution under each mixture component, [C, B, K]."""
         w = role("component", local)
         each = [{n: v.select(2, k) for n, v in w.items()} for k in range(components)]
         outputs = torch.stack([net(own, data.x) for own in each], 2)
@@ -165,7 +165,7 @@ def build(
     def complete(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the negative log likelihood per row [C], expected under the responsibilities.
+        """Return the expected negative log likelihood per row [C], given responsibilities.
 
         That is the mean over rows of -sum_k q_ik log p(y_i | x_i, w_k).
         """
@@ -207,7 +207,10 @@ def responsibilities(log_weight: Tensor, log_density: Tensor) -> Tensor:
 
 
 def mixed(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
-    """Return the mixture of K distributions of batch shape [C, B, K], weights [..., C, 1, K]."""
+    """Return the mixture of K distributions, given their mixture weights.
+
+    The batch shape of the distributions is [C, B, K], and weights are [..., C, 1, K].
+    """
     found: TorchDistribution
     if isinstance(fn, dist.Categorical):
         found = Categorical(logits=(weight.log().unsqueeze(-1) + fn.logits).logsumexp(-2))

@@ -335,7 +335,7 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def read(received: Tensors, local: Tensors) -> Tensors:
-        """Return the local tensors with mean and covariance root of the received posterior."""
+        """Add mean and covariance root of the received posterior to the local tensors."""
         mean, root = core.normals.moments(pick(received, "shift precision"))
         return local | {"mean": mean, "root": root}
 

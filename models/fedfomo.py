@@ -160,7 +160,7 @@ def build(
         return step.loss(model, guide, received, local, rest)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the client's model and, if downloads are limited, its mixing weights of others."""
+        """Send the client's model and, if downloads are limited, its weights for other models."""
         message = {n: local[n] for n in role("other", received)}
         return message if downloads is None else message | {"weight": local["weight"]}
 

@@ -106,7 +106,7 @@ def build(
 
 
 def change(w: Tensor, drawn: Tensor, rho: float) -> Tensor:
-    """Return the client's update: the inverse sample covariance times (w - sample mean).
+    """Return the client's update: inverse sample covariance times distance to the sample mean.
 
     That is delta_j = Sigma^-1 (w - sample mean), with the samples' shrunk covariance Sigma.
 

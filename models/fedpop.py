@@ -164,7 +164,7 @@ def build(
         return pick(local, "base/* mean/* square/*")
 
     def by_server_names(server: Tensors, message: Tensors) -> Tensors:
-        """Rename the tensors of the clients' messages as in the server's state."""
+        """Rename the tensors of clients' messages to the names used in the server's state."""
         square, log_scale = role("square", message), role("log_scale", message)
         old = under("log_scale", {n: (2 * v).exp() for n, v in log_scale.items()})
         loc = under("loc", role("mean", message)) | under("log_scale", square)

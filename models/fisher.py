@@ -91,7 +91,7 @@ def build(
         return {n: core.factor_of_prior[n].to(v) + v for n, v in factor.items()}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the normal approximation of the client's likelihood, and its own posterior."""
+        """Compute the client's posterior, and the normal approximation of its likelihood."""
         factor = core.factor(local["information"], flattened(role("w", local)))
         return factor | core.stated(*core.normals.moments(times_prior(factor)))
 

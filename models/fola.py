@@ -1,4 +1,4 @@
-"""FOLA: federated online Laplace approximation; the global posterior is the next prior.
+"""FOLA: federated online Laplace approximation; the posterior is the next round's prior.
 
 Liu, Jiang, Zheng, Chen, Qi, Huang and Shao, "A Bayesian Federated Learning Framework with Online
 Laplace Approximation", 2021 (IEEE TPAMI 2023).
@@ -97,7 +97,7 @@ def build(
         return core.init(generator, clients) | {"begun": torch.zeros(())}
 
     def known(q: Tensors) -> Tensors:
-        """Return mean and precision [C, ...] of this round's prior, the server's posterior.
+        """Return mean and precision [C, ...] of the round's prior: the server's posterior.
 
         Before round one the mean is that of the method's prior.
         """

@@ -73,7 +73,7 @@ def poisson(outputs: Tensor, x: Tensor) -> TorchDistribution:
 
 
 def normal_known_sd(outputs: Tensor, x: Tensor) -> TorchDistribution:
-    """Return a normal likelihood with known standard errors x[..., 0]; the network has the mean."""
+    """Return a normal likelihood with standard errors x[..., 0]; the network outputs the mean."""
     return dist.Normal(outputs.squeeze(-1), x[..., 0])
 
 
@@ -89,7 +89,7 @@ def normal(scale: Deviation = 1.0) -> Likelihood:
 
 
 class LeastSquares(dist.Normal):
-    """Normal distribution with the least-squares gradient of its log density by the mean.
+    """Normal distribution whose log density has the gradient of least squares for the mean.
 
     log p and its gradient by the standard deviation s are exact. The gradient by the mean m is
     (y - m) / unit^2, not (y - m) / s^2: gradient steps of a fixed size then stay stable as s

@@ -187,7 +187,7 @@ def build(
         return message | {"alpha": alpha}
 
     def by_alpha(at: int) -> Weight:
-        """Return a function that weights a layer's branches in the aggregation.
+        """Return a function that computes a layer's aggregation weights, one for each branch.
 
         The weights are size times alpha (eq. 5), or size (eq. 6).
         """

@@ -49,7 +49,7 @@ Tensors = tensors.Tensors
 
 
 def precision(variance: Tensor, deviation: Tensor, d: int, of: Confidence = "full") -> Tensor:
-    """Return each client's confidence tau [C], given its head's variance and deviation [C].
+    """Return each client's confidence tau [C], given the variance and deviation of its head.
 
     This is eq. 8, or an ablation of it.
 
@@ -148,7 +148,7 @@ def build(
         return {"tau": torch.where(tau < CEILING, tau.clamp(max=strongest), local["tau"])}
 
     def finish(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the head's posterior mean and the other tensors to be sent or stored."""
+        """Compute the posterior mean and other tensors that the client sends or stores."""
         made = tensors.under("mean", q.moments(received, local, data)[0])
         made |= tensors.renamed(local, {"base": "own"}) if own_base else {}
         made |= {"variance": spreads(received, local, data)[0]} if m_step_iters > 1 else {}

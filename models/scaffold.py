@@ -208,7 +208,7 @@ def without_drift(loss: Loss, names: list[str]) -> Loss:
     def corrected(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss [C], with c - c_j added to its gradient but not to its value."""
+        """Return the loss [C], with drift correction c - c_j in its gradient but not its value."""
         drift = [
             ((received[f"control/{n}"] - local[f"own/{n}"]) * local[n])
             .reshape(len(batch), -1)

@@ -110,7 +110,10 @@ class ClientAxes:
         return found
 
     def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
-        """Return log p and log q of each draw, by client or, if sites are shared, in total."""
+        """Return log densities of each draw under model and guide, by client or in total.
+
+        They are totals if there are shared sites.
+        """
         everyone = torch.isin(torch.arange(self.data.clients), self.ids).all()
         if "density" not in known[0] or (self.shared and not everyone):
             return {}  # shared sites depend on the other clients too

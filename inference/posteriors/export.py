@@ -158,7 +158,7 @@ def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]
 
 
 def import_arviz() -> Any:
-    """Import and return ArviZ; suppress the FutureWarning about version 1 that 0.23 shows."""
+    """Import and return ArviZ, without the FutureWarning about version 1 that ArviZ 0.23 shows."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
         try:

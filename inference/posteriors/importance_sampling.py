@@ -308,7 +308,7 @@ class Weighing:
         return at, root
 
     def _slopes(self, i: int, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return gradient [S, n] and negative Hessian [S, n, n] of log p by a client's noise."""
+        """Return gradient [S, n] and negative Hessian [S, n, n] of log p with respect to noise."""
         at = at.detach().requires_grad_()
         with torch.enable_grad():
             found, _ = self._densities(i, noise, at)
@@ -359,14 +359,14 @@ class Weighing:
 
     @contextmanager
     def _alone(self, i: int) -> Iterator[None]:
-        """Use one client's random generator for all sites without given noise, in a context."""
+        """Sample all sites without given noise by one client's generator, as a context manager."""
         source = self.sources[i]
         others = JointNoise([source], self.method.shared, lambda: source)
         with pyro.validation_enabled(False), others:
             yield
 
     def _enough(self, noise: Tensor, draws: int) -> int:
-        """Return how many draws of a client's sites keep the noise of its weights small."""
+        """Return the number of client draws needed to limit the variance of importance weights."""
         excess = float(noise) * len(self.clients) / NOISE
         many: float = draws * excess ** (1 / ORDER)
         return math.ceil(min(max(many, LEAST), MANY))

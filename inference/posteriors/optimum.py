@@ -63,7 +63,7 @@ class Found(NamedTuple):
 
 @synchronized
 def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> Found | None:
-    """Test whether the posterior of the shared sites maximizes the ELBO; None if untestable.
+    """Test whether the posterior of the shared sites maximizes the ELBO; None if not testable.
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
@@ -108,7 +108,7 @@ class Noise(Messenger):
 def _said(
     method: Method, client: Client, local: Tensors, copies: int, noise: Noise
 ) -> tuple[Tensor, Tensor, Any]:
-    """Return log p - log q of client-specific and of shared sites, and the guide's trace.
+    """Return log p - log q (model, guide) of client-specific and of shared sites, and a trace.
 
     The former are [copies].
     """
@@ -132,7 +132,7 @@ def _said(
 
 
 def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
-    """Describe the site that a natural-gradient step changes most; "" if only slightly."""
+    """Describe the site that a natural-gradient step would change most; "" for small steps."""
     total: tuple[Tensor, Tensor] | None = None
     for name, client in clients.items():
         local = {n: v.expand(2 * PAIRS, *v.shape[1:]) for n, v in client[1].items()}

@@ -38,14 +38,14 @@ def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Regression, linear or quadratic, of a client's posterior noise modes on shared noise."""
+    """Linear or quadratic regression that predicts modes of a client's noise from shared noise."""
 
     slopes: Tensor  # [features, n]
     squares: bool
 
     @classmethod
     def of(cls, noise: Tensor, modes: Tensor) -> Predicted:
-        """Fit the regression of noise modes [S, n] on shared noise [S, d] by least squares."""
+        """Regress modes of client noise [S, n] on shared noise [S, d], by least squares."""
         squares = PER * _features(noise[:1], True).shape[1] <= len(noise)
         x = _features(noise, squares)
         # A ridge of a small part of the rows' weight, as features may be collinear.
@@ -53,7 +53,7 @@ class Predicted:
         return cls(torch.linalg.solve(x.mT @ x + ridge, x.mT @ modes), squares)
 
     def __call__(self, noise: Tensor) -> Tensor:
-        """Predict noise modes [S, n] for shared noise [S, d], with norms limited to `REACH`."""
+        """Predict modes of client noise [S, n] from shared noise [S, d]; limit norms to `REACH`."""
         found: Tensor = _features(noise, self.squares) @ self.slopes
         length = torch.linalg.vector_norm(found, dim=1, keepdim=True)
         bounded: Tensor = found * (REACH / length.clamp(min=REACH))

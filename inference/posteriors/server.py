@@ -34,7 +34,7 @@ class Given(Messenger):
 def of_server(
     method: Method, state: RoundState, asked: EvaluationSpec, of_prior: bool = False
 ) -> tuple[Callable[[Cohort], Tensors], EvaluationSpec]:
-    """Return a function that draws latent sites from the posterior that a server has itself.
+    """Return a function that draws latent sites from the server's own posterior.
 
     Also return the settings for draws of other sites.
 

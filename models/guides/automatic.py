@@ -97,7 +97,7 @@ def log_density(site: Any) -> Tensor:
 
 
 def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callable[..., Any]]:
-    """Return a Pyro guide's unconstrained parameters, and a function that runs it, given values."""
+    """Return a guide's unconstrained parameters, and a function to run it with given values."""
     with pyro.get_param_store().scope(), seeded(0):
         trace = poutine.trace(guide, param_only=True).get_trace(*example)
         found = {n: s for n, s in trace.nodes.items() if s["type"] == "param"}
@@ -117,7 +117,7 @@ def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callabl
 def _automatic(
     make: Callable[..., AutoGuide], example: Any, model: Program
 ) -> tuple[Tensors, Callable[..., Any]]:
-    """Return an AutoGuide's parameters, and a function that runs the guide, given their values."""
+    """Return an AutoGuide's parameters, and a function to run the guide with given values."""
     plated = "create_plates" in signature(make).parameters
     options = {"create_plates": lambda *arguments: arguments[-1].clients()} if plated else {}
     with pyro.settings.context(module_local_params=True), seeded(0):

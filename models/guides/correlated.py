@@ -38,7 +38,7 @@ def full_covariance(
 
     Standard normal noise e becomes f(e) = (I + B) e.
 
-    Its entries are below [C, d (d - 1) / 2], row by row; arguments as of any `Family`.
+    The entries of B are below [C, d (d - 1) / 2], row by row; arguments as of any `Family`.
 
     Raises:
         ValueError: if there are more than 2,000 parameters.
@@ -98,7 +98,9 @@ def copula(
 @rebuildable
 @checked
 def low_rank(rank: Count = 5) -> Family:
-    """Return a family of normal guides with covariance S (I + V V') S, V of `rank` columns.
+    """Return a family of low-rank normal guides, with covariance S (I + V V') S.
+
+    V has `rank` columns, and S is diagonal.
 
     The family is that of Pyro's AutoLowRankMultivariateNormal. V is factor [C, d, r], which starts
     at small cosines, as zeros would have no gradient.
@@ -250,7 +252,7 @@ def standard_noise(name: str, like: Tensor, counted: bool = True) -> Tensor:
 
 
 def _few(shapes: Shapes) -> int:
-    """Return the number of parameters; raise ValueError if a full covariance is too large."""
+    """Return the number of parameters; raise ValueError if too large for a full covariance."""
     d = _size(shapes)
     if d > LARGEST:
         raise ValueError(

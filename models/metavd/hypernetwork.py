@@ -81,7 +81,7 @@ def hypernetwork(
         return {n: part.reshape(len(ids), *v.shape) + v.to(part) for (n, v), part in parts}
 
     def slope(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
-        """Return pseudo-gradients by the hypernetwork's weights and by the client embeddings."""
+        """Return pseudo-gradients for the hypernetwork's weights and the client embeddings."""
         held = pick(server, f"{TABLE} {PSI}/*")
         leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
         with torch.enable_grad():

@@ -84,7 +84,7 @@ def snip(
 
 
 def top(value: Tensor, share: float) -> Tensor:
-    """Return a bool mask [*p] that selects a fraction of the largest entries, at least one."""
+    """Return a bool mask [*p] of a tensor's largest entries: a given fraction, at least one."""
     count = max(1, round(share * value.numel()))
     at = value.flatten().topk(count).indices
     return value.new_zeros(value.numel(), dtype=torch.bool).index_fill(0, at, True).view_as(value)

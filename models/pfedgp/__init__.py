@@ -138,7 +138,7 @@ def build(
         return begun | (points.start(whole.init(generator)) if below else {})
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's Gaussian process as without training rows: all zeros."""
+        """Initialize the client's Gaussian process without training rows, as zeros."""
         sizes = {"z": (features,), "shift": (outputs,), "root": (outputs, outputs)}
         none = {n: cohort.size.new_zeros(len(cohort.ids), rows, *s) for n, s in sizes.items()}
         return start_own(received, cohort, generator) | {kept[n]: v for n, v in none.items()}

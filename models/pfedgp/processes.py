@@ -119,7 +119,10 @@ class Hill:
     count: Tensor  # [C, N]
 
     def at(self, pull: Tensor) -> Point:
-        """Evaluate the log posterior at function values f = P `pull`, with kernel matrix P."""
+        """Evaluate a Gaussian process's log posterior at function values f = P `pull`.
+
+        P is the kernel matrix.
+        """
         f = self.among @ pull
         likely = self.log_prob(f).masked_fill(self.count == 0, 0.0)
         return Point(f, pull, (self.count * likely).sum(1) - 0.5 * (pull * f).sum((1, 2)))

@@ -38,7 +38,7 @@ SMALLEST = 1e-6  # scale
 
 
 def learned(family: LocationScale = dist.Normal, loc: float = 0.0) -> Prior:
-    """Return a prior whose scale of each parameter tensor the server learns; see `learning`."""
+    """Return a prior with one scale per parameter tensor, learned by the server; see `learning`."""
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
@@ -91,7 +91,7 @@ def learning(
         return method.init(generator, clients) | under("prior", scales)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send each client the prior's scales together with the parameters."""
+        """Send each client the scales of its prior together with the model's parameters."""
         scales = spread_out(pick(server, "prior/*"), len(cohort.ids))
         return method.download(rest(server), cohort) | scales
 

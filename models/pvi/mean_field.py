@@ -1,4 +1,4 @@
-"""PVI of a network with a mean-field posterior, by local reparametrization.
+"""Partitioned variational inference of a network: mean-field, by local reparametrization.
 
 The loss of a client is the expected negative log likelihood, with the outputs of linear layers and
 convolutions drawn for every row, plus the divergence from its cavity in closed form. In the first
@@ -69,7 +69,7 @@ class MeanField(Partitioned):
         return server | ({"warm_rounds": left} if self.warm_start else {})
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the posterior without the client's own factor; all of it in the warm start."""
+        """Send the posterior without the client's own factor, or whole during the warm start."""
         others = super().cavity(server, cohort)
         if "warm_rounds" not in server:
             return others
@@ -99,7 +99,7 @@ class MeanField(Partitioned):
     # A client
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's posterior: shared variables as received, own ones at start."""
+        """Initialize the client's posterior; own variables get their initial standard deviation."""
         local = super().init_client(received, cohort, generator)
         root, sd = local["root"][:, : self.ours.size], self.own_sd.to(local["root"])
         root = torch.cat([root, sd.expand(len(root), -1)], -1)

@@ -1,4 +1,4 @@
-"""Removal and addition of clients in a fitted PVI run.
+"""Removal and addition of clients in a fitted run of PVI (partitioned variational inference).
 
 A client's factor t_j is all that the server knows of its rows. Divided out of q it leaves the
 product of the others' factors. These were fitted together with t_j, so where the model is not
@@ -46,7 +46,7 @@ ANEW = 0.5  # damping that adapts, to begin with: the factors are near where the
 
 @checked
 def leave(run: Run, client: str) -> Run:
-    """Remove a client from a fitted PVI run, with its rows, state and factor of q.
+    """Remove a client from a fitted PVI run, with its rows, state and factor of the posterior.
 
     Args:
         run: of PVI, by `build` or `hierarchical`.
@@ -109,7 +109,7 @@ def join(run: Run, data: Federation) -> Run:
 
 
 def without(run: Run, client: str, rounds: int) -> RoundState:
-    """Continue a run without one client, whose factor stays fixed; return the server's new state.
+    """Continue a run without one client, whose factor stays fixed, and return the new state.
 
     So q / t_j is what the others know, and the client's own information is its factor.
     """

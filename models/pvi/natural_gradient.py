@@ -121,7 +121,9 @@ def given_others(
 
 
 def of_one(mean: Tensor, root: Tensor, inner: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-    """Update mean [d] and root [d, d] of one normal by a bounded natural-gradient step.
+    """Update mean and covariance root of one normal by a bounded natural-gradient step.
+
+    They are [d] and [d, d].
 
     As it is unknown whether it raised the loss, it goes no further than half a standard
     deviation, and a variance doubles at most. `inner` [d, 1 + d] is the transpose of the root times

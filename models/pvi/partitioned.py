@@ -56,7 +56,9 @@ SHORT = 10  # of these, for the sake of what clients are sent
 
 @dataclass(frozen=True)
 class Partitioned:
-    """PVI of a Pyro program, with one normal factor of the shared variables for each client.
+    """Partitioned variational inference of a Pyro program, with one normal factor per client.
+
+    The factors are of the shared variables.
 
     The server holds q as shift and precision, see `gaussians`, and the factors as server/shift and
     server/precision [J, ...]; where the damping adapts, also the last one and the last proposal.
@@ -77,7 +79,10 @@ class Partitioned:
         Normals(self.ours.size + self.mine.size, self.full)  # refuses too many variables
 
     def method(self, steps: int, batch: int | None, lr: float) -> Method:
-        """Return PVI as a federated method, given local steps, batch size and learning rate."""
+        """Return partitioned variational inference (PVI) as a federated method.
+
+        Arguments are the local steps, batch size and learning rate.
+        """
         guide = self.guide
         factors = Factors(View(self.together, self.cavity), self.densities, without)
         proper = Rule("a precision of a normal distribution", self.normals.proper)
@@ -124,7 +129,10 @@ class Partitioned:
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Initialize the server's posterior at the network's or prior's mean, in equal factors."""
+        """Initialize the server's posterior, with equal factors for all clients.
+
+        Its mean is that of the network or the prior.
+        """
         q = self.prior if self.start is None else self.normals.independent(*self.start(generator))
         share = torch.tensor(1 / clients, dtype=torch.float64)
         each = {n: ((q[n] - self.prior[n]) / clients).repeat(clients, 1) for n in PARAMETERS}
@@ -152,7 +160,7 @@ class Partitioned:
     def densities(
         self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log densities [S] of shared draws: posterior, cavity, and cavity with prior."""
+        """Return log densities [S] of shared draws by posterior, cavity, and cavity with prior."""
         u, growth = self.ours.freed(sites)
         if self.centring:
             u, more = self.centring.variables(u, server)
@@ -166,7 +174,7 @@ class Partitioned:
         return every, others, others + share * (log_prior + growth - prior)
 
     def aggregate(self, server: Tensors, message: Tensors, cohort: Cohort, _: Generator) -> Tensors:
-        """Update client factors by all messages; raise AggregationError if q is improper.
+        """Update client factors by all messages; AggregationError if the posterior is improper.
 
         The updates are damped; q is the product of all factors.
         """
@@ -224,7 +232,7 @@ class Partitioned:
     # A client
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's posterior: shared variables as received, own ones by prior."""
+        """Initialize the client's posterior: shared part as received, own part by the prior."""
         mean, root = self.normals.moments(received)
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.
         root = root * NARROW if self.start is None else root
@@ -238,7 +246,7 @@ class Partitioned:
         return start | {"root": stacked(root, none, torch.diag_embed(sd))} | powers
 
     def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Restate the scale exponents of the client's posterior relative to its current mean.
+        """Express the scale exponents of the client's posterior relative to its current mean.
 
         The posterior stays the same.
         """
@@ -313,7 +321,7 @@ class Partitioned:
         """Return the client's free energy [C] (negative ELBO) for the current step's noise."""
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
-            """Record the posterior's sites, computed from the current step's noise."""
+            """Record the posterior's sample sites, computed from the current step's noise."""
             noise = local["noise"]
             noise = noise.squeeze(-2) if self.draws is None else noise.movedim(-2, 0)
             self._state(noise, received, local, batch, received.get("share", 0.0))
@@ -389,7 +397,7 @@ class Partitioned:
 
     @property
     def exact(self) -> bool:
-        """Whether the prior of the shared variables is exactly normal, without correction."""
+        """Whether the shared variables' prior is exactly normal, so that it needs no correction."""
         return not self.centring and bool(self.ours.each("exact").all())
 
     @property
@@ -409,7 +417,7 @@ class Partitioned:
 
     @cached_property
     def scales(self) -> Tensor | None:
-        """Mask [n - d, d] of which shared variables scale which client-specific variables."""
+        """Mask [n - d, d] of the shared variables that scale each client-specific variable."""
         return scaling(self.ours, self.mine) if self.covariance == "full" else None
 
     @cached_property

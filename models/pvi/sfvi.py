@@ -176,7 +176,7 @@ class SharedGuide:
         return under("own", own | powers) | {"about": centre, "unit": unit}
 
     def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Restate the guide of the client's own variables relative to the current shared guide.
+        """Express the guide of the client's own variables relative to the current shared guide.
 
         That is q(z_j | g), which stays the same, at the current q(g).
         """
@@ -264,7 +264,7 @@ class SharedGuide:
         return local["centre"] + times(local["root"], found.nodes[BASE]["value"])
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send the gradient of the client's loss by the shared guide's parameters."""
+        """Send the gradient of the client's loss for the parameters of the shared guide."""
         return {n: v - local[n] for n, v in pick(received, LEARNED).items()}
 
     def points(self, received: Tensors, batch: Batch) -> Tensor:
@@ -315,7 +315,7 @@ class SharedGuide:
 
     @cached_property
     def scales(self) -> Tensor | None:
-        """Mask [m, d] of which shared variables scale which client-specific variables."""
+        """Mask [m, d] of the shared variables that scale each client-specific variable."""
         return scaling(self.ours, self.mine)
 
     @property

@@ -42,7 +42,7 @@ class Site:
         return self.plate == "rows"
 
     def stand_in(self, free: Tensor) -> Tensor:
-        """Return the log density of unconstrained values under the prior's approximation.
+        """Return the log density of unconstrained values, by the prior's normal approximation.
 
         That is the normal one; the result is [..., B].
         """
@@ -92,7 +92,10 @@ class Layout:
         return [site.name for site in self.sites if site.of_rows]
 
     def each(self, what: str) -> Tensor:
-        """Return a site attribute ("mean", "sd", "exact", "positive") for every entry, [n]."""
+        """Return one attribute of the sites, such as "mean", for every entry of the flat vector.
+
+        Attributes are "mean", "sd", "exact" and "positive"; the result is [n].
+        """
         known = (getattr(s, what) + torch.zeros_like(s.mean) for s in self.sites)
         return torch.cat([torch.zeros(0), *known])
 

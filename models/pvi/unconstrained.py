@@ -38,7 +38,7 @@ QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
 def scaling(ours: Layout, mine: Layout) -> Tensor | None:
-    """Return a mask [m, d] of which shared variables scale which own variables, or None.
+    """Return a mask [m, d] of the shared variables that scale each client-specific one, or None.
 
     Own variables are those of the client.
 
@@ -192,7 +192,7 @@ def layouts(
 
 
 def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tensor | None:
-    """Return which shared log scale each entry of a site has, as an index [m]; -1 for none."""
+    """Return the index of the shared variable that scales each site entry, [m]; -1 for none."""
     if SCALE not in seen[site.name]["infer"]:
         return None
     scale = seen[site.name]["infer"][SCALE].log().flatten(1)

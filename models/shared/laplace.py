@@ -68,7 +68,7 @@ class Laplace:
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Initialize the posterior: mean drawn by the network, the prior's standard deviations."""
+        """Initialize the posterior with the network's random draw as mean and the prior's sd."""
         sd = self.layout.each("sd")
         return self.stated(self.layout.joined(self.net.init(generator)).to(sd), sd)
 
@@ -155,7 +155,7 @@ class Laplace:
         return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
 
     def packed(self, rows: Iterator[Tensors], each: Tensor) -> Tensor:
-        """Return the Fisher information of a batch, times the row weight, as a packed precision.
+        """Return the weighted Fisher information of a batch, as a packed precision matrix.
 
         It is computed from `slopes`, and the weight is `each`.
         """

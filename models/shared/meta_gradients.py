@@ -90,7 +90,7 @@ def maml(
     def outer(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss [C] after the inner step; its gradient is the outer gradient."""
+        """Return the MAML loss [C] after the inner step; its gradient is the outer gradient."""
         first, second, *last = batch.split(PARTS[order])
         local, moving = _free(local, names)
         after = step(model, guide, received, local, first)
@@ -111,7 +111,7 @@ def maml(
 
 
 def _free(local: Tensors, names: str) -> tuple[Tensors, Tensors]:
-    """Enable gradients of the named tensors; return the local state and these tensors."""
+    """Enable gradients of the named local tensors; return the new local state and these tensors."""
     moving = {
         n: v if v.requires_grad else v.detach().requires_grad_()
         for n, v in pick(local, names).items()
