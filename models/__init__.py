@@ -1,4 +1,4 @@
-"""Federated methods, one file for each paper, with priors, guides and likelihoods.
+"""Federated learning methods, one module per paper, with their priors, guides and likelihoods.
 
 A module here with a function `build` is a method; its name is the method's name everywhere. Each is
 loaded when it is first used: `pyrofl.models.fedavg.build`.

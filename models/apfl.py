@@ -71,13 +71,13 @@ def build(
     train, step = only_step(base)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the local model v_j with the global w, and the weight alpha_j with alpha."""
+        """Initialize a client's local model at the global one, and its mixing weight at `alpha`."""
         return start_own(received, cohort, generator) | {
             "alpha": torch.full_like(cohort.size, alpha)
         }
 
     def mixed(received: Tensors, local: Tensors) -> Tensors:
-        """Return the mixed parameters alpha_j v_j + (1 - alpha_j) w_j."""
+        """Return the client's mixture alpha_j v_j + (1 - alpha_j) w_j of local and global model."""
         return local | {
             n: torch.lerp(local[n], local[f"own/{n}"], like(local["alpha"], local[n]))
             for n in received
@@ -88,7 +88,10 @@ def build(
         return {"alpha": local["alpha"].clamp(0, 1)}
 
     def at_mixture(received: Tensors, local: Tensors) -> Tensors:
-        """Return the mixed parameters, with derivative 1 instead of alpha_j with respect to v_j."""
+        """Mix the local and global model, with unscaled gradients for the local parameters.
+
+        The true derivative by v_j is alpha_j.
+        """
         now, own = mixed(received, local), role("own", local)
         return now | {n: now[n].detach() + (own[n] - own[n].detach()) for n in received}
 

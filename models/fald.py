@@ -95,7 +95,7 @@ def build(
     lr: Positive = 4e-5,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build FALD (federated averaging Langevin dynamics) or, with surrogates, FSGLD.
+    """Build FALD (federated averaging Langevin dynamics) or, with surrogate likelihoods, FSGLD.
 
     Args:
         net: the network; all its parameters are shared and Bayesian.
@@ -124,7 +124,7 @@ def build(
     factors = Factors(net, likelihood, surrogates == "full")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Return initial parameters drawn by the network's own initialization."""
+        """Return the server's initial state: parameters drawn by the network's initialization."""
         share = {"share": torch.tensor(1.0 / clients)}
         none = under("total", factors.none()) if surrogates != "none" else {}
         return q.start(net.init(generator)) | share | none
@@ -132,7 +132,10 @@ def build(
     def energy(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return lr U_j [C], the client's negative log posterior times the learning rate."""
+        """Return each client's estimate of the negative log posterior, times the learning rate.
+
+        That is lr U_j, [C].
+        """
         share = received["share"]
         found = elbo(kl=lambda *_: share)(model, guide, received, local, data) / share
         if surrogates != "none":
@@ -153,7 +156,7 @@ def build(
         return moved
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Set the server's parameters to the clients' mean, and append them to the chain."""
+        """Set the server's parameters to the clients' mean, and append them to its stored chain."""
         now = {n: pooled[n] for n in names}
         past = role(HELD, server)
         chain = {
@@ -164,7 +167,7 @@ def build(
         return server | now | under(HELD, chain) | under("total", total)
 
     def counted(server: Tensors, draws: int) -> Tensors:
-        """Return `draws` evenly spaced draws of the chain after the burn-in, [draws, *p]."""
+        """Return evenly spaced draws of the Markov chain after its burn-in: name -> [draws, *p]."""
         chain = role(HELD, server) or {n: server[f"w/{n}"][None] for n in net.shapes}
         rounds = len(next(iter(chain.values())))
         first = int(discard * rounds)
@@ -176,7 +179,7 @@ def build(
         return counted(server, draws), {}
 
     def with_draws(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the parameters and an ensemble of draws from the chain to each client."""
+        """Send each client the server's parameters and an ensemble of draws from its chain."""
         some = under("teacher/w", counted(server, ensemble))
         sent = {n: v for n, v in server.items() if not n.startswith("server/")}
         return spread_out(sent | some, len(cohort.ids))
@@ -207,7 +210,7 @@ def build(
 
 
 class Factors:
-    """Normal approximations t_j of the clients' likelihoods, as natural parameters.
+    """Normal approximations t_j of the clients' likelihoods, in natural parameters.
 
     A client keeps "own/shift" and "own/precision", the server their sum as "total/...".
     """
@@ -217,31 +220,37 @@ class Factors:
         self.normals = Normals(sum(s.numel() for s in net.shapes.values()), full)
 
     def none(self) -> Tensors:
-        """Return the natural parameters of a constant factor, which are all zero."""
+        """Return the natural parameters of a flat (constant) normal factor, which are all zero."""
         d = self.normals.size
         entries = d * (d + 1) // 2 if self.normals.full else d
         return {"shift": torch.zeros(d), "precision": torch.zeros(entries)}
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's factor as a constant: natural parameters of zero."""
+        """Initialize the client's likelihood approximation as flat: natural parameters of zero."""
         return under("own", {n: torch.zeros_like(received[f"total/{n}"]) for n in PARAMETERS})
 
     def times(self, precision: Tensor, w: Tensor) -> Tensor:
-        """Return the product of the factor's precision and the parameters, P w, [C, d]."""
+        """Multiply parameter vectors w [C, d] by a factor's full or diagonal precision matrix."""
         return times(self.normals.matrix(precision), w) if self.normals.full else precision * w
 
     def energy(self, factor: Tensors, w: Tensor) -> Tensor:
-        """Return the negative log density [C] of a factor at w [C, d], up to a constant."""
+        """Return the negative log density [C] of a normal factor at w [C, d], up to a constant."""
         value: Tensor = (w * (self.times(factor["precision"], w) / 2 - factor["shift"])).sum(-1)
         return value
 
     def phases(
         self, model: Program, guide: Program, names: list[str], batch: int | None
     ) -> tuple[Phase, ...]:
-        """Return the phases that compute the client's factor: two before sampling, one after."""
+        """Return training phases that approximate the client's likelihood by a normal factor.
+
+        Two come before sampling, one after.
+        """
 
         def slope(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Compute the gradient of -log p(D_j | w), and reset the Fisher information to zero."""
+            """Compute the gradient of the client's negative log likelihood at the received model.
+
+            The Fisher information is reset to zero.
+            """
             found = gradient(model, guide, elbo(kl=0.0), names, received, local, data)
             none = torch.zeros_like(received["total/precision"])
             return {
@@ -251,13 +260,13 @@ class Factors:
             }
 
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Add the Fisher information of a batch to the client's sum."""
+            """Add a minibatch's Fisher information to the client's sum."""
             rows = slopes(self.net, self.likelihood, role("w", received), data)
             found = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
             return {"new/precision": local["new/precision"] + found * local["each"][:, None]}
 
         def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Replace the client's factor by the new one, and store the change for the server."""
+            """Replace the client's likelihood approximation; store the change for the server."""
             w = flattened({n: received[n] for n in names})
             precision = local["new/precision"]
             shift = self.times(precision, w) - local["slope"]
@@ -271,7 +280,7 @@ class Factors:
 
 
 def refused(server: Tensors, cohort: Cohort) -> Tensors:
-    """Raise ValueError if clients lost their factors, as the server's sum still contains them."""
+    """Raise ValueError if clients lost likelihood factors that the server's sum still contains."""
     if len(cohort.ids):
         raise ValueError(
             "fald: what a client has lost, its surrogate, is in the server's sum for good; "

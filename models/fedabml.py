@@ -137,7 +137,7 @@ def build(
     descend = descended(loss, q.names, lr, steps)
 
     def theta(loc: Tensors, log_scale: Tensors) -> Tensors:
-        """Return the prior's means and log standard deviations, the latter bounded below."""
+        """Return named tensors of the prior: means, and log standard deviations bounded below."""
         bounded = {n: v.clamp(min=math.log(FLOOR)) for n, v in log_scale.items()}
         return under("loc", loc) | (under("log_scale", bounded) if q.random else {})
 
@@ -147,27 +147,30 @@ def build(
         return torch.full_like(local[f"loc/{name}"], math.log(init_scale))
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Return initial parameters drawn by the network's own initialization."""
+        """Return the server's initial state: parameters drawn by the network's initialization."""
         centre = net.init(generator)
         return theta(
             centre, {n: torch.full_like(v, math.log(init_scale)) for n, v in centre.items()}
         )
 
     def posterior(local: Tensors) -> Tensors:
-        """Return initial posterior parameters phi: a copy of the prior's parameters theta."""
+        """Return initial parameters of a client's posterior, copied from the learned prior."""
         sd = {n: log_scale(local, n).exp() for n in net.shapes}
         return q.start({n: v.clone() for n, v in role("loc", local).items()}, sd)
 
     def centred(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
-        """Return the prior p(w_i | theta), centered at m, with its scale bounded below."""
+        """Return the learned prior of a client's weights, with its scale bounded below."""
         sd, least = log_scale(local, name).exp(), (lr * kl / data.size).sqrt()
         sd = sd.maximum(least.reshape(-1, *(1 for _ in sd.shape[1:])))
         return as_event(prior(local[f"loc/{name}"], sd), len(shape))
 
     def follow(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Update the prior's parameters theta by a plain or natural gradient step (line 9)."""
+        """Update the learned prior towards the client's posterior by a gradient step.
+
+        The gradient is plain or natural; this is line 9 of algorithm 1.
+        """
         mean, variance = q.moments(received, local, data)
         loc, width = {}, {}
         for n, m in role("loc", local).items():
@@ -182,11 +185,11 @@ def build(
         return theta(loc, width)
 
     def bound(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return the prior's parameters, with standard deviations bounded below."""
+        """Return the prior's parameters, with its standard deviations bounded below."""
         return theta(role("loc", local), role("log_scale", local))
 
     def spreads(server: Tensors, message: Tensors) -> Tensors:
-        """Return clients' means, and standard deviations or second moments, for averaging.
+        """Return the clients' means, and their standard deviations or second moments, to aggregate.
 
         Second moments are taken about the server's m, for numerical precision.
         """
@@ -197,7 +200,7 @@ def build(
         return under("loc", role("loc", message)) | under("log_scale", width)
 
     def prior_of(server: Tensors, found: Tensors) -> Tensors:
-        """Compute the prior's mean m and log standard deviation nu from averaged moments."""
+        """Compute the prior's mean m and log standard deviation nu from aggregated moments."""
         loc, width = role("loc", found), role("log_scale", found)
         if average == "moments":
             old = role("loc", server)
@@ -211,7 +214,7 @@ def build(
     def robust_moments(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Aggregate means by a robust rule, and then second moments about the new mean.
+        """Aggregate the clients' means robustly, then their second moments about the new mean.
 
         So it needs all messages.
         """
@@ -236,12 +239,12 @@ def build(
     def ahead(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the loss [C] after k gradient steps on phi that start at the prior's theta."""
+        """Return the loss [C] of the client's posterior after k gradient steps from the prior."""
         reached = descend(model, guide, received, local | posterior(local), data)
         return loss(model, guide, received, reached, data)
 
     def start(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Initialize the client's posterior parameters phi with the prior's parameters theta."""
+        """Initialize the parameters of the client's posterior with those of the learned prior."""
         return posterior(local)
 
     begin = Phase((start,))
@@ -272,7 +275,9 @@ def build(
 
 
 def gradient(m: Tensor, nu: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return gradients of KL[q || p] with respect to a normal prior's m and nu, [C, *p] each.
+    """Return the gradients of KL[q || p] for the mean and log standard deviation of a normal p.
+
+    Each is [C, *p].
 
     This is line 9 of algorithm 1.
     """

@@ -98,7 +98,7 @@ def build(
         return kept_models.begin(base.init(generator, clients), clients)
 
     def weigh(models: Tensor, heard: Tensor, me: int) -> Tensor:
-        """Return the client's aggregation weights xi_j [J], given all models [J, D]."""
+        """Return the weights [J] with which one client averages all clients' models [J, D]."""
         others = heard.clone()
         others[me] = 0
         if attention == "exponential":
@@ -106,7 +106,7 @@ def build(
         return by_angle(models, others, me, self_weight, sigma)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send each client j a weighted average u_j of the stored client models."""
+        """Send each client a weighted average of all clients' models stored at the server."""
         held, even = role(kept_models.MODEL, server), kept_models.evenly(server)
         models, heard = (
             torch.cat([v.flatten(1) for v in held.values()], 1),
@@ -118,11 +118,11 @@ def build(
         return under("cloud", kept_models.combined(server, torch.stack(xi)))
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's model w_j with the received average u_j."""
+        """Initialize the client's model with the weighted average that it received."""
         return role("cloud", received)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the client's trained parameters w_j."""
+        """Send the client's trained model parameters w_j."""
         return {n: local[n] for n in role("cloud", received)}
 
     return replace(
@@ -139,7 +139,9 @@ def build(
 
 
 def by_distance(models: Tensor, others: Tensor, me: int, alpha: float, sigma: float) -> Tensor:
-    """Return weights alpha A'(||w_j - w_i||^2) of other clients i, and 1 minus their sum for j.
+    """Return averaging weights that decrease with the distance between two clients' models.
+
+    Other clients i have weight alpha A'(||w_j - w_i||^2), and client j has 1 minus their sum.
 
     >>> models = torch.tensor([[0.0], [1.0], [3.0]])
     >>> by_distance(models, torch.tensor([0.0, 1.0, 1.0]), 0, alpha=1.0, sigma=2.0)
@@ -152,7 +154,11 @@ def by_distance(models: Tensor, others: Tensor, me: int, alpha: float, sigma: fl
 
 
 def by_angle(models: Tensor, others: Tensor, me: int, own: float, sigma: float) -> Tensor:
-    """Return weights proportional to exp(sigma cos(w_j, w_i)), and `own` for the client itself."""
+    """Return averaging weights that increase with the cosine similarity of clients' models.
+
+    Those of other clients are proportional to exp(sigma cos(w_j, w_i)); the client itself has
+    `own`.
+    """
     cosine = torch.stack([cosine_similarity(v, models[me], 0) for v in models])
     xi = torch.where(others > 0, sigma * cosine, -torch.inf).softmax(0) * (1 - own)
     xi = xi if bool(others.any()) else torch.zeros_like(others)

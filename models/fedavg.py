@@ -124,7 +124,7 @@ def build(
     q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Return initial parameters drawn by the network's own initialization."""
+        """Return the server's initial state: parameters drawn by the network's initialization."""
         return q.start(net.init(generator))
 
     optim = sgd(decayed(lr, done if decay else None), momentum, weight_decay=weight_decay)

@@ -101,43 +101,46 @@ def build(
     q = family({"pi": shape}, loc="weight", spread="log_count")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize each component's model by an independent random draw."""
+        """Initialize the model of each mixture component by an independent random draw."""
         starts = [net.init(generator) for _ in range(components)]
         return under("component", {n: torch.stack([s[n] for s in starts]) for n in net.shapes})
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's mixture weights pi_j as equal."""
+        """Initialize the client's mixture weights: equal for all components."""
         even = torch.full_like(cohort.size, 1 / components)[:, None].expand(-1, components)
         return {"log_count/pi": torch.zeros_like(even)} if q.random else {"weight/pi": even}
 
     def fits(local: Tensors, data: Batch) -> TorchDistribution:
-        """Return the likelihood of the rows under each component, batch shape [C, B, K]."""
+        """Return each row's response distribution under each mixture component, [C, B, K]."""
         w = role("component", local)
         each = [{n: v.select(2, k) for n, v in w.items()} for k in range(components)]
         outputs = torch.stack([net(own, data.x) for own in each], 2)
         return likelihood(outputs, data.x.unsqueeze(2))
 
     def known(received: Tensors, local: Tensors, data: Batch) -> TorchDistribution:
-        """Return the prior of the mixture weights, p(pi_j)."""
+        """Return the prior distribution p(pi_j) of the client's mixture weights."""
         if prior is None:
             return dist.Dirichlet(data.size.new_ones(shape))
         return prior("pi", shape, received, local, data)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Define the model p(pi_j) p(y | x, pi_j), with the indicators z summed out."""
+        """Define the Pyro model: a prior on mixture weights, and a mixture of likelihoods.
+
+        That is p(pi_j) p(y | x, pi_j), with the indicators z summed out.
+        """
         with data.clients():
             pi = pyro.sample("pi", known(received, local, data))
             with data.rows():
                 pyro.sample("y", mixed(pi, fits(local, data)), obs=data.y)
 
     def log_density(local: Tensors, data: Batch) -> Tensor:
-        """Return each row's log likelihood under each component, [C, B, K]."""
+        """Return each row's log likelihood under each mixture component, [C, B, K]."""
         return fits(with_rows(pick(local, "component/*"), len(data)), data).log_prob(
             data.y.unsqueeze(2)
         )
 
     def expect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Update the rows' responsibilities (E-step) and the mixture weights (M-step)."""
+        """Update the rows' component responsibilities (E-step) and mixture weights (M-step)."""
         with torch.no_grad():
             share = responsibilities(log_weight(local), log_density(local, data))
         share = share * data.mask.unsqueeze(2)
@@ -146,14 +149,14 @@ def build(
         return {"rows/q": share, **weigh(before, count)}
 
     def log_weight(local: Tensors) -> Tensor:
-        """Return the log mixture weights log pi_j [C, K], or their mean if q is a Dirichlet."""
+        """Return log mixture weights [C, K], or their mean if their posterior is a Dirichlet."""
         if not q.random:
             return local["weight/pi"].log()
         count = local["log_count/pi"].exp()
         return count.digamma() - count.sum(-1, keepdim=True).digamma()
 
     def weigh(before: TorchDistribution, count: Tensor) -> Tensors:
-        """Return parameters of q(pi_j), given the prior and expected row counts [C, K]."""
+        """Return the mixture weights' posterior parameters, given prior and row counts [C, K]."""
         count = count + concentration(before, not q.random).expand(len(count), 1, -1)[:, 0]
         if q.random:
             return {"log_count/pi": count.log()}
@@ -162,7 +165,7 @@ def build(
     def complete(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the expected negative log likelihood per row under the responsibilities, [C].
+        """Return the expected negative log likelihood per row [C], given responsibilities.
 
         That is the mean over rows of -sum_k q_ik log p(y_i | x_i, w_k).
         """
@@ -170,7 +173,7 @@ def build(
         return (torch.where(data.mask, cost, 0) * data.counts).sum(1) / data.size
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
-        """Return the client's mixture weights and component parameters."""
+        """Return the client's mixture weights and the parameters of all components."""
         return local
 
     return Method(
@@ -191,7 +194,9 @@ def build(
 
 
 def responsibilities(log_weight: Tensor, log_density: Tensor) -> Tensor:
-    """Return responsibilities q_ik [C, B, K], given log weights [C, K] and log likelihoods.
+    """Return component responsibilities [C, B, K], given log weights and log likelihoods.
+
+    The log weights are [C, K].
 
     >>> weight, density = torch.tensor([[0.5, 0.5]]), torch.tensor([[[0.9, 0.1], [0.2, 0.6]]])
     >>> responsibilities(weight.log(), density.log())
@@ -202,7 +207,10 @@ def responsibilities(log_weight: Tensor, log_density: Tensor) -> Tensor:
 
 
 def mixed(weight: Tensor, fn: TorchDistribution) -> TorchDistribution:
-    """Return the mixture of K distributions, batch shape [C, B, K], with weights [..., C, 1, K]."""
+    """Return the mixture of K distributions, given their mixture weights.
+
+    The batch shape of the distributions is [C, B, K], and weights are [..., C, 1, K].
+    """
     found: TorchDistribution
     if isinstance(fn, dist.Categorical):
         found = Categorical(logits=(weight.log().unsqueeze(-1) + fn.logits).logsumexp(-2))

@@ -158,7 +158,7 @@ def build(
 
 @dataclass(frozen=True)
 class Tilted:
-    """Tilted distribution of a client: its likelihood times the received cavity."""
+    """Tilted distribution of expectation propagation: a client's likelihood times its cavity."""
 
     core: Laplace
     guide: Program
@@ -166,10 +166,13 @@ class Tilted:
     def by_mode(
         self, epochs: int, batch: int | None, lr: float, momentum: float
     ) -> tuple[Phase, ...]:
-        """Return phases that approximate the tilted distribution by its mode and curvature."""
+        """Return training phases that fit a normal at the tilted distribution's mode.
+
+        The precision is the curvature there.
+        """
 
         def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Set q_j to the normal with the mode as mean and the curvature as precision."""
+            """Set the client's normal approximation: mode as mean, curvature as precision."""
             precision = received["precision"] + local["information"]
             factor = self.core.factor(precision, flattened(role("w", local)))
             return self.known(*self.core.normals.moments(factor))
@@ -180,11 +183,11 @@ class Tilted:
     def by_chain(
         self, burn_in: int, epochs: int, batch: int | None, lr: float
     ) -> tuple[Phase, ...]:
-        """Return phases that approximate the tilted distribution by moments of a Langevin chain."""
+        """Return training phases that fit a normal to a Langevin chain's draws, by moments."""
         steps = langevin("w", lr, self.loss)
 
         def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Add the current draw to the sums of first and second moments."""
+            """Add the Langevin chain's current draw to the sums of first and second moments."""
             u = flattened(role("w", local)) - local["centre"]
             square = u[..., None] * u[:, None] if self.core.normals.full else u.square()
             return {
@@ -194,7 +197,7 @@ class Tilted:
             }
 
         def nothing(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Reset the sums of first and second moments to zero after the burn-in."""
+            """Reset the Langevin chain's sums of moments to zero after the burn-in."""
             u = flattened(role("w", local))
             full = self.core.normals.full
             squares = torch.zeros_like(u[..., None] * u[:, None] if full else u)
@@ -206,7 +209,7 @@ class Tilted:
             }
 
         def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Set q_j to the normal distribution with mean and covariance of the draws."""
+            """Set the client's normal approximation to mean and covariance of its draws."""
             count = local["drawn"][:, None]
             mean = local["sum"] / count
             if self.core.normals.full:
@@ -220,10 +223,10 @@ class Tilted:
         return *chain, counted, Phase((settle,))
 
     def by_nuts(self, draws: int) -> tuple[Phase, ...]:
-        """Return a phase that fits a normal to NUTS draws of each tilted distribution."""
+        """Return a training phase that fits a normal to NUTS draws of the tilted distribution."""
 
         def sampled(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Draw samples by NUTS, and set q_j to the normal with their moments.
+            """Sample each client's tilted distribution by NUTS, and fit a normal to the draws.
 
             Each client has its own random stream.
             """
@@ -255,7 +258,10 @@ class Tilted:
         return (Phase((sampled,)),)
 
     def energy(self, received: Tensors, data: Batch, c: int, at: Tensors) -> Tensor:
-        """Return the negative log tilted density of client c at u [d], up to a constant."""
+        """Return the negative log density of a client's tilted distribution at a point u [d].
+
+        It is known up to a constant.
+        """
         w = {n: v[None, None] for n, v in parted(at["u"], self.core.net.shapes).items()}
         rows = self.core.likelihood(self.core.net(w, data.x), data.x).log_prob(data.y)
         cavity = {n: received[n][c] for n in PARAMETERS}
@@ -265,7 +271,7 @@ class Tilted:
     def loss(
         self, model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the negative log density of the tilted distribution per row, [C]."""
+        """Return the tilted distribution's negative log density divided by the row count, [C]."""
         fit = at(self.core.point, elbo(kl=0.0, mean=True))
         away = flattened(role("w", local)) - local["prior/mean"]
         pull = self.core.factor(received["precision"], away)["shift"]
@@ -273,7 +279,7 @@ class Tilted:
         return fit(model, guide, received, local, data) + held
 
     def begin(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Initialize the client's parameters at the mean of the received cavity."""
+        """Initialize the client's parameters at the mean of the received cavity distribution."""
         mean, _ = self.core.normals.moments(pick(received, "shift precision"))
         prior = {"mean": mean, "precision": received["precision"]}
         return under("w", parted(mean, self.core.net.shapes)) | under("prior", prior)
@@ -289,21 +295,24 @@ class Tilted:
         return torch.where((info == 0)[:, None, None], found, torch.nan)
 
     def known(self, mean: Tensor, root: Tensor) -> Tensors:
-        """Return mean and covariance root of q_j as the local tensors that PVI's guide reads."""
+        """Return a normal's mean and covariance root as the tensors that the guide reads."""
         moved = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
         return {"mean": mean, "root": root, "moved": moved}
 
 
 def without_factors(method: Method, core: Laplace, damping: float | None) -> Method:
-    """Return the stateless variant of FedEP, in which all clients share the mean factor."""
+    """Return the stateless variant of FedEP, in which all clients share one mean factor."""
 
     def init(source: torch.Generator, clients: int) -> Tensors:
-        """Initialize the server's q, and store the number of clients."""
+        """Initialize the server's posterior approximation, and store 1 / number of clients."""
         share = torch.tensor(1 / clients, dtype=torch.float64)
         return pick(method.init(source, clients), "shift precision") | {"server/share": share}
 
     def others(server: Tensors) -> Tensors:
-        """Return natural parameters of the cavity q / t, the posterior without one mean factor."""
+        """Return the natural parameters of the cavity: the posterior without one mean factor.
+
+        That is q / t.
+        """
         prior = core.factor_of_prior
         share = server["server/share"]
         return {n: torch.lerp(server[n], prior[n].to(share), share) for n in PARAMETERS}
@@ -313,7 +322,7 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         return send_all(others(server), cohort)
 
     def merged(server: Tensors, pooled: Tensors) -> Tensors:
-        """Update q by a damped step of the mean factor, halved until q is proper."""
+        """Update the server's posterior q by a damped step, halved until q is proper."""
         share, known = server["server/share"], others(server)
         rate = float(share.sqrt()) if damping is None else damping
         prior = {n: v.to(share) for n, v in core.factor_of_prior.items()}
@@ -326,12 +335,12 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def read(received: Tensors, local: Tensors) -> Tensors:
-        """Return the local tensors with mean and covariance root of the received q."""
+        """Add mean and covariance root of the received posterior to the local tensors."""
         mean, root = core.normals.moments(pick(received, "shift precision"))
         return local | {"mean": mean, "root": root}
 
     def anew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Initialize the client's state in every round, as no state is stored in between."""
+        """Initialize the client's state in every round, as it is not kept between rounds."""
         return method.init_client(received, data.cohort, generator(0))
 
     # What is sent is no change of what the server has, but a distribution as well.

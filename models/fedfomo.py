@@ -93,7 +93,7 @@ def build(
     train, step = only_step(base)
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize the server: one random draw for all clients, and zero affinities."""
+        """Initialize the server: the same random model for all clients, and zero affinities."""
         server = kept_models.begin(base.init(generator, clients), clients)
         if downloads is None:
             return server
@@ -105,7 +105,10 @@ def build(
         }
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send each client M stored models, and flags that mark valid models of other clients."""
+        """Send each client M stored models, with flags that mark those of other clients.
+
+        A client that has sent no model has no flag.
+        """
         held, ids = role(kept_models.MODEL, server), cohort.ids
         among = torch.arange(len(server[kept_models.HEARD]), device=ids.device)
         chosen = among.expand(len(ids), -1)
@@ -118,7 +121,7 @@ def build(
         return sent | {"known": good.to(server[kept_models.HEARD])}
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's parameters at the mean of the received models."""
+        """Initialize the client's model at the mean of the models that it received."""
         known, others = received["known"], role("other", received)
         known = torch.where(known.any(1, keepdim=True), known, first_of(known))
         weight = known / known.sum(1, keepdim=True)
@@ -157,14 +160,14 @@ def build(
         return step.loss(model, guide, received, local, rest)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send w_j and, if downloads are limited, the weights of the received models."""
+        """Send the client's model and, if downloads are limited, its weights for other models."""
         message = {n: local[n] for n in role("other", received)}
         return message if downloads is None else message | {"weight": local["weight"]}
 
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Store every message as its client's model, and choose the models to send next."""
+        """Store each message as its client's model, and choose each client's next downloads."""
         server = kept_models.keep(server, message, cohort, generator)
         if downloads is None:
             return server
@@ -211,23 +214,23 @@ def is_judge(data: Batch, share: float, least: int) -> Tensor:
 
 
 def gain(better: Tensor, here: Tensors, there: Tensors) -> Tensor:
-    """Return the decrease in loss per distance between two models, [C]; 0 if there is none."""
+    """Return the decrease in loss from one model to another, per unit distance, [C]; at least 0."""
     away = total({n: (there[n] - v).square() for n, v in here.items()}).sqrt()
     return torch.where((better > 0) & (away > 0), better / away, 0)
 
 
 def first_of(weight: Tensor) -> Tensor:
-    """Return weights of the same shape [C, M]: 1 for the first model, 0 for the others."""
+    """Return one-hot weights [C, M] that select the first of M models."""
     return torch.eye(weight.shape[1]).to(weight)[0].expand_as(weight)
 
 
 def mixed(weight: Tensor, values: Tensor) -> Tensor:
-    """Return the weighted sum of values [C, M, *p] over models: [C, *p]."""
+    """Sum values [C, M, *p] of M models, multiplied by weights [C, M]; return [C, *p]."""
     return (weight.reshape(*weight.shape, *(1 for _ in values.shape[2:])) * values).sum(1)
 
 
 def best(score: Tensor, random: Tensor, often: Tensor, open_to: Tensor) -> Tensor:
-    """Return the indices [R, M] of M columns per row, chosen by largest score or at random.
+    """Choose M columns in each row, by largest score or at random; return their indices [R, M].
 
     Args:
         score: [R, J].

@@ -76,7 +76,7 @@ def build(
     batch: Count | None = None,
     lr: PositiveShare = 0.01,
 ) -> Method:
-    """Build FedGVI.
+    """Build the FedGVI method (federated generalized variational inference).
 
     Args:
         net: the network, with linear layers or convolutions.
@@ -126,19 +126,19 @@ def build(
 
 @dataclass(frozen=True)
 class Generalized(MeanField):
-    """PVI of a network with another divergence of the client's normal from its cavity."""
+    """Partitioned variational inference of a network, with KL or Renyi divergences."""
 
     order: float | None = field(kw_only=True)  # of Renyi's divergence; None: KL
 
     def divergence(self, mean: Tensor, root: Tensor, shift: Tensor, precision: Tensor) -> Tensor:
-        """Return the divergence [C] of normals from their cavities."""
+        """Return the divergence [C] of each client's normal from its cavity distribution."""
         if self.order is None:
             return super().divergence(mean, root, shift, precision)
         return renyi(mean, root.square(), shift / precision, 1 / precision, self.order).sum(-1)
 
 
 def renyi(mean: Tensor, variance: Tensor, centre: Tensor, spread: Tensor, order: float) -> Tensor:
-    """Return Renyi's divergence of N(mean, variance) from N(centre, spread), entry by entry.
+    """Return the elementwise Renyi divergence of N(mean, variance) from N(centre, spread).
 
     It is log(integral of q^order p^(1 - order)) / (order (order - 1)), and infinite where
     order * spread + (1 - order) * variance is not positive; a large number there leads optimizers
@@ -159,7 +159,7 @@ class Robust:
     robustness: float
 
     def __call__(self, outputs: Tensor, x: Tensor) -> TorchDistribution:
-        """Return the distribution of rows, whose log density is minus the loss."""
+        """Return a distribution of the responses with minus the robust loss as log density."""
         fn = self.likelihood(outputs, x)
         kinds: tuple[Any, ...] = (torch.distributions.Categorical, torch.distributions.Bernoulli)
         if self.loss == "beta":
@@ -173,7 +173,7 @@ class Robust:
 
 
 def gce(fn: Any, y: Tensor, r: float) -> Tensor:
-    """Return the generalized cross-entropy of responses (Zhang and Sabuncu, 2018)."""
+    """Return the generalized cross-entropy loss of responses (Zhang and Sabuncu, 2018)."""
     return -torch.expm1(r * fn.log_prob(y)) / r
 
 
@@ -194,18 +194,18 @@ LOSSES: dict[str, Callable[[Any, Tensor, float], Tensor]] = {"gce": gce, "beta":
 
 
 class LossDistribution(TorchDistribution):
-    """Distribution whose log density is minus a loss, so that it is not normalized."""
+    """Unnormalized distribution of responses, with a negative loss as its log density."""
 
     arg_constraints = {}  # noqa: RUF012 (as in Pyro's distributions)
 
     def __init__(self, fn: Any, loss: Callable[[Any, Tensor, float], Tensor], r: float) -> None:
-        """Store the distribution of the responses, the loss and its parameter r."""
+        """Store the distribution of the responses, the loss function and its parameter r."""
         super().__init__(fn.batch_shape, fn.event_shape, validate_args=False)
         self.fn, self.loss, self.r = fn, loss, r
 
     @property
     def support(self) -> Any:
-        """Support of the responses."""
+        """Support of the distribution, the same as that of the responses' distribution."""
         return self.fn.support
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> LossDistribution:
@@ -213,5 +213,5 @@ class LossDistribution(TorchDistribution):
         return LossDistribution(self.fn.expand(torch.Size(batch_shape)), self.loss, self.r)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return minus the loss of responses."""
+        """Return the unnormalized log density of responses: minus their loss."""
         return -self.loss(self.fn, value, self.r)

@@ -124,30 +124,30 @@ def build(
     def of_population(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
-        """Return the prior of the client's weights w_j, given received moments of q(phi)."""
+        """Return the prior of a client's weights, given the received population moments."""
         width = received[f"log_scale/{name}"].exp()
         return as_event(prior(received[f"loc/{name}"], width), len(shape))
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Return initial parameters drawn by the network's own initialization."""
+        """Return the server's initial state: parameters drawn by the network's initialization."""
         start = net.init(generator)
         width = {n: torch.full_like(v, init_scale).log() for n, v in start.items()}
         known = {"counted": torch.tensor(0.0), "server/clients": torch.tensor(float(clients))}
         return under("loc", start) | under("log_scale", width) | known
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Initialize the client's posterior q_j with the received means and scales."""
+        """Initialize the client's posterior with the received means and scales."""
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return q.start(role("loc", received), width)
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Store the first and second moments of q_j, which the client sends."""
+        """Store the first and second moments of the client's posterior, to be sent."""
         mean, variance = q.moments(received, local, data)
         square = {n: variance[n] + v.square() for n, v in mean.items()}
         return under("mean", mean) | under("square", square)
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Update the global posterior q(phi) in closed form."""
+        """Update the global posterior in closed form from the clients' averaged moments."""
         clients = server["server/clients"]
         known = update_of(
             {n: v * clients for n, v in role("mean", pooled).items()},
@@ -190,7 +190,7 @@ def build(
 
 @dataclass(frozen=True)
 class Mixture:
-    """Mixture variant of FedHB with K global components."""
+    """Mixture variant of FedHB: each client's weights lie near one of K global centers."""
 
     net: Network
     likelihood: Likelihood
@@ -200,7 +200,7 @@ class Mixture:
     def method(
         self, epochs: int, batch: int | None, lr: float, fine_tune: int, aggregation: str | Combine
     ) -> Method:
-        """Return the federated method of this mixture model; arguments as in `build`."""
+        """Return the federated method of FedHB's mixture variant; arguments as in `build`."""
         model, q = (
             Supervised(self.net, self.likelihood, flat),
             guides.delta(self.net.shapes, loc="w"),
@@ -208,14 +208,14 @@ class Mixture:
         fit = elbo(kl=0.0)
 
         def init(generator: Generator, clients: int) -> Tensors:
-            """Initialize each component's center by an independent draw."""
+            """Initialize the center of each mixture component by an independent draw."""
             each = [self.net.init(generator) for _ in range(self.kinds)]
             loc = {n: torch.stack([one[n] for one in each]) for n in self.net.shapes}
             mass = torch.full((self.kinds,), clients / self.kinds)
             return under("loc", loc) | {"mass": mass, "server/clients": torch.tensor(1.0 * clients)}
 
         def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Initialize w_j at the component center with the largest likelihood of the rows."""
+            """Initialize the client's model at the mixture center with the largest likelihood."""
             at = [q.start(self.centre(received, k)) for k in range(self.kinds)]
             costs = [fit(model, q, received, local | one, data) for one in at]
             best = torch.stack(costs, 1).argmin(1)
@@ -224,23 +224,26 @@ class Mixture:
         def near(
             model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
         ) -> Tensor:
-            """Return the negative log posterior divided by the number of rows, [C]."""
+            """Return each client's negative log posterior divided by its number of rows, [C]."""
             away = -torch.logsumexp(self.nearness(received, local), 1)
             return (fit(model, guide, received, local, data) + away) / data.size
 
         def tell(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Store the client's probabilities of belonging to each component, [C, K]."""
+            """Store the client's probabilities of belonging to each mixture component, [C, K]."""
             return {"kind": self.nearness(received, local).softmax(1)}
 
         def named(server: Tensors, message: Tensors) -> Tensors:
-            """Return the message with w_j repeated for every component (a view, no copy)."""
+            """Repeat the client's model in its message for every mixture component.
+
+            It is a view, no copy.
+            """
             if "kind" not in message:  # the server's own
                 return pick(message, "loc/* mass")
             each = {n: v[:, None].expand(-1, self.kinds, *v.shape[1:]) for n, v in message.items()}
             return under("loc", role("w", each)) | {"mass": message["kind"]}
 
         def update(server: Tensors, pooled: Tensors) -> Tensors:
-            """Update the components' centers and masses by an EM step."""
+            """Update the centers and masses of the mixture components by an EM step."""
             mass = pooled["mass"] * server["server/clients"]
             loc = centres_of(mass, role("loc", pooled), self.sigma)
             kept = {
@@ -250,7 +253,7 @@ class Mixture:
             return server | under("loc", kept) | {"mass": mass}
 
         def heaviest(received: Tensors, local: Tensors) -> Tensors:
-            """Return guide parameters at the center of the component with the largest mass."""
+            """Return guide parameters at the center of the mixture component of largest mass."""
             return local | q.start(self.centre(received, received["mass"].argmax(1)))
 
         climb = GradientStep("w/*", adam(lr), near)
@@ -269,12 +272,18 @@ class Mixture:
         )
 
     def centre(self, received: Tensors, which: int | Tensor) -> Tensors:
-        """Return component centers [C, *p], given one index or an index for each client."""
+        """Return one mixture component's center for each client, [C, *p], given its index.
+
+        The index is the same for all clients, or a tensor [C].
+        """
         clients = torch.arange(len(received["mass"]), device=received["mass"].device)
         return {n: v[clients, which] for n, v in role("loc", received).items()}
 
     def nearness(self, received: Tensors, local: Tensors) -> Tensor:
-        """Return each component's log weight for w_j, -|w_j - r_k|^2 / (2 sigma^2), [C, K]."""
+        """Return the log density of the client's model under each mixture component, [C, K].
+
+        That is -|w_j - r_k|^2 / (2 sigma^2), up to a constant.
+        """
         parts = [
             (local[f"w/{n}"][:, None] - v).flatten(2).square().sum(2)
             for n, v in role("loc", received).items()
@@ -283,7 +292,7 @@ class Mixture:
 
 
 def personal_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
-    """Return the method's views: the global model and, with fine-tuning, the personal model."""
+    """Return the models to evaluate: the global model and, with fine-tuning, the personal one."""
 
     def own(received: Tensors, local: Tensors) -> Tensors:
         """Return the client's trained parameters if it has any, else the global ones."""
@@ -293,7 +302,7 @@ def personal_of(anyone: Look, fine_tune: int) -> dict[str, Look]:
 
 
 def centres_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
-    """Return MAP estimates of the component centers r_k [K, *p], given masses and means."""
+    """Return MAP estimates of mixture centers [K, *p], given the components' masses and means."""
     share = mass / (sigma**2 + mass)
     return {n: like(share, v) * v for n, v in mean.items()}
 
@@ -301,7 +310,9 @@ def centres_of(mass: Tensor, mean: Tensors, sigma: float) -> Tensors:
 def update_of(
     first: Tensors, second: Tensors, clients: float, prior: tuple[float, float, float]
 ) -> Tensors:
-    """Return mean and log scale of q(phi), given sums of the clients' first and second moments.
+    """Return mean and log scale of the global posterior, given sums of the clients' moments.
+
+    The moments are the first and the second.
 
     These are m and log (psi / n)^1/2.
     """

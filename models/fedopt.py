@@ -80,7 +80,7 @@ def build(
 
 
 def stepped(method: Method, make: Optim) -> Method:
-    """Return a method whose server applies an optimizer to the aggregated update.
+    """Extend a federated method: its server applies an optimizer to the aggregated update.
 
     Args:
         method: any. What its server sends down moves along the gradient old - new; what lies
@@ -89,7 +89,7 @@ def stepped(method: Method, make: Optim) -> Method:
     """
 
     def step(server: Tensors, merged: Tensors) -> Tensors:
-        """Apply an optimizer step with gradient: old minus aggregated server parameters."""
+        """Apply a server optimizer step, with old minus aggregated parameters as gradient."""
         public = [n for n in merged if not n.startswith("server/")]
         return merged | descend(make, server, {n: server[n] - merged[n] for n in public})
 

@@ -73,19 +73,19 @@ def build(
     burn_in, step = only_step(base)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Initialize the sum of iterates and the number of steps with zero."""
+        """Reset the running sum of SGD iterates and the step counter to zero."""
         return under("sum", {n: torch.zeros_like(local[n]) for n in received}) | {
             "steps": torch.zeros_like(data.size)
         }
 
     def add(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Add the current parameters to the sum of iterates, and count the step."""
+        """Add the current parameters to the running sum of SGD iterates, and count the step."""
         return under("sum", {n: local[f"sum/{n}"] + local[n] for n in received}) | {
             "steps": local["steps"] + 1
         }
 
     def draw(s: int) -> tuple[Phase, ...]:
-        """Return the phases that compute one posterior sample: the mean of an epoch's iterates."""
+        """Return training phases for one posterior sample: the mean of an epoch's SGD iterates."""
 
         def keep(received: Tensors, local: Tensors, data: Batch) -> Tensors:
             mean = flattened(role("sum", local)) / local["steps"][:, None]
@@ -95,7 +95,7 @@ def build(
         return Phase((begin,)), epoch, Phase((keep,))
 
     def send(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the message w - delta_j, received parameters minus precision-scaled update."""
+        """Compute the client's message: received parameters minus its estimated update delta_j."""
         drawn = torch.stack([local[f"sample/{s}"] for s in range(samples)], 1)
         start, shapes = flattened(received), {n: v.shape[1:] for n, v in received.items()}
         return parted(start - change(start, drawn, rho), shapes)
@@ -106,7 +106,9 @@ def build(
 
 
 def change(w: Tensor, drawn: Tensor, rho: float) -> Tensor:
-    """Return delta_j = Sigma^-1 (w - sample mean), with the samples' shrunk covariance Sigma.
+    """Return the client's update: inverse sample covariance times distance to the sample mean.
+
+    That is delta_j = Sigma^-1 (w - sample mean), with the samples' shrunk covariance Sigma.
 
     Args:
         w: [C, d].

@@ -113,7 +113,7 @@ def build(
     q = guide(shapes, loc="mu", spread="pi")
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Return initial parameters drawn by the network's own initialization."""
+        """Return the server's initial state: parameters drawn by the network's initialization."""
         start = net.init(generator)
         loc = {n: start[n] for n in shapes}
         base = under("base", {n: start[n] for n in rest})
@@ -122,12 +122,12 @@ def build(
         )
 
     def population(loc: Tensors, variance: Tensors) -> Tensors:
-        """Return server tensors of the population: mean and log standard deviation."""
+        """Return the population's means and log standard deviations as named server tensors."""
         width = {n: v.clamp(min=FLOOR).log() / 2 for n, v in variance.items()}
         return under("loc", loc) | under("log_scale", width)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's chain at the population mean m."""
+        """Initialize the client's Langevin chain at the population mean of the heads."""
         centre = role("loc", received)
         spread = {n: v.exp() for n, v in role("log_scale", received).items()}
         none = under("sum", {n: torch.zeros_like(v) for n, v in centre.items()})
@@ -137,41 +137,41 @@ def build(
     def of_population(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
-        """Return the population prior p(z_j | beta), its standard deviation bounded below."""
+        """Return the population prior of a client's head, its standard deviation bounded below."""
         width = received[f"log_scale/{name}"].exp()
         least = like((lr_head / data.size).sqrt()[:, None], width)
         return as_event(prior(received[f"loc/{name}"], width.maximum(least)), len(shape))
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Multiply the sums of moments from earlier rounds by the factor `memory`."""
+        """Down-weight the sums of moments from earlier rounds by the factor `memory`."""
         return {n: memory * v for n, v in pick(local, "sum/* squares/* draws").items()}
 
     def collect(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Add the current draw z_j to the sums of first and second moments."""
+        """Add the current draw of the client's head to the sums of first and second moments."""
         z = role("z", local)
         new = under("sum", z) | under("squares", {n: v.square() for n, v in z.items()})
         return {n: local[n] + v for n, v in new.items()} | {"draws": local["draws"] + 1}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the moments of the draws of z_j, and their normal approximation q."""
+        """Compute the moments of the client's head draws, and their normal approximation."""
         mean = {n: v / like(local["draws"], v) for n, v in role("sum", local).items()}
         square = {n: v / like(local["draws"], v) for n, v in role("squares", local).items()}
         width = {n: (square[n] - v.square()).clamp(min=FLOOR).sqrt() for n, v in mean.items()}
         return under("mean", mean) | under("square", square) | q.start(mean, width)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the base, and the first and second moments of the draws of z_j."""
+        """Send the shared base, and the first and second moments of the client's head draws."""
         return pick(local, "base/* mean/* square/*")
 
     def by_server_names(server: Tensors, message: Tensors) -> Tensors:
-        """Return the clients' messages with the names of the server's tensors."""
+        """Rename the tensors of clients' messages to the names used in the server's state."""
         square, log_scale = role("square", message), role("log_scale", message)
         old = under("log_scale", {n: (2 * v).exp() for n, v in log_scale.items()})
         loc = under("loc", role("mean", message)) | under("log_scale", square)
         return pick(message, "base/*") | loc | old
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Update the base, and the population's mean and variance (M-step)."""
+        """Update the shared base, and the population's mean and variance (M-step)."""
         loc, square = role("loc", pooled), role("log_scale", pooled)
         variance = {n: square[n] - v.square() for n, v in loc.items()}
         return server | pick(pooled, "base/*") | population(loc, variance)
@@ -179,7 +179,7 @@ def build(
     combine = get_rule(aggregation)
 
     def robust(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Aggregate all messages by a robust rule: base, mean, then variance about that mean."""
+        """Aggregate messages by a robust rule: base, population mean, and variance about it."""
         even = torch.ones_like(cohort.size)
         base = combine(role("base", message), cohort.size, role("base", server))
         mean, square = role("mean", message), role("square", message)
@@ -189,7 +189,7 @@ def build(
         return server | under("base", base) | population(loc, combine(apart, even, old))
 
     def common(received: Tensors, local: Tensors) -> Tensors:
-        """Return the global model: the base, and a head with the population's distribution."""
+        """Return the global model: shared base, and head with the population's distribution."""
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return local | received | q.start(role("loc", received), width)
 
@@ -253,7 +253,7 @@ def langevin(
 
 
 def at(point: Program, loss: Loss) -> Loss:
-    """Return a copy of a loss that uses a point guide instead of the method's guide."""
+    """Return a copy of a loss function that uses a point guide instead of the method's guide."""
 
     def taken(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch

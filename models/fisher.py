@@ -87,11 +87,11 @@ def build(
     core = Laplace(net, likelihood, prior, guide)
 
     def times_prior(factor: Tensors) -> Tensors:
-        """Return the product of a factor and the prior, as natural parameters."""
+        """Return the natural parameters of a normal factor multiplied by the prior."""
         return {n: core.factor_of_prior[n].to(v) + v for n, v in factor.items()}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute a normal factor from the client's rows, and the client's own posterior."""
+        """Compute the client's posterior, and the normal approximation of its likelihood."""
         factor = core.factor(local["information"], flattened(role("w", local)))
         return factor | core.stated(*core.normals.moments(times_prior(factor)))
 

@@ -1,4 +1,4 @@
-"""FOLA: federated online Laplace approximation; the global posterior is the next prior.
+"""FOLA: federated online Laplace approximation; the posterior is the next round's prior.
 
 Liu, Jiang, Zheng, Chen, Qi, Huang and Shao, "A Bayesian Federated Learning Framework with Online
 Laplace Approximation", 2021 (IEEE TPAMI 2023).
@@ -93,33 +93,36 @@ def build(
     core = Laplace(net, likelihood, prior, guide)
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize q at the network's random draw, and mark that no round has been run."""
+        """Initialize the server's posterior at a random draw, and mark that no round has run."""
         return core.init(generator, clients) | {"begun": torch.zeros(())}
 
     def known(q: Tensors) -> Tensors:
-        """Return mean and precision of this round's prior, given the server's q, [C, ...]."""
+        """Return mean and precision [C, ...] of the round's prior: the server's posterior.
+
+        Before round one the mean is that of the method's prior.
+        """
         first, w = core.layout.each("mean"), flattened(role("w", q))
         begun = q["begun"][:, None] > 0
         return {"mean": torch.where(begun, w, first.to(w)), "precision": core.precision(q)}
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Copy the received prior to the client's tensors."""
+        """Copy the received prior to the client's local tensors."""
         return under("prior", known(received))
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the client's posterior q_j from the prior and the Fisher information."""
+        """Compute the client's posterior from the received prior and the Fisher information."""
         precision = local["prior/precision"] + local["information"]
         factor = core.factor(precision, flattened(role("w", local)))
         return factor | core.stated(*core.normals.moments(factor))
 
     def changes(server: Tensors, message: Tensors) -> Tensors:
-        """Return the client's factor: its posterior q_j divided by the prior."""
+        """Return the client's likelihood factor: its posterior divided by the prior."""
         prior = known({n: v[None] for n, v in server.items()})
         old = core.factor(prior["precision"], prior["mean"])
         return {n: message[n] - v for n, v in old.items() if n in message}
 
     def next_prior(server: Tensors, pooled: Tensors) -> Tensors:
-        """Return guide parameters of the new global posterior, which is the next prior."""
+        """Return guide parameters of the new global posterior, the next round's prior."""
         if together:
             prior = known({n: v[None] for n, v in server.items()})
             old = core.factor(prior["precision"], prior["mean"])

@@ -74,7 +74,7 @@ def build(
         return {"cluster": torch.zeros_like(cohort.ids, dtype=torch.int32)}
 
     def model_of(received: Tensors, cluster: Tensor) -> Tensors:
-        """Return the model of each client's cluster, w_{z_j}."""
+        """Return the model of the cluster to which each client is assigned."""
         client = torch.arange(len(cluster), device=cluster.device)
         return {n: v[client, cluster.long()] for n, v in role("cluster", received).items()}
 
@@ -89,15 +89,18 @@ def build(
         return {"cluster": nearest.int()} | model_of(received, nearest)
 
     def personal(received: Tensors, local: Tensors) -> Tensors:
-        """Return the model of the client's cluster, after fine-tuning if any."""
+        """Return the model of the client's cluster, fine-tuned by the client if requested."""
         return model_of(received, local["cluster"]) | local
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the cluster index z_j and the trained model w_j."""
+        """Send the client's cluster index z_j and its trained model w_j."""
         return {n: local[n] for n in ("cluster", *role("cluster", received))}
 
     def of_clusters(server: Tensors, message: Tensors) -> Tensors:
-        """Return the message with w_j repeated for all clusters; weights select cluster z_j."""
+        """Repeat the client's model in its message for all clusters.
+
+        The aggregation weights select cluster z_j.
+        """
         return {
             f"cluster/{n}": v.unsqueeze(1).expand(-1, clusters, *v.shape[1:])
             for n, v in message.items()
@@ -105,7 +108,7 @@ def build(
         }
 
     def by_choice(message: Tensors, cohort: Cohort) -> Tensor:
-        """Return weights [C, K]: the client's row count for its own cluster, 0 for others."""
+        """Return aggregation weights [C, K]: the row count for the client's cluster, else 0."""
         return cohort.size[:, None] * one_hot(message["cluster"].long(), clusters).to(cohort.size)
 
     begin = Phase((choose,))

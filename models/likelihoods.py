@@ -57,30 +57,30 @@ def normalised(logits: Tensor) -> Tensor:
 
 
 def categorical(outputs: Tensor, x: Tensor) -> TorchDistribution:
-    """Return a categorical likelihood; the outputs are one logit per class."""
+    """Return a categorical likelihood; the network's outputs are one logit per class."""
     return Categorical(logits=outputs)
 
 
 def bernoulli(outputs: Tensor, x: Tensor) -> TorchDistribution:
-    """Return a Bernoulli likelihood; the output is the logit."""
+    """Return a Bernoulli likelihood; the network's output is the logit."""
     answer: TorchDistribution = dist.Bernoulli(logits=outputs.squeeze(-1))
     return answer
 
 
 def poisson(outputs: Tensor, x: Tensor) -> TorchDistribution:
-    """Return a Poisson likelihood; the output is the log rate."""
+    """Return a Poisson likelihood; the network's output is the log rate."""
     return dist.Poisson(outputs.squeeze(-1).exp())
 
 
 def normal_known_sd(outputs: Tensor, x: Tensor) -> TorchDistribution:
-    """Return a normal likelihood with known standard errors x[..., 0]; the output is the mean."""
+    """Return a normal likelihood with standard errors x[..., 0]; the network outputs the mean."""
     return dist.Normal(outputs.squeeze(-1), x[..., 0])
 
 
 @rebuildable
 @checked
 def normal(scale: Deviation = 1.0) -> Likelihood:
-    """Return a normal likelihood with a fixed standard deviation; the output is the mean."""
+    """Return a normal likelihood with fixed standard deviation; the network outputs the mean."""
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Normal(outputs.squeeze(-1), scale)
@@ -89,7 +89,7 @@ def normal(scale: Deviation = 1.0) -> Likelihood:
 
 
 class LeastSquares(dist.Normal):
-    """Normal distribution with the gradient of least squares with respect to its mean.
+    """Normal distribution whose log density has the gradient of least squares for the mean.
 
     log p and its gradient by the standard deviation s are exact. The gradient by the mean m is
     (y - m) / unit^2, not (y - m) / s^2: gradient steps of a fixed size then stay stable as s
@@ -135,7 +135,7 @@ def learned_normal(
     """
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
-        """Return the normal distribution of the responses, given two outputs per row."""
+        """Return the normal distribution of the responses, given two network outputs per row."""
         mean, deviation = centre + scale * outputs[..., 0], scale * outputs[..., 1].exp()
         if least_squares:
             return LeastSquares(mean, deviation, scale)
@@ -147,7 +147,10 @@ def learned_normal(
 @rebuildable
 @checked
 def binomial(trials: Count | None = None) -> Likelihood:
-    """Return a binomial likelihood of `trials` (default: x[..., 0]); the output is the logit."""
+    """Return a binomial likelihood with a number of trials; the network's output is the logit.
+
+    Without `trials`, each row has its number in x[..., 0].
+    """
 
     def likelihood(outputs: Tensor, x: Tensor) -> TorchDistribution:
         return dist.Binomial(x[..., 0] if trials is None else trials, logits=outputs.squeeze(-1))
@@ -164,7 +167,7 @@ PLAIN: dict[str, Likelihood] = {
 
 
 def named(spec: str) -> Likelihood:
-    """Return the likelihood of a name, such as "poisson", "normal:0.5" or "binomial:20".
+    """Return the likelihood with the given name, such as "poisson", "normal:0.5", "binomial:20".
 
     Without a number the normal has standard deviation 1, and the binomial takes its trials from the
     first column of x. "normal:learned" is `learned_normal` of a standardized response.

@@ -108,7 +108,10 @@ def build(
         return q.start(net.init(generator))
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Define the model p(w_j | v_j) p(y | x, w_j)."""
+        """Define the Pyro model: prior around the global distribution, and likelihood.
+
+        That is p(w_j | v_j) p(y | x, w_j).
+        """
         mean, variance = q.moments(received, received, data)
         width = {
             n: v.sqrt() if q.random else torch.full_like(v, init_scale) for n, v in variance.items()
@@ -127,7 +130,7 @@ def build(
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
-        """Return the loss, with `noise` times q's standard deviation in the likelihood."""
+        """Return the negative ELBO, with posterior noise in the likelihood scaled by `noise`."""
         mean, variance = q.moments(received, own(received, local), data)
         drawn = local | q.start(mean, {n: noise * v.sqrt() for n, v in variance.items()})
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)

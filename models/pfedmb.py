@@ -84,7 +84,9 @@ def build(
     momentum: ShareBelowOne = 0.0,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build the pFedMB method (multi-branch layers); epochs and batch are the paper's.
+    """Build the pFedMB method (multi-branch layers).
+
+    The defaults of epochs and batch are the paper's.
 
     The paper tunes branches and learning rates.
 
@@ -134,11 +136,11 @@ def build(
     q = family({"alpha": shape}, init_scale=init_scale, loc="point", spread="a")
 
     def evenly(like: Tensor) -> Tensors:
-        """Return the parameters of q(alpha) with uniform branch weights."""
+        """Return guide parameters that give all branches of a layer equal weights."""
         return q.start({"alpha": like.new_full((len(like), *shape), 1 / branches)})
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize each branch by an independent random draw."""
+        """Initialize every branch of each layer by an independent random draw."""
         starts = [net.init(generator) for _ in range(branches)]
         stacked = {n: torch.stack([start[n] for start in starts]) for n in layer}
         refuse_twins(stacked, layer)
@@ -146,13 +148,16 @@ def build(
         return under("branch", stacked) | under("w", rest)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send all branches to every client."""
+        """Send all branches of every layer to every client."""
         # Here too, because every state comes by, wherever it is from, before anybody trains on it.
         refuse_twins(role("branch", server), layer)
         return send_all(server, cohort)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Define the model: prior p(alpha^i) of the branch weights, and p(y | x, alpha^i)."""
+        """Define the Pyro model: a prior on the branch weights, and the likelihood.
+
+        That is p(alpha^i) and p(y | x, alpha^i).
+        """
         with data.clients():
             if prior:
                 known = prior("alpha", shape, received, local, data)
@@ -163,7 +168,7 @@ def build(
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
     def stay(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Project the branch weights alpha onto the simplex, if they are optimized directly."""
+        """Project branch weights onto the probability simplex, if optimized directly."""
         return {n: simplex.project(v) for n, v in pick(local, "point/*").items()}
 
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -182,7 +187,10 @@ def build(
         return message | {"alpha": alpha}
 
     def by_alpha(at: int) -> Weight:
-        """Return the weight function of a layer: size times alpha (eq. 5), or size (eq. 6)."""
+        """Return a function that computes a layer's aggregation weights, one for each branch.
+
+        The weights are size times alpha (eq. 5), or size (eq. 6).
+        """
         if not weighted:
             return lambda message, cohort: cohort.size[:, None].expand(-1, branches)
         return lambda message, cohort: cohort.size[:, None] * message["alpha"][:, at]
@@ -239,7 +247,7 @@ def build(
 
 
 def layers(names: Iterable[str], shared: bool = False) -> dict[str, int]:
-    """Return the layer index of each parameter, in order from 0; all 0 if alpha is shared.
+    """Return the layer index of each parameter, from 0; all 0 if layers share branch weights.
 
     >>> layers(["conv.weight", "conv.bias", "head.weight"])
     {'conv.weight': 0, 'conv.bias': 0, 'head.weight': 1}
@@ -260,7 +268,7 @@ def weighty(shapes: Mapping[str, Size]) -> str:
 
 
 def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
-    """Return parameters mixed from branches [..., B, *p] by weights alpha [..., L, B] (eq. 1).
+    """Mix branches [..., B, *p] of parameters with branch weights [..., L, B] (eq. 1).
 
     L is 1 if layers share alpha. The result is [..., *p].
 
@@ -280,7 +288,7 @@ def merged(net: Network, tensors: Tensors, alpha: Tensor) -> Tensors:
 
 
 def refuse_twins(branches: Tensors, layer: Mapping[str, int]) -> None:
-    """Raise ValueError if two branches of a layer are equal, as they would stay equal."""
+    """Raise ValueError if two branches of a layer are equal, as training keeps them equal."""
     for number in set(layer.values()):
         mine = [n for n, at in layer.items() if at == number]
         count = len(branches[mine[0]])

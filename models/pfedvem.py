@@ -49,7 +49,9 @@ Tensors = tensors.Tensors
 
 
 def precision(variance: Tensor, deviation: Tensor, d: int, of: Confidence = "full") -> Tensor:
-    """Return precision tau [C] of eq. 8 (or an ablation), given variance and deviation [C].
+    """Return each client's confidence tau [C], given the variance and deviation of its head.
+
+    This is eq. 8, or an ablation of it.
 
     The ablations are those of tables 2 and 3.
     """
@@ -113,34 +115,40 @@ def build(
     point = guide(shapes, init_scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize the base by the network's own draw, and the common head by a normal one."""
+        """Initialize the base by the network's own draw, and the common head by normal draws."""
         base = {n: v for n, v in net.init(generator).items() if n not in shapes}
         loc = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
         return tensors.under("base", base) | tensors.under("loc", loc)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize q(w_j) with the common head as its mean."""
+        """Initialize the posterior of the client's head with the common head as mean."""
         own = tensors.renamed(received, {"base": "own"}) if own_base else {}
         tau = torch.full_like(cohort.size, init_scale**-2)
         return q.start(tensors.role("loc", received)) | own | {"tau": tau}
 
     def centered(name: str, _: Any, received: Tensors, local: Tensors, data: Batch) -> Any:
-        """Return the prior p(w_j | w, tau_j), centered at the common head w."""
+        """Return the prior of the client's head, centered at the common head.
+
+        That is p(w_j | w, tau_j), with precision tau_j.
+        """
         return programs.around(prior, received[f"loc/{name}"], local["tau"].rsqrt())
 
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensor, Tensor]:
-        """Return the total variance of q(w_j), and the squared distance of mu_j and w, [C] each."""
+        """Return the variance of the client's head, and its squared distance to the common head.
+
+        These are the total variance of q(w_j), and that of mu_j and w, [C] each.
+        """
         mean, spread = q.moments(received, local, data)
         return tensors.total(spread), tensors.squared_distance(mean, tensors.role("loc", received))
 
     def update_confidence(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the client's confidence tau_j by eq. 8."""
+        """Compute the client's confidence tau_j from its head's variance and deviation (eq. 8)."""
         tau = precision(*spreads(received, local, data), d, confidence)
         # Without any spread, as of a mean that has not moved yet, eq. 8 knows nothing.
         return {"tau": torch.where(tau < CEILING, tau.clamp(max=strongest), local["tau"])}
 
     def finish(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the posterior mean and the other tensors that the client sends or stores."""
+        """Compute the posterior mean and other tensors that the client sends or stores."""
         made = tensors.under("mean", q.moments(received, local, data)[0])
         made |= tensors.renamed(local, {"base": "own"}) if own_base else {}
         made |= {"variance": spreads(received, local, data)[0]} if m_step_iters > 1 else {}
@@ -149,7 +157,10 @@ def build(
     def alternate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Aggregate all messages, alternating eq. 9 (common head) and eq. 8 (confidences)."""
+        """Aggregate all messages, alternating updates of the common head and of confidences.
+
+        These are eq. 9 and eq. 8.
+        """
         for _ in range(m_step_iters):
             new = weighted(server, message, cohort, generator)
             apart = tensors.squared_distance(tensors.renamed(message, {"mean": "loc"}), new)

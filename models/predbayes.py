@@ -153,7 +153,7 @@ def build(
         return under("w", student) | {"server/beta": share}
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Return initial parameters drawn by the network's own initialization."""
+        """Return the server's initial state: a randomly initialized model, and beta."""
         return base.init(generator, clients) | {"server/beta": torch.tensor(beta)}
 
     chain = replace(burn_in, updates=langevin("w", chain_lr, step.loss, temperature), epochs=thin)
@@ -172,7 +172,7 @@ def build(
 def each_predicts(
     net: Network, models: Tensors, x: Tensor, likelihood: Likelihood = categorical
 ) -> Tensor:
-    """Return each client's predicted probabilities [J, U, K], given its samples [J, S, *p]."""
+    """Return each client's predicted probabilities [J, U, K], averaged over its samples."""
     clients = len(next(iter(models.values())))
     flat = {n: v.flatten(0, 1) for n, v in models.items()}
     found = distillation.predictions(net, flat, x, likelihood)
@@ -180,7 +180,9 @@ def each_predicts(
 
 
 def between(each: Tensor, beta: Tensor | float) -> Tensor:
-    """Return log p_beta [U, K], between product and mixture of predictions [J, U, K].
+    """Interpolate between product and mixture of the clients' predictions [J, U, K].
+
+    The result is log p_beta [U, K].
 
     >>> each = torch.tensor([[[0.8, 0.2]], [[0.5, 0.5]]])
     >>> [between(each, beta).exp() for beta in (1.0, 0.0)]
@@ -191,13 +193,13 @@ def between(each: Tensor, beta: Tensor | float) -> Tensor:
 
 
 def extremes(each: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logs of the normalized product and of the mixture of predictions, [U, K] each."""
+    """Return log probabilities [U, K] of the product and of the mixture of predictions."""
     log_each = each.clamp(min=torch.finfo(each.dtype).tiny).log()
     return log_each.sum(0).log_softmax(-1), log_each.logsumexp(0).log_softmax(-1)
 
 
 def tuned(each: Tensor, y: Tensor) -> Tensor:
-    """Return the beta in [0, 1] with the smallest mean log loss at labels y [U], by bisection."""
+    """Find by bisection the beta in [0, 1] with the smallest mean log loss at labels y [U]."""
     product, mixture = extremes(each)
     gap = product - mixture
     low, high = gap.new_tensor(0.0), gap.new_tensor(1.0)
@@ -216,5 +218,5 @@ def ensemble(
     beta: float | Tensor,
     likelihood: Likelihood = categorical,
 ) -> Tensor:
-    """Return the probabilities p_beta [U, K] of rows x, given the messages of a round."""
+    """Return the combined probabilities [U, K] of rows x, given the clients' messages."""
     return between(each_predicts(net, role("sample", message), x, likelihood), beta).exp()

@@ -90,7 +90,7 @@ def build(
     names = list(base.init(torch.Generator(), 1))
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize the model, and the server's control variate c with zero."""
+        """Initialize the global model, and the server's control variate c with zero."""
         start = base.init(generator, clients)
         zero = {n: torch.zeros_like(v) for n, v in start.items()}
         each = {n: torch.zeros(clients, *v.shape).to(v) for n, v in start.items() if remember}
@@ -103,7 +103,7 @@ def build(
         return base.init_client(received, cohort, generator) | under("own", zero)
 
     def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Reset the counter of local steps."""
+        """Reset the counter of local steps to zero."""
         return {"steps": torch.zeros_like(data.size)}
 
     def count(received: Tensors, local: Tensors, data: Batch) -> Tensors:
@@ -127,7 +127,7 @@ def build(
     found = at_received if option == "I" else along_the_way
 
     def renew(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the new control variate c_j+ (eq. 4)."""
+        """Compute the client's new control variate (eq. 4), and its change."""
         moved = local["steps"] > 0
         new = {
             n: torch.where(like(moved, v), v, local[f"own/{n}"])
@@ -137,11 +137,11 @@ def build(
         return under("own", new) | under("change", change)
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the parameters w_j, and the change of the control variate c_j."""
+        """Send the client's model w_j, and the change of its control variate c_j."""
         return {n: local[n] for n in (*names, *(f"change/{n}" for n in names))}
 
     def update(server: Tensors, pooled: Tensors) -> Tensors:
-        """Update the model and the control variate c of the server (eq. 5)."""
+        """Update the server's model and control variate c (eq. 5)."""
         clients = int(server["server/clients"])
         control = {
             n: v + pooled[f"change/{n}"] / clients for n, v in role("control", server).items()
@@ -183,7 +183,7 @@ def build(
 
 
 def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
-    """Remove the control variates c_j of the given clients from the server's c."""
+    """Subtract the control variates of given clients from the server's control variate."""
     known = role(KNOWN, server)
     if len(cohort.ids) and not known:
         raise ValueError(
@@ -203,12 +203,12 @@ def taken_out(server: Tensors, cohort: Cohort) -> Tensors:
 
 
 def without_drift(loss: Loss, names: list[str]) -> Loss:
-    """Return a loss of the same value, with c - c_j added to its gradient (eq. 3)."""
+    """Return a loss function with the drift correction c - c_j in its gradient only (eq. 3)."""
 
     def corrected(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss [C], with c - c_j added to its gradient but not to its value."""
+        """Return the loss [C], with drift correction c - c_j in its gradient but not its value."""
         drift = [
             ((received[f"control/{n}"] - local[f"own/{n}"]) * local[n])
             .reshape(len(batch), -1)

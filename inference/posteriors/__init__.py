@@ -1,1 +1,1 @@
-"""Posteriors of clients: draws, log densities by row, and export to ArviZ."""
+"""Clients' posteriors: draws, log densities of each row, and export to ArviZ."""

@@ -37,7 +37,7 @@ OF_PRIOR = {"prior": "posterior", "prior_predictive": "posterior_predictive"}
 
 
 class Fitted(Protocol):
-    """Protocol of the run attributes that the export to ArviZ needs."""
+    """Protocol of the attributes of a fitted run that the export to ArviZ needs."""
 
     method: Method
     data: Federation
@@ -51,7 +51,7 @@ class Fitted(Protocol):
         ...
 
     def statistics(self) -> Tensors:
-        """Return the method's statistics of each client: name -> [J, *p] for J clients."""
+        """Return the method's own statistics of each of J clients: name -> [J, *p]."""
         ...
 
 
@@ -69,7 +69,7 @@ def to_arviz(
     progress: bool = True,
     **asked: Unpack[ModelAsked],
 ) -> Any:
-    """Return posterior draws and diagnostics of runs for ArviZ, with one chain for each run.
+    """Return posterior draws and diagnostics of runs as ArviZ data, with one chain for each run.
 
     Groups:
 
@@ -203,7 +203,10 @@ def _refuse_unknown_names(
     dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
 ) -> dict[str, Sequence[Any]]:
-    """Return `coords` as a dict; raise ValueError for unknown sites in dims or axes in coords."""
+    """Validate the site and axis names of `dims` and `coords`; return `coords` as a dict.
+
+    Unknown sites in dims, or axes in coords, raise ValueError.
+    """
     sites = {n: None for variables in made.values() for n in variables}
     # A point parameter has no draws, but its axes may be named.
     states = (*sites, *state.server, *state.client_states)
@@ -223,7 +226,7 @@ def chained(
     coords: Mapping[str, Sequence[Any]] | None = None,
     attrs: Mapping[str, Fact] | None = None,
 ) -> Any:
-    """Combine the ArviZ groups of all chains into one object with labeled axes.
+    """Combine the ArviZ groups of all chains into one ArviZ object with labeled axes.
 
     `ids` label the clients, and `coords` the entries of further axes.
 
@@ -248,7 +251,7 @@ def chained(
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
-    """Return training losses by run, round, client and gradient step, with axis labels."""
+    """Return training losses by run, round, client and gradient step, with labels of the axes."""
     records = [record for run in runs for record in run.records]
     steps = list(dict.fromkeys(name for record in records for name in record.loss))
     numbers = {record.number for record in records}
@@ -263,7 +266,7 @@ def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
 
 
 def movements(runs: Sequence[Fitted]) -> tuple[list[str], list[dict[str, Variable]]]:
-    """Return the names of sites, and each run's parameter changes by round and site."""
+    """Return site names, and how much each site's parameters changed in every round of each run."""
     records = [record for run in runs for record in run.records]
     numbers = {record.number for record in records}
     keys = {(n, part): None for r in records for n, of in (r.moved or {}).items() for part in of}
@@ -287,7 +290,10 @@ def of_prior(
     chosen: Collection[str] = tuple(OF_PRIOR),
     lenient: bool = False,
 ) -> Groups:
-    """Return the ArviZ groups prior and prior_predictive, given a server state."""
+    """Return the ArviZ groups of draws from the prior and its predictive distribution.
+
+    The prior is that given a server state; the groups are prior and prior_predictive.
+    """
     try:
         known = pointwise(method, axes.data, state, axes.ids, asked, of_prior=True)
     except NotImplementedError as error:
@@ -360,7 +366,7 @@ def refuse_other_data(one: Federation, other: Federation) -> None:
 
 
 def _check_sites(one: Groups, other: Groups) -> None:
-    """Raise ValueError if two runs have different variables or shapes."""
+    """Raise ValueError if the ArviZ groups of two runs have different variables or shapes."""
     found, expected = (
         {f"{group}/{n} {list(v.value.shape)}" for group in each for n, v in each[group].items()}
         for each in (one, other)

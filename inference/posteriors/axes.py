@@ -31,13 +31,16 @@ Groups = dict[str, dict[str, Variable]]
 
 
 def labels(data: Federation) -> dict[str, tuple[str, ...]]:
-    """Return labels of the axes "feature" and "class": names of covariates and of classes."""
+    """Return the axis labels for ArviZ: names of the covariates and of the classes.
+
+    The axes are "feature" and "class".
+    """
     return {"feature": data.source.features if data.source else (), "class": data.classes}
 
 
 @dataclass(frozen=True)
 class ClientAxes:
-    """Builder of arrays with named axes for ArviZ, from the values of some clients."""
+    """Builder of ArviZ arrays with named axes from the values of several clients."""
 
     data: Federation
     ids: Tensor  # of the clients
@@ -57,7 +60,7 @@ class ClientAxes:
         return given
 
     def reported(self, name: str, value: Tensor) -> Variable:
-        """Return a client statistic [C, *p] as a variable with named axes.
+        """Return a statistic of the clients [C, *p] as an array with named axes.
 
         A statistic "WHAT/SITE" has the axes of SITE.
         """
@@ -65,7 +68,7 @@ class ClientAxes:
         return Variable(value, ("client", *own))
 
     def of_clients(self, name: str, value: Tensor) -> Variable:
-        """Return a site's posterior draws [S, C, *p] as a variable with named axes."""
+        """Return a site's posterior draws [S, C, *p] as an array with named axes."""
         own = self.own(name, value, 2)
         point = len(value) > 1 and bool((value == value[:1]).all())
         if point:  # in float64, so that the mean is exact and the standard deviation is 0
@@ -75,7 +78,7 @@ class ClientAxes:
         return Variable(value, ("draw", "client", *own))
 
     def _one_for_all(self, name: str, value: Tensor) -> bool:
-        """Return whether a site that is not declared as shared has equal draws for all clients."""
+        """Return whether all clients have the same draws of a site not declared as shared."""
         if len(self.ids) < 2 or len(value) < 2:
             return False
         if name not in self.made:  # a point, or draws of the server's posterior
@@ -84,7 +87,7 @@ class ClientAxes:
         return not self.made[name] and agrees(value)
 
     def joined(self, name: str, parts: Sequence[Values]) -> Variable:
-        """Join a site's draws of several clients along the client axis or the row axis."""
+        """Join several clients' draws of a site along the client axis or the row axis."""
         if not any(part.rows or part.value.shape[2] > 1 for part in parts):
             return self.of_clients(name, torch.cat([part.value.squeeze(2) for part in parts], 1))
         sizes = self.data.sizes[self.ids].tolist()
@@ -93,7 +96,7 @@ class ClientAxes:
         return Variable(rows, ("draw", "row", *self.own(name, rows, 2)))
 
     def groups(self, known: Sequence[Pointwise], chosen: Collection[str] = GROUPS) -> Groups:
-        """Return the ArviZ groups of all clients, joined along the client or row axis."""
+        """Return the ArviZ groups of all clients, joined along the client axis or the row axis."""
         found: Groups = {}
         for group, sites in known[0].items():
             # A log density is a scalar, without the axes of its site.
@@ -107,7 +110,10 @@ class ClientAxes:
         return found
 
     def _densities(self, known: Sequence[Pointwise]) -> dict[str, Variable]:
-        """Return log p and log q of each draw, by client or (with shared sites) in total."""
+        """Return log densities of each draw under model and guide, by client or in total.
+
+        They are totals if there are shared sites.
+        """
         everyone = torch.isin(torch.arange(self.data.clients), self.ids).all()
         if "density" not in known[0] or (self.shared and not everyone):
             return {}  # shared sites depend on the other clients too
@@ -120,7 +126,9 @@ class ClientAxes:
         return found
 
     def constants(self) -> dict[str, Variable]:
-        """Return the ArviZ group constant_data: covariates x, table row numbers and client sizes.
+        """Return ArviZ's constant data: covariates, row numbers in the table, and client sizes.
+
+        The group is constant_data.
 
         If x was computed from a table, also the centre and scale of each column.
         """

@@ -59,7 +59,7 @@ YES = "yes"
 
 
 def reason_against(method: Method, data: Federation, ids: Tensor, asked: EvaluationSpec) -> str:
-    """Return why draws should not be importance-corrected by default, or "".
+    """Return why draws should not be corrected by importance weights by default, or "".
 
     For such draws the correction is undefined, would violate privacy, or has no chance to succeed,
     as for thousands of network weights.
@@ -92,7 +92,7 @@ def corrected(
     strict: bool = True,
     progress: bool = False,
 ) -> tuple[list[Pointwise] | None, Weights]:
-    """Return importance-corrected posterior draws of clients, and weight diagnostics."""
+    """Return clients' posterior draws corrected by importance weights, and weight diagnostics."""
     if method.shared and int(ids.max()) >= data.clients:
         raise ValueError(
             f"{data.names[int(ids.max())]!r} is held out; corrected=True needs training clients, "
@@ -120,7 +120,7 @@ def corrected(
 
 
 class Bar:
-    """Progress bar over the clients during the importance weighting of draws."""
+    """Progress bar over clients, for the importance weighting of posterior draws."""
 
     def __init__(self, shown: bool) -> None:
         """Create a progress bar, shown only on request in a terminal or notebook."""
@@ -146,7 +146,9 @@ def untrusted(weights: Weights) -> Tensor:
 def statistics_of(
     weights: Weights, axes: ClientAxes, strict: bool, verdict: ConvergenceStatus
 ) -> tuple[dict[str, Variable], str]:
-    """Return Pareto k and effective sample sizes of importance weights, and the outcome.
+    """Return Pareto k, effective sample sizes and the outcome of an importance correction.
+
+    The outcome is "yes", or "no" and the reason.
 
     A warning is issued if weights are unreliable.
     """
@@ -194,7 +196,7 @@ class Correction:
         axes: ClientAxes,
         asked: EvaluationSpec,
     ) -> tuple[list[Pointwise] | None, dict[str, Variable]]:
-        """Return importance-corrected draws, or None if uncorrected, and weight diagnostics."""
+        """Return importance-corrected draws and weight diagnostics; None if not corrected."""
         if self.wanted is False:
             return None, {}
         strict = bool(self.wanted)
@@ -220,7 +222,7 @@ class Correction:
 
 
 def advice(verdict: ConvergenceStatus) -> str:
-    """Return advice for a better guide or fit, as text, given the run's convergence status."""
+    """Return advice for a better guide or a longer fit, given the run's convergence status."""
     if verdict.kind in ("stuck", "diverged"):
         return f"the run is {verdict.kind}, see Run.status"
     if verdict.kind == "not converged":

@@ -63,7 +63,7 @@ def posterior(
     ids: Tensor | None = None,
     **asked: Unpack[ModelAsked],
 ) -> Tensors:
-    """Draw S samples from each client's posterior: site -> [S, C, *p].
+    """Draw S samples from each client's posterior; return site name -> [S, C, *p].
 
     Sites are latent and `pyro.deterministic` ones, from the same draws. Shared sites are equal for
     all clients. Sites of rows are left out; `to_arviz` has them.
@@ -88,7 +88,7 @@ def posterior(
 
 
 def asked_of(method: Method, given: Mapping[str, Any]) -> EvaluationSpec:
-    """Return the validated settings of posterior draws, from keyword arguments.
+    """Return the validated settings of posterior draws, given as keyword arguments.
 
     A posterior of the server cannot be adapted.
     """
@@ -119,7 +119,7 @@ def those(data: Federation, ids: Tensor | None) -> Tensor:
 def draw(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Tensors:
-    """Draw from each client's posterior with validated settings; see `posterior`."""
+    """Draw from each client's posterior, with settings already validated; see `posterior`."""
     draws, found = asked.draws or 1, []
     common = partial(stream, asked.seed, Stream.TEST, state.number)
     server, asked = of_server(method, state, asked)
@@ -151,7 +151,7 @@ def draw(
 def read_own(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> dict[str, bool]:
-    """Return, for each deterministic site, whether it depends on values of a single client.
+    """Return for each deterministic site whether it depends on values of a single client.
 
     Own values are the client's latent sites, its rows and its client state; shared sites and
     constants are not. Dependence is determined by gradients.
@@ -193,7 +193,7 @@ def _reached(value: Tensor, leaves: list[Tensor]) -> bool:
 
 
 def agreed(name: str, value: Tensor) -> Tensor:
-    """Return a shared site's draws [S, *p], after checking that all clients have the same."""
+    """Return a shared site's draws [S, *p]; raise ValueError if they differ between clients."""
     if not agrees(value):
         raise ValueError(
             f"site {name!r} is declared as shared, but its draws differ between clients; its guide "
@@ -228,5 +228,5 @@ def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
 
 
 def of_rows(site: Any) -> bool:
-    """Return whether a site lies inside `batch.rows()`, the Pyro plate over rows."""
+    """Return whether a site lies inside the Pyro plate over rows, `batch.rows()`."""
     return any(frame.name == "rows" for frame in site["cond_indep_stack"])

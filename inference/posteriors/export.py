@@ -94,7 +94,7 @@ def refuse_no_runs(runs: Sequence[object]) -> None:
 
 
 def refuse_no_groups(found: object) -> None:
-    """Raise ValueError unless the object is a result of `to_arviz`."""
+    """Raise ValueError unless an object holds ArviZ groups, as the result of `to_arviz`."""
     if not isinstance(found, Mapping) and not (
         hasattr(found, "groups") and hasattr(found, "attrs")
     ):
@@ -116,7 +116,9 @@ def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
 
 
 def save(data: Any, path: str | Path) -> None:
-    """Write the result of `inference_data` to a netCDF-4 file; no partial file is left on error.
+    """Write ArviZ data to a netCDF-4 file; an error leaves no partial file.
+
+    The data are the result of `inference_data`.
 
     Raises OSError if the file cannot be written.
 
@@ -128,7 +130,7 @@ def save(data: Any, path: str | Path) -> None:
 
 
 def _find_room(data: Any, path: Path) -> None:
-    """Reserve disk space for a file of this data, or raise OSError before HDF5 could crash."""
+    """Reserve disk space for a file of ArviZ data; raise OSError before HDF5 could crash."""
     groups = data.groups() if callable(data.groups) else data.children
     parts = [data[group] for group in groups]
     size = sum(part.nbytes + VARIABLE * (1 + len(part.variables)) for part in parts)
@@ -156,7 +158,7 @@ def coordinates(array: xarray.DataArray) -> Iterator[tuple[str, dict[Any, int]]]
 
 
 def import_arviz() -> Any:
-    """Import and return ArviZ; suppress the FutureWarning about version 1 that 0.23 shows."""
+    """Import and return ArviZ, without the FutureWarning about version 1 that ArviZ 0.23 shows."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
         try:
@@ -180,7 +182,7 @@ def _environment(**words: str) -> Iterator[None]:
 def gathered(
     datasets: Mapping[str, xarray.Dataset], attrs: Mapping[str, Fact] | None = None
 ) -> Any:
-    """Combine datasets into an InferenceData (ArviZ 0.x) or an xarray.DataTree (ArviZ 1.x)."""
+    """Combine xarray datasets into an InferenceData (ArviZ 0.x) or a DataTree (ArviZ 1.x)."""
     import xarray
 
     arviz = import_arviz()

@@ -48,7 +48,7 @@ WIDER = 2.0  # scale of one draw of z in eight
 
 
 class CannotCorrect(ValueError):
-    """Error raised if posterior draws cannot be corrected by importance sampling.
+    """Error raised if importance sampling cannot correct the posterior draws.
 
     Attributes:
         reason: the reason, without the remedy.
@@ -72,7 +72,7 @@ class Weights(NamedTuple):
 
 
 class ClientTerms(NamedTuple):
-    """Contribution of one client to the importance weights of S draws of the shared sites."""
+    """One client's contribution to the importance weights of S draws of the shared sites."""
 
     log_l: Tensor  # log L_js, [S]
     noise: Tensor  # relative variance of L_js, [S]
@@ -82,7 +82,7 @@ class ClientTerms(NamedTuple):
 
 
 class Proposed(Messenger):
-    """Messenger that replaces the noise of normal latent sites by given standard normal noise."""
+    """Pyro messenger that computes normal latent sites from given standard normal noise."""
 
     def __init__(self, shared: str, noise: Tensor, own: Tensor) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ Weighed = tuple[dict[int, dict[str, Values]], list[Tensor], Weights]
 
 @dataclass(frozen=True)
 class Weighing:
-    """Importance sampler of a method's posterior, for given clients and a number of draws.
+    """Importance sampler of the clients' posterior, with a given number of draws.
 
     `sources` are the clients' own random generators, `common` is that of the shared draws.
     """
@@ -124,7 +124,7 @@ class Weighing:
     shown: Callable[[Mapping[int, Client], int], Iterable[int]] = lambda clients, _: clients
 
     def apart(self) -> Weighed:
-        """Return corrected draws and importance weights, computed for each client separately."""
+        """Return corrected posterior draws and importance weights, separately for each client."""
         drawn, made = {}, []
         for i in self.shown(self.clients, self.count):
             noise = torch.zeros(1, self.sizes[0]).double()
@@ -136,7 +136,10 @@ class Weighing:
         return drawn, log_w, Weights(k, torch.stack([effective(w) for w in log_w]), self.count)
 
     def together(self) -> Weighed:
-        """Return corrected joint draws of shared and client-specific sites, and their weights."""
+        """Return joint posterior draws of all clients, with their importance weights.
+
+        The draws are of shared and client-specific sites.
+        """
         size, draws = self.sizes[0], dict.fromkeys(self.clients, LEAST)
         normal = dist.Normal(torch.zeros(size, dtype=torch.float64), 1.0).to_event(1)
         proposal, worth, count = normal, 0.0, self.count
@@ -170,7 +173,7 @@ class Weighing:
         modes: Mapping[int, Predicted],
         sets: int = 1,
     ) -> tuple[Tensor, dict[int, ClientTerms], Tensor, float]:
-        """Draw noise of the shared sites from a proposal, and return it with its log weights."""
+        """Draw noise of the shared sites from a proposal, and compute its importance weights."""
         with seeded(int(torch.randint(2**62, (), generator=self.common))):
             e = proposal.sample((count,))
         terms = {
@@ -189,7 +192,7 @@ class Weighing:
 
     @cached_property
     def _guided(self) -> list[tuple[str, Any]]:
-        """Return the latent sites of the guide, traced for the first client."""
+        """Return the guide's latent sites with their distributions, traced for one client."""
         i, client = next(iter(self.clients.items()))
         with self._alone(i):
             q, _ = traces(self.method.guide, self.method.guide, *client, 2)
@@ -197,13 +200,13 @@ class Weighing:
 
     @cached_property
     def _others(self) -> bool:
-        """Return whether client-specific latent sites include distributions that are not normal."""
+        """Return whether any client-specific latent site has a distribution that is not normal."""
         own = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
         return any(not is_point(fn) and not width(fn) for fn in own)
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        """Return the total event sizes of the normal sites: shared sites, client-specific sites."""
+        """Return the numbers of normal variables: in shared and in client-specific sites."""
         sites = {n: s for n, s in self._guided if not s["infer"].get("is_auxiliary")}
         if all(is_point(s["fn"]) for _, s in self._guided):
             raise CannotCorrect(
@@ -229,7 +232,10 @@ class Weighing:
     def terms(
         self, i: int, noise: Tensor, draws: int, near: Predicted | None = None, sets: int = 1
     ) -> ClientTerms:
-        """Return a client's contribution to the weights of S draws of shared sites."""
+        """Return a client's contribution to the importance weights of shared draws.
+
+        There are S draws of shared sites, given as noise.
+        """
         draws, sets = (draws, sets) if self.sizes[1] or self._others else (1, 1)
         step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws * sets))
         parts = [self._terms_of_part(i, some, near, draws, sets) for some in noise.split(step)]
@@ -260,7 +266,10 @@ class Weighing:
     def _ratios(
         self, i: int, noise: Tensor, mode: Tensor, root: Tensor, draws: int, sets: int = 1
     ) -> tuple[Tensor, Tensor, dict[str, Values]]:
-        """Return a client's log weights, log p - log q of shared sites, and all its draws."""
+        """Return a client's log importance weights, and all its draws of latent sites.
+
+        In between is log p - log q of the shared sites.
+        """
         s, size = len(noise), len(noise) * draws * sets
         own, wider = self._own(mode, root, draws, sets, self.sources[i])
         with torch.no_grad():
@@ -275,7 +284,10 @@ class Weighing:
         return ratio.nan_to_num(nan=-torch.inf), prior, sites
 
     def _mode(self, i: int, noise: Tensor, near: Predicted | None) -> tuple[Tensor, Tensor]:
-        """Return the mode [S, n] of a client's noise per shared draw, and a covariance root."""
+        """Return the posterior mode of a client's noise for each shared draw, [S, n].
+
+        Also return a root of the covariance there.
+        """
         size = self.sizes[1]
         at, root = noise.new_zeros(len(noise), size), torch.eye(size).double()
         root = root.repeat(len(noise), 1, 1)
@@ -296,7 +308,7 @@ class Weighing:
         return at, root
 
     def _slopes(self, i: int, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return gradient [S, n] and negative Hessian [S, n, n] of log p at noise `at`."""
+        """Return gradient [S, n] and negative Hessian [S, n, n] of log p with respect to noise."""
         at = at.detach().requires_grad_()
         with torch.enable_grad():
             found, _ = self._densities(i, noise, at)
@@ -311,7 +323,9 @@ class Weighing:
     def _own(
         self, mode: Tensor, root: Tensor, draws: int, sets: int, source: Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw a client's noise from a proposal r around the mode; also return log r - log q.
+        """Draw a client's noise from a proposal around its mode; also return its log weight.
+
+        The proposal is r, and the log weight log r - log q.
 
         Noise is [S * sets * draws, n].
         """
@@ -332,7 +346,10 @@ class Weighing:
         return noise.flatten(0, 1), log_r - log_det[:, None] + noise.square().sum(-1) / 2
 
     def _densities(self, i: int, noise: Tensor, own: Tensor) -> tuple[Tensors, Any]:
-        """Return log densities [S] of a client's sites with given noise, and the guide's trace."""
+        """Return log densities of a client's sites for given noise, and the guide's trace.
+
+        The densities are [S].
+        """
         method, client = self.method, self.clients[i]
         with self._alone(i), Proposed(method.shared, noise, own):
             q, p = traces(method.model, method.guide, *client, len(noise))
@@ -342,20 +359,20 @@ class Weighing:
 
     @contextmanager
     def _alone(self, i: int) -> Iterator[None]:
-        """Use the client's own generator for sites without given noise, as a context manager."""
+        """Sample all sites without given noise by one client's generator, as a context manager."""
         source = self.sources[i]
         others = JointNoise([source], self.method.shared, lambda: source)
         with pyro.validation_enabled(False), others:
             yield
 
     def _enough(self, noise: Tensor, draws: int) -> int:
-        """Return the number of client draws that limits the client's Monte Carlo variance."""
+        """Return the number of client draws needed to limit the variance of importance weights."""
         excess = float(noise) * len(self.clients) / NOISE
         many: float = draws * excess ** (1 / ORDER)
         return math.ceil(min(max(many, LEAST), MANY))
 
     def resampled(self, log_w: Tensor, draws: int) -> Tensor:
-        """Return indices of draws, systematically resampled according to their log weights [S]."""
+        """Return the indices of draws resampled systematically by their log weights [S]."""
         edges = log_w.exp().cumsum(0)
         at = (torch.arange(draws) + torch.rand((), generator=self.common)) / draws * edges[-1]
         order = torch.randperm(draws, generator=self.common)

@@ -55,7 +55,7 @@ CELLS = 1_000_000  # maximum copies of rows in one run of the programs
 
 
 class Found(NamedTuple):
-    """Result of the test of whether a posterior is at the ELBO's optimum, as two texts."""
+    """Result of the test of whether a posterior maximizes the ELBO, as two texts."""
 
     off: str  # step to the optimum
     note: str  # width of the guide relative to the posterior
@@ -63,7 +63,7 @@ class Found(NamedTuple):
 
 @synchronized
 def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> Found | None:
-    """Test whether the posterior of shared sites is at the optimum of the ELBO; None if untestable.
+    """Test whether the posterior of the shared sites maximizes the ELBO; None if not testable.
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
@@ -81,12 +81,12 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
 
 
 class Noise(Messenger):
-    """Messenger that draws antithetic noise of normal sites; clients use the same shared noise."""
+    """Messenger that draws antithetic noise of normal sites, shared by clients at shared sites."""
 
     def __init__(
         self, shared: str, key: int, client: str, again: int = 1, wider: float = 1.0
     ) -> None:
-        """Create the random generators, with the repetitions and the scale of shared noise."""
+        """Create the random generators; set the repetitions and the scale of shared noise."""
         super().__init__()
         self.shared, self.again, self.wider = shared, again, wider
         self.log_w: Tensor | float = 0.0  # log density of standard noise over that of the wider
@@ -108,7 +108,10 @@ class Noise(Messenger):
 def _said(
     method: Method, client: Client, local: Tensors, copies: int, noise: Noise
 ) -> tuple[Tensor, Tensor, Any]:
-    """Return log p - log q [copies] of client-specific and shared sites, and the guide's trace."""
+    """Return log p - log q (model, guide) of client-specific and of shared sites, and a trace.
+
+    The former are [copies].
+    """
     received, _, batch = client
 
     def many(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -129,7 +132,7 @@ def _said(
 
 
 def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
-    """Describe the site that a natural-gradient step would change most; "" if only slightly."""
+    """Describe the site that a natural-gradient step would change most; "" for small steps."""
     total: tuple[Tensor, Tensor] | None = None
     for name, client in clients.items():
         local = {n: v.expand(2 * PAIRS, *v.shape[1:]) for n, v in client[1].items()}
@@ -171,7 +174,7 @@ def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int)
 
 
 def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
-    """Describe how much too narrow or wide the guide is, by importance weights, or return ""."""
+    """Describe by importance weights if the guide is too narrow or too wide, else return ""."""
     copies, values = DRAWS * OWN, {}
     log_w = doubt = given = torch.zeros(DRAWS, dtype=torch.float64)
     for i, (name, client) in enumerate(clients.items()):
@@ -212,7 +215,7 @@ def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int
 
 
 def _site(fact: Optimal, at: int) -> str:
-    """Return the name of the site that contains entry `at` of the flat mean vector."""
+    """Return the name of the site that contains a given entry of the flat mean vector."""
     for name, size in fact.sites.items():
         if at < size:
             return name

@@ -1,4 +1,4 @@
-"""Values and log densities of each client and row, for every posterior or prior draw.
+"""Values and log densities of sites for each client and row, at posterior or prior draws.
 
 Clients are processed one at a time, so that no row is padding, and distributions that couple
 clients can be sampled.
@@ -66,7 +66,7 @@ def pointwise(
     *,
     of_prior: bool = False,
 ) -> list[Pointwise]:
-    """Return site values and log densities of clients for draws from the guide or the prior."""
+    """Return clients' site values and log densities at draws from the guide or the prior."""
     guide, found = method.guide, {}
     if of_prior:  # the model's latent sites serve as a guide
         guide = poutine.block(method.model, hide_fn=lambda msg: bool(msg.get("is_observed")))
@@ -92,7 +92,9 @@ def pointwise(
 def pointwise_at(
     model: Program, shared: str, values: Mapping[str, Values], client: Client, source: Generator
 ) -> Pointwise:
-    """Return site values and log densities of one client for given draws [S, 1, B or 1, *p].
+    """Return one client's site values and log densities at given posterior draws.
+
+    These are [S, 1, B or 1, *p].
 
     The draws are of the posterior: log_q equals log_p.
     """
@@ -115,7 +117,7 @@ def pointwise_at(
 
 
 def _replayed(guide: Program, trace: Any, part: slice) -> Program:
-    """Return the guide with its latent sites fixed to a slice of the draws of a trace."""
+    """Return the guide with its latent sites fixed to some draws of an earlier trace."""
     some = trace.copy()
     for name, site in latent(trace):
         some.nodes[name] = site | {"value": site["value"][part]}
@@ -131,7 +133,7 @@ def _said(
     draws: int,
     source: Generator,
 ) -> Pointwise:
-    """Return site values and log densities of one client, computed in chunks of draws."""
+    """Return one client's site values and log densities, computed in chunks of draws."""
     step = max(1, CELLS // client[2].mask.shape[1])
     with pyro.validation_enabled(False), torch.no_grad():
         parts = [
@@ -152,7 +154,7 @@ def _said(
 def _in_draws(
     model: Program, shared: str, guide: Program, client: Client, draws: int, source: Generator
 ) -> Pointwise:
-    """Return site values and log densities of one client for one chunk of draws."""
+    """Return one client's site values and log densities for one chunk of draws."""
     q, p = traces(model, guide, *client, draws)
     density = densities(shared, q, p, client[2].size.new_zeros(draws, 1))
     prior = {
@@ -181,7 +183,10 @@ def _in_draws(
 
 
 def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
-    """Return log_p and log_q [S, 1] of each draw of one client, of own and of shared sites."""
+    """Return one client's log densities of each draw under model (log_p) and guide (log_q).
+
+    They are [S, 1], of own and of shared sites.
+    """
     found = dict.fromkeys(DENSITIES, zero)
     for name, site in latent(q):
         whose = "shared " if matches(name, shared) else ""
@@ -196,7 +201,7 @@ def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
 
 
 def _with_gaps(site: Any) -> Tensor:
-    """Return the log density of every row, with NaN for rows masked in the model."""
+    """Return the log density of every row at a site, with NaN for rows masked in the model."""
     value, mask = _log_prob(site), site["mask"]
     if isinstance(site["fn"], dist.MaskedDistribution):
         mask = site["fn"]._mask if mask is None else mask & site["fn"]._mask
@@ -204,7 +209,7 @@ def _with_gaps(site: Any) -> Tensor:
 
 
 def _counted(site: Any, value: Tensor) -> Tensor:
-    """Return the value, converted to integers if the site's distribution is discrete."""
+    """Convert a site's value to integers if its distribution is discrete."""
     return value.long() if site["fn"].support.is_discrete else value
 
 

@@ -15,12 +15,15 @@ PER = 4  # rows of a regression for each of its coefficients
 
 
 def effective(log_w: Tensor) -> Tensor:
-    """Return the effective sample size of importance weights, given their normalized logs [S]."""
+    """Return the effective sample size, given normalized log importance weights [S]."""
     return 1 / log_w.exp().square().sum()
 
 
 def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
-    """Return a t proposal with moments moved toward those of weighted noise [S, d]."""
+    """Return a Student's t proposal with moments moved toward those of weighted draws.
+
+    The draws are noise [S, d].
+    """
     size, mean = e.shape[1], w @ e
     spread = ((e - mean) * w[:, None]).mT @ (e - mean)
     old_mean, old_root = torch.zeros_like(mean), torch.eye(size, dtype=e.dtype)
@@ -35,14 +38,14 @@ def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Regression model, linear or quadratic, of each client noise mode on the shared noise."""
+    """Linear or quadratic regression that predicts modes of a client's noise from shared noise."""
 
     slopes: Tensor  # [features, n]
     squares: bool
 
     @classmethod
     def of(cls, noise: Tensor, modes: Tensor) -> Predicted:
-        """Fit the regression of noise modes [S, n] on shared noise [S, d] by least squares."""
+        """Regress modes of client noise [S, n] on shared noise [S, d], by least squares."""
         squares = PER * _features(noise[:1], True).shape[1] <= len(noise)
         x = _features(noise, squares)
         # A ridge of a small part of the rows' weight, as features may be collinear.
@@ -50,7 +53,7 @@ class Predicted:
         return cls(torch.linalg.solve(x.mT @ x + ridge, x.mT @ modes), squares)
 
     def __call__(self, noise: Tensor) -> Tensor:
-        """Predict noise modes [S, n] for shared noise [S, d], with norms limited to `REACH`."""
+        """Predict modes of client noise [S, n] from shared noise [S, d]; limit norms to `REACH`."""
         found: Tensor = _features(noise, self.squares) @ self.slopes
         length = torch.linalg.vector_norm(found, dim=1, keepdim=True)
         bounded: Tensor = found * (REACH / length.clamp(min=REACH))

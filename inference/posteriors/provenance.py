@@ -21,7 +21,7 @@ def facts(
     how: EvaluationSpec,
     begun: float,
 ) -> dict[str, Fact]:
-    """Return ArviZ attributes that describe the runs: method, model, seeds, rounds and status."""
+    """Return ArviZ attributes that describe runs: method, model, seeds, rounds and status."""
     method = runs[0].method
     drawn = made.get("posterior", {}).items()
     points = [n for n, v in drawn if len(v.value) > 1 and bool((v.value == v.value[:1]).all())]
@@ -44,13 +44,13 @@ def facts(
 
 
 def _seed(seed: Seed) -> Fact:
-    """Return the seed of a run, or a text with its three separate seeds if they differ."""
+    """Return a run's seed, or a text with its three separate seeds if these differ."""
     each = separate(seed)
     return each.noise if each.init == each.participation == each.noise else str(each)
 
 
 def together(values: Sequence[Fact]) -> Fact:
-    """Return the value if it is equal for all runs, or else a text that lists each run's value.
+    """Return the value that all runs have, or else a text that lists each run's value.
 
     >>> together([20, 20]), together([0, 1])
     (20, '0; 1')

@@ -19,7 +19,7 @@ from pyrofl.turns import synchronized
 
 
 class Given(Messenger):
-    """Messenger that fixes latent sites to given values [S, C, *p], by site name."""
+    """Pyro messenger that fixes latent sites to given values [S, C, *p], by site name."""
 
     def __init__(self, values: Tensors) -> None:
         super().__init__()
@@ -34,7 +34,9 @@ class Given(Messenger):
 def of_server(
     method: Method, state: RoundState, asked: EvaluationSpec, of_prior: bool = False
 ) -> tuple[Callable[[Cohort], Tensors], EvaluationSpec]:
-    """Return a function that draws sites from the server's posterior, and settings for others.
+    """Return a function that draws latent sites from the server's own posterior.
+
+    Also return the settings for draws of other sites.
 
     Draws are [S, C, *p]; there are none if the server has no posterior.
 

@@ -18,7 +18,7 @@ WHY = "no: the rows that importance weights need are at the clients"
 
 
 def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
-    """Draw shared sites from the server's posterior; returns site name -> draws [S, *p].
+    """Draw the shared sites from the server's posterior; return site name -> draws [S, *p].
 
     They are drawn as by a new client, from its download alone.
 
@@ -39,7 +39,7 @@ def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
 
 
 def shared_to_arviz(run: Fitted, draws: int = 1000) -> Any:
-    """Return draws of `shared_posterior` as ArviZ data, or None if there are no such sites.
+    """Return posterior draws of the shared sites as ArviZ data, or None without shared sites.
 
     They are draws of the guide, as importance weights need the rows of the clients. The attribute
     "corrected" states this.

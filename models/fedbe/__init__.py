@@ -98,7 +98,7 @@ WATCHED = {
 
 
 class Teaching(TypedDict, total=False):
-    """Settings of the distillation at the server; see `distilled`."""
+    """Settings of the ensemble distillation at the server; see `distilled`."""
 
     posterior: ServerPosterior | Fit
     std_scale: float
@@ -190,7 +190,9 @@ def distilled(
     swa_start: ShareBelowOne = distillation.START,
     augment: distillation.Augment | None = None,
 ) -> Method:
-    """Extend a method: after aggregation, its server distills an ensemble into the global model.
+    """Extend a federated method: after aggregation, its server distills an ensemble of models.
+
+    The result of the distillation becomes the global model.
 
     Args:
         method: its server and its messages hold the whole network under one role.
@@ -238,7 +240,7 @@ def distilled(
     square = teachers == "C" if sharpen is None else sharpen
 
     def team(models: Tensors, size: Tensor, rng: Generator) -> Tensors:
-        """Return the teachers [M', *p]: the average, the clients' models, the posterior samples."""
+        """Return the chosen teacher models [M', *p]: average, client models, posterior samples."""
         found = []
         if "A" in teachers:
             found.append({n: v[None] for n, v in average(models, size).items()})
@@ -252,7 +254,7 @@ def distilled(
     def student(
         start: Tensors, ensemble: Tensors, unlabelled: Tensor, rng: Generator
     ) -> tuple[Tensors, Tensors]:
-        """Distill the ensemble into one model (algorithm 1); return it and its agreement rates."""
+        """Distill an ensemble into one student model (algorithm 1); also return their agreement."""
         like = next(iter(start.values()))
         x = unlabelled.to(like.device, like.dtype if unlabelled.is_floating_point() else None)
         target = distillation.predictions(net, ensemble, x, likelihood).mean(0)
@@ -282,7 +284,7 @@ def distilled(
     def aggregate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Aggregate all messages and distill the ensemble of teachers."""
+        """Aggregate all messages, and distill an ensemble of teachers into the global model."""
         merged = method.aggregate(server, message, cohort, generator)
         models, start = ({n: v[f"{of}/{n}"] for n in net.shapes} for v in (message, merged))
         ensemble = team(models, cohort.size, generator)
@@ -293,7 +295,7 @@ def distilled(
         return merged | under(f"{HELD}/{of}", ensemble) | under(KNOWN, known(models, cohort))
 
     def known(models: Tensors, cohort: Cohort) -> Tensors:
-        """Return the tensors that define the server's posterior p(w | D)."""
+        """Return the tensors that define the server's posterior p(w | D) of the global model."""
         if posterior == "gaussian":
             mean, sd = mean_and_sd(models, cohort.size, std_scale)
             return under("mean", mean) | under("sd", sd)
@@ -302,7 +304,10 @@ def distilled(
         return {n: v[order] for n, v in said.items()}
 
     def drawn(server: Tensors, draws: int, generator: Generator) -> tuple[Tensors, Tensors]:
-        """Draw parameters and Dirichlet weights gamma (0 for absent clients) from p(w | D)."""
+        """Draw parameters, and any Dirichlet weights of clients, from the server's posterior.
+
+        The weights gamma are 0 for clients that are not among those of the posterior.
+        """
         held = role(KNOWN, server)
         if not held:  # before round one
             start = {n: server[f"{of}/{n}"] for n in net.shapes}
@@ -317,7 +322,7 @@ def distilled(
         return found, {"gamma": every.index_copy(1, ids, gamma)}
 
     def with_teachers(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the global model and the teacher models of the last round to each client."""
+        """Send the global model and the last round's teacher models to each client."""
         held = under("teacher", role(HELD, server))
         return method.download(server, cohort) | spread_out(held, len(cohort.ids))
 
@@ -335,7 +340,7 @@ def distilled(
 
 
 def members(received: Tensors, local: Tensors) -> list[Tensors]:
-    """Return the parameters of each ensemble member; before round one, only the received model."""
+    """Return each ensemble member's parameters; before round one, only the received model."""
     held = role("teacher", received)
     count = next(iter(held.values())).shape[1] if held else 0
     known = local | received

@@ -41,7 +41,7 @@ def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def fitting(net: Network, unlabelled: Tensor | None, likelihood: Likelihood) -> Tensor:
-    """Return the unlabeled rows; raise ValueError unless network and likelihood accept them."""
+    """Return the unlabeled rows; raise ValueError if network or likelihood reject them."""
     if unlabelled is None or not len(unlabelled):
         raise ValueError(
             "unlabelled is missing; expected rows [U, *x] for the server to distil on, such as "
@@ -63,7 +63,10 @@ def fitting(net: Network, unlabelled: Tensor | None, likelihood: Likelihood) -> 
 def predictions(
     net: Network, models: Tensors, x: Tensor, likelihood: Likelihood = categorical
 ) -> Tensor:
-    """Return probabilities [M, U, K] predicted by models [M, *p]; their mean over M is eq. 4."""
+    """Return the probabilities [M, U, K] of K possible responses that M models predict for U rows.
+
+    Their mean over M is eq. 4.
+    """
 
     def member(weights: Tensors) -> Tensor:
         blocks = x.split(ROWS)
@@ -77,7 +80,7 @@ def predictions(
 def agreement(
     net: Network, weights: Tensors, x: Tensor, target: Tensor, likelihood: Likelihood = categorical
 ) -> Tensor:
-    """Return the fraction of rows with the same most probable response in network and target.
+    """Return the fraction of rows for which the student and its teachers predict the same class.
 
     The result is a scalar, [].
     """
@@ -94,7 +97,7 @@ def sharpened(probs: Tensor, temperature: float = 0.5) -> Tensor:
 
 
 def cyclical(step: int, cycle: int, high: float, low: float) -> float:
-    """Return the cyclical learning rate of stochastic weight averaging at a step.
+    """Return the learning rate of stochastic weight averaging, cyclical in the step number.
 
     >>> [round(cyclical(i, 25, 1e-3, 4e-4), 6) for i in (1, 25, 26)]
     [0.000976, 0.0004, 0.000976]
@@ -104,9 +107,9 @@ def cyclical(step: int, cycle: int, high: float, low: float) -> float:
 
 
 def collected(steps: int, cycle: int, start: float = START) -> list[int]:
-    """Return the steps after which stochastic weight averaging collects the weights.
+    """Return the numbers of the steps at which stochastic weight averaging updates its mean.
 
-    That is the share `start` of them. Without any such end, the last step is taken.
+    These are the ends of cycles after the fraction `start` of all steps, or else the last step.
 
     >>> taken = collected(1580, 25)
     >>> taken[0], taken[-1], len(taken)
@@ -135,7 +138,7 @@ def distil(
     weight_decay: float = 0.0,
     augment: Augment | None = None,
 ) -> Tensors:
-    """Train a network on target probabilities [U, K] of rows, by the cross-entropy.
+    """Train a network to predict given probabilities [U, K] of U rows, by cross-entropy.
 
     The loss is 1/U sum_u -p_u' log p(. | x_u; w).
 

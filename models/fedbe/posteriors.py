@@ -45,7 +45,7 @@ def gaussian(models: Tensors, size: Tensor, std_scale: NotNegative = 1.0) -> Pos
 
 
 def mean_and_sd(models: Tensors, size: Tensor, std_scale: float = 1.0) -> tuple[Tensors, Tensors]:
-    """Return mean and standard deviation of the clients' models, weighted by size, [*p] each."""
+    """Return mean and standard deviation across client models, weighted by row count, [*p] each."""
     size = size.cpu()
     mean = average({n: v.cpu() for n, v in models.items()}, size)
     sd = {}
@@ -59,7 +59,7 @@ def independent(mean: Tensors, sd: Tensors) -> Posterior:
     """Return a Pyro program that samples parameters from independent normals."""
 
     def program() -> Tensors:
-        """Draw the parameters from independent normals."""
+        """Draw the network's parameters from independent normal distributions."""
         return {
             n: pyro.sample(n, dist.Normal(v.cpu(), sd[n].cpu()).to_event(v.dim()))
             for n, v in mean.items()
@@ -97,7 +97,7 @@ def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior
 
 
 def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
-    """Draw samples of all sites of a posterior program: site name -> [S, *p].
+    """Draw S samples of all sites of a posterior, given as a Pyro program: site name -> [S, *p].
 
     The global random state is left as it was.
     """
@@ -110,14 +110,14 @@ def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:
 def sample_each(
     shapes: Mapping[str, Size], posterior: Posterior, draws: int, generator: Generator
 ) -> Tensors:
-    """Run a posterior program once per sample; return samples of all sites: name -> [S, *p].
+    """Draw S samples of a posterior by S runs of its Pyro program: site name -> [S, *p].
 
     Its sites count, and what it returns where that is a dict; ValueError if a parameter of these
     shapes is not among them. The global random state is left as it was.
     """
 
     def once() -> Tensors:
-        """Run the program once; return the values of its sites and of its returned dict."""
+        """Run the posterior's program once; return its sites' values and its returned dict."""
         nodes: Mapping[str, Any] = poutine.trace(posterior).get_trace().nodes
         returned = nodes["_RETURN"]["value"]
         sites = {n: v["value"] for n, v in nodes.items() if v["type"] == "sample"}
@@ -137,7 +137,7 @@ def sample_each(
 
 
 def log_prob(posterior: Posterior, values: Tensors) -> Tensor:
-    """Return the log density [S] of given samples under a posterior program."""
+    """Return the log density [S] of S samples under a posterior, given as a Pyro program."""
     with pyro.plate("draws", len(next(iter(values.values())))):
         trace = poutine.trace(poutine.condition(posterior, data=values)).get_trace()
     trace.compute_log_prob()  # deterministic sites have 0

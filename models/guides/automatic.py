@@ -82,7 +82,7 @@ def from_pyro(
 
 
 def _home(site: str, sites: Mapping[str, Any], values: Tensors) -> str:
-    """Return the name of the parameter that is the location of an unconstrained site."""
+    """Return the name of an AutoGuide's parameter for the location of an unconstrained site."""
     for home in (f"locs.{site}_unconstrained", f"{site}_unconstrained"):
         if site in sites and home in values and not bool(log_density(sites[site]).any()):
             return home
@@ -92,12 +92,12 @@ def _home(site: str, sites: Mapping[str, Any], values: Tensors) -> str:
 
 
 def log_density(site: Any) -> Tensor:
-    """Return the log Jacobian of an AutoGuide site's transform; 0 if it is unconstrained."""
+    """Return the log Jacobian of an AutoGuide site's transform; 0 for unconstrained sites."""
     return torch.as_tensor(getattr(site["fn"], "log_density", 0.0))
 
 
 def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callable[..., Any]]:
-    """Return a Pyro guide's unconstrained parameters, and a function of them that runs it."""
+    """Return a guide's unconstrained parameters, and a function to run it with given values."""
     with pyro.get_param_store().scope(), seeded(0):
         trace = poutine.trace(guide, param_only=True).get_trace(*example)
         found = {n: s for n, s in trace.nodes.items() if s["type"] == "param"}
@@ -117,7 +117,7 @@ def _function(guide: Callable[..., Any], example: Any) -> tuple[Tensors, Callabl
 def _automatic(
     make: Callable[..., AutoGuide], example: Any, model: Program
 ) -> tuple[Tensors, Callable[..., Any]]:
-    """Return an AutoGuide's parameters, and a function of them that runs the guide."""
+    """Return an AutoGuide's parameters, and a function to run the guide with given values."""
     plated = "create_plates" in signature(make).parameters
     options = {"create_plates": lambda *arguments: arguments[-1].clients()} if plated else {}
     with pyro.settings.context(module_local_params=True), seeded(0):
@@ -126,7 +126,7 @@ def _automatic(
     shapes = {n: p.shape for n, p in auto.named_parameters()}
 
     def run(own: Tensors, *arguments: Any) -> Any:
-        """Run the AutoGuide with the clients' own parameters."""
+        """Run the AutoGuide with separate parameter values for each client."""
         clients = len(arguments[-1])
         if clients > 1 and not plated:
             raise ValueError(
@@ -143,7 +143,10 @@ def _automatic(
 def site_moments(
     program: Program, received: Tensors, local: Tensors, batch: Batch
 ) -> tuple[Tensors, Tensors]:
-    """Return mean and variance [C, *p] of each site of a guide; ValueError if not closed form."""
+    """Return mean and variance of each guide site; raise ValueError if not in closed form.
+
+    Each is [C, *p].
+    """
     clients = len(batch)
     with GuideMean():
         trace = poutine.trace(program).get_trace(

@@ -71,7 +71,7 @@ def normals(
     width: Callable[[Tensor, Tensor], Tensor],
     inverse: Callable[[Tensor, Tensor], Tensor],
 ) -> Guide:
-    """Return a guide of independent normals; `width` computes the standard deviations."""
+    """Return a guide of independent normals, given a function for their standard deviations."""
 
     def start(centre: Tensor, sd: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return centre, torch.full_like(centre, first) if sd is None else inverse(centre, sd)
@@ -94,7 +94,7 @@ def sitewise(
     points: str = "",
     random: bool = True,
 ) -> Guide:
-    """Return a guide with an independent distribution for each site.
+    """Return a guide with an independent distribution for each latent site.
 
     site: axes of p, parameters -> distribution; moments: parameters -> mean, variance; start:
     centre, perhaps standard deviation -> parameters.
@@ -104,7 +104,7 @@ def sitewise(
         return [local[f"{role}/{name}"] for role in roles]
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample every site from its distribution, given the client's parameters."""
+        """Sample every latent site from its distribution, given the client's parameters."""
         with batch.clients():
             for n, shape in shapes.items():
                 pyro.sample(n, site(len(shape), *own(local, n)))

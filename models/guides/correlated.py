@@ -34,9 +34,11 @@ POINTS = 1_024  # draws that moments of a copula, even ones, and of a flow are t
 def full_covariance(
     shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Return a full-covariance normal guide: f(e) = (I + B) e with B lower triangular.
+    """Return a normal guide with full covariance, parametrized by a lower triangular matrix B.
 
-    Its entries are below [C, d (d - 1) / 2], row by row; arguments as of any `Family`.
+    Standard normal noise e becomes f(e) = (I + B) e.
+
+    The entries of B are below [C, d (d - 1) / 2], row by row; arguments as of any `Family`.
 
     Raises:
         ValueError: if there are more than 2,000 parameters.
@@ -57,7 +59,7 @@ def full_covariance(
 def copula(
     shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
 ) -> Guide:
-    """Return a Gaussian copula guide, with skewness and tails for each parameter.
+    """Return a Gaussian copula guide, with learned skewness and tail weight of each parameter.
 
     f(e) = sinh(a (arsinh y + skew)) with y = (I + B) e, each entry divided by its standard
     deviation, and a = exp(tanh tail) of each: more than 1 makes tails longer (Jones and Pewsey,
@@ -76,14 +78,14 @@ def copula(
         return inside.sinh(), grown.sum(-1)
 
     def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the transform of noise e, and its log density minus that of e."""
+        """Transform noise e; return the values, and their log density minus that of e."""
         below = _lower(own)
         sd = (1 + below.square().sum(-1)).sqrt()
         found, grown = marginal(own, (e + torch.einsum("...ij,...j->...i", below, e)) / sd)
         return found, sd.log().sum(-1) - grown
 
     def moments(own: Tensors) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of every standardized coordinate, by quadrature."""
+        """Return mean and variance of each standardized variable, by numerical quadrature."""
         even = (torch.arange(POINTS).to(own["skew"]) + 0.5) / POINTS
         y = torch.special.ndtri(even).reshape(-1, *(1 for _ in own["skew"].shape))
         found, _ = marginal(own, y)
@@ -96,7 +98,9 @@ def copula(
 @rebuildable
 @checked
 def low_rank(rank: Count = 5) -> Family:
-    """Return a guide family with covariance S (I + V V') S, where V has `rank` columns.
+    """Return a family of low-rank normal guides, with covariance S (I + V V') S.
+
+    V has `rank` columns, and S is diagonal.
 
     The family is that of Pyro's AutoLowRankMultivariateNormal. V is factor [C, d, r], which starts
     at small cosines, as zeros would have no gradient.
@@ -106,11 +110,11 @@ def low_rank(rank: Count = 5) -> Family:
     def family(
         shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
-        """Return the low-rank normal guide of sites with the given shapes."""
+        """Return a low-rank normal guide for latent sites with the given shapes."""
         d = _size(shapes)
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-            """Transform independent noise e to correlated noise; return it and its log density."""
+            """Transform independent noise to correlated noise; also return its log density."""
             alone, common = e.split([d, rank], -1)
             found = alone + torch.einsum("...ik,...k->...i", own["factor"], common)
             zero, one = torch.zeros_like(own["log_sd"]), torch.ones_like(own["log_sd"])
@@ -129,7 +133,7 @@ def low_rank(rank: Count = 5) -> Family:
 @rebuildable
 @checked
 def flow(layers: Count = 2, hidden: Count = 16) -> Family:
-    """Return a guide family that transforms a normal by affine coupling layers (Real NVP).
+    """Return a family of normalizing-flow guides: affine coupling layers of a normal (Real NVP).
 
     Such posteriors can be skewed and curved.
 
@@ -151,7 +155,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
     def family(
         shapes: Shapes, *, init_scale: Positive = 1.0, loc: str = "mu", spread: str = "pi"
     ) -> Guide:
-        """Return the normalizing-flow guide of sites with the given shapes."""
+        """Return a normalizing-flow guide for latent sites with the given shapes."""
         d = _size(shapes)
         if d < 2:
             raise ValueError(f"a flow has {d} parameter to bend; expected at least 2")
@@ -159,7 +163,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
         still = [((torch.arange(d) >> (i // 2 % digits)) + i) % 2 for i in range(layers)]
 
         def f(own: Tensors, e: Tensor) -> tuple[Tensor, Tensor]:
-            """Return e after all coupling layers, and its log density minus that of e."""
+            """Apply all coupling layers to noise e; also return the change of its log density."""
             grown = e.new_zeros(())
             for i, mask in enumerate(still):
                 keep = mask.to(e)
@@ -172,7 +176,7 @@ def flow(layers: Count = 2, hidden: Count = 16) -> Family:
             return e, -grown
 
         def moments(own: Tensors) -> tuple[Tensor, Tensor]:
-            """Return mean and variance of f(e) over quasi-random draws of the noise e."""
+            """Return mean and variance of the transformed noise, by quasi-Monte Carlo draws."""
             like = own["log_sd"]
             uniform = SobolEngine(d, scramble=True, seed=0).draw(POINTS).to(like)
             e = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
@@ -198,7 +202,7 @@ def _deviating(
     moments: Callable[[Tensors], tuple[Tensor, Tensor]],
     rank: int = 0,
 ) -> Guide:
-    """Return a guide with values mean + S f(e), for noise e, scales S and a function f.
+    """Return a guide that samples mean + S f(e), for noise e, scales S and a function f.
 
     f: own, e -> f(e) [..., C, 1, d], and what its log density lacks; moments: own -> mean and
     variance of f(e); rank: entries of e beyond d, whose own density then does not count.
@@ -206,7 +210,7 @@ def _deviating(
     loc, spread = roles
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the noise, and every site as a function of that noise."""
+        """Sample the guide's noise, and every latent site as a function of that noise."""
         own = role(spread, local)
         log_sd = own["log_sd"]
         with batch.clients():
@@ -230,7 +234,7 @@ def _deviating(
         return under(loc, means) | under(spread, {"log_sd": log_sd, **rest})
 
     def both(received: Tensors, local: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
-        """Return mean and variance of every site."""
+        """Return the guide's mean and variance of every latent site."""
         own = role(spread, local)
         mean, variance = moments(own)
         offset = parted(own["log_sd"].exp() * mean, shapes)
@@ -241,14 +245,14 @@ def _deviating(
 
 
 def standard_noise(name: str, like: Tensor, counted: bool = True) -> Tensor:
-    """Sample standard normal noise [..., n] as an auxiliary site; mask it if not `counted`."""
+    """Sample standard normal noise [..., n] as an auxiliary site, masked if not `counted`."""
     fn = dist.Normal(torch.zeros_like(like), torch.ones_like(like)).to_event(1)
     e: Tensor = pyro.sample(name, fn if counted else fn.mask(False), infer={"is_auxiliary": True})
     return e
 
 
 def _few(shapes: Shapes) -> int:
-    """Return the number of parameters; raise ValueError if a full covariance is too large."""
+    """Return the number of parameters; raise ValueError if too large for a full covariance."""
     d = _size(shapes)
     if d > LARGEST:
         raise ValueError(
@@ -259,7 +263,7 @@ def _few(shapes: Shapes) -> int:
 
 
 def _lower(own: Tensors) -> Tensor:
-    """Return the strictly lower triangular matrix B [..., d, d], given its entries."""
+    """Return strictly lower triangular matrices [..., d, d], given their entries."""
     d = own["log_sd"].shape[-1]
     row, column = torch.tril_indices(d, d, -1)
     matrix = own["below"].new_zeros(*own["below"].shape[:-1], d, d)
@@ -281,6 +285,6 @@ def parted(value: Tensor, shapes: Shapes) -> Tensors:
 
 
 def _cosines(rows: int, columns: int) -> Tensor:
-    """Return a matrix of cosines with orthogonal columns, [rows, columns]."""
+    """Return a matrix [rows, columns] of cosines, with orthogonal columns."""
     i, k = torch.arange(rows)[:, None] + 0.5, torch.arange(1, columns + 1)
     return torch.cos(math.pi * i * k / rows)

@@ -75,7 +75,7 @@ FAMILIES = {"logvar": log_variance, "alpha": log_alpha}
 
 
 def normal(mean: Tensor, variance: Tensor, axes: int) -> TorchDistribution:
-    """Return a normal distribution of this mean and variance; the last axes are one event."""
+    """Return a normal distribution with given mean and variance; its last axes form one event."""
     return as_event(dist.Normal(mean, variance.sqrt()), axes)
 
 
@@ -100,7 +100,7 @@ def hierarchical(
 
 
 def bounded(s: Tensor) -> Tensor:
-    """Clamp values to [-8.5, 8.5], with the gradient kept at the bounds themselves."""
+    """Clamp values to [-8.5, 8.5]; values exactly at a bound keep their gradient."""
     inside = (s >= -BOUND) & (s <= BOUND)
     return torch.where(inside, s, s.detach().clamp(-BOUND, BOUND))
 

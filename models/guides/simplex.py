@@ -1,4 +1,4 @@
-"""Guides and transforms of weights on the simplex: softmax, Dirichlet and projection."""
+"""Guides and transforms of weights on the probability simplex: softmax, Dirichlet, projection."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def dirichlet(
 
 
 def project(value: Tensor) -> Tensor:
-    """Return the Euclidean projection of vectors [..., B] onto the simplex.
+    """Return the Euclidean projection of vectors [..., B] onto the probability simplex.
 
     Held, Wolfe and Crowder, "Validation of subgradient optimization", 1974.
 
@@ -70,6 +70,6 @@ def project(value: Tensor) -> Tensor:
 
 
 def trimmed(alpha: Tensor, drop: float) -> Tensor:
-    """Set weights [..., B] below `drop` to zero and scale up the others to sum to one."""
+    """Set weights [..., B] below `drop` to zero, and rescale the others to sum to one."""
     kept = alpha * (alpha >= drop)
     return kept / kept.sum(-1, keepdim=True)

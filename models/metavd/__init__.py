@@ -133,7 +133,7 @@ def build(
     done: Share | None = None,
     aggregation: str | Combine = "mean",
 ) -> Method:
-    """Build MetaVD (meta-variational dropout), an ablation of it, or its base method alone.
+    """Build MetaVD (meta-variational dropout), one of its ablations, or its base method alone.
 
     Defaults are the authors' except lr and hyper_lr.
 
@@ -221,22 +221,22 @@ def build(
         return q.moments({}, tensors, Batch(none, none, none.bool(), none.sum(1), none.sum(1)))
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Return initial parameters drawn by the network's own initialization."""
+        """Return the server's initial state: parameters drawn by the network's initialization."""
         return under("loc", net.init(generator)) | source.start(generator, clients)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the weights theta and the client's own dropout parameters s_m to each client."""
+        """Send each client the shared weights theta and its own dropout parameters s_m."""
         theta = spread_out(pick(server, "loc/*"), len(cohort.ids))
         return pruning.drop(
             theta | under("spread", source.read(server, cohort.ids)), moments, limit
         )
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the trained weights theta_m and dropout parameters s_m."""
+        """Send the client's trained weights theta_m and dropout parameters s_m."""
         return pruning.drop(return_received(received, local), moments, limit)
 
     def update(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Update theta, the hypernetwork psi and the embeddings e_m by every message."""
+        """Update model theta, hypernetwork psi and client embeddings e_m by all messages."""
         if limit is not None:
             message = pruning.fill(message, under("spread", source.read(server, cohort.ids)))
         mean = combine(role("loc", message), cohort.size, role("loc", server))
@@ -263,13 +263,13 @@ def build(
         return {SATURATED: pruning.saturated(*moments(theta | spread)).mean()}
 
     def begun(received: Tensors) -> Tensors:
-        """Return the received tensors with dropout parameters at their initial values."""
+        """Reset the dropout parameters among the received tensors to their initial values."""
         like = next(iter(received.values()))
         start = {f"spread/{n}": v.to(like) for n, v in first.items()}
         return received | spread_out(start, len(like))
 
     def statistics(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Return each client's dropout rates, log alpha, sparsity and exact Bayesian beta."""
+        """Return each client's dropout rates, log alpha, sparsity, and the beta of exact Bayes."""
         exact = {"exact_beta": weights / data.size} if q.random else {}
         return pruning.report(local, moments, limit, shapes) | exact
 
@@ -313,6 +313,6 @@ def build(
 
 
 def layer_before_output(net: Network) -> str:
-    """Return the name of the last hidden layer's weight, or of the only layer's weight."""
+    """Return the parameter name of the last hidden layer's weight, or else the only layer's."""
     weights = [n for n, shape in net.shapes.items() if len(shape) > 1]
     return (weights or list(net.shapes))[-2:][0]

@@ -52,7 +52,9 @@ def hypernetwork(
     bound: float,  # largest change from the start; beyond it h has no gradient
     optims: tuple[Optim, Optim],  # of psi and of the embeddings
 ) -> Source:
-    """Return a hypernetwork h_psi that maps a client's embedding e_m to dropout parameters s_m.
+    """Return server functions of a hypernetwork that predicts each client's dropout parameters.
+
+    The hypernetwork h_psi maps a client's embedding e_m to its parameters s_m:
 
     s_m = clamp(h_psi(e_m), -bound, bound) + first. The server climbs the vector-Jacobian products
     psi <- psi - lr sum_m g_m J_psi^T (s_m^server - s_m^local), and the same for e_m.
@@ -70,7 +72,7 @@ def hypernetwork(
         return under(PSI, psi) | {TABLE: torch.randn(clients, length, generator=generator)}
 
     def read(server: Tensors, ids: Tensor) -> Tensors:
-        """Return the dropout parameters of the given clients: name -> [C, *p]."""
+        """Return the dropout parameters that the hypernetwork predicts: name -> [C, *p]."""
         psi, value = role(PSI, server), rows_of(server[TABLE], ids)
         for i in range(len(hidden) + 1):
             value = leaky_relu(value, 0.1) if i else value
@@ -79,7 +81,7 @@ def hypernetwork(
         return {n: part.reshape(len(ids), *v.shape) + v.to(part) for (n, v), part in parts}
 
     def slope(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
-        """Return pseudo-gradients by the hypernetwork's weights and the embeddings."""
+        """Return pseudo-gradients for the hypernetwork's weights and the client embeddings."""
         held = pick(server, f"{TABLE} {PSI}/*")
         leaves = {n: v.detach().requires_grad_() for n, v in held.items()}
         with torch.enable_grad():
@@ -93,7 +95,7 @@ def hypernetwork(
 
 
 def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
-    """Return a source of shared dropout parameters, aggregated across clients (naive VD)."""
+    """Return server functions for dropout parameters that all clients share (naive VD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
         return under(OWN, {n: torch.zeros_like(v) for n, v in first.items()})
@@ -111,7 +113,7 @@ def shared(first: Tensors, optim: Optim, combine: Combine = mean) -> Source:
 
 
 def rows(first: Tensors, most: float | None = None) -> Source:
-    """Return a source of independent dropout parameters for each client (EnsembleVD)."""
+    """Return server functions for separate dropout parameters of each client (EnsembleVD)."""
 
     def start(generator: Generator, clients: int) -> Tensors:
         return under(OWN, spread_out(first, clients))
@@ -120,7 +122,7 @@ def rows(first: Tensors, most: float | None = None) -> Source:
         return {n: rows_of(v, ids) for n, v in role(OWN, server).items()}
 
     def store(server: Tensors, cohort: Cohort, found: Tensors) -> Tensors:
-        """Store the clients' trained dropout parameters, each change limited to `most`."""
+        """Store the clients' trained dropout parameters, each changed by at most `most`."""
         own = role(OWN, server)
         if most is not None:
             here = {n: own[n][cohort.ids] for n in found}
@@ -131,13 +133,13 @@ def rows(first: Tensors, most: float | None = None) -> Source:
 
 
 def rows_of(table: Tensor, ids: Tensor) -> Tensor:
-    """Return the table's rows of the given client ids; the mean row for ids without a row."""
+    """Return a table's rows of the given client ids, or the mean row for ids beyond the table."""
     own = table[ids.clamp(max=len(table) - 1)]
     return torch.where(like(ids < len(table), table), own, table.mean(0))
 
 
 def learn(server: Tensors, gradient: Tensors, optims: Mapping[str, Optim], clip: float) -> Tensors:
-    """Apply each optimizer to its pseudo-gradients, whose total norm is clipped to `clip`."""
+    """Apply the server's optimizers to pseudo-gradients, clipped to a total norm of `clip`."""
     shrink = (clip / (get_total_norm(list(gradient.values())) + 1e-6)).clamp(max=1)
     moved: Tensors = {}
     for names, optim in optims.items():

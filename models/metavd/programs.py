@@ -52,7 +52,7 @@ class DropoutModel:
     pool_logits: bool = False  # average outputs over draws before the likelihood sees them
 
     def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
-        """Sample the weights from their prior, and observe the responses of the rows."""
+        """Sample the network's weights from their prior, and observe the responses of all rows."""
         with data.clients():
             priors = self._priors(received, local, data)
             w = {n: pyro.sample(n, fn) for n, fn in priors.items()}
@@ -67,7 +67,10 @@ class DropoutModel:
         data: Batch,
         moments: tuple[Tensors, Tensors] | None = None,
     ) -> dict[str, TorchDistribution]:
-        """Return priors of the random weights; the hierarchical prior depends on q's moments."""
+        """Return the priors of the random weights, given the moments of their posterior.
+
+        Only the hierarchical prior depends on these moments.
+        """
         if self.prior is None and self.q.random:
             mean, variance = moments or self.q.moments(received, local, data)
             axes = {n: len(shape) for n, shape in self.shapes.items()}
@@ -84,7 +87,7 @@ class DropoutModel:
         noisy = Reparametrised(self.net, self.shapes)
 
         def model(received: Tensors, local: Tensors, data: Batch) -> None:
-            """Sample the layers' outputs, and observe the responses."""
+            """Sample the outputs of the network's layers, and observe the responses."""
             _, variance = self.q.moments(received, local, data)
             with data.clients():
                 for n, shape in self.shapes.items():
@@ -98,7 +101,7 @@ class DropoutModel:
                     self._observe(outputs, data)
 
         def guide(received: Tensors, local: Tensors, data: Batch) -> None:
-            """Add the KL divergence from q to the prior as a log density of the guide."""
+            """Add the posterior's KL divergence from the prior as a log density of the guide."""
             theta = {n: local[f"loc/{n}"] for n in self.shapes}
             if self.prior is None:
                 # The divergence has no slope in theta; so none of it is left to rounding.
@@ -157,14 +160,17 @@ def objective(
     pair = trained.by_activations() if sampling == "activations" else (trained, model.q)
 
     def of_pair(_: Program, __: Program, received: Tensors, local: Tensors, batch: Batch) -> Tensor:
-        """Return the loss of the selected model and guide, instead of the method's own."""
+        """Return the loss of a fixed model and guide, instead of the method's own programs."""
         return loss(*pair, received, local, batch)
 
     return of_pair
 
 
 def warm_up(done: float | None) -> float:
-    """Return the KL factor: sigmoid(12 (t - 1/2)) in the first 2% of the rounds, then 1."""
+    """Return the weight of the KL term, which rises to 1 in the first 2% of the rounds.
+
+    It is sigmoid(12 (t - 1/2)) at a fraction t of these rounds, and then 1.
+    """
     if done is None or done > WARM_UP:
         return 1.0
     return 1 / (1 + math.exp(-12 * (done / WARM_UP - 0.5)))

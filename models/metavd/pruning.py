@@ -32,13 +32,16 @@ def drop(tensors: Tensors, moments: Moments, limit: float | None) -> Tensors:
 
 
 def saturated(mean: Tensors, variance: Tensors) -> Tensor:
-    """Return the fraction of each client's dropout rates above 0.9, [C], given moments."""
+    """Return the fraction of each client's dropout rates above 0.9, [C].
+
+    The rates follow from the given means and variances of the weights.
+    """
     rates = [dropout_rate(v, variance[n]).flatten(1) for n, v in mean.items()]
     return (torch.cat(rates, 1) > HIGH).to(rates[0]).mean(1)
 
 
 def fill(message: Tensors, values: Tensors) -> Tensors:
-    """Replace the message's tensors by given values where weights were pruned to zero."""
+    """Replace entries of a message by given values where weights were pruned to zero."""
     dropped = {n: message[f"loc/{n.partition('/')[2]}"] == 0 for n in values}
     return message | {n: torch.where(dropped[n], v, message[n]) for n, v in values.items()}
 
@@ -66,7 +69,7 @@ def report(
 def snip(
     server: Tensors, gradient: Tensors, moved: Tensors, names: Iterable[str], sparsity: float
 ) -> Tensors:
-    """Prune a fraction `sparsity` of the weights by SNIP's sensitivity after round one.
+    """Prune a fraction `sparsity` of the weights after round one, by SNIP's sensitivity score.
 
     Sensitivity is |theta_k g_k|, with g_k the pseudo-gradient of round one (Lee, Ajanthan and Torr,
     "SNIP: Single-shot Network Pruning based on Connection Sensitivity", ICLR 2019; a round in the
@@ -81,7 +84,7 @@ def snip(
 
 
 def top(value: Tensor, share: float) -> Tensor:
-    """Return a bool mask [*p] of the given fraction of largest entries, at least one."""
+    """Return a bool mask [*p] of a tensor's largest entries: a given fraction, at least one."""
     count = max(1, round(share * value.numel()))
     at = value.flatten().topk(count).indices
     return value.new_zeros(value.numel(), dtype=torch.bool).index_fill(0, at, True).view_as(value)

@@ -138,7 +138,7 @@ def build(
         return begun | (points.start(whole.init(generator)) if below else {})
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's Gaussian process without training rows (zeros)."""
+        """Initialize the client's Gaussian process without training rows, as zeros."""
         sizes = {"z": (features,), "shift": (outputs,), "root": (outputs, outputs)}
         none = {n: cohort.size.new_zeros(len(cohort.ids), rows, *s) for n, s in sizes.items()}
         return start_own(received, cohort, generator) | {kept[n]: v for n, v in none.items()}
@@ -148,16 +148,16 @@ def build(
         return x.flatten(2) if base is None else base(role("w", local), x)
 
     def spreads(local: Tensors) -> list[Tensor]:
-        """Return the kernel parameters: log length scale log l and log amplitude log s."""
+        """Return the kernel's parameters: log length scale log l and log amplitude log s."""
         return [local[homes[n]] for n in SPREADS]
 
     def answer(f: Tensor, local: Tensors, x: Tensor) -> dist.TorchDistribution:
-        """Return the likelihood p(y | x, f), given function values f [..., C, B, K]."""
+        """Return the likelihood p(y | x, f), given Gaussian process values f [..., C, B, K]."""
         more = [local[homes[n]].expand(*f.shape[:-1], 1) for n in noise]
         return likelihood(torch.cat([f, *more], -1) if more else f, x)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Define the Gaussian process prior of f(x) and the likelihood p(y | x, f)."""
+        """Define the Pyro model: Gaussian process prior of f(x), and likelihood p(y | x, f)."""
         with data.clients():
             for n, shape in shapes.items():
                 pyro.sample(n, prior(n, shape, received, local, data))
@@ -168,7 +168,7 @@ def build(
                 pyro.sample("y", answer(f, local, data.x), obs=data.y)
 
     def recall(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Define the posterior of f(x), given the client's stored training rows."""
+        """Define the Gaussian process posterior of f(x), given stored training rows."""
         points(received, local, data)
         with data.clients():
             for n, value in zip(SPREADS, spreads(local), strict=True):
@@ -182,7 +182,10 @@ def build(
             pyro.sample("f", at_rows, infer={"is_auxiliary": True})  # no site of the posterior
 
     def learned(local: Tensors, x: Tensor, y: Tensor, count: Tensor) -> Tensors:
-        """Return Laplace's approximation to the posterior of f at training rows x [C, N, *x]."""
+        """Return Laplace's approximation to the Gaussian process posterior at training rows.
+
+        The rows x are [C, N, *x].
+        """
         local = with_rows(local, len(x))
         z = run(local, x) * (count > 0).unsqueeze(2)
         with torch.no_grad():
@@ -215,7 +218,7 @@ def build(
         return cost
 
     def remember(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Store the features and the posterior of f at the client's rows.
+        """Store the features and the Gaussian process posterior at the client's training rows.
 
         These are computed with the current network.
         """
@@ -255,7 +258,7 @@ def without_noise(net: Network) -> tuple[Network, list[str]]:
 
 
 def parted(net: Network) -> tuple[Network | None, int, int]:
-    """Return the layers below the head, and the head's numbers of inputs and outputs."""
+    """Return the network below its head, and the head's numbers of inputs and outputs."""
     head, cut = net.select_params(net.head), net.split(net.head)
     weight = max(head.values(), key=len)
     alone = len(head) == len(net.shapes)
@@ -269,7 +272,7 @@ def parted(net: Network) -> tuple[Network | None, int, int]:
 
 
 def spaced(size: Tensor, most: int) -> Tensor:
-    """Return `most` evenly spaced row indices per client, [C, most], given row counts [C].
+    """Return `most` evenly spaced row indices for each client, [C, most], given row counts [C].
 
     A client with fewer rows gets all of them, the last one repeated.
 

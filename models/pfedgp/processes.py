@@ -40,7 +40,7 @@ class Kernel:
         return square * (-0.5 * apart.clamp(min=0)).exp()
 
     def diagonal(self, z: Tensor, log_length: Tensor, log_scale: Tensor) -> Tensor:
-        """Return the kernel of each row of features [C, B, d] with itself, [C, B]."""
+        """Return the diagonal [C, B] of the kernel matrix of features [C, B, d]."""
         square = (2 * log_scale).exp()
         if self.kind == "linear":
             squares = (z / log_length.exp()[..., None]).square().sum(2)
@@ -52,7 +52,9 @@ class Kernel:
 def sites(
     log_prob: Callable[[Tensor], Tensor], among: Tensor, count: Tensor, outputs: int
 ) -> tuple[Tensor, Tensor]:
-    """Return normal approximations (shift, root) of the likelihood at the posterior mode of f.
+    """Return normal approximations of a Gaussian process's likelihood at the posterior mode.
+
+    They are (shift, root), at the mode of the function values f.
 
     Args:
         log_prob: f [C, N, K] -> log p(y | f), [C, N].
@@ -86,14 +88,20 @@ def sites(
 
 @dataclass(frozen=True)
 class Point:
-    """State of Newton's iterations: f [C, N, K], P^-1 f, and log p(y | f) + log p(f), [C]."""
+    """State of Newton's iterations: function values f, P^-1 f, and their log posterior.
+
+    Shapes are [C, N, K] twice, and [C]; the log posterior is log p(y | f) + log p(f).
+    """
 
     f: Tensor
     pull: Tensor
     height: Tensor
 
     def where(self, chosen: Tensor, other: Point) -> Point:
-        """Return this point for the chosen clients (bool [C]), and the other for the rest."""
+        """Combine two Newton states: this one for chosen clients, the other for the rest.
+
+        The chosen clients are a bool mask [C].
+        """
         row = chosen[:, None, None]
         f, pull = torch.where(row, self.f, other.f), torch.where(row, self.pull, other.pull)
         return Point(f, pull, torch.where(chosen, self.height, other.height))
@@ -101,27 +109,33 @@ class Point:
 
 @dataclass(frozen=True)
 class Hill:
-    """Unnormalized log posterior of f (Rasmussen and Williams, equation 3.12)."""
+    """Unnormalized log posterior of a Gaussian process's values f at the training rows.
+
+    See Rasmussen and Williams, "Gaussian Processes for Machine Learning", equation 3.12.
+    """
 
     log_prob: Callable[[Tensor], Tensor]  # f [C, N, K] -> [C, N]
     among: Tensor  # P, [C, N, N]
     count: Tensor  # [C, N]
 
     def at(self, pull: Tensor) -> Point:
-        """Evaluate the log posterior at f = P times `pull`, and return the point."""
+        """Evaluate a Gaussian process's log posterior at function values f = P `pull`.
+
+        P is the kernel matrix.
+        """
         f = self.among @ pull
         likely = self.log_prob(f).masked_fill(self.count == 0, 0.0)
         return Point(f, pull, (self.count * likely).sum(1) - 0.5 * (pull * f).sum((1, 2)))
 
     def slack(self, point: Point) -> Tensor:
-        """Return a tolerance [C] for rounding errors in the log posterior at a point."""
+        """Return a tolerance [C] for rounding errors of the log posterior at a Newton state."""
         return LOOSE * torch.finfo(point.height.dtype).eps * (1 + point.height.abs())
 
 
 def touching(
     log_prob: Callable[[Tensor], Tensor], f: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return shift and root of the second-order Taylor expansion of the log likelihood at f."""
+    """Return the second-order Taylor expansion of the log likelihood at f, as (shift, root)."""
     with torch.enable_grad():
         f = f.detach().requires_grad_()
         slope = torch.autograd.grad(log_prob(f).sum(), f, create_graph=True)[0]
@@ -164,7 +178,9 @@ def rounding(matrix: Tensor) -> Tensor:
 
 
 def weights(among: Tensor, shift: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights P^-1 E[f] of the posterior mean [C, N, K], and the Cholesky factor of B.
+    """Return the kernel weights of a Gaussian process's posterior mean, and a Cholesky factor.
+
+    These are P^-1 E[f], [C, N, K], and the factor of B.
 
     The weights are (P + precision^-1)^-1 times the sites' means.
 
@@ -183,7 +199,9 @@ def weights(among: Tensor, shift: Tensor, root: Tensor) -> tuple[Tensor, Tensor]
 def predicted(
     among: Tensor, across: Tensor, alone: Tensor, shift: Tensor, root: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return predictive mean [C, B, K] and covariance [C, B, K, K] of f at new rows.
+    """Return a Gaussian process's predictive mean and covariance at new rows.
+
+    These are [C, B, K] and [C, B, K, K].
 
     Args:
         among: the kernel between the rows with sites, [C, N, N].

@@ -65,6 +65,8 @@ def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive
 def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: str = "w") -> Prior:
     """Return a prior centered at the received parameters, with scale (strength n_j)^-1/2.
 
+    n_j is the client's number of rows.
+
     On the scale of a mean over rows a normal family is FedProx's strength / 2 ||w - w_received||^2.
 
     Args:
@@ -124,7 +126,7 @@ def mixture(
 
 @rebuildable
 def by_name(priors: Mapping[str, Prior]) -> Prior:
-    """Return a prior that selects each parameter's prior by the first pattern that matches.
+    """Return a prior that depends on the parameter's name: the first matching pattern decides.
 
     Args:
         priors: patterns separated by spaces -> prior, such as {"*.bias": flat, "*": fixed()}.

@@ -56,7 +56,7 @@ class Horseshoe(TorchDistribution):
         return self.loc + self.scale * (local / other).abs() * z
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density; at the center, where it is infinite, a finite value.
+        """Return the log density; at the center, where it is infinite, return a finite value.
 
         That is the log density of the number nearest to the center.
         """

@@ -38,12 +38,12 @@ SMALLEST = 1e-6  # scale
 
 
 def learned(family: LocationScale = dist.Normal, loc: float = 0.0) -> Prior:
-    """Return a prior whose scale of each parameter tensor the server learns; see `learning`."""
+    """Return a prior with one scale per parameter tensor, learned by the server; see `learning`."""
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
-        """Return the prior with the scale that the server sent."""
+        """Return a parameter's prior, with the scale that the client received."""
         scale = received[f"prior/{name}"]  # [C, 1]
         centre = scale.new_full((*scale.shape, *shape), loc)
         return around(family, centre, scale)
@@ -60,7 +60,7 @@ def learning(
     loc: float = 0.0,
     init_scale: Positive = 1.0,
 ) -> Method:
-    """Return a method whose server learns the scales of its `learned` prior.
+    """Extend a federated method: its server learns the scales of the `learned` prior.
 
         learning(local.build(net, prior=learned(), guide=mean_field), net.shapes)
 
@@ -91,22 +91,25 @@ def learning(
         return method.init(generator, clients) | under("prior", scales)
 
     def download(server: Tensors, cohort: Cohort) -> Tensors:
-        """Send the prior scales together with the parameters."""
+        """Send each client the scales of its prior together with the model's parameters."""
         scales = spread_out(pick(server, "prior/*"), len(cohort.ids))
         return method.download(rest(server), cohort) | scales
 
     def measure(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Compute second moments m_j about `loc`, one for each parameter tensor."""
+        """Compute the second moment of each parameter tensor about the prior's location.
+
+        That is one number m_j for each.
+        """
         mean, spread = site_moments(method.guide, received, local, batch)
         second = {n: (mean[n] - loc).square() + spread[n] for n in known}
         return under("second", {n: v.reshape(len(v), -1).mean(1) for n, v in second.items()})
 
     def upload(received: Tensors, local: Tensors) -> Tensors:
-        """Send the client's second moments m_j together with its message."""
+        """Send the parameters' second moments together with the client's message."""
         return method.upload(rest(received), rest(local)) | pick(local, "second/*")
 
     def scales(second: Tensors) -> Tensors:
-        """Return updated prior scales, given the mean of the clients' second moments."""
+        """Return updated prior scales, given the clients' mean second moments."""
         return under("prior", {n: (v / variance).sqrt().clamp(SMALLEST) for n, v in second.items()})
 
     own = method.aggregate

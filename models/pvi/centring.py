@@ -1,4 +1,4 @@
-"""Partial centering of shared random effects a, between eta = (a - mu) / tau and a itself.
+"""Partial centering of shared random effects, between their non-centered and centered form.
 
 An effect a ~ N(mu, tau) is stated as mu + tau * eta with eta ~ N(0, 1), and the normal q is of
 
@@ -30,7 +30,7 @@ DIFFERENT = 0.05  # change of an exponent c that is worth a change of variables
 
 @dataclass(frozen=True)
 class Centring:
-    """Partial centering of shared effects, given the index of each effect's log scale.
+    """Partial centering of shared random effects, given the index of each effect's log scale.
 
     The server holds "centred", c [d], and "log_scale", log b [d]; both are 0 where w is no effect.
     """
@@ -38,16 +38,25 @@ class Centring:
     scales: Tensor  # [d], index of the log scale; -1 where a variable is no effect
 
     def start(self, mean: Tensor) -> Tensors:
-        """Return initial exponents c = 0, and the log scales log b at the mean [d] of q."""
+        """Return initial centering exponents (zero), and the log scales at the posterior mean.
+
+        These are c and log b, at the mean [d] of q.
+        """
         return {"centred": torch.zeros_like(mean), "log_scale": self._log_scales(mean)}
 
     def effects(self, w: Tensor, held: Tensors) -> tuple[Tensor, Tensor]:
-        """Transform partially centered w [..., d] to standardized eta; return log Jacobian."""
+        """Transform partially centered variables w [..., d] to standardized random effects eta.
+
+        Also return the log Jacobian.
+        """
         power = -held["centred"].to(w) * (self._log_scales(w) - held["log_scale"].to(w))
         return w * power.exp(), power.sum(-1)
 
     def variables(self, u: Tensor, held: Tensors) -> tuple[Tensor, Tensor]:
-        """Transform standardized eta back to w; the log Jacobian is that of `effects`."""
+        """Transform standardized random effects eta back to partially centered variables w.
+
+        Also return the log Jacobian of `effects`.
+        """
         power = -held["centred"].to(u) * (self._log_scales(u) - held["log_scale"].to(u))
         return u * (-power).exp(), power.sum(-1)
 
@@ -70,7 +79,7 @@ class Centring:
         offset = growth * mean - times(change, mean)
 
         def changed(factor: Tensors) -> Tensors:
-            """Return a factor transformed to the new variables."""
+            """Return a normal factor's natural parameters after the change of variables."""
             precision = back.mT @ normals.matrix(factor["precision"]) @ back
             shift = times(back.mT, factor["shift"]) + times(precision, offset)
             return {"shift": shift, "precision": normals.packed(precision)}
@@ -86,6 +95,6 @@ class Centring:
         return new | under("server", own) | last
 
     def _log_scales(self, u: Tensor) -> Tensor:
-        """Return the log scale of each variable [..., d]; 0 if the variable is no effect."""
+        """Return the log scale of each variable [..., d]; 0 if it is no random effect."""
         scales = self.scales.to(u.device)
         return torch.where(scales >= 0, u[..., scales.clamp(min=0)], 0.0)

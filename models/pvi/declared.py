@@ -28,7 +28,7 @@ DRAWS = 3  # of the prior, to see what changes with what
 
 @dataclass(frozen=True)
 class Declared:
-    """User's program with the sites that the user declares as shared."""
+    """User's Pyro program, with the latent sites declared as shared by all clients."""
 
     program: Program
     data: Federation
@@ -36,12 +36,12 @@ class Declared:
     mine: Layout
 
     def text(self) -> str:
-        """Return text that lists the shared sites and the client's own sites."""
+        """Return a text that lists the shared latent sites and the clients' own ones."""
         shared = f"shared by all clients: {_listed(self.ours.sites)}"
         return f"{shared}; own to each client: {_listed(self.mine.sites) or 'none'}"
 
     def check(self) -> None:
-        """Validate the declared shared sites; warn of sites that are probably missing.
+        """Validate the sites declared as shared; warn of sites that are probably missing.
 
         Raises:
             ValueError: if the prior of a shared site depends on what a client has for itself, or on
@@ -95,17 +95,17 @@ class Declared:
 
     @cached_property
     def shared(self) -> list[str]:
-        """Names of the shared sites, as in the program."""
+        """Names of the sites that all clients share, as in the user's program."""
         return [_name(site) for site in self.ours.sites]
 
     @cached_property
     def own(self) -> list[str]:
-        """Names of the clients' own sites, as in the program."""
+        """Names of the sites that each client has separately, as in the user's program."""
         return [_name(site) for site in self.mine.sites]
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """Prior draws of all latent sites by name."""
+        """Prior draws of all latent sites of the user's program, by name."""
         found = latent(traced(self.program, self.data.batch(torch.tensor([0])), DRAWS, 1.0))
         return {name: site["value"] for name, site in found}
 
@@ -114,7 +114,10 @@ class Declared:
         return [n for n in self.values if n != name]
 
     def changed(self, held: Iterable[str]) -> tuple[set[str], set[str]]:
-        """Return sites with varying priors, and with varying scales, if `held` sites are fixed."""
+        """Return the sites with a random prior, and those with a random scale, given fixed sites.
+
+        `held` are the fixed sites.
+        """
         changed, scales = set[str](), set[str]()
         for name, fn in self.priors(held, self.data.batch(torch.tensor([0]))):
             density = fn.log_prob(self.values[name][:1]).nan_to_num()
@@ -125,7 +128,7 @@ class Declared:
         return changed, scales
 
     def observed(self, name: str) -> bool:
-        """Return whether the observations depend on a site, given fixed values of all others."""
+        """Return whether the observations depend on a latent site, given all other sites."""
         batch = self.data.batch(torch.tensor([0]))
         for other, site in self.run(self.but(name), batch).nodes.items():
             if site["type"] == "sample" and site["is_observed"] and other not in self.values:
@@ -135,7 +138,7 @@ class Declared:
         return False
 
     def of_data(self) -> list[str]:
-        """Return shared sites with different priors at the first and the last client."""
+        """Return the shared sites with different priors at the first and the last client."""
         both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
         found = []
         for name, fn in self.priors(self.shared, both):
@@ -149,13 +152,13 @@ class Declared:
         return found
 
     def priors(self, held: Iterable[str], batch: Batch) -> Iterator[tuple[str, Any]]:
-        """Yield each site's name and prior, with `held` sites fixed at their first draws."""
+        """Yield each latent site's name and prior, with given sites fixed at their first draws."""
         run = self.run(held, batch)
         with pyro.validation_enabled(False):
             yield from ((name, run.nodes[name]["fn"]) for name in self.values if name in run.nodes)
 
     def run(self, held: Iterable[str], batch: Batch) -> Any:
-        """Return a trace of the program, with `held` sites fixed at their first draws."""
+        """Return a trace of the user's program, with given sites fixed at their first draws."""
         first = {}
         for name in held:  # at all clients, as programs may rely on the axis
             value = self.values[name]
@@ -168,7 +171,7 @@ def _name(site: Site) -> str:
 
 
 def _listed(sites: Iterable[Site]) -> str:
-    """Return a text with the names of sites, and their sizes where these are not 1."""
+    """Return a text with the names of latent sites, and their sizes where these are not 1."""
     found = []
     for site in sites:
         size = "one per row" if site.of_rows else str(len(site.mean))

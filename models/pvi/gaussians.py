@@ -22,7 +22,9 @@ LARGEST = 2_000  # variables that a full covariance is made for
 
 @dataclass(frozen=True)
 class Normals:
-    """Operations on normal factors of `size` variables, with full or diagonal precision.
+    """Operations on normal factors of `size` variables, in natural parameters.
+
+    Their precisions are full or diagonal.
 
     Roots of covariances are lower triangular matrices [..., d, d], or standard deviations [..., d].
     """
@@ -39,7 +41,7 @@ class Normals:
             )
 
     def matrix(self, precision: Tensor) -> Tensor:
-        """Return a packed full precision [..., d (d + 1) / 2] as a matrix [..., d, d]."""
+        """Unpack precision matrices [..., d, d] from vectors [..., d (d + 1) / 2]."""
         row, column = torch.tril_indices(self.size, self.size)
         whole = precision.new_zeros(*precision.shape[:-1], self.size, self.size)
         whole[..., row, column] = whole[..., column, row] = precision
@@ -51,14 +53,14 @@ class Normals:
         return matrix[..., row, column]
 
     def proper(self, precision: Tensor) -> Tensor:
-        """Return a bool mask [...] of the factors with a positive definite precision."""
+        """Return whether each normal factor has a positive definite precision, bool [...]."""
         if not self.full:
             return (precision > 0).all(-1)
         info: Tensor = torch.linalg.cholesky_ex(self.matrix(precision)).info
         return info == 0
 
     def moments(self, factor: Tensors) -> tuple[Tensor, Tensor]:
-        """Return mean and covariance root of a factor; NaN if it cannot be normalized."""
+        """Return mean and covariance root of a normal factor; NaN if it cannot be normalized."""
         shift, precision = factor["shift"], factor["precision"]
         if not self.full:
             return shift / precision, precision.rsqrt()
@@ -69,7 +71,7 @@ class Normals:
         return times(root, times(root.mT, shift)), root
 
     def mean_and_sd(self, factor: Tensors) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviations of a factor's variables, [..., d] each."""
+        """Return mean and standard deviations of a normal factor's variables, [..., d] each."""
         mean, root = self.moments(factor)
         return mean, torch.linalg.vector_norm(root, dim=-1) if self.full else root
 
@@ -91,7 +93,10 @@ class Normals:
         return root[..., : self.size, : self.size] if self.full else root[..., : self.size]
 
     def between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-        """Return the normal (mean, root) at a fraction [C] of the way between two normals."""
+        """Interpolate two normals at a fraction [C], linearly in mean and precision.
+
+        Return mean and covariance root.
+        """
         before, after = (self.naturals(v["mean"], v["root"])["precision"] for v in (start, end))
         precision = torch.lerp(before, after, share[:, None])
         _, root = self.moments({"shift": torch.zeros_like(end["mean"]), "precision": precision})
@@ -106,7 +111,7 @@ class Normals:
         return value
 
     def measured(self, change: Tensors, mean: Tensor, root: Tensor) -> Tensor:
-        """Return the change of a factor as a flat vector, scaled to the Fisher metric.
+        """Return the change of a normal factor as a flat vector, scaled to the Fisher metric.
 
         Its length is that of the change in the Fisher metric of the normal with this mean and root.
         """
@@ -120,7 +125,7 @@ class Normals:
         return torch.cat([pull, squeeze / 2**0.5])
 
     def log_density(self, u: Tensor, factor: Tensors) -> Tensor:
-        """Return a factor's log density at points u [..., d]; if improper, up to a constant."""
+        """Return a normal factor's log density at u [..., d]; up to a constant if improper."""
         shift, precision = factor["shift"], factor["precision"]
         if self.full:
             whole = self.matrix(precision)
@@ -144,20 +149,20 @@ def inverse(triangle: Tensor, upper: bool) -> Tensor:
 
 
 def stacked(ours: Tensor, below: Tensor, mine: Tensor) -> Tensor:
-    """Return a lower triangular root [C, n, n] assembled from three blocks."""
+    """Assemble a lower triangular covariance root [C, n, n] from three blocks."""
     top = torch.cat([ours, ours.new_zeros(*ours.shape[:-1], mine.shape[-1])], -1)
     return torch.cat([top, torch.cat([below, mine], -1)], -2)
 
 
 def enough(draws: int, variables: int, covariance: str) -> int:
-    """Return the number of draws: at least twice the variables, if covariances are learned."""
+    """Return the number of Monte Carlo draws; at least twice the variables for covariances."""
     if draws % 2:
         raise ValueError(f"num_particles is {draws}; expected an even number")
     return draws if covariance == "diagonal" else max(draws, 2 * variables)
 
 
 def balanced(noise: Tensor) -> Tensor:
-    """Return standard normal noise [S, ..., n] adjusted to symmetry and identity covariance.
+    """Adjust standard normal noise [S, ..., n] to be symmetric, with identity covariance.
 
     The second half mirrors the first. With at least 2 n draws their second moments are the
     identity, so that the mean of a quadratic function, and of its gradients, is exact: gradients

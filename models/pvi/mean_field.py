@@ -1,4 +1,4 @@
-"""PVI of a network with a mean-field posterior, by local reparametrization.
+"""Partitioned variational inference of a network: mean-field, by local reparametrization.
 
 The loss of a client is the expected negative log likelihood, with the outputs of linear layers and
 convolutions drawn for every row, plus the divergence from its cavity in closed form. In the first
@@ -38,7 +38,9 @@ Optimizer = Literal["adam", "natural"]
 
 @dataclass(frozen=True)
 class MeanField(Partitioned):
-    """PVI whose clients minimize the negative ELBO of their tilted distributions by Adam.
+    """Partitioned variational inference (PVI) whose clients maximize their local ELBO by Adam.
+
+    That is the ELBO of their tilted distributions.
 
     Clients keep mean and log_root [C, n], the log standard deviations of their own normals. In warm
     rounds, of which "warm_rounds" are left, both are those of q before a client trains.
@@ -61,13 +63,13 @@ class MeanField(Partitioned):
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Initialize q, equal factors, and the number of rounds left of the warm start."""
+        """Initialize the server: posterior, equal client factors, remaining warm-start rounds."""
         server = super().init(generator, clients)
         left = torch.tensor(self.warm_start, dtype=torch.int32)
         return server | ({"warm_rounds": left} if self.warm_start else {})
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send q without the client's own factor, or q itself during the warm start."""
+        """Send the posterior without the client's own factor, or whole during the warm start."""
         others = super().cavity(server, cohort)
         if "warm_rounds" not in server:
             return others
@@ -78,7 +80,7 @@ class MeanField(Partitioned):
     def aggregate(
         self, server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
     ) -> Tensors:
-        """Update the factors by all messages; average the means during the warm start."""
+        """Update the clients' factors by all messages; in the warm start, average the means."""
         left = server.get("warm_rounds")
         if left is None or left <= 0:
             return super().aggregate(server, message, cohort, generator)
@@ -91,20 +93,20 @@ class MeanField(Partitioned):
         return server | q | each | {"warm_rounds": left - 1}
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
-        """Return the adaptive damping of this round, bounded for networks."""
+        """Return this round's adaptive damping of factor updates, bounded for networks."""
         return super()._adapted(server, total, clients).clamp(max=min(1.0, BOLDEST / clients))
 
     # A client
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize q_j with the received q, and the client's own variables with their start."""
+        """Initialize the client's posterior; own variables get their initial standard deviation."""
         local = super().init_client(received, cohort, generator)
         root, sd = local["root"][:, : self.ours.size], self.own_sd.to(local["root"])
         root = torch.cat([root, sd.expand(len(root), -1)], -1)
         return local | {"root": root} | self.with_logs(root)
 
     def restart(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Initialize q_j with the received normal, unless the client has trained a factor."""
+        """Reset the client's normal to the received one, unless it has trained a factor."""
         mean, root = self.normals.moments(received)
         own, moved = local["mean"].shape[-1] - mean.shape[-1], local["moved"]
         start = {"mean": mean, "root": root} | self.with_logs(root)
@@ -113,7 +115,7 @@ class MeanField(Partitioned):
         return kept | {"moved": moved | (self.bayesian(received, batch) > 0)}
 
     def bayesian(self, received: Tensors, batch: Batch) -> Tensor:
-        """Return 1 in a round of PVI, and 0 in a round of the warm start, [C]."""
+        """Return 1 for clients in a regular round of PVI, and 0 in a warm-start round, [C]."""
         left = received.get("warm_rounds", torch.zeros_like(batch.size))
         return (left <= 0).to(batch.size)
 
@@ -132,14 +134,14 @@ class MeanField(Partitioned):
         return rows + bayes * self.divergence(mean, root, shift, precision)
 
     def divergence(self, mean: Tensor, root: Tensor, shift: Tensor, precision: Tensor) -> Tensor:
-        """Return the KL divergence [C] of normals from their cavities."""
+        """Return the KL divergence [C] of each client's normal from its cavity distribution."""
         # Of a cavity that is no distribution only the constant is unknown.
         scaled = precision * (root.square() + (mean - shift / precision).square())
         twice = (scaled - 1 - precision.abs().log()).sum(-1) - 2 * root.log().sum(-1)
         return twice / 2
 
     def rows(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the responses of all rows, given noise of the layers' outputs."""
+        """Observe the responses of all rows, given sampled noise of the layers' outputs."""
         mean, variance, bayes = role("mean", local), role("variance", local), local["bayes"]
         with batch.clients():
             noise = sample_noise(self.noisy, batch, of_rows=False)
@@ -157,14 +159,14 @@ class MeanField(Partitioned):
                 pyro.sample("y", self.likelihood(outputs, batch.x), obs=batch.y)
 
     def noise(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the noise of the layers' outputs."""
+        """Sample the noise of the layers' outputs that replaces sampling of weights."""
         with batch.clients():
             sample_noise(self.noisy, batch, of_rows=False)
             with batch.rows():
                 sample_noise(self.noisy, batch, of_rows=True)
 
     def named(self, prefix: str, vector: Tensor) -> Tensors:
-        """Return a vector [C, n] as tensors of the network's parameters, [C, *p]."""
+        """Split vectors [C, n] into tensors of the network's parameters, [C, *p] each."""
         sites = (*self.ours.sites, *self.mine.sites)
         parts = vector.split([len(site.mean) for site in sites], -1)
         return {
@@ -174,7 +176,7 @@ class MeanField(Partitioned):
 
     @property
     def lr(self) -> float:
-        """Default learning rate of the optimizer."""
+        """Default learning rate of the clients' optimizer."""
         return 0.01 if self.optimizer == "adam" else super().lr
 
     def with_logs(self, root: Tensor) -> Tensors:
@@ -193,7 +195,7 @@ class MeanField(Partitioned):
 
     @cached_property
     def own_prior(self) -> Tensors:
-        """Natural parameters of the prior of the client's own variables."""
+        """Natural parameters of the prior on the client's own variables."""
         return Normals(self.mine.size, full=False).independent(*self.mine.prior())
 
 
@@ -218,7 +220,7 @@ def of_parameters(
     num_particles: Count | None,
     optimizer: Optimizer | None,
 ) -> Partitioned:
-    """Return PVI of a network whose parameters are in two layouts: shared ones and clients' own.
+    """Return PVI of a network in which some parameters are shared and others are the clients' own.
 
     Args are those of `pvi.build`; without `is_random` clients move the means alone.
 

@@ -1,4 +1,4 @@
-"""Removal and addition of clients in a fitted PVI run.
+"""Removal and addition of clients in a fitted run of PVI (partitioned variational inference).
 
 A client's factor t_j is all that the server knows of its rows. Divided out of q it leaves the
 product of the others' factors. These were fitted together with t_j, so where the model is not
@@ -46,7 +46,7 @@ ANEW = 0.5  # damping that adapts, to begin with: the factors are near where the
 
 @checked
 def leave(run: Run, client: str) -> Run:
-    """Remove a client from a fitted PVI run, with its rows, state and factor of q.
+    """Remove a client from a fitted PVI run, with its rows, state and factor of the posterior.
 
     Args:
         run: of PVI, by `build` or `hierarchical`.
@@ -140,10 +140,13 @@ def _kept(values: Sequence[Any], at: int) -> tuple[Any, ...]:
 
 
 def _gone_on(run: Run, data: Federation, server: Tensors, stay: Tensor, place: Tensor) -> Run:
-    """Return the run on other data, with the states of clients `stay` at indices `place`."""
+    """Return a copy of a run for other data, with the remaining clients' states reindexed.
+
+    These are the clients `stay`, at the new indices `place`.
+    """
 
     def dealt(table: Tensor) -> Tensor:
-        """Return a table [J, ...] with the rows of remaining clients at their new indices."""
+        """Move the remaining clients' rows of a table [J, ...] to their new indices."""
         new = table.new_zeros(data.clients, *table.shape[1:])
         new[place] = table[stay]
         return new

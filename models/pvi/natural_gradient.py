@@ -61,14 +61,14 @@ def natural(
 
 
 class Natural(Light):
-    """Optimizer of a normal's mean, covariance root and powers by natural-gradient steps.
+    """Optimizer of a normal's mean, covariance root and scale exponents by natural gradients.
 
     Parameters are mean [C, n], root [C, n, n] or [C, n], and powers if there are any.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Apply one natural-gradient step."""
+        """Apply one natural-gradient step to the normal's parameters, in place."""
         group = self.param_groups[0]
         mean, root, *power = group["params"]
         # Numbers of a tensor, so that steps are alike and can be recorded.
@@ -121,7 +121,9 @@ def given_others(
 
 
 def of_one(mean: Tensor, root: Tensor, inner: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-    """Update mean [d] and root [d, d] of one normal by a bounded natural-gradient step.
+    """Update mean and covariance root of one normal by a bounded natural-gradient step.
+
+    They are [d] and [d, d].
 
     As it is unknown whether it raised the loss, it goes no further than half a standard
     deviation, and a variance doubles at most. `inner` [d, 1 + d] is the transpose of the root times
@@ -181,7 +183,10 @@ def _stretch(
     within: Tensor | None,
     most: float | Tensor = math.inf,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return eigenvectors, scale factors along these, and a mask of finite gradients."""
+    """Return the eigenvectors along which a natural-gradient step rescales a covariance root.
+
+    Also return the scale factors, and a mask of finite gradients.
+    """
     inner = (inner + inner.mT) / 2
     if within is not None:
         inner = inner * within.to(inner)
@@ -191,7 +196,10 @@ def _stretch(
 
 
 def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf) -> Tensor:
-    """Return factors by which a step scales precisions, given eigenvalues of the gradient."""
+    """Return the factors by which a natural-gradient step multiplies precisions.
+
+    `values` are the eigenvalues of the gradient.
+    """
     # Where the loss is not convex its curvature says how far to trust the slope, whatever its sign.
     return (1 + lr * ((1 + values).abs().clamp(max=most) - 1)).clamp(min=1 / MOST)
 
@@ -199,7 +207,7 @@ def _growth(values: Tensor, lr: float | Tensor, most: float | Tensor = math.inf)
 def _bend(
     power: Tensor, grad: Tensor, alone: Tensor, second: Tensor, spread: Tensor, lr: Tensor
 ) -> None:
-    """Update powers [C, m, d] in place by a scaled gradient step."""
+    """Update scale exponents [C, m, d] in place by a bounded gradient step."""
     known = inverse(alone, upper=False).square().sum(-2)  # 1 / var(v_i | all others)
     step = lr * grad / ((1 + known * second)[..., None] * spread[:, None])
     power.sub_(step.clamp(-BEND, BEND)).clamp_(-1.0, 1.0)

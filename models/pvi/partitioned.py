@@ -1,4 +1,7 @@
-"""Server and client computations of PVI; the package docstring has the algorithm."""
+"""Server and client computations of PVI (partitioned variational inference).
+
+The package docstring has the algorithm.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ SHORT = 10  # of these, for the sake of what clients are sent
 
 @dataclass(frozen=True)
 class Partitioned:
-    """PVI of a Pyro program, with one normal factor of the shared variables for each client.
+    """Partitioned variational inference of a Pyro program, with one normal factor per client.
+
+    The factors are of the shared variables.
 
     The server holds q as shift and precision, see `gaussians`, and the factors as server/shift and
     server/precision [J, ...]; where the damping adapts, also the last one and the last proposal.
@@ -74,7 +79,10 @@ class Partitioned:
         Normals(self.ours.size + self.mine.size, self.full)  # refuses too many variables
 
     def method(self, steps: int, batch: int | None, lr: float) -> Method:
-        """Return the federated method of PVI with the given local steps, batch size and rate."""
+        """Return partitioned variational inference (PVI) as a federated method.
+
+        Arguments are the local steps, batch size and learning rate.
+        """
         guide = self.guide
         factors = Factors(View(self.together, self.cavity), self.densities, without)
         proper = Rule("a precision of a normal distribution", self.normals.proper)
@@ -104,14 +112,14 @@ class Partitioned:
         )
 
     def phases(self, steps: int, batch: int | None, lr: float) -> tuple[Phase, ...]:
-        """Return the local schedule: natural-gradient steps, halved where they raise the loss."""
+        """Return local training phases: natural-gradient steps, halved if they raise the loss."""
         optim = self.natural(steps, lr)
         step = GradientStep(self.moving, optim, partial(self.free_energy))
         climb = Phase((self.drawn, step, self.shortened), steps, batch)
         return (climb,) if self.scales is None else (Phase((self.recentre,)), climb)
 
     def natural(self, steps: int, lr: float) -> Optim:
-        """Return the optimizer of a round with natural-gradient steps."""
+        """Return the natural-gradient optimizer of the clients for one round."""
         sides, within = (self.ours, self.mine), None
         if self.covariance == "blocks":
             within = torch.block_diag(*(torch.ones(v.size, v.size) for v in sides))
@@ -121,7 +129,10 @@ class Partitioned:
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Initialize q with the mean of the network or the prior, and with equal factors."""
+        """Initialize the server's posterior, with equal factors for all clients.
+
+        Its mean is that of the network or the prior.
+        """
         q = self.prior if self.start is None else self.normals.independent(*self.start(generator))
         share = torch.tensor(1 / clients, dtype=torch.float64)
         each = {n: ((q[n] - self.prior[n]) / clients).repeat(clients, 1) for n in PARAMETERS}
@@ -143,13 +154,13 @@ class Partitioned:
         return received | {n: received[n] - own[n] for n in PARAMETERS}
 
     def result(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send q to each client, with a flag that shows whether q contains its factor."""
+        """Send each client the posterior, and whether it contains the client's own factor."""
         return send_all(server, cohort) | {"counted": cohort.ids < len(server["server/shift"])}
 
     def densities(
         self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log densities [S] of shared draws: of q, of the cavity, and with the prior."""
+        """Return log densities [S] of shared draws by posterior, cavity, and cavity with prior."""
         u, growth = self.ours.freed(sites)
         if self.centring:
             u, more = self.centring.variables(u, server)
@@ -163,7 +174,10 @@ class Partitioned:
         return every, others, others + share * (log_prior + growth - prior)
 
     def aggregate(self, server: Tensors, message: Tensors, cohort: Cohort, _: Generator) -> Tensors:
-        """Update the factors by all messages, damped; raise AggregationError if q is improper."""
+        """Update client factors by all messages; AggregationError if the posterior is improper.
+
+        The updates are damped; q is the product of all factors.
+        """
         # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
         change = {n: message[n] - server[n] for n in PARAMETERS}
         total = {n: v.sum(0) for n, v in change.items()}
@@ -184,18 +198,21 @@ class Partitioned:
         raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def centred(self, server: Tensors) -> Tensors:
-        """Update the centering of shared effects, unless a proper cavity became improper."""
+        """Update the centering of random effects, unless a proper cavity became improper."""
         if not self.centring:
             return server
         new = self.centring.moved(server, self.normals, self.prior)
         return server if bool((self.trainable(server) & ~self.trainable(new)).any()) else new
 
     def trainable(self, server: Tensors) -> Tensor:
-        """Return a bool mask [J] of clients with a proper distribution as cavity q / t_j."""
+        """Return whether each client's cavity q / t_j is a proper distribution, bool [J]."""
         return self.normals.proper(server["precision"] - server["server/precision"])
 
     def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
-        """Return this round's damping, adapted to the last two updates; see `hierarchical`."""
+        """Return the damping of this round's factor updates; see `hierarchical`.
+
+        It is adapted to the last two updates.
+        """
         # Proposals turn back where factors overshoot, or nothing but noise is left to average.
         moments = self.normals.moments(server)
         last = self.normals.measured(role("server/last", server), *moments)
@@ -215,7 +232,7 @@ class Partitioned:
     # A client
 
     def init_client(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize q_j with the received q, and the client's own variables with their prior."""
+        """Initialize the client's posterior: shared part as received, own part by the prior."""
         mean, root = self.normals.moments(received)
         # Means over a wide start are ruled by its tails; a narrow one soon has the right width.
         root = root * NARROW if self.start is None else root
@@ -229,7 +246,10 @@ class Partitioned:
         return start | {"root": stacked(root, none, torch.diag_embed(sd))} | powers
 
     def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Recenter the power terms of q_j at its current mean, without changing q_j."""
+        """Express the scale exponents of the client's posterior relative to its current mean.
+
+        The posterior stays the same.
+        """
         mean, _ = self._parts(local["mean"])
         growth = times(local["power"], mean - local["about"]).exp()
         growth = torch.cat([torch.ones_like(mean), growth], -1)
@@ -251,7 +271,7 @@ class Partitioned:
             self.model(received, local, batch)
 
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample from q_j, and record its log density at the sites."""
+        """Sample all sites from the client's posterior, and record their log densities."""
         with batch.clients():
             parts = zip(NOISE, self._parts(local["mean"]), strict=True)
             e = torch.cat([standard_noise(n, v) for n, v in parts if v.shape[-1]], -1)
@@ -266,7 +286,7 @@ class Partitioned:
         share: Tensor | float,
         counted: bool = False,
     ) -> None:
-        """Record points of q_j, computed from noise e, as sample sites with log densities."""
+        """Record the posterior's values for given noise as sample sites with log densities."""
         mean, root = local["mean"], local["root"]
         with batch.clients():
             u = mean + (times(root, e) if self.full else root * e)
@@ -298,10 +318,10 @@ class Partitioned:
     def free_energy(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the client's free energy [C] (negative ELBO), given the noise of this step."""
+        """Return the client's free energy [C] (negative ELBO) for the current step's noise."""
 
         def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
-            """Record the sites of q_j, computed from the noise of this step."""
+            """Record the posterior's sample sites, computed from the current step's noise."""
             noise = local["noise"]
             noise = noise.squeeze(-2) if self.draws is None else noise.movedim(-2, 0)
             self._state(noise, received, local, batch, received.get("share", 0.0))
@@ -309,7 +329,7 @@ class Partitioned:
         return elbo(self.draws)(self.tilted, guide, received, local, batch)
 
     def drawn(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Draw the noise of a step, and store the parameters before that step."""
+        """Draw the Monte Carlo noise of a step, and store the parameters before the step."""
         mean = local["mean"]
         if self.draws is None:
             noise = torch.zeros_like(mean)[:, None]
@@ -328,7 +348,7 @@ class Partitioned:
         return now | {"moved": torch.ones_like(local["moved"])}
 
     def _between(self, start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-        """Return the parameters of q_j at a fraction [C] of each client's step."""
+        """Interpolate the client's posterior at a fraction [C] of an optimization step."""
         way = Normals(start["mean"].shape[-1], self.full).between(start, end, share)
         if self.scales is not None:
             way["power"] = torch.lerp(start["power"], end["power"], like(share, end["power"]))
@@ -336,12 +356,12 @@ class Partitioned:
         return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in part.items()}
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send natural parameters of the client's approximation q_j of the shared variables."""
+        """Send natural parameters of the client's normal approximation of shared variables."""
         mean, _ = self._parts(local["mean"])
         return self.normals.naturals(mean, self.normals.leading(local["root"]))
 
     def together(self, received: Tensors, local: Tensors) -> Tensors:
-        """Return parameters of q(g) for shared sites and q_j(z_j | g) for the client's own sites.
+        """Return parameters of the joint posterior q(g) q_j(z_j | g) of shared and own variables.
 
         Where a client without a factor has trained, which has joined later, its rows count too.
         """
@@ -361,13 +381,13 @@ class Partitioned:
 
     @property
     def best(self) -> tuple[Optimal, ...]:
-        """Convergence criterion: the optimality of the client's normal; empty without draws."""
+        """Convergence criterion: optimality of the client's normal; empty for point estimates."""
         sizes = {site.name: len(site.mean) for site in self.ours.sites}
         return () if self.draws is None else (Optimal("mean", "root", sizes),)
 
     @property
     def lr(self) -> float:
-        """Usual learning rate for networks, of natural gradients."""
+        """Default learning rate of natural gradients for networks."""
         return 0.3
 
     @property
@@ -377,7 +397,7 @@ class Partitioned:
 
     @property
     def exact(self) -> bool:
-        """Whether the shared variables' prior is exactly p0, so that it needs no correction."""
+        """Whether the shared variables' prior is exactly normal, so that it needs no correction."""
         return not self.centring and bool(self.ours.each("exact").all())
 
     @property
@@ -392,7 +412,7 @@ class Partitioned:
 
     @cached_property
     def prior(self) -> Tensors:
-        """Natural parameters of p0, the normal that stands for the shared variables' prior."""
+        """Natural parameters of the normal p0 that approximates the shared variables' prior."""
         return self.normals.independent(*self.ours.prior())
 
     @cached_property
@@ -402,13 +422,13 @@ class Partitioned:
 
     @cached_property
     def centring(self) -> Centring | None:
-        """Partial centering of the shared effects, or None if there are none."""
+        """Partial centering of shared random effects, or None if there are none."""
         none = torch.full_like
         each = [none(s.mean, -1).long() if s.scales is None else s.scales for s in self.ours.sites]
         known = self.covariance == "full" and any(s.scales is not None for s in self.ours.sites)
         return Centring(torch.cat(each)) if known else None
 
     def _parts(self, value: Tensor) -> tuple[Tensor, ...]:
-        """Split vectors [..., n] into the shared part g and the client's part z_j."""
+        """Split vectors [..., n] into shared variables and client-specific variables."""
         parts: tuple[Tensor, ...] = value.split([self.ours.size, self.mine.size], -1)
         return parts

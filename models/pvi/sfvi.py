@@ -95,7 +95,7 @@ class SharedGuide:
             )
 
     def method(self, steps: int, batch: int | None) -> Method:
-        """Return the federated method; arguments as in `hierarchical`."""
+        """Return SFVI as a federated method; arguments as in `hierarchical`."""
         guide = self.guide  # every time it is asked for it is another object
         loss = partial(self.told)
         settle = (Phase((self.recentre,)), Phase((self.settle,), steps, batch))
@@ -135,7 +135,7 @@ class SharedGuide:
         return base | bend | count | {"server/last": torch.zeros(len(mean), 1 + len(mean))}
 
     def descended(self, server: Tensors, pooled: Tensors) -> Tensors:
-        """Update the shared parameters by an optimizer step, given summed client gradients."""
+        """Update the shared guide's parameters by the clients' summed gradients."""
         root, last = server["root"], server["server/last"]
         now = root.mT @ torch.cat([pooled["centre"][:, None], pooled["root"]], 1)
         turns = server["turns"] + ((now * last).sum() < 0)
@@ -151,7 +151,7 @@ class SharedGuide:
         return server | new | {"centre": centre, "root": root} | count
 
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return each shared site's center and scale, without the guide family's transform."""
+        """Return center and scale of each shared site, ignoring the guide family's transform."""
         sizes = [len(site.mean) for site in self.ours.sites]
         parts = zip(
             q["centre"].split(sizes),
@@ -176,7 +176,10 @@ class SharedGuide:
         return under("own", own | powers) | {"about": centre, "unit": unit}
 
     def recentre(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Recenter q(z_j | g) at the current q(g), without changing the distribution."""
+        """Express the guide of the client's own variables relative to the current shared guide.
+
+        That is q(z_j | g), which stays the same, at the current q(g).
+        """
         u = self.points(received, batch)
         about, off = u.mean(0), u - u.mean(0)
         unit, info = torch.linalg.cholesky_ex(torch.einsum("sci,scj->cij", off, off) / len(off))
@@ -194,7 +197,10 @@ class SharedGuide:
         return under("own", new) | {"about": about, "unit": unit}
 
     def settle(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Update the client's own q(z_j | g) by a natural-gradient step, given q(g)."""
+        """Update the guide of the client's own variables by a natural-gradient step.
+
+        That is q(z_j | g), given q(g).
+        """
         e, before = balanced(self.drawn(local["about"], batch)), role("own", local)
 
         def energy(own: Tensors) -> Tensor:
@@ -234,7 +240,7 @@ class SharedGuide:
         return elbo(self.draws)(target, guide, received, local, batch)
 
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample from q, and record its log density at the sites."""
+        """Sample all sites from the guide, and record their log densities."""
         u = self.bent(local, batch)
         with batch.clients():
             log_det = torch.linalg.slogdet(local["root"]).logabsdet
@@ -252,23 +258,23 @@ class SharedGuide:
             self.mine.sample(v, -grown.expand(v.shape[:-1]), 1.0)
 
     def bent(self, local: Tensors, batch: Batch) -> Tensor:
-        """Return the shared variables u, transformed from a draw of the guide family."""
+        """Return the shared variables, transformed from a draw of the guide family."""
         silent = poutine.infer_config(self.bend.program, lambda site: {"is_auxiliary": True})
         found: Any = poutine.trace(silent).get_trace({}, local, batch)
         return local["centre"] + times(local["root"], found.nodes[BASE]["value"])
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send the gradient with respect to the shared parameters."""
+        """Send the gradient of the client's loss for the parameters of the shared guide."""
         return {n: v - local[n] for n, v in pick(received, LEARNED).items()}
 
     def points(self, received: Tensors, batch: Batch) -> Tensor:
-        """Return shared variables [S, C, d], computed from this round's common noise."""
+        """Return draws of shared variables [S, C, d], computed from the round's common noise."""
         e = balanced(self.common_noise(received).to(received["centre"]))
         with Given(e, e), pyro.plate(DRAWS, self.draws, dim=-3):
             return self.bent(with_rows(received, len(batch)), batch).squeeze(-2)
 
     def common_noise(self, received: Tensors) -> Tensor:
-        """Return this round's noise [S, C, 1, k], identical for all clients of a server."""
+        """Return the round's noise [S, C, 1, k], the same for all clients of a server."""
         keys, kind = received["noise"].tolist(), torch.float64
         known = {key: generator("noise of what clients share", key) for key in {*keys}}
         drawn = {
@@ -286,7 +292,7 @@ class SharedGuide:
 
     @cached_property
     def bend(self) -> Guide:
-        """Guide of the given family, for a single site of all shared variables."""
+        """Guide of the given family, with all shared variables as a single site."""
         try:
             return self.family(
                 {BASE: Size([self.ours.size])}, init_scale=1.0, loc="loc", spread=BEND
@@ -299,7 +305,7 @@ class SharedGuide:
 
     @cached_property
     def noises(self) -> int:
-        """Number k of standard normal variables in a draw of the shared variables."""
+        """Number of standard normal variables in a draw of the shared variables (k)."""
         start = self.bend.start({BASE: torch.zeros(1, 1, self.ours.size)})
         one = torch.ones(1, 1)
         nobody = Batch(one, one, one.bool(), one[0], one[0].long())
@@ -314,7 +320,7 @@ class SharedGuide:
 
     @property
     def names(self) -> str:
-        """Names of the sites that all clients share, as one text separated by spaces."""
+        """Names of the sites that all clients share, as one space-separated text."""
         return f"{self.ours.names} {BASE} _{BEND}"
 
 
@@ -328,7 +334,7 @@ def _solved(matrix: Tensor, value: Tensor, left: bool = True) -> Tensor:
 
 
 def _between(start: Tensors, end: Tensors, share: Tensor) -> Tensors:
-    """Return tensors at a fraction [C] of the way from `start` to `end`, for each client."""
+    """Interpolate tensors between `start` and `end` at a fraction [C] for each client."""
     way = {n: torch.lerp(v, end[n], like(share, v)) for n, v in start.items()}
     way = {n: torch.where(like(share > 0, v), v, start[n]) for n, v in way.items()}
     return {n: torch.where(like(share < 1, v), v, end[n]) for n, v in way.items()}

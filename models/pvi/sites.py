@@ -1,4 +1,4 @@
-"""Latent sites flattened into one unconstrained vector.
+"""Latent sites of a Pyro program, flattened into one unconstrained vector.
 
 A site inside `batch.rows()`, or in one plate of the program's own, has as many places. Rows that a
 client does not have, or that the program hides at such a site, keep the normal that stands for the
@@ -24,7 +24,7 @@ from pyrofl.tensors import Tensors
 
 @dataclass(frozen=True)
 class Site:
-    """Latent site, with a normal approximation of its prior."""
+    """Latent site of a Pyro program, with a normal approximation of its prior."""
 
     name: str
     shape: Size  # without constraints, of m entries
@@ -38,16 +38,22 @@ class Site:
 
     @property
     def of_rows(self) -> bool:
-        """Whether the site has a separate value for every row."""
+        """Whether the latent site has a separate value for every row."""
         return self.plate == "rows"
 
     def stand_in(self, free: Tensor) -> Tensor:
-        """Return the normal approximation's log density [..., B] of unconstrained values."""
+        """Return the log density of unconstrained values, by the prior's normal approximation.
+
+        That is the normal one; the result is [..., B].
+        """
         mean, sd = (v.view(self.places, *self.shape)[0].to(free) for v in (self.mean, self.sd))
         return _summed(dist.Normal(mean, sd).log_prob(free), len(self.shape))
 
     def stand_in_at(self, value: Tensor) -> Tensor:
-        """Return the normal approximation's log density [..., B] of the site's values."""
+        """Return the log density of a site's values under its prior's normal approximation.
+
+        The result is [..., B].
+        """
         free = self.transform.inv(value)
         axes = free.dim() - len(self.shape)
         return self.stand_in(free) - self.growth(free, value, axes)
@@ -77,16 +83,19 @@ class Layout:
 
     @property
     def names(self) -> str:
-        """Names of the sites, as one text separated by spaces."""
+        """Names of the latent sites, as one space-separated text."""
         return " ".join(site.name for site in self.sites)
 
     @property
     def of_rows(self) -> list[str]:
-        """Names of the sites with a separate value for every row."""
+        """Names of the latent sites with a separate value for every row."""
         return [site.name for site in self.sites if site.of_rows]
 
     def each(self, what: str) -> Tensor:
-        """Return a site attribute ("mean", "sd", "exact", "positive") for every entry, [n]."""
+        """Return one attribute of the sites, such as "mean", for every entry of the flat vector.
+
+        Attributes are "mean", "sd", "exact" and "positive"; the result is [n].
+        """
         known = (getattr(s, what) + torch.zeros_like(s.mean) for s in self.sites)
         return torch.cat([torch.zeros(0), *known])
 
@@ -95,7 +104,7 @@ class Layout:
         return self.each("mean"), self.each("sd")
 
     def joined(self, values: Tensors) -> Tensor:
-        """Return the sites' values [*p] as one unconstrained vector [n]."""
+        """Return the latent sites' values [*p] as one unconstrained vector [n]."""
         return torch.cat([s.transform.inv(values[s.name]).reshape(-1) for s in self.sites])
 
     def sample(
@@ -126,7 +135,7 @@ class Layout:
         return found
 
     def freed(self, values: Tensors) -> tuple[Tensor, Tensor]:
-        """Return draws of the sites [S, *p] as unconstrained vectors [S, n], and log Jacobians."""
+        """Return draws of latent sites as unconstrained vectors [S, n], and log Jacobians."""
         free = {s.name: s.transform.inv(values[s.name]) for s in self.sites}
         growth = sum(s.growth(free[s.name], values[s.name], 1) for s in self.sites)
         u = torch.cat([v.reshape(len(v), -1) for v in free.values()], -1)
@@ -134,7 +143,7 @@ class Layout:
 
 
 def _parted(site: Site, free: Tensor, axis: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Split a site's values into those of existing rows and padding."""
+    """Split a latent site's per-row values into those of existing rows and of padding."""
     if rows > site.places:
         raise ValueError(
             f"a client has {rows} rows, and the method was built for {site.places} at most, as "
@@ -146,5 +155,5 @@ def _parted(site: Site, free: Tensor, axis: int, rows: int) -> tuple[Tensor, Ten
 
 
 def _summed(value: Tensor, axes: int) -> Tensor:
-    """Return the sum over the last `axes` axes."""
+    """Sum a tensor over its last `axes` axes."""
     return value.flatten(value.dim() - axes).sum(-1) if axes > 0 else value

@@ -38,7 +38,9 @@ QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
 def scaling(ours: Layout, mine: Layout) -> Tensor | None:
-    """Return a mask [m, d] of shared variables that scale a client's own variables, or None.
+    """Return a mask [m, d] of the shared variables that scale each client-specific one, or None.
+
+    Own variables are those of the client.
 
     Those with a fixed normal prior, by powers of the positive ones that clients share: there the
     program itself multiplies them, so that the likelihood of z_j depends on g.
@@ -105,7 +107,7 @@ class Decentred(Messenger):
 
 
 def decentred(program: Program, batch: Batch) -> Program:
-    """Return the program with all normal sites of random scale in non-centered form."""
+    """Return the Pyro program with its normal sites of random scale in non-centered form."""
     names = {
         name
         for name, site in latent(traced(program, batch, 2, step=1.0))
@@ -121,7 +123,7 @@ def decentred(program: Program, batch: Batch) -> Program:
 
 
 class _Filled(dist.MaskedDistribution):
-    """Distribution over rows that uses a normal approximation for masked rows."""
+    """Prior of a latent site over rows, with a normal approximation for masked rows."""
 
     def __init__(self, fn: Any, hidden: Tensor, site: Site) -> None:
         super().__init__(fn, ~hidden)  # type: ignore[no-untyped-call]
@@ -132,7 +134,7 @@ class _Filled(dist.MaskedDistribution):
         return _Filled(self.base_dist.expand(batch_shape), self.hidden, self.site)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of rows; of masked rows that of the normal approximation."""
+        """Return the log density of each row, by a normal approximation for masked rows."""
         known, standing = self.base_dist.log_prob(value), self.site.stand_in_at(value)
         return torch.where(self.hidden, standing, known)
 
@@ -153,7 +155,7 @@ class RowsFilled(Messenger):
 
 
 def with_hidden_rows(program: Program, mine: Layout) -> Program:
-    """Return the program with a normal prior for masked rows of its latent sites."""
+    """Return the Pyro program with a normal prior for masked rows of its latent sites."""
 
     @wraps(program)
     def stated(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -166,7 +168,7 @@ def with_hidden_rows(program: Program, mine: Layout) -> Program:
 def layouts(
     program: Program, batch: Batch, shared: str, wide: float, draws: int = 512, rows: int = 1
 ) -> tuple[Layout, Layout]:
-    """Return the layouts of a program's shared and other latent sites, from prior draws.
+    """Return vector layouts of a program's shared and other latent sites, from prior draws.
 
     An improper prior of real sites has standard deviation `wide`, around 0; that of others 1, as
     for logarithms. A site of rows has as many places as the longest client has `rows`.
@@ -190,7 +192,7 @@ def layouts(
 
 
 def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tensor | None:
-    """Return the index of the shared log scale of each entry of a site, [m]; -1 for none."""
+    """Return the index of the shared variable that scales each site entry, [m]; -1 for none."""
     if SCALE not in seen[site.name]["infer"]:
         return None
     scale = seen[site.name]["infer"][SCALE].log().flatten(1)
@@ -207,7 +209,7 @@ def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tens
 
 
 def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tuple[Layout, Layout]:
-    """Return the layouts of a network's shared and other parameters as two vectors."""
+    """Return vector layouts of a network's shared and other parameters."""
 
     def drawn(received: Tensors, local: Tensors, data: Batch) -> None:
         """Sample all parameters of the network from their prior."""
@@ -221,7 +223,7 @@ def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tu
 
 
 def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:
-    """Return the trace of a program on draws of its prior; for `step` see `_Improper`."""
+    """Run a Pyro program on draws of its prior and return the trace; for `step` see `_Improper`."""
     tracer: Any = poutine.trace(program)
     with (
         _in_one_line(tracer),
@@ -252,14 +254,14 @@ def _in_one_line(tracer: Any) -> Iterator[None]:
 
 
 def spread_by_others(fn: Any) -> bool:
-    """Return whether a distribution, under a plate of draws, is a normal with a random scale."""
+    """Return whether a distribution is a normal with a random scale, under a plate of draws."""
     base = base_of(fn)
     normal = isinstance(base, torch.distributions.Normal)
     return normal and base.scale.dim() > 2 and bool((base.scale != base.scale[:1]).any())
 
 
 def _look(name: str, site: Any, wide: float, rows: int) -> Site:
-    """Return the Site that describes a traced sample site, under a plate of draws."""
+    """Return the description of a traced latent site: transform, plate, approximate prior."""
     fn, value = site["fn"], site["value"]
     own, places = _place(name, site)
     transform = _bijection(fn)
@@ -276,7 +278,7 @@ def _look(name: str, site: Any, wide: float, rows: int) -> Site:
 def _stand_in(
     base: Any, value: Tensor, free: Tensor, entries: int, wide: float
 ) -> tuple[Tensor, Tensor, bool]:
-    """Return mean and sd of the prior's normal approximation, and whether it is exact."""
+    """Return mean and sd of a prior's normal approximation, and whether it is exact."""
     flat = free.reshape(-1, entries)
     if isinstance(base, dist.ImproperUniform):
         wide = wide if torch.equal(free, value) else 1.0

@@ -25,7 +25,7 @@ from pyrofl.tensors import Tensors, matches, spread_out
 
 
 def keep(method: Method, names: str) -> Method:
-    """Return a method in which the matching parameters stay at the clients.
+    """Return a variant of a method in which the parameters that match `names` stay at the clients.
 
     All clients start from the same draw of them, as they would if it came down in round one.
     """
@@ -39,7 +39,7 @@ def keep(method: Method, names: str) -> Method:
         return start(generator, clients, stays=False)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-        """Initialize the client's personal parameters by a random draw common to all."""
+        """Initialize a client's personal parameters by a random draw common to all clients."""
         return spread_out(start(generator, len(cohort.ids), stays=True), len(cohort.ids))
 
     return replace(method, init=init, init_client=init_client, views={"personal": as_trained})
@@ -56,7 +56,9 @@ def only(phase: Phase, names: str, epochs: int | Callable[[Tensor], Tensor] | No
 
 
 def head_and_base(net: Network, head: str | None, *, both: bool = False) -> tuple[str, str]:
-    """Return name patterns of the head (default: the network's own) and of the other parameters.
+    """Return name patterns of the network's head and of its other parameters.
+
+    The head is by default the network's own.
 
     A pattern of "" matches no parameter.
     """

@@ -18,12 +18,15 @@ TENSORS: MetadataByPattern = {f"{MODEL}/* {HEARD}": PER_CLIENT}
 
 
 def begin(start: Tensors, clients: int) -> Tensors:
-    """Return a server state without client models, given common initial parameters [*p]."""
+    """Return a server state in which no client has sent a model, given initial parameters.
+
+    These are common to all clients, [*p].
+    """
     return under(MODEL, spread_out(start, clients)) | {HEARD: torch.zeros(clients)}
 
 
 def keep(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-    """Store every message as the model of its client."""
+    """Store each message as the latest model of its client."""
     held, at = role(MODEL, server), cohort.ids
     models = {n: v.index_copy(0, at, message[n]) for n, v in held.items()}
     heard = server[HEARD].index_fill(0, at, 1.0)
@@ -45,7 +48,7 @@ def evenly(server: Tensors) -> Tensor:
 
 
 def combined(server: Tensors, weights: Tensor) -> Tensors:
-    """Return weighted sums [C, *p] of the stored models, given weights [C, J].
+    """Return weighted sums [C, *p] of all clients' stored models, given weights [C, J].
 
     Client by client, so that the last bit does not depend on other clients.
     """

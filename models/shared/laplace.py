@@ -68,7 +68,7 @@ class Laplace:
     # The server
 
     def init(self, generator: Generator, clients: int) -> Tensors:
-        """Initialize q with the network's own draw as mean, and the prior's standard deviations."""
+        """Initialize the posterior with the network's random draw as mean and the prior's sd."""
         sd = self.layout.each("sd")
         return self.stated(self.layout.joined(self.net.init(generator)).to(sd), sd)
 
@@ -79,7 +79,10 @@ class Laplace:
         return self.stated(*self.normals.moments(factor))
 
     def stated(self, mean: Tensor, root: Tensor) -> Tensors:
-        """Return a normal's guide parameters, given mean [..., d] and covariance root (or sd)."""
+        """Return the guide parameters of a normal, given its mean and its covariance root or sd.
+
+        The mean is [..., d].
+        """
         centre = parted(mean, self.net.shapes)
         if not self.normals.full:
             return self.q.start(centre, parted(root, self.net.shapes))
@@ -91,7 +94,7 @@ class Laplace:
 
     @cached_property
     def factor_of_prior(self) -> Tensors:
-        """Natural parameters of the prior."""
+        """Natural parameters of the normal prior on the network's parameters."""
         return self.normals.independent(*self.layout.prior())
 
     # A client
@@ -115,7 +118,9 @@ class Laplace:
         strength: float = 0.0,
         clip: float | None = None,
     ) -> tuple[Phase, ...]:
-        """Return the phases that compute the optimum w_j and the Fisher information F_j.
+        """Return training phases that compute the client's optimum and its Fisher information.
+
+        These are w_j and F_j.
 
         With `strength`, w_j is the optimum under a prior, "prior/mean" and "prior/precision", to
         that power. As it may be much stiffer than the rows, it is no part of the gradient: after
@@ -124,7 +129,7 @@ class Laplace:
         """
 
         def inform(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Add the Fisher information of a batch to the client's sum."""
+            """Add a minibatch's Fisher information to the client's sum."""
             rows = slopes(self.net, self.likelihood, role("w", local), data)
             return {"information": local["information"] + self.packed(rows, local["each"])}
 
@@ -138,7 +143,7 @@ class Laplace:
             return {"hold": torch.linalg.inv_ex(whole).inverse}
 
         def pull(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-            """Apply the proximal step m + (I + c P)^-1 (w - m)."""
+            """Apply the proximal step towards the prior mean m: m + (I + c P)^-1 (w - m)."""
             mean, hold = local["prior/mean"], local["hold"]
             away = flattened(role("w", local)) - mean
             near = mean + (times(hold, away) if self.normals.full else hold * away)
@@ -150,13 +155,19 @@ class Laplace:
         return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
 
     def packed(self, rows: Iterator[Tensors], each: Tensor) -> Tensor:
-        """Return the Fisher information of `slopes`, times `each`, as a packed precision."""
+        """Return the weighted Fisher information of a batch, as a packed precision matrix.
+
+        It is computed from `slopes`, and the weight is `each`.
+        """
         found = self.normals.packed(whole(rows)) if self.normals.full else diagonal(rows)
         found = found * each[:, None]
         return found if self.normals.full else found.clamp(max=MOST)
 
     def factor(self, precision: Tensor, mean: Tensor) -> Tensors:
-        """Return natural parameters of a normal with this precision, which may be singular."""
+        """Return natural parameters of a normal with the given mean and precision.
+
+        The precision may be singular.
+        """
         whole = self.normals.matrix(precision) if self.normals.full else None
         return {
             "shift": precision * mean if whole is None else times(whole, mean),
@@ -164,7 +175,7 @@ class Laplace:
         }
 
     def precision(self, q: Tensors) -> Tensor:
-        """Return the precision [C, ...] of a normal, given its guide parameters q."""
+        """Return the precision [C, ...] of a normal, given its guide parameters."""
         if not self.normals.full:
             _, variance = self.q.moments(q, q, None)  # type: ignore[arg-type]
             return flattened(variance).reciprocal().clamp(max=MOST)
@@ -175,7 +186,7 @@ class Laplace:
         return self.normals.naturals(flattened(role("w", q)), root)["precision"]
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send the client's factor as natural parameters."""
+        """Send the natural parameters of the client's normal factor."""
         return {n: local[n] for n in PARAMETERS}
 
     # What it is made of
@@ -187,12 +198,12 @@ class Laplace:
 
     @cached_property
     def point(self) -> Guide:
-        """Point guide that is used while a client trains."""
+        """Point-estimate guide that is used while a client trains."""
         return guides.delta(self.net.shapes, loc="w")
 
     @cached_property
     def q(self) -> Guide:
-        """Guide of the normal posterior approximation."""
+        """Guide of the network's normal posterior approximation."""
         return self.guide(self.net.shapes, loc="w", spread="spread")
 
     @cached_property
@@ -219,7 +230,7 @@ class Laplace:
         return Metadata(known | positive, reads={"model": self.model, "guide": self.q})
 
     def _moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return posterior mean and standard deviation of every parameter."""
+        """Return posterior mean and standard deviation of every network parameter."""
         one = {n: v[None] for n, v in q.items()}
         mean, variance = self.q.moments(one, one, None)  # type: ignore[arg-type]
         return {n: (v[0], variance[n][0].sqrt()) for n, v in mean.items()}
@@ -234,7 +245,7 @@ def weight_of_each(data: Batch) -> Tensor:
 
 
 def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Iterator[Tensors]:
-    """Yield roots R of the batch's Fisher information per output: F is the sum of all R R'.
+    """Yield factors R of a batch's Fisher information, one per network output; F = sum R R'.
 
     Times `weight_of_each` of all rows, the F of an epoch of minibatches add up to the client's.
 
@@ -273,7 +284,9 @@ def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Ite
 
 
 def diagonal(rows: Iterator[Tensors]) -> Tensor:
-    """Return the diagonal [C, d] of the Fisher information, the sum of squared `slopes`.
+    """Return the diagonal [C, d] of the clients' Fisher information, from `slopes`.
+
+    That is the sum of squared slopes.
 
     Only the slopes of one output are in memory.
     """
@@ -287,7 +300,7 @@ def diagonal(rows: Iterator[Tensors]) -> Tensor:
 
 
 def whole(rows: Iterator[Tensors]) -> Tensor:
-    """Return the Fisher information matrices [C, d, d], computed from `slopes`."""
+    """Return the clients' full Fisher information matrices [C, d, d], from `slopes`."""
     root = torch.cat([torch.cat([v.flatten(2) for v in one.values()], -1) for one in rows], 1)
     return root.mT @ root
 

@@ -26,7 +26,7 @@ Descent = Callable[[Program, Program, Tensors, Tensors, Batch], Tensors]
 def descended(
     loss: Loss, names: str, lr: NotNegative, steps: Whole = 1, clip: Positive | None = None
 ) -> Descent:
-    """Return a function that applies differentiable gradient steps.
+    """Return a function that applies differentiable gradient steps to local tensors.
 
     Args:
         loss: per client, [C].
@@ -39,7 +39,7 @@ def descended(
     def descend(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensors:
-        """Return the local tensors after the differentiable gradient steps."""
+        """Return the client's local tensors after the differentiable gradient steps."""
         for _ in range(steps):
             local, moving = _free(local, names)
             slopes = _gradient(loss(model, guide, received, local, batch).sum(), moving)
@@ -90,7 +90,7 @@ def maml(
     def outer(
         model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
     ) -> Tensor:
-        """Return the loss [C] after the inner step; its gradient is the outer gradient."""
+        """Return the MAML loss [C] after the inner step; its gradient is the outer gradient."""
         first, second, *last = batch.split(PARTS[order])
         local, moving = _free(local, names)
         after = step(model, guide, received, local, first)
@@ -111,7 +111,7 @@ def maml(
 
 
 def _free(local: Tensors, names: str) -> tuple[Tensors, Tensors]:
-    """Enable gradients of the named tensors; return the local state and these tensors."""
+    """Enable gradients of the named local tensors; return the new local state and these tensors."""
     moving = {
         n: v if v.requires_grad else v.detach().requires_grad_()
         for n, v in pick(local, names).items()
@@ -129,7 +129,7 @@ def _gradient(value: Tensor, of: Tensors) -> Tensors:
 
 
 def _together(a: Batch, b: Batch) -> Batch:
-    """Return two parts of a batch as one batch, with all padding at the end.
+    """Concatenate two parts of a batch, with all padding rows at the end.
 
     So padding does not change the noise of any row.
     """

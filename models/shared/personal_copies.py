@@ -19,12 +19,12 @@ def own(received: Tensors, local: Tensors) -> Tensors:
 
 
 def start_own(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
-    """Initialize a client's personal parameters with the received ones."""
+    """Initialize a client's personal parameters with the received global ones."""
     return under("own", received)
 
 
 def only_step(method: Method) -> tuple[Phase, GradientStep]:
-    """Return the only phase and the only gradient step of a method that trains as FedAvg does."""
+    """Return the training phase and gradient step of a method that has one of each, as FedAvg."""
     (phase,) = method.phases
     (step,) = phase.updates
     assert isinstance(step, GradientStep)

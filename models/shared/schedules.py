@@ -25,7 +25,7 @@ def decayed(lr: float, done: Share | None) -> float:
 @rebuildable
 @checked
 def uneven(most: Count, seed: int = 0) -> Callable[[Tensor], Tensor]:
-    """Return a function that draws local epochs for each client, uniform on 1 ... most.
+    """Return a function that draws each client's number of local epochs, uniform on 1 ... most.
 
     Args:
         most: largest number of epochs.

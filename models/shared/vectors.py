@@ -1,4 +1,4 @@
-"""Parameters of each client flattened into one vector."""
+"""Flattening of each client's parameters into one vector."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from pyrofl.tensors import Tensors
 
 
 def flattened(tensors: Tensors) -> Tensor:
-    """Return all parameters of each client as one vector, [C, d]."""
+    """Flatten all parameters of each client into one vector, [C, d]."""
     return torch.cat([v.reshape(len(v), -1) for v in tensors.values()], 1)
