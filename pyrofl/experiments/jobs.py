@@ -23,7 +23,7 @@ from pyrofl.inference.transport.start import create_engine
 
 @dataclass(frozen=True)
 class Job:
-    """Single fit of a command: method, task and output folder."""
+    """One of the fits that a command runs: its method, task and output folder."""
 
     experiment: Experiment
     name: str
@@ -55,7 +55,7 @@ class Job:
 
 
 def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = None) -> list[Job]:
-    """Return a job for each method and seed, with its own folder below `folder`, if given."""
+    """Return a job, a fit to run, for each method and seed, with its own output folder."""
     names = experiment.methods
     tasks = [task(experiment, seed) for seed in seeds]
     if len({(found.split, found.seeds) for found in tasks}) < len(tasks):
