@@ -1,4 +1,4 @@
-"""Parser of docstrings: a method's headline, paper, equations and use, and arguments."""
+"""Parser of docstrings: parts of a method's documentation, and descriptions of arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPARTURES, USE = "Departures from ", "Use it "
 
 @dataclass(frozen=True)
 class Paper:
-    """Parsed docstring of a method's module: headline, paper, equations and use."""
+    """Parts of the docstring of a method's module: headline, paper, equations and use."""
 
     name: str  # of the method, as its paper writes it
     headline: str  # what it does, in a line
@@ -24,7 +24,7 @@ class Paper:
 
     @property
     def equations(self) -> tuple[tuple[str, ...], ...]:
-        """Blocks of equations in the docstring."""
+        """Blocks of equations in the docstring of a method's module."""
         return tuple(part for part in self.parts if not isinstance(part, str))
 
 
