@@ -74,7 +74,7 @@ Whole = Annotated[int, Range(0)]
 
 
 def checked(function: F) -> F:
-    """Decorate a function so that it validates its arguments by its annotations."""
+    """Decorate a function so that it validates its arguments against their type annotations."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -92,7 +92,7 @@ def checked(function: F) -> F:
 
 
 def check_fields(record: Any) -> None:
-    """Raise an error if a dataclass field violates its annotation; called in __post_init__."""
+    """Raise an error if a dataclass field violates its type annotation; called in __post_init__."""
     _refuse_bad(vars(record), _hints(cast("Hashable", type(record))))
 
 
@@ -102,7 +102,7 @@ def _hints(of: Hashable) -> dict[str, Any]:
 
 
 def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raise an error that names the first argument that violates its annotation."""
+    """Raise an error that names the first argument that violates its type annotation."""
     for name, value in values.items():
         if name in hints and (expected := _unlike(value, hints[name])):
             is_short = value is None or isinstance(value, str | Real)
@@ -175,10 +175,7 @@ def _may_be(value: Any, kind: Any) -> bool:
 
 
 def _takes(function: Any, arguments: Any) -> bool:
-    """Return whether a function can be called with the given positional arguments or is unknown.
-
-    True for built-in functions without a signature.
-    """
+    """Return whether a function accepts given positional arguments; True if that is unknown."""
     if not isinstance(arguments, list):
         return True
     try:

@@ -13,7 +13,7 @@ DEPARTURES, USE = "Departures from ", "Use it "
 
 @dataclass(frozen=True)
 class Paper:
-    """Parts of the docstring of a method's module: headline, paper, equations and use."""
+    """Parts of a method's module docstring: headline, paper, equations, when to use the method."""
 
     name: str  # of the method, as its paper writes it
     headline: str  # what it does, in a line

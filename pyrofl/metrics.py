@@ -132,7 +132,7 @@ def _mean_distance(loc: Tensor, scale: Tensor) -> Tensor:
 def calibration_bins(
     confidence: Tensor, correct: Tensor, mask: Tensor | None = None, bins: int = 15
 ) -> Bins:
-    """Compute row counts, mean confidence and accuracy of predictions in bins of confidence.
+    """Bin predictions by confidence: return row count, mean confidence and accuracy per bin.
 
     The confidence [..., N] is binned into bins of equal width.
 

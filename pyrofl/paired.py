@@ -42,7 +42,7 @@ class Interval:
 
     @property
     def verdict(self) -> Literal["better", "worse", "inconclusive"]:
-        """Whether the interval is above 0 ("better"), below 0 ("worse") or contains 0."""
+        """Whether the confidence interval lies above 0 (better), below 0 (worse) or contains 0."""
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "inconclusive"

@@ -11,7 +11,7 @@ INTERRUPTED, REFUSED = 130, 2
 
 
 def begin_command() -> None:
-    """Handle interrupts during loading: the command then ends with a one-line message.
+    """Install a handler for interrupts during loading, which ends the command with one line.
 
     It does nothing in a process that is not the command `pyrofl` or `python -m pyrofl`.
     """

@@ -72,7 +72,7 @@ def renamed(tensors: Mapping[str, Tensor], roles: Mapping[str, str]) -> Tensors:
 
 
 def pick(tensors: Mapping[str, Tensor], patterns: str) -> Tensors:
-    """Return the tensors whose names match any of the patterns."""
+    """Return the tensors with names that match any of the shell patterns."""
     return {n: v for n, v in tensors.items() if matches(n, patterns)}
 
 

@@ -133,7 +133,7 @@ def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> R
 
 
 def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
-    """Return x as floats [N, *x] with its column names; `wanted` selects data-frame columns."""
+    """Return features x as floats [N, *x], and column names; `wanted` selects columns."""
     if hasattr(x, "columns") and hasattr(x, "to_numpy"):
         return _columns(where, x, wanted)
     found = _array(where, x)
@@ -188,7 +188,7 @@ def _column(where: str, column: Any) -> Floats:
 
 
 def _refuse_gaps(where: str, bad: Any) -> None:
-    """Raise ValueError if any row is marked in the mask `bad` [N] as having a missing value."""
+    """Raise ValueError if the mask `bad` [N] marks any row as missing, NaN or infinite."""
     if bad.any():
         raise ValueError(
             f"{where} is missing, NaN or infinite in {bad.sum()} rows, first in row "
@@ -218,7 +218,7 @@ def _array(where: str, value: Any) -> NDArray[Any]:
 
 
 def responses_of(where: str, given: Any, classes: Words) -> Tensor:
-    """Return a client's responses y as class indices (int64), or as floats if without classes."""
+    """Return responses y as class indices (int64), or as floats if there are no classes."""
     y = _array(where, given)
     if classes:
         return torch.from_numpy(_labels(where, y, classes))

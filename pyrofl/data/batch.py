@@ -21,7 +21,7 @@ ROWS = "x", "y", "mask", "at", "weights"  # fields with one value per row
 
 
 class RowScale(NamedTuple):
-    """Number of a client's rows that one row of a minibatch stands for, with its inputs."""
+    """Number of a client's rows that each minibatch row represents, and its inputs."""
 
     mask: Tensor  # [C, B]
     size: Tensor  # [C]
@@ -81,7 +81,7 @@ class Batch:
 
     @contextmanager
     def rows(self) -> Iterator[None]:
-        """Enter the Pyro plate over rows (dim -1), which masks padding, weights and scales rows."""
+        """Enter the Pyro plate over rows (dim -1); padding is masked, rows are scaled."""
         with (
             plate("rows", self.mask.shape[1], -1),
             poutine.scale(scale=self._share),
@@ -98,7 +98,7 @@ class Batch:
         return replace(self, **rows)
 
     def by_step(self) -> Iterator[Batch]:
-        """Split a batch [T, C, B] that is stacked over T steps into one batch [C, B] per step."""
+        """Yield a batch [C, B] for each of T steps, from batches stacked over steps [T, C, B]."""
         known = {n: v.unbind() for n in ROWS if (v := getattr(self, n)) is not None}
         for scale, *rows in zip(self._share.unbind(), *known.values(), strict=True):
             one: dict[str, Any] = dict(zip(known, rows, strict=True))

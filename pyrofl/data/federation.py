@@ -323,7 +323,7 @@ def _spread(rows: Sequence[Tensor]) -> str:
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    """Return a list with one entry per client as a tuple; raise ValueError if it is no list."""
+    """Convert a list with one entry per client to a tuple; raise ValueError for other types."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError(f"{name} is a {type(value).__name__}; expected a tuple or list")
     return tuple(value)

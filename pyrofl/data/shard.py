@@ -11,7 +11,7 @@ from pyrofl.data.federation import Federation, FederationFields
 
 
 class Shard(Federation):
-    """Federation with the rows of only some clients, which keep their ids in the whole one."""
+    """Federation with the rows of only some clients; client ids are as in the full federation."""
 
     def __init__(self, *fields: Any, **more: Any) -> None:
         """Store the fields without validation, since the whole federation was validated before."""

@@ -54,7 +54,7 @@ def ended(parse: Callable[[], Namespace]) -> int:
 
 
 def flushed(code: int) -> int:
-    """Flush standard output; return the exit code, which reports a failure to print."""
+    """Flush standard output; return the exit code, or an error code if printing fails."""
     try:
         show()
     except Stopped as stop:

@@ -68,7 +68,10 @@ def _groups(text: str) -> str | tuple[str, ...]:
 
 
 def _clients(text: str) -> int | str:
-    """Parse a number of clients, or comma-separated names; "5," is a client named 5."""
+    """Parse the value of --held-out: a number of clients, or comma-separated client names.
+
+    "5," is a client named 5.
+    """
     try:
         found: int = WHOLE["type"](text)
     except ArgumentTypeError:

@@ -98,7 +98,7 @@ READERS: dict[Any, tuple[str, Callable[[str], Value]]] = {
 
 
 def readable(kind: Any) -> list[Any]:
-    """Return the parts of a type or union that have a parser for text."""
+    """Return the members of a type or union for which values can be parsed from text."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = get_args(kind) if union else (kind,)
     return [k for k in kinds if k in READERS or get_origin(k) is Literal]

@@ -136,7 +136,7 @@ def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a nested value to JSON, in which paths replace tensors, and collect the tensors."""
+    """Convert a nested value to JSON, and collect its tensors in a dict, keyed by their paths."""
     if isinstance(value, Tensor) and value.is_complex():
         return {"@complex": _encode(torch.view_as_real(value.resolve_conj()), path, tensors)}
     if isinstance(value, Tensor):
@@ -163,7 +163,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: Any, device: str | None) -> Any:
-    """Restore a nested value from the JSON and the tensors that `_encode` made of it."""
+    """Restore a nested value from the JSON and the tensors that `_encode` produced."""
     if isinstance(value, list):
         return [_decode(v, tensors, device) for v in value]
     if not isinstance(value, dict):

@@ -65,7 +65,7 @@ def _taken(path: Path) -> int:
 
 
 def _lock(handle: int) -> bool:
-    """Lock a file; return False if another process holds it, True also without system locks."""
+    """Lock a file; return False if another process holds it, True if the system has no locks."""
     try:
         fcntl: Any = import_module("fcntl")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -68,7 +68,7 @@ def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> No
 
 @contextmanager
 def only_if_done(*paths: Path) -> Iterator[None]:
-    """Remove the folders created in the `with` block, as far as empty, if the block fails."""
+    """Remove folders created in the `with` block, if they are empty, when the block fails."""
     new: list[Path] = []
     for path in paths:
         missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
@@ -85,7 +85,7 @@ def only_if_done(*paths: Path) -> Iterator[None]:
 @checked
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path, the file of which replaces `path` at the end of the `with` block.
+    """Yield a temporary path; the file there replaces `path` at the end of the `with` block.
 
     Readers of `path` see the old file or the new one, never a part of it. If the body raises,
     the old file stays and the new one is removed.
@@ -159,7 +159,7 @@ def safe_cell(value: Any) -> Any:
 
 
 def plain_cell(text: str) -> str:
-    """Remove the quote that `safe_cell` put before a text in a CSV cell, if it did."""
+    """Remove the quote that `safe_cell` added to the text of a CSV cell, if there is one."""
     marked = text.startswith("'") and text.lstrip("'").startswith(FORMULAS)
     return text[1:] if marked else text
 

@@ -298,7 +298,7 @@ def state(group: ProcessGroup, number: str) -> str:
 
 
 def kept(out: Path, ended_by: str) -> str:
-    """Return the message for an interrupted command that explains how to resume it."""
+    """Return the error message of an interrupted command, which explains how to resume it."""
     return (
         f"{ended_by}; {out} holds the rounds that are made, the same command continues from there"
     )

@@ -102,7 +102,7 @@ def wait(register: Registry, count: int, timeout: float) -> None:
 
 
 class Rounds:
-    """State of the Flower server: for each method of the study, the round in progress."""
+    """Server side of a Flower study, which runs the rounds of all methods and stores results."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class Rounds:
         return answers
 
     def _take(self, method: str, answers: Mapping[str, Records], seconds: float) -> None:
-        """Aggregate a method's replies in a round; clients that lost their state restart as new."""
+        """Aggregate a method's replies; clients that lost their state restart as new clients."""
         old = self.servers[method].state
         state = self.servers[method].aggregate_train(_told(answers, label(REPLY, method)))
         for reason in state.rejected:
@@ -210,7 +210,7 @@ class Rounds:
         self._take_back(method, answers)
 
     def _take_back(self, method: str, answers: Mapping[str, Records]) -> None:
-        """Reset the state of clients that reported the loss of their own state."""
+        """Restart the clients that reported the loss of their state as new clients of a method."""
         for site, lost in _told(answers, label(LOST, method)).items():
             names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]
             try:

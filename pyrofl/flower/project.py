@@ -149,7 +149,10 @@ class Project:
         return {label: (found | own)[label] for label in self.labels}
 
     def columns(self, path: str, owners: Sequence[str] = ()) -> dict[str, Column]:
-        """Read a CSV file's columns; raise ValueError if a feature or `owners` column has gaps."""
+        """Read a CSV file's columns; raise ValueError if a required column has missing values.
+
+        Required are the features and the columns `owners`.
+        """
         table = read(path)
         for name in (*self.features, *owners):
             known(name, list(table), f"column in {path}:")

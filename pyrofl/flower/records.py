@@ -66,7 +66,7 @@ def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[
 
 
 def _word(what: str, value: Any) -> Any:
-    """Return a value for JSON if it is a number, a text or texts; raise ValueError for others."""
+    """Convert a number, a text or texts to a JSON value; raise ValueError for other values."""
     texts = isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
     if not texts and not isinstance(value, bool | int | float | str):
         raise ValueError(f"{what} is {value!r}; expected a tensor, a number, a text or texts")

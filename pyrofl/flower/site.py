@@ -108,7 +108,7 @@ class Site:
         return found
 
     def hello(self, told: Flat) -> Flat:
-        """Reply to the server's greeting with client names and sizes, if projects agree."""
+        """Reply to the server's greeting with client names and sizes; reject another project."""
         mine = greeting(self.project)[HELLO]
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)

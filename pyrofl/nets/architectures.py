@@ -189,7 +189,7 @@ def dense(widths: Shape, outputs: int, slope: float = 0.0) -> Layers:
 
 
 def features(layers: Layers, shape: Shape) -> int:
-    """Return how many outputs layers compute for one image; 0 if the image is too small."""
+    """Return the number of outputs that layers compute per image; 0 if the image is too small."""
     try:
         return int(Chain(layers).to("meta")(torch.empty(1, *shape, device="meta")).numel())
     except RuntimeError:
@@ -197,7 +197,7 @@ def features(layers: Layers, shape: Shape) -> int:
 
 
 def cnn_for(name: str, cnn: Cnn, shape: Shape, outputs: int) -> nn.Module:
-    """Build a CNN for images of one shape; raise ValueError if they are too small."""
+    """Build a CNN for images of the given shape; raise ValueError if they are too small."""
     width = features(images(cnn, shape[0]), shape)
     if not width:
         side = next(n for n in range(1, 99) if features(images(cnn, 1), (1, n, n)))

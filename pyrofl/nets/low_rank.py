@@ -86,7 +86,7 @@ class LowRankAttention(LowRank, nn.MultiheadAttention):
     in_proj_weight = LowRank.updated  # type: ignore[assignment]
 
     def _reset_parameters(self) -> None:
-        """Do nothing: the frozen weights must not be initialized again."""
+        """Do nothing when weights are to be initialized, since the layer's weights are frozen."""
 
 
 KINDS: Mapping[type[nn.Module], type[LowRank]] = {

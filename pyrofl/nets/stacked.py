@@ -172,7 +172,7 @@ def group_norm(layer: nn.GroupNorm, own: Tensors, x: Tensor, axes: int) -> Tenso
 
 
 def pooling(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run a pooling layer, or another one that treats channels independently."""
+    """Run a layer that treats channels independently, such as pooling, for all clients."""
     if x.dim() < axes + 4:  # rows without an axis of channels
         return torch.unflatten(layer(x.flatten(0, axes)), 0, x.shape[: axes + 1])
     return apart(layer(beside(x, axes)), x.shape[:axes])

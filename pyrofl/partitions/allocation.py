@@ -22,7 +22,7 @@ class Classes(NamedTuple):
 
 
 def classes_of(types: Ints) -> Classes:
-    """Return the class codes of rows, given their labels `types` [N]."""
+    """Encode the class labels of rows [N] as class codes, with their labels and class sizes."""
     return Classes(*np.unique(types, return_inverse=True, return_counts=True))
 
 
@@ -42,7 +42,7 @@ def deal_evenly(rows: int, clients: int, rng: Generator) -> Parts:
 
 
 def deal(codes: Ints, counts: Ints, rng: Generator) -> Parts:
-    """Allocate random rows to clients, given the count of each client and class [J, K].
+    """Allocate random rows to clients, given the number of rows per client and class [J, K].
 
     Other rows stay unused.
     """

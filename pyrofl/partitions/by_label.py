@@ -128,7 +128,7 @@ def drift(
 
 @checked
 def step(types: Ints, clients: int, majors: int, rng: Generator, *, minor: Whole = 10) -> Parts:
-    """Assign each client `majors` major classes, and `minor` rows of every other (FedBE).
+    """Assign each client `majors` major classes, and `minor` rows of every other class (FedBE).
 
     Every class is major for the same number of clients, which share the remaining rows equally.
     FedBE on CIFAR-10, 10 clients, 40,000 rows: 2 x 1,960 + 8 x 10 rows each.

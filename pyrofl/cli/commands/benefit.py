@@ -87,7 +87,7 @@ class Answer:
     notes: list[str]
 
     def lines(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of benefit.csv."""
+        """Yield the rows of benefit.csv, each with a client's difference from its local model."""
         for one in self.comparisons:
             for site in one.sites:
                 client, size, count, own, score, better = vars(site).values()
@@ -117,7 +117,10 @@ class Answer:
         return ("site", "training rows", "test rows", "own", *names)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the printed table: one row per client, smallest first, and a row of totals."""
+        """Return the printed comparison with local models: a row per client, and a row of totals.
+
+        The clients with the fewest training rows come first.
+        """
         lines, first = [], self.comparisons[0]
         for of in zip(*(one.sites for one in self.comparisons), strict=True):
             own = self._number(abs(of[0].own) if self.by in LOSSES else of[0].own)

@@ -186,7 +186,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
 
 
 def logger(job: Job) -> loggers.Log | None:
-    """Return the logger that --log selects, or None."""
+    """Return the logger that --log selects (TensorBoard or MLflow), or None."""
     if job.experiment.log == "tensorboard":
         return loggers.tensorboard(job.path / "tensorboard")
     return loggers.mlflow(str(job.path)) if job.experiment.log else None

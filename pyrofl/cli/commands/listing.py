@@ -20,7 +20,7 @@ SECTIONS = ("methods", "data", "partitions", "tests", "networks", "likelihoods")
 
 
 def list_all(args: Namespace) -> None:
-    """Print the names of all methods, data sets, networks etc., or describe one section."""
+    """Print all names of methods, data sets, networks etc., or one section with descriptions."""
     if args.section:
         show(entries(sections()[args.section]) if args.section != "settings" else variants())
         return

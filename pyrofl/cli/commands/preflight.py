@@ -59,7 +59,7 @@ def _check(job: Job) -> None:
 
 
 def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
-    """Return the job with the ArviZ groups that it saves, and with labels for the given axes."""
+    """Add the ArviZ groups to save, and labels of the given axes, to the record of a fit."""
     labels = labels_of(str(job.experiment.net), job.task).items()
     return replace(job, groups=groups, coords={n: words for n, words in labels if n in axes})
 

@@ -28,7 +28,7 @@ from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
 
 @contextmanager
 def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
-    """Create or empty the output folders of fits, and lock them and the folders `above` them.
+    """Create or empty the output folders of fits; lock them and their parent folders `above`.
 
     Nothing is removed if one is refused, as is a folder whose results would replace an input file.
     """
@@ -79,7 +79,7 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
 
 
 def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
-    """Raise ValueError if run.json records a different run, or one with more rounds."""
+    """Raise ValueError if run.json records a run with other settings or with too many rounds."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         number, had = int(facts["rounds"]), facts["experiment"] | {"seeds": facts["seeds"]}

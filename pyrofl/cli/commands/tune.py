@@ -39,7 +39,7 @@ class Search:
     path: Path  # of the folder of what comes out
 
     def build(self, **setting: str) -> Scheduled:
-        """Build the method with the given settings."""
+        """Build the method that is tuned, with the given settings."""
         job, words = self.job, [f"{name}={text}" for name, text in setting.items()]
         every = [*reaching(self.fixed, job.name), *words]
         return methods([job.name], every, job.task, job.experiment.rounds)[job.name]

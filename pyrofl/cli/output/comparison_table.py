@@ -45,7 +45,7 @@ SHOWN = {
 
 
 def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRow]:
-    """Yield the rows of compare.csv for one run.
+    """Yield one run's rows of compare.csv: the value of every metric of every model.
 
     A metric's name alone is about clients that train; "held_out_..." is about new ones,
     "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.

@@ -30,7 +30,7 @@ WORDS = {"personal": "personalized model", "global": "global model"}
 
 @dataclass(frozen=True)
 class Site:
-    """Comparison with the local model at one client: row numbers, both scores, their difference."""
+    """Comparison with the local model at one client: numbers of rows, scores and difference."""
 
     client: str
     size: int

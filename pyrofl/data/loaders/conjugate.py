@@ -27,7 +27,7 @@ class ConjugateTask:
     mean: Tensor  # [J, d], least-squares solution; the shortest where it is not unique
 
     def posterior(self, loc: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Return posterior mean [J, d], covariance [J, d, d] of w_j.
+        """Return the posterior of each client's weights w_j: mean [J, d], covariance [J, d, d].
 
         The prior is Normal(loc, I / tau [J]).
         """
@@ -55,7 +55,7 @@ class ConjugateTask:
         return -0.5 * found
 
     def pooled(self, loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the posterior of a w shared by all clients: mean [d], covariance [d, d].
+        """Return the posterior of weights w shared by all clients: mean [d], covariance [d, d].
 
         The prior is Normal(loc, precision^-1).
         """
@@ -66,7 +66,7 @@ class ConjugateTask:
 
 
 def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
-    """Build a task from each client's whitened training rows, X_j [n_j, d] and y_j [n_j].
+    """Build a regression task from the clients' whitened rows, X_j [n_j, d] and y_j [n_j].
 
     Raises:
         ValueError: if there is no client, a client has no row, or lengths differ.
@@ -89,7 +89,7 @@ def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
 def gaussian_means(
     means: Tensor | Sequence[Sequence[float]], variances: Tensor | Sequence[float]
 ) -> ConjugateTask:
-    """Build a task in which client j has the likelihood Normal(w_j | b_j, v_j I).
+    """Build a Gaussian task in which client j has the likelihood Normal(w_j | b_j, v_j I).
 
     It has d rows, X_j = I / sqrt(v_j).
 

@@ -223,7 +223,7 @@ def _classes_of_groups(target: Column, client_column: Column) -> dict[str, Colum
 
 
 def _row_weights(column: Column) -> Tensor:
-    """Return a column of row weights as float64 [N]."""
+    """Return a table's column of row weights as a float64 tensor [N]."""
     column.refuse_text("weights of rows, numbers of at least 0")
     column.refuse_odd("fill in a number of at least 0")
     if (column.numbers < 0).any():
@@ -262,7 +262,7 @@ def _refuse_names(
     wanted: Sequence[str] | None,
     others: Sequence[str],
 ) -> None:
-    """Raise ValueError if a column name is unknown or used in two roles."""
+    """Raise ValueError if a column is unknown or has two roles, such as target and feature."""
     owners = [name for name in roles.values() if name]
     for column in [*owners, *(wanted or ()), *others]:
         known(column, list(table), f"column in {path}:")

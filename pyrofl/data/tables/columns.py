@@ -116,7 +116,7 @@ class Column:
             raise ValueError(f"{self.label} holds {self.nature}; expected {expected}")
 
     def refuse_odd(self, cure: str) -> None:
-        """Raise ValueError, with a remedy, if any non-missing cell is not a number."""
+        """Raise ValueError, with a remedy, if a non-missing cell of the column is not a number."""
         pairs = zip(self.words[self.odd], self.places[self.odd], strict=True)
         if cells := [f"{word!r} in {place}" for word, place in pairs]:
             count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)

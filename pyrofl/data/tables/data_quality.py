@@ -48,7 +48,7 @@ def key_of(word: str) -> str:
 
 
 def spellings(words: Iterable[str]) -> list[list[str]]:
-    """Group words that denote the same: other spellings, or initials such as "Y" for "yes"."""
+    """Group words with the same meaning: spelling variants, or initials such as "Y" for "yes"."""
     found: dict[str, list[str]] = {}
     for word in dict.fromkeys(words):
         found.setdefault(key_of(word), []).append(word)

@@ -39,7 +39,7 @@ def choose(
     categories: Sequence[str],
     take_text: bool,
 ) -> Chosen:
-    """Select feature columns: those in `wanted`, or all suitable ones, without the `owners`.
+    """Select feature columns: those in `wanted`, or all suitable ones except target and groups.
 
     Owners are the target and the columns of groups and of test rows. By default all columns of
     numbers and the `categories` are used, and text with few words if `take_text`.
