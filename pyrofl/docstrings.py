@@ -29,7 +29,7 @@ class Paper:
 
 
 def paper(text: str) -> Paper:
-    r"""Parse the docstring of a method's module into its parts.
+    r"""Parse the docstring of a method's module into headline, paper, equations and use.
 
     >>> found = paper("A: averages.\n\nB 2020.\n\n    w = 1\n\nUse it always.")
     >>> found.name, found.headline, found.source, found.equations, found.use

@@ -11,7 +11,7 @@ INTERRUPTED, REFUSED = 130, 2
 
 
 def begin_command() -> None:
-    """Install a handler for interrupts during loading, which ends the command with one line.
+    """Make interrupts during loading end the command with a one-line message.
 
     It does nothing in a process that is not the command `pyrofl` or `python -m pyrofl`.
     """

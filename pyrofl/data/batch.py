@@ -21,7 +21,7 @@ ROWS = "x", "y", "mask", "at", "weights"  # fields with one value per row
 
 
 class RowScale(NamedTuple):
-    """Number of a client's rows that each minibatch row represents, and its inputs."""
+    """Scale of minibatch rows (how many of a client's rows each one represents), and its inputs."""
 
     mask: Tensor  # [C, B]
     size: Tensor  # [C]
@@ -81,7 +81,10 @@ class Batch:
 
     @contextmanager
     def rows(self) -> Iterator[None]:
-        """Enter the Pyro plate over rows (dim -1); padding is masked, rows are scaled."""
+        """Enter the Pyro plate over rows (dim -1); padding is masked, rows are scaled.
+
+        The scale of a row includes its weight.
+        """
         with (
             plate("rows", self.mask.shape[1], -1),
             poutine.scale(scale=self._share),
@@ -90,7 +93,7 @@ class Batch:
             yield
 
     def select_clients(self, clients: Tensor | slice) -> Batch:
-        """Return the batch restricted to the given clients, in that order."""
+        """Return the batch restricted to the given clients, in the given order."""
         if isinstance(clients, slice) and clients.indices(len(self)) == (0, len(self), 1):
             return self
         known = {n: v for n in (*ROWS, "size", "ids") if (v := getattr(self, n)) is not None}

@@ -240,7 +240,7 @@ class Federation(FederationFields, Summarised):
 
     @cached_property
     def totals(self) -> Tensor:
-        """Sum of the training rows' weights of each client, or their number: [J + held_out]."""
+        """Sum of each client's training row weights, or its number of rows: [J + held_out]."""
         if self.weights is None:
             return self.sizes
         return torch.stack([self.weights[rows].sum() for rows in self.train])

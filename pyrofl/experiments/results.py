@@ -88,7 +88,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
 
 
 def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tensors) -> None:
-    """Write metrics.csv and clients.csv, and create the folder for figures."""
+    """Write a run's tables metrics.csv and clients.csv, and create the folder for its figures."""
     (folder / "figures").mkdir(exist_ok=True)
     metrics = ([row[c] for c in run_folder.METRICS] for row in run.history)
     run_folder.write_csv(folder / "metrics.csv", run_folder.METRICS, metrics)

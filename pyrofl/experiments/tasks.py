@@ -170,7 +170,7 @@ def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
 
 
 def partition(spec: str) -> str | federations.Own:
-    """Return a partition's name, or the function that "FILE.py:NAME" names in a user's file."""
+    """Return the name of a built-in partition, or load a user's function from "FILE.py:NAME"."""
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return spec
@@ -182,7 +182,7 @@ def partition(spec: str) -> str | federations.Own:
 
 
 def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
-    """Load the object NAME from a user's file "FILE.py:NAME", and apply `then` to it."""
+    """Load the object NAME from a user's file "FILE.py:NAME", and pass it to `then`."""
     path, _, name = spec.rpartition(":")
     try:
         return then(runpy.run_path(path).get(name))

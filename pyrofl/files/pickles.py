@@ -13,7 +13,7 @@ class Pickled:
     """Base class of dataclasses with closures, which cloudpickle pickles if it is installed."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the fields as pickled by cloudpickle; raise TypeError if it is not installed."""
+        """Pickle the object's fields by cloudpickle; raise TypeError if it is not installed."""
         try:
             cloud = import_module("cloudpickle")
         except ImportError as error:

@@ -47,7 +47,7 @@ ASKED = 30.0  # seconds between two questions whether the run still goes on
 
 
 def new(args: Namespace) -> None:
-    """Create a project folder with example settings and simulated data."""
+    """Create the project folder of a Flower study, with example settings and simulated data."""
     from pyrofl.flower.template import new as write
 
     path = write(args.folder)

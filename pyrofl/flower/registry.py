@@ -27,7 +27,7 @@ class Transport(Protocol):
         """Send messages to nodes by id, and return the replies received before the timeout."""
 
     def tell(self, messages: Mapping[int, Records]) -> None:
-        """Send messages to nodes without waiting for replies."""
+        """Send messages to Flower nodes without waiting for replies."""
 
 
 @dataclass(frozen=True)

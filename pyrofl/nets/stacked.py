@@ -188,7 +188,7 @@ def beside(x: Tensor, axes: int) -> Tensor:
 
 
 def apart(y: Tensor, lead: Shape) -> Tensor:
-    """Split concatenated channels by client, as inverse of `beside`.
+    """Split the concatenated channels of images by client, which undoes `beside`.
 
     [B, all, ...] -> [*lead, B, ...].
     """
@@ -327,7 +327,7 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        """Return the tangent of the outputs, given the tangents of rows, weights and biases."""
+        """Return the forward-mode derivative of the outputs, given the tangents of the inputs."""
         (x, weight), (of_x, of_weight, of_bias) = ctx.saved_tensors, tangents
         change = torch.zeros_like(torch.bmm(x, weight.mT))
         if of_x is not None:

@@ -204,7 +204,7 @@ def _log_gammas(alpha: float, count: int, rng: Generator) -> NDArray[np.float64]
 
 
 def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
-    """Return the class codes of rows; raise ValueError if there are too few classes."""
+    """Encode the class labels of rows as codes; raise ValueError if there are too few classes."""
     if not 1 <= clients <= len(types):
         raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
     classes = allocation.classes_of(types)

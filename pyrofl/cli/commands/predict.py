@@ -90,7 +90,7 @@ def table_of(path: str) -> dict[str, Column]:
 
 
 def method_of(folder: Path, spec: str | None) -> Scheduled | None:
-    """Return the run's method if it uses a network defined by the user; otherwise None.
+    """Rebuild the method of a run with a user-defined network; return None for other runs.
 
     The user's file is run only if it is named again: a folder may come from another person.
     """

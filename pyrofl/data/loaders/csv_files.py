@@ -301,7 +301,7 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
 
 
 def refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
-    """Raise ValueError if the target or the first feature is out of the likelihood's range."""
+    """Raise ValueError if the target or the first feature is invalid for the likelihood."""
     name, colon, count = likelihood.partition(":")
     if name == "binomial" and colon and not count.isdecimal():
         raise ValueError(f"likelihood is {likelihood!r}; expected binomial:N, N a whole number")

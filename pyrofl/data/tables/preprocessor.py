@@ -145,13 +145,13 @@ class Preprocessor:
 
     @property
     def centre(self) -> Tensor:
-        """Number subtracted from each feature, in the unit of its column: float64 [F]."""
+        """Center subtracted from each feature, in the unit of its column: float64 [F]."""
         found = [c.centre if own else 0.0 for c, own in self._owners]
         return torch.tensor(found, dtype=torch.float64)
 
     @property
     def scale(self) -> Tensor:
-        """Divisor of each feature, in the unit of its column: float64 [F]."""
+        """Scale by which each feature is divided, in the unit of its column: float64 [F]."""
         found = [c.scale if own else 1.0 for c, own in self._owners]
         return torch.tensor(found, dtype=torch.float64)
 

@@ -114,7 +114,7 @@ def _are_copies(one: Columns, other: Columns) -> bool:
 def _refuse_other_columns(
     told: str, table: Columns, wanted: Sequence[str], first: str, all_alike: bool
 ) -> None:
-    """Raise ValueError: a file lacks a column or, if `all_alike`, has an additional column."""
+    """Raise ValueError naming columns that a file lacks or, if `all_alike`, has in addition."""
     lacks = [name for name in wanted if name not in table]
     extra = [name for name in table if name not in wanted] if all_alike else []
     if not lacks:
