@@ -74,7 +74,7 @@ Whole = Annotated[int, Range(0)]
 
 
 def checked(function: F) -> F:
-    """Decorate a function so that it validates its arguments by its annotations."""
+    """Decorate a function so that it validates its arguments against their type annotations."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -92,7 +92,7 @@ def checked(function: F) -> F:
 
 
 def check_fields(record: Any) -> None:
-    """Raise an error if a dataclass field violates its annotation; called in __post_init__."""
+    """Raise an error if a dataclass field violates its type annotation; called in __post_init__."""
     _refuse_bad(vars(record), _hints(cast("Hashable", type(record))))
 
 
@@ -102,7 +102,7 @@ def _hints(of: Hashable) -> dict[str, Any]:
 
 
 def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raise an error that names the first argument that violates its annotation."""
+    """Raise an error that names the first argument that violates its type annotation."""
     for name, value in values.items():
         if name in hints and (expected := _unlike(value, hints[name])):
             is_short = value is None or isinstance(value, str | Real)
@@ -115,7 +115,7 @@ def _refuse_bad(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 class _Allowed(NamedTuple):
-    """Types, number ranges and words that an annotation allows."""
+    """Values that a type annotation allows: types, number ranges and literal words."""
 
     kinds: list[Any]
     ranges: list[Any]  # those of the kinds that are numbers with bounds
@@ -132,7 +132,7 @@ def _allowed(hint: Any) -> _Allowed:
 
 
 def _unlike(value: Any, hint: Any) -> str:
-    """Describe the valid values of an annotation if a value violates it; "" if it is valid."""
+    """Describe the values that a type annotation allows if the given one is invalid, else ""."""
     kinds, ranges, words = _allowed(hint)
     number = isinstance(value, Real) and not isinstance(value, bool)
     others: list[str] = []
@@ -150,7 +150,7 @@ def _unlike(value: Any, hint: Any) -> str:
 
 
 def _is_checked(kind: Any) -> bool:
-    """Return whether the type is validated: pyrofl and torch classes, str, dict and callables."""
+    """Return whether values of a type are validated: pyrofl or torch class, str, dict, callable."""
     meant = isinstance(kind, type) and kind.__module__.partition(".")[0] in CHECKED
     return meant or kind in (str, Path, bool) or get_origin(kind) in WORDS
 
@@ -175,7 +175,7 @@ def _may_be(value: Any, kind: Any) -> bool:
 
 
 def _takes(function: Any, arguments: Any) -> bool:
-    """Return whether a function accepts these positional arguments; True if unknown."""
+    """Return whether a function accepts given positional arguments; True if that is unknown."""
     if not isinstance(arguments, list):
         return True
     try:

@@ -1,4 +1,4 @@
-"""Parser of docstrings: a method's headline, paper, equations and use, and arguments."""
+"""Parser of docstrings: parts of a method's documentation, and descriptions of arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPARTURES, USE = "Departures from ", "Use it "
 
 @dataclass(frozen=True)
 class Paper:
-    """Parsed docstring of a method's module: headline, paper, equations and use."""
+    """Parts of a method's module docstring: headline, paper, equations, when to use the method."""
 
     name: str  # of the method, as its paper writes it
     headline: str  # what it does, in a line
@@ -24,12 +24,12 @@ class Paper:
 
     @property
     def equations(self) -> tuple[tuple[str, ...], ...]:
-        """Blocks of equations in the docstring."""
+        """Blocks of equations in the docstring of a method's module."""
         return tuple(part for part in self.parts if not isinstance(part, str))
 
 
 def paper(text: str) -> Paper:
-    r"""Parse the docstring of a method's module into its parts.
+    r"""Parse the docstring of a method's module into headline, paper, equations and use.
 
     >>> found = paper("A: averages.\n\nB 2020.\n\n    w = 1\n\nUse it always.")
     >>> found.name, found.headline, found.source, found.equations, found.use

@@ -20,7 +20,7 @@ IMPOSSIBLE = -1e30  # log density that stands for all below
 
 
 class Bins(NamedTuple):
-    """Predictions binned by confidence: rows, mean confidence and accuracy of each bin."""
+    """Statistics of predictions in bins of confidence: row counts, mean confidence, accuracy."""
 
     rows: Tensor  # [..., bins] how many
     confidence: Tensor  # [..., bins] mean of a bin
@@ -132,7 +132,9 @@ def _mean_distance(loc: Tensor, scale: Tensor) -> Tensor:
 def calibration_bins(
     confidence: Tensor, correct: Tensor, mask: Tensor | None = None, bins: int = 15
 ) -> Bins:
-    """Bin predictions by confidence [..., N] into bins of equal width, given correctness.
+    """Bin predictions by confidence: return row count, mean confidence and accuracy per bin.
+
+    The confidence [..., N] is binned into bins of equal width.
 
     Bins are (l, u]; a confidence of 0 falls in the first. `correct` is 1 or 0. Without a
     mask [..., N] all rows count.
@@ -151,7 +153,7 @@ def calibration_error(bins: Bins) -> tuple[Tensor, Tensor]:
 def classwise_ece(
     probs: Tensor, y: Tensor, mask: Tensor | None = None, bins: int = 10
 ) -> tuple[Tensor, Tensor]:
-    """Return ECE and MCE over the probabilities of all classes [...], as defined by MetaVD.
+    """Return class-wise ECE and MCE [...], over the probabilities of all classes (MetaVD).
 
     Each of the N x K probabilities is a prediction "the class is k", in bins [l, u); entries
     equal to 1 fall in none and do not count. Most entries are near 0 and right, so these numbers
@@ -218,7 +220,7 @@ def mean(values: Tensor, mask: Tensor) -> Tensor:
 def _gather(
     place: Tensor, confidence: Tensor, correct: Tensor, mask: Tensor | None, bins: int
 ) -> Bins:
-    """Return rows, mean confidence and accuracy of each bin, given bin indices [..., N]."""
+    """Return row count, mean confidence and accuracy of each bin, given bin indices [..., N]."""
     counted = torch.ones_like(confidence) if mask is None else mask.to(confidence)
     empty = confidence.new_zeros(*confidence.shape[:-1], bins)
     count, sure, right = (

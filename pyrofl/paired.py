@@ -42,7 +42,7 @@ class Interval:
 
     @property
     def verdict(self) -> Literal["better", "worse", "inconclusive"]:
-        """Whether the interval lies above 0, below 0, or contains 0."""
+        """Whether the confidence interval lies above 0 (better), below 0 (worse) or contains 0."""
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "inconclusive"
@@ -90,7 +90,7 @@ def interval_over_seeds(
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration errors of probabilities before and after temperature scaling."""
+    """Calibration errors of class probabilities before and after temperature scaling."""
 
     temperature: float  # geometric mean of those of both halves; above 1, the model was too sure
     ece: tuple[float, float]  # of the most probable class, before and after
@@ -113,7 +113,7 @@ def calibrate(probs: NDArray[Any], y: NDArray[Any]) -> Calibration:
 
 
 def temperature(logs: NDArray[Any], y: NDArray[Any]) -> float:
-    """Return the softmax temperature that maximizes the likelihood of labels y [N]."""
+    """Return the softmax temperature that maximizes the likelihood of the labels y [N]."""
     from scipy.optimize import minimize_scalar
 
     def loss(cold: float) -> float:

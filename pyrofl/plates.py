@@ -16,7 +16,7 @@ ONCE = "once"  # key of a site: its distribution, where all draws come from one 
 
 
 class KeptPlates(ContextDecorator):
-    """Context in which plates are cached, since creating a plate costs more than entering it.
+    """Context in which Pyro plates are cached, since creating one costs more than entering it.
 
     Such a plate leaves no node of its own in a trace, which Pyro's own inference looks for.
     """
@@ -24,11 +24,11 @@ class KeptPlates(ContextDecorator):
     depth = 0
 
     def __enter__(self) -> None:
-        """Activate the cache of plates."""
+        """Activate the cache of Pyro plates."""
         KeptPlates.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        """Deactivate the cache of plates."""
+        """Deactivate the cache of Pyro plates."""
         KeptPlates.depth -= 1
 
 

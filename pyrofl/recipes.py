@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """Function of the library, "MODULE:NAME", and the arguments it was called with."""
+    """Record of how an object was built: the library function "MODULE:NAME" and its arguments."""
 
     maker: str
     arguments: Mapping[str, Any]
@@ -41,7 +41,7 @@ _specs: dict[int, tuple[weakref.ref[Any], BuildSpec]] = {}  # by id, as methods 
 
 
 def rebuildable(function: F) -> F:
-    """Decorate a function to record its arguments for each returned object (`spec_of`).
+    """Decorate a function to record the arguments with which each returned object was built.
 
     Threads wait for each other and for rounds of a fit, see `synchronized`: some functions run Pyro
     programs.
@@ -67,7 +67,7 @@ def rebuildable(function: F) -> F:
 
 
 def _forget(key: int) -> None:
-    """Remove the specification of a deleted object, unless its id is in use again."""
+    """Remove the build specification of a deleted object, unless its id is in use again."""
     known = _specs.get(key)
     if known and known[0]() is None:
         del _specs[key]
@@ -126,7 +126,7 @@ def made(told: Any) -> Any:
 
 
 def _found(name: str) -> Any:
-    """Import the object "MODULE:NAME" if specifications may refer to it; else return None."""
+    """Import the object "MODULE:NAME" if build specifications may name it; else return None."""
     if not any(f"{name.partition(':')[0]}.".startswith(f"{own}.") for own in HANDED_ON):
         return None
     found = _imported(name)

@@ -23,7 +23,7 @@ from pyrofl.tensors import Tensors
 
 @contextmanager
 def calling(what: str, names: Collection[str] = ()) -> Iterator[None]:
-    """Convert errors in the `with` block to one line that names the function.
+    """Convert errors in the `with` block to a one-line error that names the user's function.
 
     Args:
         what: the function.
@@ -111,7 +111,7 @@ def explained(error: BaseException, kind: str = "program", hint: str = "") -> st
 
 
 def as_tensors(what: str, given: object, clients: int | None = None) -> Tensors:
-    """Return the dict if its values are tensors; raise an error for other values.
+    """Return the given value if it is a dict of tensors; raise ValueError if it is not.
 
     Args:
         what: the value, for errors: "what upload returns".
@@ -141,7 +141,7 @@ def as_tensors(what: str, given: object, clients: int | None = None) -> Tensors:
 
 
 def as_numbers(what: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
-    """Return the tensor if it has the given shape; raise an error for other values.
+    """Return the given value if it is a tensor of the given shape; raise ValueError if it is not.
 
     Args:
         what: the value, for errors.
@@ -167,5 +167,5 @@ def as_numbers(what: str, given: Any, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def _kind(value: object) -> str:
-    """Return the value's type name with an article, such as "a dict"."""
+    """Return the name of a value's type with an article, such as "a dict"."""
     return f"a {type(value).__name__}"

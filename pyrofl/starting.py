@@ -11,7 +11,7 @@ INTERRUPTED, REFUSED = 130, 2
 
 
 def begin_command() -> None:
-    """Handle interrupts during loading: the command then ends with a one-line message.
+    """Make interrupts during loading end the command with a one-line message.
 
     It does nothing in a process that is not the command `pyrofl` or `python -m pyrofl`.
     """

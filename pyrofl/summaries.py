@@ -23,11 +23,11 @@ class Summarised(ABC):
 
     @property
     def title(self) -> str:
-        """Title of the summary."""
+        """Title of the object's summary."""
         return type(self).__name__
 
     def __repr__(self) -> str:
-        """Return the title and the summary as text."""
+        """Return the title and the summary of the object as text."""
         facts = self.summary()
         width = max(map(len, facts))
         lines = (f"\n  {name:<{width}}  {fact}" for name, fact in facts.items())
@@ -47,7 +47,7 @@ class Summarised(ABC):
 
 
 def picture(figure: Figure, about: str) -> str:
-    """Return a figure as self-contained HTML; `about` is the alternative text."""
+    """Return a figure as a self-contained HTML image; `about` is the alternative text."""
     file = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)

@@ -47,7 +47,7 @@ def matches(name: str, patterns: str) -> bool:
 
 
 def role(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors of one role, with the role removed from their names.
+    """Return the tensors with a given role, such as "loc", without the role in their names.
 
     >>> role("loc", {"loc/w": torch.zeros(1), "tau": torch.ones(1)})
     {'w': tensor([0.])}
@@ -57,12 +57,12 @@ def role(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors with a role prefixed to their names; the inverse of `role`."""
+    """Add a role to the names of tensors, "w" -> "loc/w"; the inverse of `role`."""
     return {f"{prefix}/{n}": v for n, v in tensors.items()}
 
 
 def renamed(tensors: Mapping[str, Tensor], roles: Mapping[str, str]) -> Tensors:
-    """Return the tensors with renamed roles: {"mean": "loc"} renames "mean/w" to "loc/w".
+    """Rename the roles of tensors: {"mean": "loc"} renames "mean/w" to "loc/w".
 
     >>> renamed({"mean/w": torch.zeros(1), "tau": torch.ones(1)}, {"mean": "loc"})
     {'loc/w': tensor([0.])}
@@ -72,17 +72,17 @@ def renamed(tensors: Mapping[str, Tensor], roles: Mapping[str, str]) -> Tensors:
 
 
 def pick(tensors: Mapping[str, Tensor], patterns: str) -> Tensors:
-    """Return the tensors whose names match any of the patterns."""
+    """Return the tensors with names that match any of the shell patterns."""
     return {n: v for n, v in tensors.items() if matches(n, patterns)}
 
 
 def spread_out(tensors: Mapping[str, Tensor], clients: int) -> Tensors:
-    """Return the tensors [*p] expanded by a leading client axis, [C, *p], as views."""
+    """Expand tensors [*p] by a leading client axis to [C, *p], as views."""
     return {n: v.expand(clients, *v.shape) for n, v in tensors.items()}
 
 
 def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
-    """Index every tensor along its leading axis; expanded tensors stay expanded views."""
+    """Index every tensor of a dict along its leading axis; expanded tensors stay views."""
     if not isinstance(index, slice):
         index = as_run(index)
     if isinstance(index, slice):
@@ -96,7 +96,7 @@ def cut(tensors: Mapping[str, Tensor], index: Tensor | slice) -> Tensors:
 
 
 def as_run(index: Tensor) -> Tensor | slice:
-    """Convert an index [C] to an equal slice, if there is one, since slices copy nothing."""
+    """Convert consecutive indices [C] to a slice, since indexing by a slice copies nothing."""
     found = index.tolist() if index.dtype == torch.long else [-1]
     first = found[0] if found else 0
     is_run = first >= 0 and found == [*range(first, first + len(found))]
@@ -109,12 +109,12 @@ def like(value: Tensor, other: Tensor) -> Tensor:
 
 
 def total(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum over all entries for every client: [C, *p] -> [C]."""
+    """Return the sum over all entries of all tensors for every client: [C, *p] -> [C]."""
     return torch.stack([v.reshape(len(v), -1).sum(1) for v in tensors.values()]).sum(0)
 
 
 def squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
-    """Return the squared distance ||one - other||^2 for every client: [C, *p] -> [C]."""
+    """Return the squared distance ||one - other||^2 of two states per client: [C, *p] -> [C]."""
     return total({n: (v - other[n]).square() for n, v in one.items()})
 
 
@@ -131,13 +131,13 @@ def _joined(values: list[Tensor]) -> Tensor:
 
 
 def _expanded(values: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are expanded views of the same tensor."""
+    """Return whether all given tensors are expanded views of the same tensor."""
     views = {(v.data_ptr(), v.shape[1:], v.stride(), v.dtype) for v in values}
     return len(views) == 1 and all(len(v) > 1 and not v.stride(0) for v in values)
 
 
 def placed(values: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
-    """Combine tensors along the leading axis, with each row at its given index."""
+    """Combine tensors along the leading axis into one, with each row at its given index."""
     first, count = values[0], sum(map(len, values))
     if _expanded(values):
         return first[:1].expand(count, *first.shape[1:])

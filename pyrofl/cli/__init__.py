@@ -1,4 +1,4 @@
-"""The command line `pyrofl`."""
+"""Command-line interface: the command `pyrofl`."""
 
 from pyrofl.cli.parser import main
 

@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 
 def rows_of(names: Collection[str]) -> Iterator[Row]:
-    """Yield the command-line options of an experiment that have the given names."""
+    """Yield the command-line options of `pyrofl run` and similar commands with the given names."""
     for one in options():
         if one.name in names:
             words = " ".join(filter(None, (flag_of(one), one.metadata["metavar"])))
@@ -155,7 +155,7 @@ UNTUNED |= {"save_predictions", "log", "seeds", "tune"}
 
 
 def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[[Namespace], None]:
-    """Wrap a command so that its parsed arguments become an experiment."""
+    """Wrap a command so that it receives its parsed arguments as an `Experiment`."""
 
     def do(args: Namespace) -> None:
         methods = args.methods if isinstance(args.methods, list) else [args.methods or ""]
@@ -168,7 +168,7 @@ def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[
 
 
 def on_data(command: Callable[[Experiment], None]) -> Callable[[Namespace], None]:
-    """Wrap a command so that its parsed arguments become an experiment without methods."""
+    """Wrap a command so that it receives its arguments as an `Experiment` without methods."""
     return lambda args: command(Experiment.of(args))
 
 
@@ -304,7 +304,7 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
 
 
 def flower(name: str) -> Callable[[Namespace], None]:
-    """Return a function that imports and runs a command of `pyrofl flower`."""
+    """Return a function that imports and runs a subcommand of `pyrofl flower`."""
 
     def do(args: Namespace) -> None:
         module = import_module(f"pyrofl.flower.{'predict' if name == 'predict' else 'commands'}")
@@ -318,18 +318,18 @@ class Parser(ArgumentParser):
     """Argument parser that reports errors in one line."""
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help text; raise an error if it cannot be written."""
+        """Print the help text of a command; raise an error if it cannot be written."""
         show(self.format_help().rstrip("\n"))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse command-line words; reject --flag=--, which argparse would misread."""
+        """Parse command-line arguments; reject --flag=--, which argparse would misread."""
         for word in sys.argv[1:] if args is None else args:
             if re.fullmatch(r"--[\w-]+=--", word):
                 self.error(f"argument {word.partition('=')[0]}: found '--'; expected a value")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with a one-line message and exit code 2."""
+        """Exit the process with a one-line error message and exit code 2."""
         self.exit(2, complaint(f"{message}; see {self.prog} --help"))
 
 
@@ -367,7 +367,7 @@ def with_config(words: Sequence[str]) -> list[str]:
 
 
 def parser() -> ArgumentParser:
-    """Build the parser of all commands and their arguments."""
+    """Build the argument parser of the command line with all subcommands."""
     what: dict[str, Any] = {"description": "Bayesian and personalized federated learning"}
     what |= {"formatter_class": RawDescriptionHelpFormatter, "epilog": FIRST}
     top = Parser(prog="pyrofl", **what)
@@ -384,7 +384,7 @@ def parser() -> ArgumentParser:
 
 
 def describe(command: ArgumentParser, do: Callable[[Namespace], None], rows: Sequence[Row]) -> None:
-    """Add the given arguments to the parser of a command."""
+    """Add arguments, with their help sections, to the parser of a subcommand."""
     headings: dict[str | None, Any] = {None: command}
     for row in rows:
         option, _, metavar = row.words.partition(" ")

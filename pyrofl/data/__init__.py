@@ -1,4 +1,4 @@
-"""Clients and their rows: data sets by name or file, batches, and federations."""
+"""Data of clients: data sets by name or from files, minibatches, and federations."""
 
 from pyrofl.data.batch import Batch
 from pyrofl.data.federation import Dataset, Federation, stack

@@ -75,7 +75,7 @@ def table_of(
 
 
 def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | None) -> Words:
-    """Return the class names: as given, or from y if it contains text or booleans."""
+    """Return the class names: as given, or the labels in y if they are texts or booleans."""
     if isinstance(classes, int) and not isinstance(classes, bool):
         if classes < 2:
             raise ValueError(f"classes is {classes}; expected 2 or more, or their names")
@@ -109,7 +109,7 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
 
 
 def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> list[Rows]:
-    """Return the validated training and test rows of a client."""
+    """Return the training and test rows of a client after validation."""
     if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):
         count = f" of {len(parts)}" if isinstance(parts, tuple | list) else ""
         told = f"{name} has a {type(parts).__name__}{count}"
@@ -121,7 +121,7 @@ def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> lis
 
 
 def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> Rows:
-    """Return the validated rows of one client; `where` is the prefix of error messages."""
+    """Validate and return the rows of one client; `where` is the prefix of error messages."""
     values, features = inputs(f"{where} x", x, wanted)
     answers = responses_of(f"{where} y", y, classes)
     if len(values) != len(answers):
@@ -133,7 +133,7 @@ def rows_of(where: str, x: Any, y: Any, classes: Words, wanted: Words = ()) -> R
 
 
 def inputs(where: str, x: Any, wanted: Words = ()) -> tuple[Floats, Words]:
-    """Return x as floats [N, *x] with its column names; `wanted` selects data-frame columns."""
+    """Return features x as floats [N, *x], and column names; `wanted` selects columns."""
     if hasattr(x, "columns") and hasattr(x, "to_numpy"):
         return _columns(where, x, wanted)
     found = _array(where, x)
@@ -174,7 +174,7 @@ def _columns(where: str, frame: Any, wanted: Words) -> tuple[Floats, Words]:
 
 
 def _column(where: str, column: Any) -> Floats:
-    """Return a column of a data frame as floats."""
+    """Return a column of a data frame as floats; raise ValueError for missing or other values."""
     _refuse_gaps(where, np.asarray(column.isna()))
     found = np.asarray(column)
     if found.dtype.kind == "O":  # as of a nullable numeric column of pandas
@@ -188,7 +188,7 @@ def _column(where: str, column: Any) -> Floats:
 
 
 def _refuse_gaps(where: str, bad: Any) -> None:
-    """Raise ValueError if any row is marked in the mask `bad` [N] as having a missing value."""
+    """Raise ValueError if the mask `bad` [N] marks any row as missing, NaN or infinite."""
     if bad.any():
         raise ValueError(
             f"{where} is missing, NaN or infinite in {bad.sum()} rows, first in row "
@@ -197,7 +197,7 @@ def _refuse_gaps(where: str, bad: Any) -> None:
 
 
 def _array(where: str, value: Any) -> NDArray[Any]:
-    """Return the value as a NumPy array with rows along its first axis."""
+    """Return a tensor, list or array as a NumPy array with rows along its first axis."""
     is_sparse = torch.is_tensor(value) and value.layout is not torch.strided
     if is_sparse or hasattr(value, "tocsr"):  # a SciPy sparse array has `tocsr`
         raise ValueError(f"{where} is sparse; expected a dense array: .to_dense() or .toarray()")
@@ -218,7 +218,7 @@ def _array(where: str, value: Any) -> NDArray[Any]:
 
 
 def responses_of(where: str, given: Any, classes: Words) -> Tensor:
-    """Return y as class labels (int64), or as floats if there are no classes."""
+    """Return responses y as class indices (int64), or as floats if there are no classes."""
     y = _array(where, given)
     if classes:
         return torch.from_numpy(_labels(where, y, classes))
@@ -235,7 +235,7 @@ def responses_of(where: str, given: Any, classes: Words) -> Tensor:
 
 
 def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
-    """Convert labels to class indices [N], by class name or by number."""
+    """Convert class labels, given as names or numbers, to class indices [N]."""
     if y.ndim != 1:
         raise ValueError(f"{where} has shape {list(y.shape)}; expected a label for each row, [N]")
     places: dict[str | int, int] = {name: place for place, name in enumerate(classes)}
@@ -258,7 +258,7 @@ def _labels(where: str, y: NDArray[Any], classes: Words) -> NDArray[np.int64]:
 
 
 def _refuse_unlike(parts: Sequence[Rows], names: Words) -> None:
-    """Raise ValueError if the columns or row shapes differ between clients."""
+    """Raise ValueError if two clients' arrays differ in their columns or in the shape of a row."""
     first = parts[0]
     for place, part in enumerate(parts):
         name, shapes = names[place // 2], (part.x.shape[1:], first.x.shape[1:])
@@ -282,7 +282,7 @@ def _refuse_unlike(parts: Sequence[Rows], names: Words) -> None:
 
 
 def _as_floats(values: Floats, names: Words) -> Tensor:
-    """Convert to torch's default float type; raise ValueError if distinct values become equal."""
+    """Convert values to torch's default float type; raise ValueError if distinct ones coincide."""
     with np.errstate(over="ignore", invalid="ignore"):
         made = torch.from_numpy(values).to(torch.get_default_dtype())
         if values.ndim > 2 or not len(values):

@@ -1,4 +1,4 @@
-"""Minibatches of clients' rows, as models and guides receive them."""
+"""Minibatches of clients' rows, the data on which models and guides are evaluated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = "x", "y", "mask", "at", "weights"  # fields with one value per row
 
 
 class RowScale(NamedTuple):
-    """Number of a client's rows that one row of a minibatch stands for, with its inputs."""
+    """Scale of minibatch rows (how many of a client's rows each one represents), and its inputs."""
 
     mask: Tensor  # [C, B]
     size: Tensor  # [C]
@@ -47,7 +47,7 @@ class Batch:
     known_scale: RowScale | None = None  # ignored once one of its inputs is replaced
 
     def __len__(self) -> int:
-        """Return the number of clients."""
+        """Return the number of clients in the batch."""
         return len(self.ids)
 
     @property
@@ -67,7 +67,9 @@ class Batch:
 
     @property
     def counts(self) -> Tensor:
-        """Weight times scale of each row in its client's total: [C, B]; 0 for padding.
+        """Number of the client's rows that each row of the batch represents: [C, B]; 0 for padding.
+
+        This is the row's weight times its scale in the client's total.
 
         A row of a minibatch also represents the client's rows that are not in the minibatch.
         """
@@ -79,7 +81,10 @@ class Batch:
 
     @contextmanager
     def rows(self) -> Iterator[None]:
-        """Enter the Pyro plate over rows, dim -1; it masks padding, weights and scales rows."""
+        """Enter the Pyro plate over rows (dim -1); padding is masked, rows are scaled.
+
+        The scale of a row includes its weight.
+        """
         with (
             plate("rows", self.mask.shape[1], -1),
             poutine.scale(scale=self._share),
@@ -88,7 +93,7 @@ class Batch:
             yield
 
     def select_clients(self, clients: Tensor | slice) -> Batch:
-        """Return the batch restricted to the given clients, in that order."""
+        """Return the batch restricted to the given clients, in the given order."""
         if isinstance(clients, slice) and clients.indices(len(self)) == (0, len(self), 1):
             return self
         known = {n: v for n in (*ROWS, "size", "ids") if (v := getattr(self, n)) is not None}
@@ -96,7 +101,7 @@ class Batch:
         return replace(self, **rows)
 
     def by_step(self) -> Iterator[Batch]:
-        """Yield one batch [C, B] for each step, from batches stacked over T steps [T, C, B]."""
+        """Yield a batch [C, B] for each of T steps, from batches stacked over steps [T, C, B]."""
         known = {n: v.unbind() for n in ROWS if (v := getattr(self, n)) is not None}
         for scale, *rows in zip(self._share.unbind(), *known.values(), strict=True):
             one: dict[str, Any] = dict(zip(known, rows, strict=True))
@@ -104,7 +109,7 @@ class Batch:
             yield Batch(**one, size=self.size, ids=self.ids)
 
     def split(self, k: int) -> list[Batch]:
-        """Split the rows into k batches, such as support and query rows.
+        """Split the rows of each client into k batches, such as support and query rows.
 
         Rows of a client with fewer than k rows are repeated, so that none of its batches is empty.
         """
@@ -121,7 +126,7 @@ class Batch:
         return parts
 
     def take_rows(self, known: Tensor) -> Tensor:
-        """Select this batch's rows from values for all client rows: [C, n, *f] -> [C, B, *f]."""
+        """Select the batch's rows from values of all client rows: [C, n, *f] -> [C, B, *f]."""
         if self.at is None:
             return known[:, : self.mask.shape[1]]
         return _rows(known, self.at)
@@ -132,5 +137,5 @@ def _rows(values: Tensor, at: Tensor) -> Tensor:
 
 
 def share(size: Tensor, mask: Tensor) -> Tensor:
-    """Return the client's size [C] divided by its number of rows in the batch: [..., C, 1]."""
+    """Return each client's size [C] divided by its number of rows in the batch: [..., C, 1]."""
     return (size / mask.sum(-1).clamp(min=1))[..., None]

@@ -43,7 +43,7 @@ class Dataset:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FederationFields:
-    """Validated fields of a federation."""
+    """Validated rows of a federation and their partition among clients."""
 
     x: Tensor  # [N, *x]
     y: Tensor  # [N, ...]
@@ -60,7 +60,7 @@ class FederationFields:
 
 @dataclass(frozen=True, init=False, repr=False)
 class Federation(FederationFields, Summarised):
-    """Data set partitioned among clients.
+    """Federated data set: rows partitioned among clients, with training and test rows for each.
 
     The last `held_out` clients never train: they stand for clients that join later.
 
@@ -88,7 +88,7 @@ class Federation(FederationFields, Summarised):
         source: Source | None = None,
         weights: Tensor | None = None,
     ) -> None:
-        """Validate and store the fields.
+        """Validate and store the rows and their partition among clients.
 
         Raises:
             ValueError: names the invalid tensor or client, and what is valid.
@@ -202,7 +202,7 @@ class Federation(FederationFields, Summarised):
         return replace(self, weights=before * each[y])
 
     def summary(self) -> dict[str, str]:
-        """Return a summary of clients, rows and columns as label -> text."""
+        """Return a summary of the federation's clients, rows and columns: label -> text."""
         weights = {}
         if self.weights is not None:
             own = self.weights[torch.cat(self.train)]
@@ -219,7 +219,7 @@ class Federation(FederationFields, Summarised):
         }
 
     def _more_html(self) -> str:
-        """Return an HTML figure of the training rows of each client and class."""
+        """Return HTML with a figure of the training rows of each client and class."""
         from pyrofl import figures
 
         kinds = max(1, len(self.classes))
@@ -230,7 +230,7 @@ class Federation(FederationFields, Summarised):
 
     @property
     def clients(self) -> int:
-        """Number of clients that train."""
+        """Number of training clients, without held-out clients."""
         return len(self.train) - self.held_out
 
     @cached_property
@@ -240,7 +240,7 @@ class Federation(FederationFields, Summarised):
 
     @cached_property
     def totals(self) -> Tensor:
-        """Sum of the row weights (or number of rows) of each client: [J + held_out]."""
+        """Sum of each client's training row weights, or its number of rows: [J + held_out]."""
         if self.weights is None:
             return self.sizes
         return torch.stack([self.weights[rows].sum() for rows in self.train])
@@ -252,22 +252,22 @@ class Federation(FederationFields, Summarised):
 
     @cached_property
     def _table(self) -> Tensor:
-        """Row weights, on the data's device and with its floating-point type."""
+        """Weights of all rows, on the data's device and in its floating-point type."""
         assert self.weights is not None
         return self.weights.to(self.x.device, self.dtype)
 
     @property
     def device(self) -> torch.device:
-        """Device of the rows."""
+        """Torch device of the rows."""
         return self.x.device
 
     def cohort(self, ids: Tensor) -> Cohort:
-        """Return ids and sizes of the given clients, on the data's device."""
+        """Return ids and numbers of training rows (or total weights) of the given clients."""
         return Cohort(ids.to(self.x.device), self.totals[ids.cpu()].to(self.x.device, self.dtype))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type used in computations."""
+        """Floating-point type used in computations with the data."""
         return self.x.dtype if self.x.is_floating_point() else torch.get_default_dtype()
 
     def gather(
@@ -279,7 +279,7 @@ class Federation(FederationFields, Summarised):
         share: Tensor | None = None,
         blind: bool = False,
     ) -> Batch:
-        """Return a batch of the rows with the given numbers: [C, B], or [T, C, B] for T steps.
+        """Return a batch of the given row numbers: [C, B], or [T, C, B] for T training steps.
 
         A `share` [..., C, 1] avoids counting the rows. If `blind`, x is empty: it is not read.
         """
@@ -295,12 +295,15 @@ class Federation(FederationFields, Summarised):
         return Batch(x, y, mask, cohort.size, cohort.ids, at, weights, known)
 
     def batch(self, ids: Tensor, part: str = "train", width: int = 1) -> Batch:
-        """Return all "train" or "test" rows of clients, padded to the longest or to `width`."""
+        """Return all "train" or "test" rows of clients as a batch, padded to the longest client.
+
+        It has at least `width` rows per client.
+        """
         table = self.train if part == "train" else self.test
         return stack(self, [table[i] for i in ids.tolist()], self.cohort(ids), width)
 
     def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Federation:
-        """Return the same federation on a device and, if given, in a floating-point type."""
+        """Return a copy of the federation on a device and, if given, in a floating-point type."""
 
         def move(value: Tensor) -> Tensor:
             return value.to(device, dtype if value.is_floating_point() else None)
@@ -310,7 +313,7 @@ class Federation(FederationFields, Summarised):
 
 
 def a_row(rows: Tensor) -> str:
-    """Describe the type and shape of one row, such as "float32 [3] per row"."""
+    """Describe the type and shape of one row of a tensor, such as "float32 [3] per row"."""
     return f"{str(rows.dtype).removeprefix('torch.')} {list(rows.shape[1:])} per row"
 
 
@@ -320,14 +323,14 @@ def _spread(rows: Sequence[Tensor]) -> str:
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    """Return a list of row numbers as a tuple; raise ValueError if it is not a list."""
+    """Convert a list with one entry per client to a tuple; raise ValueError for other types."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError(f"{name} is a {type(value).__name__}; expected a tuple or list")
     return tuple(value)
 
 
 def stack(data: Federation, rows: list[Tensor], cohort: Cohort, width: int = 1) -> Batch:
-    """Build a batch from each client's row numbers, padded with a row of the same client."""
+    """Build a batch from each client's row numbers; padding repeats a row of the same client."""
     width = max([width, *(len(r) for r in rows)])
     mine = [
         r if len(r) else data.train[i][:1] for i, r in zip(cohort.ids.tolist(), rows, strict=True)

@@ -14,12 +14,12 @@ _fingerprints: WeakKeyDictionary[Federation, str] = WeakKeyDictionary()
 
 
 def set_fingerprint(data: Federation, fingerprint: str) -> None:
-    """Store a given fingerprint for a federation whose rows are not in memory."""
+    """Store an already known hash for a federation whose rows are not in memory."""
     _fingerprints[data] = fingerprint
 
 
 def fingerprint(data: Federation) -> str:
-    """Return a cached hash of all rows and their partition; rows must not change afterwards."""
+    """Return the hash of a federation's rows and partition (cached, so rows must not change)."""
     if data not in _fingerprints:
         found = hashlib.sha256()
         for value in (data.x, data.y, *data.train, *data.test, data.pooled_test, data.unlabelled):

@@ -52,7 +52,7 @@ class Hidden(Federation):
     """Federation without rows; reading rows raises an error."""
 
     def gather(self, *args: Any, **kwargs: Any) -> Batch:
-        """Raise ValueError: the rows are not available."""
+        """Raise ValueError, since the rows of the federation are not available."""
         raise ValueError(
             "the rows of this run's clients are not here, as it was loaded without them; expected "
             "pyrofl.load(DIR, data=...), with the federation that it was fitted to"
@@ -90,7 +90,7 @@ def hidden(facts: Mapping[str, Any]) -> Federation:
 
 
 def _summing_to(totals: Sequence[float], train: Sequence[Tensor]) -> Tensor:
-    """Return row weights whose sum over each client's rows equals the given total."""
+    """Return row weights with the given sum over each client's training rows."""
     found = torch.zeros(sum(map(len, train)), dtype=torch.float64)
     for total, rows in zip(totals, train, strict=True):
         found[rows[0]] = total

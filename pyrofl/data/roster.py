@@ -1,4 +1,4 @@
-"""Names and numbers of training rows of clients, as known to the server."""
+"""Roster of clients as known to the server: their names and numbers of training rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Cohort(NamedTuple):
-    """Ids and numbers of training rows of the clients whose tensors are stacked."""
+    """Ids and numbers of training rows of the clients along the leading axis of stacked tensors."""
 
     ids: Tensor  # [C] int64, position in the federation
     size: Tensor  # [C] number of training rows, in the data's floating-point type
@@ -50,7 +50,7 @@ class Roster:
 
     @property
     def clients(self) -> int:
-        """Number of clients."""
+        """Number of training clients."""
         return len(self.names)
 
     def cohort(self, ids: Tensor) -> Cohort:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def check_table(x: Tensor, y: Tensor, classes: tuple[str, ...] = ()) -> None:
-    """Validate x and y; raise ValueError that names the first invalid row.
+    """Validate features x and targets y; raise ValueError that names the first invalid row.
 
     Raises:
         ValueError: if x or y is no tensor, their lengths differ, a value is not finite, or a label

@@ -11,10 +11,10 @@ from pyrofl.data.federation import Federation, FederationFields
 
 
 class Shard(Federation):
-    """Federation with the rows of only some clients, whose ids are unchanged."""
+    """Federation with the rows of only some clients; client ids are as in the full federation."""
 
     def __init__(self, *fields: Any, **more: Any) -> None:
-        """Store the fields without validation, since the whole federation was validated before."""
+        """Store the fields of the federation without validation, as it was validated as a whole."""
         FederationFields.__init__(self, *fields, **more)
 
 

@@ -31,7 +31,7 @@ def check_weights(weights: Tensor, rows: int) -> None:
 def of_classes(
     asked: OfClasses, classes: Sequence[str], y: Tensor, train: Sequence[Tensor], before: Tensor
 ) -> Tensor:
-    """Return the weight of each class, [K], given names and weights or "balanced".
+    """Return the weight of each class [K], given weights by class name, or "balanced".
 
     Balanced weights are computed from each client's weight sums by class.
     """
@@ -58,7 +58,7 @@ def of_sites(
     train: Sequence[Tensor],
     rows: int,
 ) -> Tensor:
-    """Return the weights of all rows [N], given those of some clients' training rows; else 1."""
+    """Return the weights of all rows [N]: those given for some clients' training rows, else 1."""
     found = torch.ones(rows, dtype=torch.float64)
     if not isinstance(weights, Mapping):
         told = f"weights are a {type(weights).__name__}"

@@ -54,7 +54,7 @@ def ended(parse: Callable[[], Namespace]) -> int:
 
 
 def flushed(code: int) -> int:
-    """Flush standard output, and return the exit code."""
+    """Flush standard output; return the exit code, or an error code if printing fails."""
     try:
         show()
     except Stopped as stop:
@@ -74,7 +74,7 @@ def ending(tell: Callable[[str], str]) -> Iterator[None]:
 
 
 def show(text: str = "", kept: str = "") -> None:
-    """Print a command's result; `kept` describes the written files if printing fails."""
+    """Print a command's result; if that fails, report the written files, described by `kept`."""
     try:
         if text:
             print(text)
@@ -130,14 +130,14 @@ def _cut(text: str, most: int) -> str:
 
 
 def tell(text: str) -> None:
-    """Write a text to standard error; ignore the error if it is closed."""
+    """Write a text to standard error; ignore the failure if the stream is closed."""
     with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 class CanBeQuiet(Protocol):
-    """Mixin for command options that include --quiet."""
+    """Protocol of command-line options that include --quiet."""
 
     @property
     def quiet(self) -> bool:

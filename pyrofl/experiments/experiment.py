@@ -1,4 +1,4 @@
-"""The settings of `pyrofl run`, `compare` and `tune`, as one frozen dataclass.
+"""Settings of `pyrofl run`, `compare` and `tune`, as one frozen dataclass.
 
 Its fields are the options of the command line, the keys of a file for --config, what run.json
 holds under "experiment", and what must be equal when a run is resumed.
@@ -238,7 +238,7 @@ class Experiment:
 
     @classmethod
     def of(cls, given: Namespace | Mapping[str, Any]) -> Experiment:
-        """Build an experiment from parsed options, or from the dict that `to_json` returned."""
+        """Build the settings from parsed command-line options, or from the dict of `to_json`."""
         found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else vars(given)
         if isinstance(given, Namespace):  # which holds the command's function as well
             found = {one.name: found[one.name] for one in fields(cls) if one.name in found}
@@ -246,12 +246,12 @@ class Experiment:
         return cls(**found)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON-compatible values."""
+        """Return all settings of the experiment as JSON-compatible values."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return found
 
     def key(self) -> dict[str, Any]:
-        """Return the fields that must be unchanged when a run is resumed."""
+        """Return the settings that must be unchanged when a run is resumed."""
         found = self.to_json()
         return {one.name: found[one.name] for one in fields(self) if not one.metadata["resumable"]}
 
@@ -261,7 +261,7 @@ class Experiment:
         return self.eval_every or default_interval(self.rounds)
 
     def words(self, without: Sequence[str] = ()) -> list[str]:
-        """Return command-line options that reproduce this experiment, except its methods."""
+        """Return command-line options that reproduce the settings, except the names of methods."""
         return words_of({n: value for n, value in vars(self).items() if n not in without})
 
 
@@ -277,14 +277,14 @@ def options() -> list[Field[Any]]:
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Return the arguments of `add_argument` for each option, derived from its type."""
+    """Return the arguments of `add_argument` for each command-line option, given its type."""
     hints = get_type_hints(Experiment, include_extras=True)
     return {one.name: kind_of(hints[one.name]) for one in options()}
 
 
 @cache
 def sections() -> dict[str, str]:
-    """Return each option's section heading in the help: field name -> heading."""
+    """Return the heading under which the help lists each option: field name -> heading."""
     found, heading = dict[str, str](), ""
     for one in options():
         found[one.name] = heading = SECTIONS.get(one.name, heading)
@@ -292,7 +292,7 @@ def sections() -> dict[str, str]:
 
 
 def flag_of(one: Field[Any]) -> str:
-    """Return the command-line option of a field, such as "--per-class".
+    """Return the command-line option of a settings field, such as "--per-class".
 
     >>> [flag_of(one) for one in options() if one.name in ("per_class", "settings")]
     ['--per-class', '--set']
@@ -301,7 +301,7 @@ def flag_of(one: Field[Any]) -> str:
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
-    """Convert field values to command-line options; None, False and empty lists are omitted.
+    """Convert settings to command-line options; None, False and empty lists are omitted.
 
     >>> words_of({"per_class": 12, "resume": True, "settings": {"lr": 0.1, "batch": None}})
     ['--per-class', '12', '--set', 'lr=0.1', 'batch=none', '--resume']
@@ -329,7 +329,7 @@ def as_text(value: Any) -> str:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Read field values from a YAML file, or from the run.json of a run."""
+    """Read settings from a YAML file, or from the run.json of a run: field name -> value."""
     import yaml
 
     try:

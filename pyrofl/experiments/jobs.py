@@ -23,7 +23,7 @@ from pyrofl.inference.transport.start import create_engine
 
 @dataclass(frozen=True)
 class Job:
-    """Single fit of a command: method, task and output folder."""
+    """One of the fits that a command runs: its method, task and output folder."""
 
     experiment: Experiment
     name: str
@@ -55,7 +55,10 @@ class Job:
 
 
 def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = None) -> list[Job]:
-    """Return a job for each method and seed, with its own folder below `folder`, if given."""
+    """Return a job, a fit to run, for each method and seed, with its own output folder.
+
+    The folders are below `folder`, if it is given.
+    """
     names = experiment.methods
     tasks = [task(experiment, seed) for seed in seeds]
     if len({(found.split, found.seeds) for found in tasks}) < len(tasks):
@@ -89,7 +92,7 @@ def foldable(name: str, method: Scheduled) -> None:
 
 
 def privacy(text: str | None) -> Privacy | None:
-    """Parse the privacy option "clip=1.0,noise_multiplier=1.1" into a `Privacy`."""
+    """Parse the option --privacy, such as "clip=1.0,noise_multiplier=1.1"; None without it."""
     if text is None:
         return None
     kinds = get_type_hints(Privacy)

@@ -1,4 +1,4 @@
-"""Methods by name, and building them with the settings of a command."""
+"""Construction of methods by name, with the settings given on the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def builds() -> dict[str, Build]:
 
 
 def about(method: str) -> str:
-    """Return the first line of a method's docstring, without the method's name."""
+    """Return the first line of a method's documentation, without the name of the method."""
     first = (import_module(f"pyrofl.models.{method}").__doc__ or "").splitlines()[0]
     return first.partition(": ")[2].rstrip(".")
 
@@ -35,7 +35,7 @@ def about(method: str) -> str:
 def methods(
     names: Sequence[str], settings: Sequence[str], task: Task, rounds: int
 ) -> Mapping[str, Scheduled]:
-    """Build methods by name for a task; schedules are built for every round."""
+    """Build methods by name for a task; methods with a schedule become functions of the round."""
     found = builds()
     for name in names:
         known(name, found, "method")
@@ -69,7 +69,7 @@ def _built(
 
 
 def reaching(words: Sequence[str], method: str) -> list[str]:
-    """Return the settings that apply to a method, as "name=value" without its name.
+    """Return the settings that apply to a method, as "name=value" without the method's name.
 
     A later setting replaces an earlier one of the same name.
     """

@@ -23,7 +23,7 @@ MAX_THREADS = max(64, os.cpu_count() or 1)  # too many threads kill a process
 
 
 def number(kind: Any, most: float = MAX_COUNT) -> Kind:
-    """Return the option type for a number with a range from `pyrofl.arguments` and a maximum."""
+    """Return the command-line option type of a number in a given range, up to a maximum."""
     base, allowed = get_args(kind)
 
     def read(text: str) -> Any:
@@ -39,12 +39,12 @@ def number(kind: Any, most: float = MAX_COUNT) -> Kind:
 
 
 def choice(literal: Any) -> Kind:
-    """Return the option type for one of the words of a `Literal`."""
+    """Return the command-line option type of a choice among the words of a `Literal`."""
     return {"choices": get_args(literal)}
 
 
 def not_empty(text: str) -> str:
-    """Return the text unchanged; raise ValueError if it is empty or contains NUL."""
+    """Return a command-line argument unchanged; raise an error if it is empty or contains NUL."""
     if not text or "\0" in text:
         raise ArgumentTypeError(f"found {text!r}; expected a text that is not empty, without NUL")
     return text
@@ -58,7 +58,7 @@ def expand_home(text: str) -> str:
 
 
 def _groups(text: str) -> str | tuple[str, ...]:
-    """Parse comma-separated names of ArviZ groups, or "all"."""
+    """Parse a command-line argument: comma-separated names of ArviZ groups, or "all"."""
     names = tuple(text.split(","))
     if text != "all" and not set(names) <= set(GROUPS):
         raise ArgumentTypeError(
@@ -68,7 +68,10 @@ def _groups(text: str) -> str | tuple[str, ...]:
 
 
 def _clients(text: str) -> int | str:
-    """Parse a number of clients, or comma-separated names; "5," is a client named 5."""
+    """Parse the value of --held-out: a number of clients, or comma-separated client names.
+
+    "5," is a client named 5.
+    """
     try:
         found: int = WHOLE["type"](text)
     except ArgumentTypeError:
@@ -93,7 +96,7 @@ THREADS = number(Count, MAX_THREADS)
 
 @dataclass(frozen=True, eq=False)  # types must have a hash
 class ReadBy:
-    """Annotation of a type with its command-line option type."""
+    """Annotation that assigns a command-line option type to a Python type."""
 
     kind: Kind
 
@@ -108,7 +111,7 @@ Settings = Annotated[tuple[str, ...], ReadBy({"nargs": "+", "action": "extend"})
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Return the option type for a type annotation, which may be optional.
+    """Return the command-line option type of a type annotation, which may be optional.
 
     >>> kind_of(Literal["reject", "raise"] | None)
     {'choices': ('reject', 'raise')}

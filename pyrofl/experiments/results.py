@@ -42,7 +42,7 @@ RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
 
 
 def about(data: Federation, likelihood: str, experiment: Experiment) -> str:
-    """Describe the data in one line: rows, target, features and omitted columns."""
+    """Describe the data in one line for the user: rows, target, features and omitted columns."""
     if data.classes:
         kind = f"{len(data.classes)} classes ({listed(data.classes)})"
     else:
@@ -59,7 +59,7 @@ def about(data: Federation, likelihood: str, experiment: Experiment) -> str:
 
 
 def columns(data: Federation, likelihood: str) -> dict[str, Any]:
-    """Return the metadata of the data for run.json: rows, likelihood, classes and columns."""
+    """Return the description of the data for run.json: rows, likelihood, classes and columns."""
     kind: dict[str, Any] = {"rows": len(data.y), "likelihood": likelihood, "classes": data.classes}
     return kind | (data.source.to_json() if data.source else {})
 
@@ -88,7 +88,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
 
 
 def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tensors) -> None:
-    """Write metrics.csv and clients.csv, and create the folder for figures."""
+    """Write a run's tables metrics.csv and clients.csv, and create the folder for its figures."""
     (folder / "figures").mkdir(exist_ok=True)
     metrics = ([row[c] for c in run_folder.METRICS] for row in run.history)
     run_folder.write_csv(folder / "metrics.csv", run_folder.METRICS, metrics)
@@ -97,7 +97,7 @@ def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tenso
 
 
 def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> list[str]:
-    """Create and save figures; return an error message for each figure that failed."""
+    """Plot and save figures; return an error message for each figure that failed."""
     failed = []
     for name, make in shown:
         path = folder / f"figures/{name}.png"
@@ -110,13 +110,13 @@ def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> li
 
 
 def figures_lack(folder: Path, failed: Sequence[str]) -> None:
-    """Raise Stopped if any figure failed, stating that all other results are complete."""
+    """Raise an error if any figure failed, stating that all other results are complete."""
     if failed:
         raise Stopped(f"{folder} holds all results, but no {'; no '.join(failed)}", FAILED)
 
 
 def facts(job: Job, run: Run, scores: list[Scores]) -> dict[str, Any]:
-    """Return the content of run.json for a job."""
+    """Return the content of run.json for a job: settings, versions, costs and scores."""
     own: dict[str, Any] = {"methods": (job.name,), "seed": job.task.seed, "seeds": 1}
     experiment = replace(job.experiment, out=str(job.path), **own)
     return facts_of(experiment, run, scores, job.task.split, job.task.likelihood)
@@ -165,7 +165,7 @@ def facts_of(
 
 
 def posterior_view(run: Run) -> tuple[str, Adapted]:
-    """Return the model whose posterior is drawn, and its default adaptation."""
+    """Return which model's posterior is saved, such as "personal", and its default adaptation."""
     view, main = run.method.posterior_view, default_model(run.method)
     return main if view == main[0] else (view, "none")
 
@@ -190,7 +190,10 @@ def draw(
 def figures_of_rounds(
     run: Run, scores: list[Scores], name: str, seed: int
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Yield the figures that need no client data: curves, scores by client, convergence."""
+    """Yield name and plot function of each figure that needs no data of clients.
+
+    These are learning curves, scores by client, and convergence.
+    """
     if scores:
         metric, main = main_metric(scores), default_model(run.method)
         shown = next((s for s in scores if (s.model, s.adaptation) == main), scores[0])
@@ -203,7 +206,7 @@ def figures_of_rounds(
 
 
 def _bins(run: Run, scores: list[Scores]) -> dict[str, Bins]:
-    """Return the calibration bins of every model of a run, by title."""
+    """Return the calibration bins of every model of a run: title -> bins."""
     main, bins = default_model(run.method), {}
     for model in run.method.views:
         adaptation = main[1] if model == main[0] else "none"

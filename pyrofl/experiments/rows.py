@@ -1,4 +1,4 @@
-"""File rows.csv: every model's prediction for every test row."""
+"""The file rows.csv with every model's prediction for every test row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Sc
 
 
 def classes(data: Federation, scores: list[Scores]) -> tuple[str, ...]:
-    """Return the class names: those of the data, "0" and "1" for binary y, or none."""
+    """Return the class names: those of the data, "0" and "1" for binary targets, or none."""
     return data.classes or (("0", "1") if "accuracy" in scores[0].values else ())
 
 
@@ -61,7 +61,7 @@ def _lines(data: Federation, scores: Scores, classes: tuple[str, ...]) -> Iterat
 
 
 def read(folder: Path) -> DataFrame:
-    """Read a run's rows.csv, restricted to the training clients."""
+    """Read a run's predictions of single rows (rows.csv), restricted to the training clients."""
     from pandas import read_csv
 
     path = folder / NAME
@@ -84,12 +84,12 @@ def read(folder: Path) -> DataFrame:
 
 
 def classes_of(table: DataFrame) -> list[str]:
-    """Return the names of classes whose probabilities the table contains; [] for regression."""
+    """Return the class names that a table of predictions has probabilities of; [] in regression."""
     return [c[2:-1] for c in table.columns[len(COLUMNS) :] if c.startswith("p(") and c[-1] == ")"]
 
 
 def probabilities(table: DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return class probabilities [N, K] and true class indices [N] of a table."""
+    """Return class probabilities [N, K] and true class indices [N] from a table of predictions."""
     names = classes_of(table)
     y = table["y"].map({name: k for k, name in enumerate(names)}).to_numpy(dtype=int)
     return table[[f"p({name})" for name in names]].to_numpy(dtype=float), y

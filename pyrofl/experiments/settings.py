@@ -24,7 +24,10 @@ KNOWN = (DONE, "unlabelled")  # no settings: the command line knows them
 
 
 def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str, dict[str, Value]]:
-    """Parse "name=value" for all methods or "method.name=value" for one: method -> settings."""
+    """Parse settings "name=value" of all methods, or "method.name=value" of one.
+
+    Returns method -> settings.
+    """
     chosen: dict[str, dict[str, Value]] = {method: {} for method in builds}
     for word in words:
         name, equals, text = word.partition("=")
@@ -95,7 +98,7 @@ READERS: dict[Any, tuple[str, Callable[[str], Value]]] = {
 
 
 def readable(kind: Any) -> list[Any]:
-    """Return the members of a type or union that can be parsed from text."""
+    """Return the members of a type or union for which values can be parsed from text."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = get_args(kind) if union else (kind,)
     return [k for k in kinds if k in READERS or get_origin(k) is Literal]

@@ -48,7 +48,7 @@ class Task:
 
 
 def resolve(experiment: Experiment) -> Experiment:
-    """Fill in the defaults that depend on the data: partition, number of clients, network."""
+    """Fill in settings with defaults that depend on the data: partition, clients, network."""
     _load.cache_clear()  # within one command data are read once
     if experiment.data.startswith("csv:"):
         experiment = replace(experiment, scaling=experiment.scaling or "standardize")
@@ -66,7 +66,7 @@ def resolve(experiment: Experiment) -> Experiment:
 
 
 def load(experiment: Experiment, seed: int) -> Dataset:
-    """Load the data set, with at most the requested number of training rows per class."""
+    """Load the data set of an experiment, with at most the requested training rows per class."""
     asked: dict[str, Any] = {name: getattr(experiment, name) for name in OF_TABLES}
     for name in ("features", "categories"):
         text = getattr(experiment, name)
@@ -81,7 +81,7 @@ _load = lru_cache(maxsize=1)(datasets.load)
 
 
 def split(experiment: Experiment, seed: int) -> tuple[Dataset, Federation]:
-    """Load the data and partition them among clients."""
+    """Load the data set of an experiment and partition it among clients."""
     seed = given(experiment.split_seed, seed)
     dataset = load(experiment, seed)
     federation = federations.split(
@@ -114,7 +114,7 @@ def held_out(experiment: Experiment) -> int | list[str]:
 
 
 def given(seed: int | None, default: int) -> int:
-    """Return the seed, or the default if the seed is None."""
+    """Return a seed, or the default seed if it is None."""
     return default if seed is None else seed
 
 
@@ -170,7 +170,7 @@ def network(spec: str, shape: tuple[int, ...], outputs: int) -> Network:
 
 
 def partition(spec: str) -> str | federations.Own:
-    """Return the partition's name, or the function in a user's file "FILE.py:NAME"."""
+    """Return the name of a built-in partition, or load a user's function from "FILE.py:NAME"."""
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py"):
         return spec
@@ -182,7 +182,7 @@ def partition(spec: str) -> str | federations.Own:
 
 
 def from_file(spec: str, what: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
-    """Load the object NAME from a user's file "FILE.py:NAME", and apply `then` to it."""
+    """Load the object NAME from a user's file "FILE.py:NAME", and pass it to `then`."""
     path, _, name = spec.rpartition(":")
     try:
         return then(runpy.run_path(path).get(name))

@@ -31,7 +31,7 @@ EXTREME = 0.025  # p values that are marked, at either end
 
 
 def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
-    """Plot rank histograms, with a 99% band for the bin counts of uniform ranks.
+    """Plot histograms of ranks from posterior checks, with a 99% band expected for uniform ranks.
 
     Too few at both ends: intervals are too wide; too many: too narrow; a slope: a shifted posterior
     (Talts et al. 2018, figures 3 to 6).
@@ -61,7 +61,7 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
 
 
 def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Plot the observed coverage of central intervals against their nominal coverage.
+    """Plot the observed coverage of central posterior intervals against their nominal coverage.
 
     The band holds 99% of what chance makes of calibrated intervals, at every level for itself, for
     the shortest N.
@@ -148,7 +148,7 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
 
 
 def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> Figure:
-    """Draw a reliability diagram for every client.
+    """Plot every client's accuracy, with a 95% interval, and its mean confidence.
 
     Args:
         bins: client -> bins [bins], as `pyrofl.checks.calibration_by_client` returns them.

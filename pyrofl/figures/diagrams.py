@@ -37,7 +37,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """Label of the node: names and distribution."""
+        """Label of the diagram node: names of its sample sites and their distribution."""
         names = [style.plain(name) for name in self.members]
         if len(names) > 2 * NAMED:
             names = [*names[:NAMED], f"and {len(names) - NAMED} more"]
@@ -105,7 +105,7 @@ def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
 
 
 def _placed(nodes: list[Node]) -> list[Node]:
-    """Assign each node a column to the right of its parents, and a height in the column."""
+    """Assign each diagram node a column right of its parents, and a height in the column."""
     kept = any(node.kind == "client" for node in nodes)
     for node in nodes:
         before = [nodes[i].column for i in node.reads]
@@ -124,7 +124,7 @@ def _placed(nodes: list[Node]) -> list[Node]:
 
 
 def _spread_out(nodes: Iterable[Node]) -> None:
-    """Set the node positions in each column; nodes with long arrows are placed lowest."""
+    """Set node heights in each column of a diagram; nodes with long arrows are placed lowest."""
     nodes = list(nodes)
     reach = [
         max((n.column - node.column for n in nodes if i in n.reads), default=0)
@@ -137,7 +137,7 @@ def _spread_out(nodes: Iterable[Node]) -> None:
 
 
 def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
-    """Draw a plate as a box around its nodes, with a label below them."""
+    """Draw a plate of a model as a box around its nodes, with a label below them."""
     from matplotlib.patches import FancyBboxPatch
 
     if not nodes:
@@ -155,7 +155,7 @@ def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
 
 
 def _arrow(axes: Axes, parent: Node, child: Node) -> None:
-    """Draw an arrow from parent to child, bent downwards if it passes a column."""
+    """Draw an arrow between two nodes of a model diagram, bent if it passes another column."""
     far = child.column - parent.column > 1
     start, end = (parent.at[0] + 0.4 * WIDE, parent.at[1]), (child.at[0] - 0.4 * WIDE, child.at[1])
     look = {"arrowstyle": "-|>", "color": "#444444", "lw": 1.1, "shrinkA": 0, "shrinkB": 0}
@@ -166,7 +166,7 @@ def _arrow(axes: Axes, parent: Node, child: Node) -> None:
 
 
 def _draw(axes: Axes, node: Node) -> None:
-    """Draw a node and its label."""
+    """Draw a node of a model diagram and its label."""
     from matplotlib.patches import FancyBboxPatch
 
     tensor = node.kind in TENSORS
@@ -180,13 +180,13 @@ def _draw(axes: Axes, node: Node) -> None:
 
 
 def _colours(node: Node) -> tuple[str, str]:
-    """Return the fill color and the edge color of a node."""
+    """Return the fill color and the edge color of a node in a model diagram."""
     edge = {"server": COLOURS[0], "client": COLOURS[1]}.get(node.kind, "black")
     return SEEN if node.observed else "white", edge
 
 
 def _explain(axes: Axes, nodes: list[Node]) -> None:
-    """Draw a legend of the kinds of nodes above the diagram."""
+    """Draw a legend of the kinds of nodes above a model diagram."""
     kinds = {TENSORS.get(n.kind, "observed" if n.observed else "drawn"): n for n in nodes}
     for words in ("the server's", "kept by the client", "drawn", "observed"):
         if words in kinds:

@@ -55,7 +55,7 @@ class Moving:
 
     @cached_property
     def html(self) -> str:
-        """Return all frames with a slider, as HTML without external files."""
+        """Return the animation's frames with a slider, as HTML without external files."""
         from matplotlib.animation import FuncAnimation
 
         figure = canvas(*self.size)

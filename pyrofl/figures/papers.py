@@ -1,4 +1,4 @@
-"""Figures in the style of single papers: pFedMB, FedBE and FedABML."""
+"""Figures that follow those of single papers: pFedMB, FedBE and FedABML."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def simplex(
 
 
 def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) -> Figure:
-    """Plot the confidence of right and of wrong predictions (FedBE, figures 1 and 9).
+    """Plot histograms of confidence for right and wrong predictions (FedBE, figures 1 and 9).
 
     Args:
         models: title -> (confidence, right), both [N], or [members, N] for the mean over several
@@ -205,7 +205,7 @@ def after_epochs(
 
 
 def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Plot positive measures by round on a logarithmic scale (FedABML, figure 2).
+    """Plot positive quantities against the round on a log scale (FedABML, figure 2).
 
     Args:
         measures: label of an axis -> method -> [runs, rounds], positive, the first before round 1.

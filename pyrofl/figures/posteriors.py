@@ -27,7 +27,7 @@ NEAR = "grey: shifts below 0.2 sds, ratios within 15%"
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
-    """Plot a federated posterior against a reference: shifts of means, ratios of SDs.
+    """Plot how a federated posterior differs from a reference: shifts of means, ratios of SDs.
 
     Args:
         table: what `pyrofl.reference.compare_posteriors` returns, or some of its rows. Several
@@ -55,7 +55,7 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
 
 
 def _note(table: Any) -> str:
-    """Describe how many variables agree between two posteriors, and the Monte Carlo error."""
+    """Describe how many parameters agree between two posteriors, and the Monte Carlo error."""
     near = [(table[c] - target).abs() <= within for c, (target, within) in TARGETS.items()]
     agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: shift and ratio in grey"
     if "error" not in table:
@@ -67,7 +67,10 @@ def _note(table: Any) -> str:
 
 
 def _lanes(table: Any, names: tuple[str, str]) -> Figure:
-    """Plot shifts and ratios of many parameters, one line per variable; label the worst."""
+    """Plot shifts of means and ratios of SDs of many parameters, one line for each variable.
+
+    The parameter that differs most has a label.
+    """
     lanes = dict(list(table.groupby("variable", sort=False)))
     figure, grid = panels(2, 2, 4.2, 0.8 * len(lanes), (0, 1.4), grid=None, sharey=True)
     for axes, column in zip(grid, TARGETS, strict=True):
@@ -93,7 +96,7 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
 
 
 def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:
-    """Label a dot with a name, on the side that has space."""
+    """Label a point of a plot with a name, on the side that has space."""
     right = value < target
     look: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right" if right else "left"}
     look |= {"xytext": (-6 if right else 6, 0), "textcoords": "offset points"}
@@ -101,7 +104,7 @@ def _name(axes: Axes, name: str, value: float, place: float, target: float) -> N
 
 
 def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, str]) -> None:
-    """Plot shifts of means or ratios of SDs, with the range within tolerance in gray."""
+    """Plot shifts of means or ratios of SDs of two posteriors, with the tolerance in gray."""
     target, near = TARGETS[column]
     if not axes.lines:
         axes.axvspan(target - near, target + near, color=GREY, alpha=0.2, linewidth=0)
@@ -113,7 +116,7 @@ def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, 
 
 
 def _reach(axes: Axes, column: str, farthest: float) -> None:
-    """Set symmetric axis limits from the tolerance and the largest value."""
+    """Set the limits of an axis of shifts or ratios, from the tolerance and the largest value."""
     target, near = TARGETS[column]
     reach = 1.1 * max(2 * near, farthest)
     axes.set_xlim(max(target - reach, 0.0) if column == "ratio" else -reach, target + reach)
@@ -126,7 +129,7 @@ def forest(
     truth: Any = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Plot the intervals of several fits below each other (forest plot).
+    """Plot the posterior intervals of several fits below each other (forest plot).
 
     Args:
         fits: name -> summary of its J rows; NaN leaves a gap.
@@ -216,7 +219,7 @@ def pooling(
 def courses(
     at: Sequence[float], posterior: Summary, labels: Sequence[str], across: str, up: str
 ) -> Figure:
-    """Plot parameters against a covariate of the clients, such as years, one panel each.
+    """Plot clients' parameters against a covariate such as years, one panel for each parameter.
 
     Args:
         at: places of the J clients.
@@ -263,7 +266,7 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
 
 
 def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -> None:
-    """Plot the mean and interval of each label and fit, from top to bottom."""
+    """Plot the mean and interval of each labeled quantity for every fit, from top to bottom."""
     shift = 0.6 / len(fits)
     for i, (name, summary) in enumerate(fits.items()):
         mean, low, high = (np.asarray(v, dtype=float) for v in summary)

@@ -69,7 +69,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
 
 
 def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """Return each panel's table by title; populations with nearly equal curves share a panel."""
+    """Return each panel's curves by title; populations with nearly equal curves share a panel."""
     near = 0.01 * float(np.ptp(table["value"]))
     found: dict[str, tuple[str, Any, pandas.DataFrame]] = {}
     for (model, population), part in table.groupby(["model", "population"], sort=False):
@@ -89,7 +89,7 @@ def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 
 
 def convergence(run: Any) -> Figure:
-    """Plot the parameter changes per round and the convergence threshold, on a log scale.
+    """Plot how much parameters change per round, and the convergence threshold, on a log scale.
 
     Args:
         run: a `Run`, or `Chains`, whose seeds are lines that look the same. Its status is the
@@ -209,7 +209,7 @@ def comparison(
 
 
 def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
-    """Plot validation scores of all settings against the rounds of their trials.
+    """Plot validation scores of all settings in tuning against the rounds of their trials.
 
     Args:
         rows: of tune.csv. The chosen setting and the best of the others have colours. Scores of
@@ -268,7 +268,7 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure to a file, completely or not at all."""
+    """Write a figure to a file atomically, completely or not at all."""
     with replacing(path) as temporary, warnings.catch_warnings():
         temporary.parent.mkdir(parents=True, exist_ok=True)
         # Fonts have no pictures, and few alphabets; then there is a box instead.
@@ -277,7 +277,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def try_out() -> None:
-    """Draw an empty figure, to check matplotlib's fonts and cache folder."""
+    """Draw a test figure, to check that matplotlib's fonts and cache folder work."""
     figure = style.canvas(1, 1)
     figure.text(0, 0, "a")
     figure.savefig(BytesIO())

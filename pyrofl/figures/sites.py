@@ -124,7 +124,7 @@ def differences(
     most: int = 60,
     own: str = "own model",
 ) -> Figure:
-    """Plot the score differences between other models and each client's local model.
+    """Plot each client's score differences between federated models and its local model.
 
     Args:
         sites: model -> site -> difference, and the ends of its interval; blue is better, orange is

@@ -45,7 +45,7 @@ ADAPTED = {"none": "", "fine_tune": ", adapted", "train": ", trained once more"}
 
 
 def plain(name: str) -> str:
-    r"""Return the name with $ escaped, so that matplotlib does not typeset it as mathematics.
+    r"""Escape $ in a name, so that matplotlib does not typeset it as mathematics.
 
     >>> print(plain("$x_1$"))
     \$x_1\$
@@ -54,7 +54,7 @@ def plain(name: str) -> str:
 
 
 def short(name: str, most: int = 36) -> str:
-    """Return the name, shortened to at most `most` characters.
+    """Shorten a name to at most `most` characters for a figure.
 
     >>> short("the hospital at the end of the long road", 20)
     'the hospita...g road'
@@ -80,7 +80,7 @@ def panels(
     up: str = "",
     **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a new figure and its `count` axes, arranged in columns; sizes are in inches."""
+    """Return a new figure with `count` panels arranged in columns; sizes are in inches."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = canvas(wide * columns + room[0], tall * rows + room[1])
@@ -99,7 +99,7 @@ def panels(
 def one_panel(
     wide: float, tall: float, ax: Axes | None, grid: Literal["both", "x", "y"] | None = "both"
 ) -> tuple[Figure, Axes]:
-    """Return the figure and the user's axes, or new ones of the given size in inches."""
+    """Return the user's axes and their figure, or new ones of the given size in inches."""
     if ax is None:
         figure, (axes,) = panels(1, 1, wide, tall, grid=grid)
         return figure, axes
@@ -119,7 +119,7 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def about(metric: str, rows: Iterable[Row] | pandas.DataFrame) -> pandas.DataFrame:
-    """Return the table rows of one metric, with client adaptations named as in legends."""
+    """Return a metric's rows of a score table, with adaptations named as in legends."""
     import pandas
 
     table = pandas.DataFrame(rows)
@@ -171,7 +171,7 @@ def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any
 
 
 def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Look) -> None:
-    """Plot points with area by number of rows; `joined` points are filled and connected."""
+    """Plot points, larger for more rows; fill the `joined` points and connect them by lines."""
     colour, area = style["color"], 12 + 90 * rows / max(1, rows.max())
     axes.plot(x, np.where(joined, y, np.nan), linestyle=style["linestyle"], color=colour)
     look: dict[str, Any] = {"edgecolors": colour, "alpha": 0.85, "clip_on": False, "zorder": 3}
@@ -188,13 +188,13 @@ def whole_numbers(most: int) -> MaxNLocator:
 
 
 def mark_rounds(axis: Axis) -> None:
-    """Label an axis of rounds, with ticks at whole numbers only."""
+    """Label an axis as training rounds, with ticks at whole numbers only."""
     axis.set_label_text("round")
     axis.set_major_locator(whole_numbers(8))
 
 
 def mark_sizes(axis: Axis, size: Any) -> None:
-    """Label an axis of numbers of training rows [J]; logarithmic if they vary widely."""
+    """Label an axis as numbers of training rows, on a log scale if they vary widely."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_label_text("training rows of the client")
@@ -238,7 +238,7 @@ def with_legend(
     note: str = "",
     ax: Axes | None = None,
 ) -> Figure:
-    """Add one legend above all panels, or inside the user's `ax`; return the figure."""
+    """Add one legend above all panels, or inside the user's axes; return the figure."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()

@@ -112,14 +112,14 @@ def read_any(path: str | Path, device: str | None = None) -> tuple[dict[str, Any
 
 
 def refuse_differences(what: str | Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ValueError if the settings of a saved run differ from the present ones."""
+    """Raise ValueError if the settings of a saved run differ from the current settings."""
     if names := sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n)):
         each = ", ".join(f"{n} is {now.get(n)!r} and was {was.get(n)!r}" for n in names)
         raise ValueError(f"{what} is of another run; now {each}")
 
 
 def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
-    """Return a checkpoint's hash position (0: no hash), computed hash and stored hash."""
+    """Return the position of a checkpoint's hash (0: none), the computed and the stored hash."""
     length = int.from_bytes(file.read(8), "little")
     left = file.seek(0, os.SEEK_END) - 8
     file.seek(8)
@@ -136,7 +136,7 @@ def _hashes(file: IO[bytes]) -> tuple[int, bytes, bytes]:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON, and collect the tensors in it by path."""
+    """Convert a nested value to JSON, and collect its tensors in a dict, keyed by their paths."""
     if isinstance(value, Tensor) and value.is_complex():
         return {"@complex": _encode(torch.view_as_real(value.resolve_conj()), path, tensors)}
     if isinstance(value, Tensor):
@@ -163,7 +163,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: Any, device: str | None) -> Any:
-    """Restore a value from the JSON and the tensors of `_encode`."""
+    """Restore a nested value from the JSON and the tensors that `_encode` produced."""
     if isinstance(value, list):
         return [_decode(v, tensors, device) for v in value]
     if not isinstance(value, dict):

@@ -44,7 +44,7 @@ def locked(folder: str | Path) -> Iterator[str]:
 
 
 def _taken(path: Path) -> int:
-    """Open and lock the lock file, and return its handle; raise ValueError if it is in use."""
+    """Open and lock a folder's lock file; return its handle; raise ValueError if it is in use."""
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o644)
@@ -65,7 +65,7 @@ def _taken(path: Path) -> int:
 
 
 def _lock(handle: int) -> bool:
-    """Lock a file; return False if another process holds it, True without system locks."""
+    """Lock a file; return False if another process holds it, True if the system has no locks."""
     try:
         fcntl: Any = import_module("fcntl")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

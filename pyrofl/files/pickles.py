@@ -1,4 +1,4 @@
-"""Records that contain functions, pickled by cloudpickle."""
+"""Pickling of records that contain functions, with cloudpickle."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ R = TypeVar("R")
 
 
 class Pickled:
-    """Base of dataclasses with closures, which are pickled by cloudpickle if installed."""
+    """Base class of dataclasses with closures, which cloudpickle pickles if it is installed."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the fields pickled by cloudpickle; raise TypeError if it is not installed."""
+        """Pickle the object's fields by cloudpickle; raise TypeError if it is not installed."""
         try:
             cloud = import_module("cloudpickle")
         except ImportError as error:
@@ -25,7 +25,7 @@ class Pickled:
         return _made, (type(self), cloud.dumps(vars(self)))
 
     def __copy__(self: R) -> R:
-        """Return a shallow copy of the record."""
+        """Return a shallow copy of the dataclass instance."""
         return type(self)(**vars(self))
 
 

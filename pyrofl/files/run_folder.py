@@ -28,7 +28,7 @@ HALF = r"\.[0-9a-f]{32}(\.\w+)?|\.tmp\w{6}"  # names of what a killed write leav
 
 @checked
 def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Path:
-    """Create an output folder and its parents; raise an error if it may not be used.
+    """Create an output folder and its parents; raise ValueError if it may not be used.
 
     With `overwrite` it may hold files, else only those with names like `holding`. They stay until
     new ones of the same name replace them. A lock, see `locked`, is no such file.
@@ -59,7 +59,7 @@ def prepare(path: str | Path, overwrite: bool = False, holding: str = "") -> Pat
 
 
 def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> None:
-    """Raise ValueError for an output file with a wrong suffix, or an existing one."""
+    """Raise ValueError if an output file has a wrong suffix, or exists and may not be replaced."""
     if path.suffix not in suffixes:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(suffixes)}")
     if path.is_dir() or (path.exists() and not overwrite):
@@ -68,7 +68,7 @@ def refuse_no_output(path: Path, suffixes: Sequence[str], overwrite: bool) -> No
 
 @contextmanager
 def only_if_done(*paths: Path) -> Iterator[None]:
-    """Remove the empty folders created in the `with` block if the block raises an error."""
+    """Remove folders created in the `with` block, if they are empty, when the block fails."""
     new: list[Path] = []
     for path in paths:
         missing = [p for p in (path, *path.parents) if not os.path.lexists(p)]
@@ -85,7 +85,7 @@ def only_if_done(*paths: Path) -> Iterator[None]:
 @checked
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path whose file replaces `path` at the end, as a context manager.
+    """Yield a temporary path; the file there replaces `path` at the end of the `with` block.
 
     Readers of `path` see the old file or the new one, never a part of it. If the body raises,
     the old file stays and the new one is removed.
@@ -136,7 +136,7 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
 
 
 def read_csv(path: str | Path) -> list[dict[str, str]]:
-    """Read a CSV table of `write_csv`, as one dict of texts per row."""
+    """Read a CSV table written by `write_csv`, as one dict of texts per row."""
     with open(path, newline="", encoding="utf-8") as file:
         head, *rows = [[plain_cell(cell) for cell in row] for row in csv.reader(file)] or [[]]
     return [dict(zip(head, row, strict=True)) for row in rows]
@@ -159,7 +159,7 @@ def safe_cell(value: Any) -> Any:
 
 
 def plain_cell(text: str) -> str:
-    """Return the original text of a cell that `safe_cell` prefixed."""
+    """Remove the quote that `safe_cell` added to the text of a CSV cell, if there is one."""
     marked = text.startswith("'") and text.lstrip("'").startswith(FORMULAS)
     return text[1:] if marked else text
 
@@ -172,7 +172,7 @@ def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return versions of the packages that results depend on; "unknown" if not installed."""
+    """Return versions of the Python packages that results depend on; "unknown" if missing."""
     found = {"python": platform.python_version()}
     for package in ("pyrofl", "torch", "pyro-ppl", "numpy", "arviz"):
         found[package.removesuffix("-ppl")] = "unknown"

@@ -1,4 +1,4 @@
-"""Flower's ClientApp of the sites and ServerApp of the server."""
+"""Flower apps of a study: the ClientApp of the sites and the ServerApp of the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ODD_MODS = {
 
 
 def flower() -> Any:
-    """Import Flower's modules, name -> module; raise ValueError if Flower is not installed."""
+    """Import Flower's modules: name -> module; raise ValueError if Flower is not installed."""
     try:
         return {n: import_module(f"flwr.{n}") for n in ("app", "clientapp", "serverapp")}
     except ImportError as error:
@@ -47,7 +47,7 @@ def flower() -> Any:
 
 
 def to_record(records: Mapping[str, Any]) -> Any:
-    """Convert pyrofl's records to a Flower RecordDict."""
+    """Convert the records of a message to Flower's RecordDict."""
     app = flower()["app"]
     content, text = serialize(records)
     arrays = app.ArrayRecord({"tensors": app.Array(np.frombuffer(content, np.uint8))})
@@ -55,7 +55,7 @@ def to_record(records: Mapping[str, Any]) -> Any:
 
 
 def from_record(record: Any) -> Records:
-    """Convert a Flower RecordDict to pyrofl's records."""
+    """Convert Flower's RecordDict to the records of a message."""
     try:
         content, text = record["arrays"]["tensors"].numpy().tobytes(), record["words"]["json"]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -94,18 +94,18 @@ def client_app(mods: Sequence[Any] = ()) -> Any:
 
 
 class GridTransport:
-    """Transport of messages over Flower's grid."""
+    """Transport of messages between server and nodes over Flower's grid."""
 
     def __init__(self, grid: Any) -> None:
-        """Store the Flower grid of a run."""
+        """Store the Flower grid over which a run exchanges messages."""
         self.grid, self.modules = grid, flower()
 
     def present(self) -> list[int]:
-        """Return the ids of the connected nodes."""
+        """Return the ids of the connected Flower nodes."""
         return list(self.grid.get_node_ids())
 
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
-        """Send messages to nodes; return the replies received before the timeout."""
+        """Send messages to Flower nodes; return the replies received before the timeout."""
         end, sent = time.monotonic() + timeout, self._sent(messages, timeout)
         waiting = {id_: node for id_, node in zip(sent, messages, strict=True) if id_}
         answers: dict[int, Records] = {}
@@ -118,11 +118,11 @@ class GridTransport:
         return answers
 
     def tell(self, messages: Mapping[int, Records]) -> None:
-        """Send messages to nodes without waiting for replies."""
+        """Send messages to Flower nodes without waiting for replies."""
         self._sent(messages, TOLD_WITHIN)
 
     def _sent(self, messages: Mapping[int, Records], timeout: float) -> list[str]:
-        """Send messages that expire after the timeout; return their identifiers."""
+        """Send messages to nodes that expire after the timeout; return the messages' ids."""
         app = self.modules["app"]
         kind = app.MessageType.TRAIN
         sent = [app.Message(to_record(s), node, kind, ttl=timeout) for node, s in messages.items()]
@@ -130,7 +130,7 @@ class GridTransport:
 
 
 def _read(record: Any) -> Records:
-    """Read a reply; return a refusal with the reason if it cannot be read."""
+    """Decode a node's reply; if it cannot be read, return a refusal with the reason."""
     try:
         return from_record(record)
     except ValueError as error:
@@ -160,7 +160,7 @@ def server_app() -> Any:
 
 
 def _end_as_orphan(parent: int) -> None:
-    """End this process, and so its folder lock, when the parent process has ended."""
+    """End this process, which releases its folder lock, when its parent process has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(FAILED)
@@ -172,7 +172,7 @@ def _say(log: Path, text: str) -> None:
 
 
 def _ended(folder: str, out: Path, transport: Any, settings: Settings, say: Any) -> dict[str, Any]:
-    """Run all rounds on the server; return the exit code, error message and result tables."""
+    """Run all rounds of a study; return the exit code, error message and result tables."""
     try:
         stores = coordinate(Project.read(folder), out, transport, settings, say)
         lacking = [problem for store in stores.values() for problem in store.finish()]

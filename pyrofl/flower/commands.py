@@ -47,7 +47,7 @@ ASKED = 30.0  # seconds between two questions whether the run still goes on
 
 
 def new(args: Namespace) -> None:
-    """Create a project folder with example settings and simulated data."""
+    """Create the project folder of a Flower study, with example settings and simulated data."""
     from pyrofl.flower.template import new as write
 
     path = write(args.folder)
@@ -56,7 +56,7 @@ def new(args: Namespace) -> None:
 
 
 def up(args: Namespace) -> None:
-    """Run a project on this machine: a server, and a node for each file in sites/."""
+    """Run a Flower study on this machine: a server, and a node for each file in sites/."""
     refuse_too_few(args)
     project = Project.read(args.folder)
     files = sorted((project.folder / "sites").glob("*.csv"))
@@ -81,7 +81,7 @@ def up(args: Namespace) -> None:
 
 
 def serve(args: Namespace) -> None:
-    """Run a project's server, to which sites on other machines connect."""
+    """Run the server of a Flower study, to which sites on other machines connect."""
     refuse_too_few(args)
     project = Project.read(args.folder)
     folder = args.nodes if args.nodes and os.path.isdir(args.nodes) else None
@@ -111,12 +111,12 @@ def refuse_too_few(args: Namespace) -> None:
 
 
 def kept_by(group: ProcessGroup) -> list[str]:
-    """Return server options that store known nodes, so that a restart recognizes them."""
+    """Return options with which Flower's server stores known nodes and recognizes them later."""
     return ["--database", str(group.home / "superlink.db")]
 
 
 def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> list[str]:
-    """Return the server's options for TLS and node keys; none for a loopback server."""
+    """Return Flower's server options for TLS and node keys; none for a loopback server."""
     given = [name for name, file in files.items() if file]
     if not given and not keys and host == LOOPBACK:
         return []
@@ -134,7 +134,7 @@ def safe_server(host: str, files: dict[str, str | None], keys: list[Path]) -> li
 
 
 def register(group: ProcessGroup, keys: list[Path]) -> None:
-    """Register nodes' public keys with the server, and record the site of each node.
+    """Register nodes' public keys with Flower's server, and record the site of each node.
 
     `flwr supernode list` shows neither names nor keys, so both are recorded here.
     """
@@ -151,7 +151,7 @@ def register(group: ProcessGroup, keys: list[Path]) -> None:
 
 
 def join(args: Namespace) -> None:
-    """Print which data will leave the site; then participate until the run has ended."""
+    """Print which data will leave the site; then participate in the study until it has ended."""
     from pyrofl.flower.disclosure import leaving
 
     project = Project.read(args.project)
@@ -194,7 +194,7 @@ def join(args: Namespace) -> None:
 def followed_site(
     process: subprocess.Popen[bytes], log: Path, at: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) for each refusal and for the end of the run in a site's log."""
+    """Follow a site's log: yield (kind, text) for each refusal and for the end of the run."""
     while process.poll() is None:
         with suppress(OSError), open(log, encoding="utf-8") as file:
             file.seek(at)
@@ -218,7 +218,7 @@ def not_in(group: ProcessGroup, args: Namespace, code: int) -> str:
 
 
 def safe_node(server: str, key: str | None, ca: str | None) -> list[str]:
-    """Return a node's options for TLS and its key; none for a loopback server."""
+    """Return a Flower node's options for TLS and its key, or --insecure for a loopback server."""
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"server is {server!r}; expected HOST:PORT, such as 10.0.0.1:8443")
@@ -250,7 +250,7 @@ def start_node(
 
 
 def run(args: Namespace, group: ProcessGroup, project: Project, out: Path) -> dict[str, Any]:
-    """Submit a run, print the server's log, and return the exit code, error and tables."""
+    """Submit a run to Flower and print the server's log; return exit code, error and tables."""
     end = group.home / f"{group.mark}.json"  # another run of Flower's may still be there, and end
     begin = (out / LOG).stat().st_size if (out / LOG).exists() else 0
     settings = {"project": str(project.folder.absolute()), "out": str(out), "sites": args.sites}
@@ -298,19 +298,19 @@ def state(group: ProcessGroup, number: str) -> str:
 
 
 def kept(out: Path, ended_by: str) -> str:
-    """Return a message on how to resume an interrupted command."""
+    """Return the error message of an interrupted command, which explains how to resume it."""
     return (
         f"{ended_by}; {out} holds the rounds that are made, the same command continues from there"
     )
 
 
 def gone(group: ProcessGroup, out: Path) -> str:
-    """Return the end of the server's log, and the folders of logs and results."""
+    """Describe why a run failed: the end of the server's log, and where logs and results are."""
     return f"{group.last_words('superlink')[-200:]}; {group.home} holds logs, {out} what is done"
 
 
 def finish(args: Namespace, out: Path, ended: dict[str, Any]) -> None:
-    """Print the result tables, and exit with the server's exit code."""
+    """Print the result tables of a study, and end the command with the server's exit code."""
     show("\n\n".join(ended["tables"]), f"{out} holds all results")
     if ended["code"]:
         raise Stopped(str(ended["error"]), int(ended["code"]))

@@ -1,4 +1,4 @@
-"""Server of a project: waits for sites, runs all methods' rounds, stores the results."""
+"""Server of a Flower study: it waits for sites, runs all rounds and stores the results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAUSE = 0.5  # seconds between two checks for sites
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a server: timeout and required numbers of sites."""
+    """Settings of the server of a Flower study: timeout and required numbers of sites."""
 
     sites: int  # it begins when so many are there
     least: int  # smallest number of sites of a round; one with fewer replies is repeated
@@ -47,7 +47,7 @@ def coordinate(
     settings: Settings,
     say: Callable[[str], None],
 ) -> dict[str, ResultStore]:
-    """Run the remaining rounds, evaluate after each, and write tables and figures.
+    """Run and evaluate the remaining rounds of a Flower study, and write tables and figures.
 
     The folder `out` holds the server's states and the results; a run in it is resumed.
     """
@@ -66,7 +66,7 @@ def coordinate(
 
 
 def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
-    """Return the sites of the run: those recorded at its start, or those now connected."""
+    """Return the sites of a study: those recorded at its start, or those now connected."""
     is_resumed = path.exists()
     if is_resumed:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def _roster(path: Path, register: Registry, settings: Settings) -> Sites:
 
 
 def wait(register: Registry, count: int, timeout: float) -> None:
-    """Wait until enough sites are connected."""
+    """Wait until the required number of sites is connected; raise an error after the timeout."""
     register.look()
     end = time.monotonic() + timeout
     while len(register.sites) < count:
@@ -102,7 +102,7 @@ def wait(register: Registry, count: int, timeout: float) -> None:
 
 
 class Rounds:
-    """Server-side state of all methods' rounds."""
+    """Server side of a Flower study, which runs the rounds of all methods and stores results."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Rounds:
         say: Callable[[str], None],
         sites: Sites,
     ) -> None:
-        """Start a new run in the folder `out`, or resume the run saved there."""
+        """Start a new study in the folder `out`, or resume the study saved there."""
         self.project, self.registry, self.settings, self.say = project, register, settings, say
         self.sites, self._repeated = sites, 0
         sizes = {
@@ -132,7 +132,7 @@ class Rounds:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds are complete and the last round is evaluated."""
+        """Whether all rounds of all methods are complete and the last round is evaluated."""
         return all(store.over for store in self.stores.values())
 
     def step(self) -> None:
@@ -201,7 +201,7 @@ class Rounds:
         return answers
 
     def _take(self, method: str, answers: Mapping[str, Records], seconds: float) -> None:
-        """Aggregate a round's replies; clients that lost their state restart as new clients."""
+        """Aggregate a method's replies; clients that lost their state restart as new clients."""
         old = self.servers[method].state
         state = self.servers[method].aggregate_train(_told(answers, label(REPLY, method)))
         for reason in state.rejected:
@@ -210,7 +210,7 @@ class Rounds:
         self._take_back(method, answers)
 
     def _take_back(self, method: str, answers: Mapping[str, Records]) -> None:
-        """Reset the state of clients that reported it as lost."""
+        """Restart the clients that reported the loss of their state as new clients of a method."""
         for site, lost in _told(answers, label(LOST, method)).items():
             names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]
             try:
@@ -223,5 +223,5 @@ class Rounds:
 
 
 def _told(answers: Mapping[str, Records], what: str) -> Records:
-    """Return one named record from each reply that contains it: site -> record."""
+    """Return the record with a given label from each site's reply that has it: site -> record."""
     return {site: answer[what] for site, answer in answers.items() if what in answer}

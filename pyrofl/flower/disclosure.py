@@ -61,13 +61,13 @@ def leaving(
 
 
 def _cut(data: Federation, count: int) -> Federation:
-    """Return the federation with only a few rows for each client."""
+    """Return the federation with only the first few rows of each client."""
     train, test = (tuple(rows[:count] for rows in part) for part in (data.train, data.test))
     return replace(data, train=train, test=test)
 
 
 def _tested(data: Federation) -> Part:
-    """Return which rows are evaluated: "test", or "train" if there are no test rows."""
+    """Return which rows a site evaluates: "test", or "train" if it has no test rows."""
     return "test" if any(map(len, data.test)) else "train"
 
 

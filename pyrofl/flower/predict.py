@@ -19,7 +19,7 @@ from pyrofl.inference.evaluation.predictions import Predictions
 
 
 def predict(args: Namespace) -> None:
-    """Predict rows of a site's clients, and write the predictions to a table."""
+    """Predict rows of a site's clients from saved states, and write predictions to a table."""
     path = Path(args.out)
     run_folder.refuse_no_output(path, (".csv",), args.overwrite)
     site = Site.read(args.folder)
@@ -42,7 +42,7 @@ def predict(args: Namespace) -> None:
 
 
 def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> list[str]:
-    """Return the client of each row: from --client, the only client, or the client column."""
+    """Return each row's client: given by --client, the only client, or in the client column."""
     names = site.data.names
     if args.client:
         known(args.client, names, "client")

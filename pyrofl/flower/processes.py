@@ -1,4 +1,4 @@
-"""Flower's programs as child processes, which end with this process."""
+"""Flower's programs as child processes that end together with this process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ProcessGroup:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of all programs: telemetry and update checks are off."""
+        """Environment variables of Flower's programs; telemetry and update checks are off."""
         own = {
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -53,7 +53,7 @@ class ProcessGroup:
         return {**os.environ, **own}
 
     def start(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a program in the background, with its output in HOME/name.log."""
+        """Start a program of Flower in the background, with its output in HOME/name.log."""
         with open(self.home / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 [program(words[0]), *words[1:]],
@@ -67,7 +67,7 @@ class ProcessGroup:
         return self.running[name]
 
     def ask(self, *words: str) -> str:
-        """Run a short program, and return its printed output."""
+        """Run a program of Flower to its end, and return its printed output."""
         done = subprocess.run(
             [program(words[0]), *words[1:]], capture_output=True, text=True, env=self.environment
         )
@@ -82,7 +82,7 @@ class ProcessGroup:
         return " ".join(text.split())[-400:]
 
     def stop(self) -> None:
-        """Stop all running programs, the nodes first."""
+        """Stop all running programs of the group, the nodes before the server."""
         for name in reversed(self.running):
             end(self.running[name])
         for _ in range(20):
@@ -126,7 +126,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the ids of processes with the given mark in their environment (Linux)."""
+    """Return the ids of processes that have a given mark in their environment (Linux)."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -137,7 +137,7 @@ def marked(mark: str) -> list[int]:
 
 @contextmanager
 def process_group(home: Path) -> Iterator[ProcessGroup]:
-    """Yield a process group, and stop its processes at exit; SIGTERM acts as an interrupt."""
+    """Yield a group of child processes and stop them at exit; SIGTERM acts as an interrupt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Projects: settings shared by the server and all sites of a Flower study."""
+"""Settings shared by the server and all sites of a Flower study, from its project folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Project:
 
     @classmethod
     def read(cls, folder: str | Path) -> Project:
-        """Read and validate the settings in a project folder."""
+        """Read and validate the settings of a Flower study in its project folder."""
         path = Path(folder, FILE)
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["pyrofl"]
@@ -72,7 +72,7 @@ class Project:
 
     @classmethod
     def _of(cls, path: Path, found: dict[str, Any]) -> Project:
-        """Build the project from the entries of its table; raise ValueError for invalid ones."""
+        """Build the settings from entries of a TOML table; raise ValueError for invalid ones."""
         kinds = {f.name: str(f.type) for f in fields(cls) if f.name != "folder"}
         if unknown := sorted(found.keys() - kinds):
             told = ", ".join(n.replace("_", "-") for n in kinds)
@@ -87,7 +87,7 @@ class Project:
         return made
 
     def _check(self, path: Path) -> None:
-        """Raise ValueError if a setting has a wrong type or is out of range."""
+        """Raise ValueError if a setting of the study has a wrong type or is out of range."""
         try:
             check_fields(self)
         except ValueError as error:
@@ -114,27 +114,27 @@ class Project:
 
     @property
     def type(self) -> torch.dtype:
-        """Floating-point type of all computations."""
+        """Floating-point type of all computations of the study."""
         return DTYPES[self.dtype]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the methods as they appear in results."""
+        """Names of the study's methods as they appear in results."""
         return tuple(one.rpartition(":")[2] for one in self.methods)
 
     @property
     def agreed(self) -> Flat:
-        """Return the settings that must be equal on the server and at all sites."""
+        """Return the settings of the study that must be equal on the server and at all sites."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in OWN}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
     def outline(self, clients: int) -> Federation:
-        """Return a federation without data, with which methods can be built."""
+        """Return a federation without data that has the study's shapes, for building methods."""
         names = [f"client {j}" for j in range(clients)]
         return outline(names, [1] * clients, (len(self.features),), (), self.classes, self.type)
 
     def build(self, clients: int, server: bool = False) -> dict[str, Scheduled]:
-        """Build all methods by label, identically on the server and at the sites."""
+        """Build all methods of the study by label, identically on the server and at the sites."""
         data = self.outline(clients)
         spare: Tensor | None = data.x[:1].clone()  # sites need no more than its shape
         if server:
@@ -149,7 +149,10 @@ class Project:
         return {label: (found | own)[label] for label in self.labels}
 
     def columns(self, path: str, owners: Sequence[str] = ()) -> dict[str, Column]:
-        """Read a CSV file's columns; raise ValueError if a feature or `owners` column has gaps."""
+        """Read a CSV file's columns; raise ValueError if a required column has missing values.
+
+        Required are the features and the columns `owners`.
+        """
         table = read(path)
         for name in (*self.features, *owners):
             known(name, list(table), f"column in {path}:")
@@ -157,7 +160,7 @@ class Project:
         return table
 
     def x(self, columns: Mapping[str, Column]) -> Tensor:
-        """Return the feature columns in the project's order, float32 [N, columns]."""
+        """Return the feature columns of a table in the study's order, float32 [N, columns]."""
         for name in self.features:
             columns[name].refuse_text("numbers as features")
             columns[name].refuse_odd("write numbers")

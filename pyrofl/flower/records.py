@@ -19,7 +19,7 @@ MARK = "|"  # in front of the name of a tensor
 
 
 def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
-    """Serialize records: tensors as safetensors bytes, everything else as JSON.
+    """Serialize the records of a message: tensors as safetensors bytes, other values as JSON.
 
     The tensors are one array, as Flower stores each array by itself and slows down with hundreds.
     A tensor that is one row for all its clients, as what all of them receive, travels as that row.
@@ -41,7 +41,7 @@ def serialize(records: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, str]:
 
 
 def deserialize(content: bytes, text: str) -> Records:
-    """Restore the records from the bytes and the JSON text of `serialize`."""
+    """Restore the records of a message from the bytes and the JSON text of `serialize`."""
     try:
         tensors = load(content)
         return {
@@ -55,7 +55,7 @@ def deserialize(content: bytes, text: str) -> Records:
 
 
 def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[str, Any]:
-    """Decode one serialized record entry: return its name, and its value or tensor."""
+    """Decode one serialized entry of a record: return its name, and its value or tensor."""
     if not name.startswith(MARK):
         return name, tuple(value) if isinstance(value, list) else value
     key, clients = value
@@ -66,7 +66,7 @@ def _entry(name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[
 
 
 def _word(what: str, value: Any) -> Any:
-    """Return the value if it is JSON-compatible; raise ValueError for other values."""
+    """Convert a number, a text or texts to a JSON value; raise ValueError for other values."""
     texts = isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
     if not texts and not isinstance(value, bool | int | float | str):
         raise ValueError(f"{what} is {value!r}; expected a tensor, a number, a text or texts")

@@ -1,4 +1,4 @@
-"""Registry of a study's sites: which node currently represents each named site."""
+"""Registry of the sites of a Flower study, with the node that currently represents each."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Transport(Protocol):
     """Interface for sending messages to nodes and receiving their replies."""
 
     def present(self) -> Sequence[int]:
-        """Return the ids of the connected nodes."""
+        """Return the ids of the connected Flower nodes."""
 
     def exchange(self, messages: Mapping[int, Records], timeout: float) -> dict[int, Records]:
-        """Send messages by node id, and return the replies received before the timeout."""
+        """Send messages to nodes by id, and return the replies received before the timeout."""
 
     def tell(self, messages: Mapping[int, Records]) -> None:
-        """Send messages to nodes without waiting for replies."""
+        """Send messages to Flower nodes without waiting for replies."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Member:
 
 @dataclass
 class Registry:
-    """Registry of the connected sites and their nodes."""
+    """Registry of a study's connected sites and of the Flower nodes that represent them."""
 
     project: Project
     transport: Transport
@@ -54,7 +54,7 @@ class Registry:
     _said: set[tuple[int, str]] = field(default_factory=set)
 
     def look(self) -> None:
-        """Update the registry: greet new nodes, and remove disconnected nodes."""
+        """Update the registry of sites: greet new nodes, and remove disconnected nodes."""
         present = set(self.transport.present())
         self._met = {node: said for node, said in self._met.items() if node in present}
         self.sites = {n: site for n, site in self.sites.items() if site.node in present}
@@ -67,7 +67,7 @@ class Registry:
                 self._place(node, said)
 
     def _heard(self, node: int, answer: Records) -> Flat | None:
-        """Validate a node's reply to the greeting; return it, or None after reporting a refusal."""
+        """Validate a node's reply to the server's greeting; return it, or None if it is refused."""
         if odd := answer.get(REFUSED):
             self._tell(node, f"{odd.get('site')} is refused: {odd.get('why')}")
             return None
@@ -83,7 +83,7 @@ class Registry:
         return said
 
     def _place(self, node: int, said: Flat) -> None:
-        """Register a node as the current node of its site, or refuse it with a reason."""
+        """Register a node as the current node of its site, or refuse the node with a reason."""
         name, names = said["site"], tuple(said["names"])
         site = Member(node, names, tuple(said["sizes"].tolist()))
         if (other := self.sites.get(name)) and other.node == node:
@@ -115,7 +115,7 @@ class Registry:
         return ""
 
     def _tell(self, node: int, text: str) -> None:
-        """Report once why a node was refused, on the server and to the node's site."""
+        """Report once why a node was refused, in the server's log and to the node's site."""
         if (node, text) not in self._said:
             self._said.add((node, text))
             self.say(text)

@@ -45,7 +45,7 @@ class ResultStore:
     def __init__(
         self, folder: Path, project: Project, name: str, method: Method, server: Server
     ) -> None:
-        """Load the stored results up to the server's current round."""
+        """Load a method's stored results up to the server's current round."""
         self.folder, self.project, self.name = folder, project, name
         self.method, self.server = method, server
         self.scores: list[Scores] = []
@@ -62,7 +62,7 @@ class ResultStore:
 
     @property
     def asked(self) -> list[EvaluationFields]:
-        """Evaluations requested after a round: every model, and the fine-tuned personal model."""
+        """Evaluations to request after a round: every model, and the fine-tuned personal model."""
         part: EvaluationFields = {"part": "test" if self.project.test_fraction else "train"}
         found: list[EvaluationFields] = [{"model": view, **part} for view in self.method.views]
         if self.method.adapt and "personal" in self.method.views:
@@ -71,7 +71,7 @@ class ResultStore:
 
     @property
     def due(self) -> bool:
-        """Whether the last round still needs an evaluation."""
+        """Whether the last round of the method still needs an evaluation."""
         number, rounds = self.server.state.number, self.project.rounds
         every = default_interval(rounds)
         over = number >= rounds
@@ -81,7 +81,7 @@ class ResultStore:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds are complete and the last round is evaluated."""
+        """Whether all rounds of the method are complete and the last round is evaluated."""
         return self.server.state.number >= self.project.rounds and not self.due
 
     def scored(self, answers: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
@@ -101,14 +101,14 @@ class ResultStore:
         self._write()
 
     def made(self, old: RoundState, new: RoundState, seconds: float) -> None:
-        """Store a completed round: the states before and after it, and its seconds."""
+        """Store a completed round: the server's states before and after it, and its duration."""
         self.run = self.run.copy(state=new)
         self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
         self._tries = 0
         self._write()
 
     def finish(self) -> list[str]:
-        """Write tables and figures; return an error message for each figure that failed."""
+        """Write a method's tables and figures; return an error message for each failed figure."""
         run, scores, folder = self.run, self.scores, self.folder
         write_tables(folder, run, scores, {})
         run_folder.write_json(folder / "run.json", self._facts())
@@ -119,11 +119,11 @@ class ResultStore:
 
     @property
     def problem(self) -> str:
-        """Return the reason why the run diverged or aggregated no update, or ""."""
+        """Return the reason why the method's run diverged or aggregated no update, or ""."""
         return unlearned(self.run)
 
     def table(self) -> str:
-        """Format a table of the scores of the last evaluation."""
+        """Format a table of the method's scores in the last evaluation."""
         if not self.scores:
             return f"{self.name}: no scores"
         scored, clients = len(self.scores[0].ids), self.server.roster.clients
@@ -131,7 +131,7 @@ class ResultStore:
         return f"{self.name}{few}\n{score_table(self.scores)}"
 
     def _facts(self) -> dict[str, Any]:
-        """Return the content of run.json."""
+        """Return the content of run.json for one method of the study."""
         run, project, names = self.run, self.project, self.server.roster.names
         same: dict[str, Any] = {name: getattr(project, name) for name in SAME}
         experiment = Experiment(

@@ -40,7 +40,7 @@ def features_of(project: Project, path: str) -> tuple[Tensor, list[str]]:
 
 
 def _response(project: Project, column: Column) -> Tensor:
-    """Return the target y: numbers, or indices of the project's classes."""
+    """Return the target column as y: numbers, or indices of the study's classes."""
     if not project.classes:
         column.refuse_text("numbers as target")
         column.refuse_odd("write numbers")

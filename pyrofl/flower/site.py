@@ -1,4 +1,4 @@
-"""Site of a study: replies to the server's messages, and predicts from saved client states."""
+"""Site of a Flower study: replies to server messages, and predicts from saved client states."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Site:
         rejoin: bool = False,
         min_scored_rows: int | None = MIN_SCORED_ROWS,
     ) -> None:
-        """Read the site's rows and build the project's methods."""
+        """Read the site's rows and build the methods of the study."""
         self.name, self.project, self.rejoin = name, project, rejoin
         self.min_scored_rows = min_scored_rows
         self.data = rows_of(project, data, name)
@@ -84,7 +84,7 @@ class Site:
 
     @classmethod
     def read(cls, state: str | Path) -> Site:
-        """Restore the site whose state is stored in a folder."""
+        """Restore the site of a Flower study from its state folder."""
         path = Path(state, ABOUT)
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ class Site:
         return cls(name, Project.read(folder), data, state)
 
     def answer(self, records: Mapping[str, Flat]) -> Records:
-        """Reply to a server message: evaluate on the state before training, then train."""
+        """Reply to a server message: run the requested evaluations, then the training."""
         if HELLO in records:
             return {HELLO: self.hello(records[HELLO])}
         found: Records = {}
@@ -108,7 +108,7 @@ class Site:
         return found
 
     def hello(self, told: Flat) -> Flat:
-        """Reply to the server's greeting with client names and sizes, if projects agree."""
+        """Reply to the server's greeting with client names and sizes; reject another project."""
         mine = greeting(self.project)[HELLO]
         if odd := sorted(n for n in told.keys() | mine.keys() if told.get(n) != mine.get(n)):
             each = "; ".join(f"{n} is {mine.get(n)}, and {told.get(n)} at the server" for n in odd)
@@ -117,7 +117,7 @@ class Site:
         return {"site": self.name, "names": names, "sizes": self.data.sizes.clone()}
 
     def _done(self, kind: str, method: str, which: int, flat: Flat) -> Records:
-        """Execute one training or evaluation request, and return the labeled reply."""
+        """Execute one training or evaluation request of the server; return the labeled reply."""
         client = self.client(method, flat)
         try:
             if kind == ASK:
@@ -136,7 +136,7 @@ class Site:
     def predict(
         self, method: str, x: Tensor, client: str, model: str | None = None, **asked: Any
     ) -> Predictions:
-        """Predict rows of a client from its saved state and the server's last message.
+        """Predict rows of a client of the site from its saved state and the server's last message.
 
         Rows are [N, columns]; other arguments are those of `Run.predict`.
         """
@@ -153,7 +153,7 @@ class Site:
         return self.client(method, question).predict(question, x, client, **asked)
 
     def _question(self, method: str, model: str) -> Path:
-        """Return the path of the file with the last evaluation request for a model."""
+        """Return the path of the file with the server's last evaluation request for a model."""
         folder = self.state / RECEIVED
         folder.mkdir(exist_ok=True)
         return folder / f"{method} {Path(model).name}.safetensors"
@@ -172,7 +172,7 @@ class Site:
 
 
 def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
-    """Reply to a message of the server, with a refusal if an error occurs.
+    """Return a site's reply to a server message: its results, or a refusal after an error.
 
     `site` holds the arguments of `Site`, with the project's folder.
 
@@ -214,7 +214,7 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
 
 
 def shapes(flat: Flat) -> list[str]:
-    """Describe the tensors of a record: name, shape and bytes of each.
+    """Describe each tensor of a message record: its name, shape and bytes.
 
     >>> shapes({"round": 1, "up/w": torch.zeros(1, 3)})
     ['up/w [1, 3] 12 bytes']

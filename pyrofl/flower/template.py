@@ -1,4 +1,4 @@
-"""Template of a new project: settings, Flower apps, and simulated data of three sites."""
+"""Template of a new Flower study: settings, Flower apps, and simulated data of three sites."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ LICENSE = "All rights reserved.\n"
 
 
 def new(folder: str | Path) -> Path:
-    """Create a project folder with simulated data of three sites."""
+    """Create the project folder of a Flower study, with simulated data of three sites."""
     path = run_folder.prepare(folder)
     files = {"pyproject.toml": SETTINGS, "LICENSE": LICENSE, "study/__init__.py": ""}
     files |= {f"study/{k}_app.py": APP.format(kind=k, place=at) for k, at in PLACES.items()}

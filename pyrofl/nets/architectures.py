@@ -57,7 +57,7 @@ class Dot(nn.Module):
         self.w = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the inner product of each row with the parameter vector: [B, 1]."""
+        """Return the linear model's outputs: inner products of rows and parameters, [B, 1]."""
         return (x.flatten(1) @ self.w)[:, None]
 
 
@@ -65,7 +65,7 @@ class Mean(Dot):
     """Model with a single parameter, which is the output for every row."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the parameter for every row, [B, 1]."""
+        """Return the model's single parameter as the output for every row: [B, 1]."""
         return self.w.expand(len(x), 1)
 
 
@@ -73,16 +73,16 @@ class Noise(nn.Module):
     """Layer that appends a learned log standard deviation, equal for all rows, to the outputs."""
 
     def __init__(self) -> None:
-        """Initialize the standard deviation to 1."""
+        """Initialize the standard deviation of the noise to 1."""
         super().__init__()
         self.log_scale = nn.Parameter(torch.zeros(1))
 
     def reset_parameters(self) -> None:
-        """Reset the standard deviation to 1."""
+        """Reset the standard deviation of the noise to 1."""
         nn.init.zeros_(self.log_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Append the log standard deviation to outputs x [B, 1]: [B, 2]."""
+        """Append the log standard deviation of the noise to outputs x [B, 1]: [B, 2]."""
         return torch.cat([x, self.log_scale.expand(len(x), 1)], -1)
 
 
@@ -101,7 +101,7 @@ class Chain(nn.Sequential):
 
 
 def xavier_uniform(chain: nn.Sequential) -> None:
-    """Initialize weights Xavier-uniform and biases to zero (FedBE)."""
+    """Initialize weights by the Xavier uniform rule and biases to zero (FedBE)."""
     for name, value in chain.named_parameters():
         if value.dim() > 1:  # GroupNorm keeps its ones
             nn.init.xavier_uniform_(value)
@@ -110,7 +110,7 @@ def xavier_uniform(chain: nn.Sequential) -> None:
 
 
 def xavier_normal(chain: nn.Sequential) -> None:
-    """Initialize weights Xavier-normal, except the Bayesian layer fc2 (as MetaVD's code)."""
+    """Initialize weights by the Xavier normal rule, except the Bayesian layer fc2 (MetaVD)."""
     for name, value in chain.named_parameters():
         if name.endswith("weight") and name != "fc2.weight":
             nn.init.xavier_normal_(value)
@@ -149,7 +149,7 @@ class Cnn(NamedTuple):
 
 
 def convnet(name: str, width: int) -> Cnn:
-    """Return the settings of a named CNN from a paper; `width` applies to MetaVD's only."""
+    """Return the settings of a named CNN from a paper; `width` is used for MetaVD's CNN only."""
     overlapping = partial(nn.MaxPool2d, 2, 2, 1)
     fedbe = Cnn((Conv(32, 3), Conv(64, 3), Conv(64, 3, pool=None)), (64,), start=xavier_uniform)
     growing = (Conv(c, 3, 1, overlapping) for c in (32, 64, 128, 256))
@@ -189,7 +189,7 @@ def dense(widths: Shape, outputs: int, slope: float = 0.0) -> Layers:
 
 
 def features(layers: Layers, shape: Shape) -> int:
-    """Return the layers' number of outputs per image; 0 if the image is too small."""
+    """Return the number of outputs that layers compute per image; 0 if the image is too small."""
     try:
         return int(Chain(layers).to("meta")(torch.empty(1, *shape, device="meta")).numel())
     except RuntimeError:
@@ -197,7 +197,7 @@ def features(layers: Layers, shape: Shape) -> int:
 
 
 def cnn_for(name: str, cnn: Cnn, shape: Shape, outputs: int) -> nn.Module:
-    """Build a CNN for images of one shape; raise ValueError if they are too small."""
+    """Build a CNN for images of the given shape; raise ValueError if they are too small."""
     width = features(images(cnn, shape[0]), shape)
     if not width:
         side = next(n for n in range(1, 99) if features(images(cnn, 1), (1, n, n)))
@@ -210,7 +210,7 @@ class Block(nn.Module):
     """ResNet block: two convolutions and a parameter-free shortcut (option A)."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
-        """Build the layers, given the numbers of input and output channels and the stride."""
+        """Build the layers of a ResNet block, given input channels, output channels and stride."""
         super().__init__()
         self.stride, self.missing = stride, after - before
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
@@ -220,12 +220,12 @@ class Block(nn.Module):
 
     @property
     def inner(self) -> Chain:
-        """Return the residual branch (without shortcut) as a chain with the same layer names."""
+        """Return the block's residual branch, without the shortcut, as a chain of layers."""
         names = ("conv1", "norm1", "relu", "conv2", "norm2")
         return Chain({n: getattr(self, n, nn.ReLU()) for n in names})
 
     def shortcut(self, x: Tensor) -> Tensor:
-        """Return x subsampled by the stride, and padded with zeros to `after` channels."""
+        """Return the ResNet shortcut of x: subsampled by the stride, channels padded by zeros."""
         if not self.missing:
             return x[..., :: self.stride, :: self.stride]
         near, left = x[..., :: self.stride, :: self.stride], self.missing // 2
@@ -233,7 +233,7 @@ class Block(nn.Module):
         return pad(near.movedim(-3, -1), (left, self.missing - left)).movedim(-1, -3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's outputs [B, after, height / stride, width / stride]."""
+        """Return the ResNet block's outputs [B, after, height / stride, width / stride]."""
         result: Tensor = (self.inner(x) + self.shortcut(x)).relu()
         return result
 

@@ -26,7 +26,7 @@ class Drawn(TorchFunctionMode):
     """
 
     def __init__(self, generator: Generator) -> None:
-        """Store the random generator."""
+        """Store the random generator that torch's functions will use in the context."""
         super().__init__()
         self.generator = generator
 

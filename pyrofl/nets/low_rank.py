@@ -46,18 +46,18 @@ class LowRank(nn.Module):
 
     @property
     def frozen(self) -> Tensor:
-        """Return the frozen weight, without the low-rank update: [out, in]."""
+        """Return the layer's frozen weight, without the low-rank update: [out, in]."""
         found = self._parameters[self.adapted]
         assert found is not None
         return found
 
     @property
     def updated(self) -> Tensor:
-        """Return the frozen weight plus the low-rank update: [out, in]."""
+        """Return the layer's frozen weight plus its low-rank update: [out, in]."""
         return self.frozen + self.lora_scale * self.lora_B @ self.lora_A
 
     def reset_parameters(self) -> None:
-        """Initialize A like the weight of a linear layer, and B to zero."""
+        """Initialize the low-rank factor A like a linear layer's weight, and B to zero."""
         nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
         nn.init.zeros_(self.lora_B)
 
@@ -74,7 +74,7 @@ class LowRankLinear(LowRank):
     weight = LowRank.updated
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return outputs [..., out]; the frozen product is computed once for all clients."""
+        """Return the layer's outputs [..., out]; compute the frozen part once for all clients."""
         update = linear(linear(x, self.lora_A), self.lora_B)
         return linear(x, self.frozen, self.bias) + self.lora_scale * update
 
@@ -86,7 +86,7 @@ class LowRankAttention(LowRank, nn.MultiheadAttention):
     in_proj_weight = LowRank.updated  # type: ignore[assignment]
 
     def _reset_parameters(self) -> None:
-        """Do nothing: the frozen weights must not be initialized again."""
+        """Do nothing when weights are to be initialized, since the layer's weights are frozen."""
 
 
 KINDS: Mapping[type[nn.Module], type[LowRank]] = {

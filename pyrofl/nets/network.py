@@ -81,7 +81,7 @@ class Network(Summarised):
         self.parts = stacked.parts(self.module)
 
     def summary(self) -> dict[str, str]:
-        """Return a summary of module, parameters, head and base: label -> text."""
+        """Return a summary of the network's module, parameters, head and base: label -> text."""
         every = _count(self.shapes.values())
         head = _count(shape for n, shape in self.shapes.items() if matches(n, self.head))
         constants = _count(p.shape for p in self.module.parameters()) - every
@@ -95,13 +95,13 @@ class Network(Summarised):
         }
 
     def _start(self) -> str:
-        """Describe how the parameters are initialized: pretrained or drawn."""
+        """Describe how the network's parameters are initialized: pretrained or drawn."""
         if self.keep in ("", "*"):
             return "the module's own values" if self.keep else "drawn by the layers' rules"
         return f"the module's own values of {self.keep}; others drawn by the layers' rules"
 
     def select_params(self, patterns: str) -> dict[str, Size]:
-        """Return shapes of the parameters whose names match; raise ValueError if none match."""
+        """Return shapes of the parameters with matching names; raise ValueError if none match."""
         found = {n: shape for n, shape in self.shapes.items() if matches(n, patterns)}
         if not found:
             every = ", ".join(self.shapes)
@@ -109,7 +109,7 @@ class Network(Summarised):
         return found
 
     def fan_in(self, name: str) -> int:
-        """Return the number of inputs that each output of a parameter's layer sums over."""
+        """Return the fan-in of a parameter's layer: the number of inputs of each of its outputs."""
         known(name, self.shapes, "parameter")
         weight = self.shapes.get(f"{name.rpartition('.')[0]}.weight".lstrip("."), self.shapes[name])
         return max(1, weight[1:].numel())
@@ -154,7 +154,9 @@ class Network(Summarised):
         return fresh
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the outputs for C clients: [C, B, outputs], or with draws [K, C, B, outputs].
+        """Return the network's outputs for C clients: [C, B, outputs], or [K, C, B, outputs].
+
+        The latter are for K draws of the weights.
 
         Args:
             weights: every parameter, [*p] if clients share it, [C, 1, *p] if each has its own,
@@ -167,7 +169,7 @@ class Network(Summarised):
         return stacked.run(self.parts, self._without_rows(weights, len(x)), x)
 
     def apply(self, weights: Tensors, x: Tensor) -> Tensor:
-        """Return the outputs [B, outputs] for one set of weights [*p] and rows x [B, *x]."""
+        """Return outputs [B, outputs] of the network for weights [*p] and rows x [B, *x]."""
         return stacked.call(self.module, weights, x)
 
     def split(self, patterns: str) -> tuple[Network, Network] | None:
@@ -201,7 +203,7 @@ class Network(Summarised):
         return part
 
     def _without_rows(self, weights: Mapping[str, Tensor], clients: int) -> Tensors:
-        """Remove the row axis of size 1 from weights; raise ValueError for invalid shapes."""
+        """Remove the singleton row axis of all weights; raise ValueError for invalid shapes."""
         flat: Tensors = {}
         draws: int | None = None
         for name, shape in self.shapes.items():
@@ -302,7 +304,7 @@ def with_noise(net: Network) -> Network:
 
 
 def refuse(module: nn.Module) -> None:
-    """Raise ValueError for layers that mix rows, draw random numbers or do not support vmap."""
+    """Raise ValueError if a layer mixes rows, draws random numbers or does not support vmap."""
     for name, layer in module.named_modules():
         # The rate of a dropout layer, or that inside attention and recurrent layers.
         rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
@@ -328,7 +330,7 @@ def _count(shapes: Iterable[Size]) -> int:
 
 
 def _last_layer(module: nn.Module) -> str:
-    """Return name patterns of the parameters of the last trainable layer."""
+    """Return shell patterns that match the parameter names of the last trainable layer."""
     own = (
         (name, [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad])
         for name, layer in module.named_modules()

@@ -23,7 +23,7 @@ EXACT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # not subclasses, which co
 
 
 class Reparametrised:
-    """Network with normal parameters whose layers' outputs are drawn instead of the parameters.
+    """Network with normal parameters that draws the outputs of layers instead of the parameters.
 
     With independent parameters of mean theta and variance v, the output of a linear layer has mean
     x theta + b and variance x^2 v + v_b. Drawing it costs one number per output, and every row
@@ -34,7 +34,7 @@ class Reparametrised:
     """
 
     def __init__(self, net: Network, names: Iterable[str]) -> None:
-        """Copy a network for the given names of random parameters."""
+        """Copy a network, and prepare its layers for the named random parameters."""
         self.names = tuple(names)
         self.module = copy.deepcopy(net.module)
         self._shapes: dict[Size, dict[str, Size]] = {}
@@ -51,11 +51,11 @@ class Reparametrised:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether the outputs of a layer may be drawn."""
+        """Whether the outputs of at least one layer can be drawn instead of its parameters."""
         return bool(self._layers)
 
     def noise_shapes(self, x: Tensor) -> dict[str, Size]:
-        """Return the shapes of the noise that a call needs, for rows x [C, B, *x].
+        """Return the shapes of the noise from which outputs for rows x [C, B, *x] are drawn.
 
         Returns:
             Path of a layer -> shape of a row's noise, for layers whose outputs are drawn; name of a
@@ -82,7 +82,7 @@ class Reparametrised:
         return self._shapes[row]
 
     def of_rows(self, name: str) -> bool:
-        """Return whether every row has its own noise of this name."""
+        """Return whether the noise of a given name is drawn separately for every row."""
         return name not in self._sizes
 
     def __call__(
@@ -92,7 +92,9 @@ class Reparametrised:
         noise: Mapping[str, Tensor],
         x: Tensor,
     ) -> Tensor:
-        """Return outputs for x [C, B, *x]: [C, B, outputs], or with draws [K, C, B, outputs].
+        """Return randomly drawn outputs for rows x [C, B, *x]: [C, B, outputs].
+
+        With draws in the noise, they are [K, C, B, outputs].
 
         Args:
             weights: means of the random parameters, values of all others, [C, 1, *p].
@@ -126,7 +128,7 @@ class Reparametrised:
 
 
 def disturb(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """Add the noise of a layer's random parameters to its output; a forward hook."""
+    """Add the noise of a layer's random parameters to the layer's output, as a forward hook."""
     names = ("weight_variance", "bias_variance")
     weight, bias = (v if v.dim() else None for v in map(layer.get_buffer, names))
     noise = layer.get_buffer("noise")

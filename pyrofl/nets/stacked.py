@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def parts(module: nn.Module) -> list[Part]:
-    """Return the layers of a sequential module in order; other modules are one part."""
+    """Return the layers of a sequential module in order; any other module counts as one layer."""
     known = {id(p): n for n, p in module.named_parameters()}
     found = []
     for layer in _layers(module):
@@ -73,7 +73,7 @@ def hooked(layer: nn.Module) -> bool:
 
 
 def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int = 1) -> Tensor:
-    """Run layers for all clients: x [C, B, *x] to [C, B, outputs], or [K, C, B, outputs].
+    """Run a chain of layers for all clients: x [C, B, *x] -> [C, B, outputs] or [K, C, B, outputs].
 
     Weights are [*p], [C, *p] or [K, C, *p]. Convolutions process the images of a few
     clients at a time, so that the outputs of a layer are still in the
@@ -93,7 +93,7 @@ def run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int =
 
 
 def _few(chain: list[Part], x: Tensor) -> int:
-    """Return the number of clients to process at a time: few for convolutions on a CPU."""
+    """Return how many clients to process at a time: few for convolutions on a CPU, else all."""
     known = (convolution, residual)
     convolved = any(getattr(part.rule, "func", part.rule) in known for part in chain)
     if not convolved or x.device.type != "cpu" or not x.numel():  # measured on CPUs only
@@ -110,7 +110,7 @@ def _run(chain: list[Part], weights: Mapping[str, Tensor], x: Tensor, axes: int)
 
 
 def _rule(layer: nn.Module) -> Rule:
-    """Return the function that runs a layer for all clients; vmap for unusual layers."""
+    """Return the function that runs a layer for all clients at once; vmap for unusual layers."""
     trains = {p.requires_grad for p in layer.parameters()}
     if trains == {False}:
         return constant
@@ -172,7 +172,7 @@ def group_norm(layer: nn.GroupNorm, own: Tensors, x: Tensor, axes: int) -> Tenso
 
 
 def pooling(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run a pooling layer, or another one that treats channels independently."""
+    """Run a layer that treats channels independently, such as pooling, for all clients."""
     if x.dim() < axes + 4:  # rows without an axis of channels
         return torch.unflatten(layer(x.flatten(0, axes)), 0, x.shape[: axes + 1])
     return apart(layer(beside(x, axes)), x.shape[:axes])
@@ -188,7 +188,10 @@ def beside(x: Tensor, axes: int) -> Tensor:
 
 
 def apart(y: Tensor, lead: Shape) -> Tensor:
-    """Split the channels by client, the inverse of `beside`: [B, all, ...] -> [*lead, B, ...]."""
+    """Split the concatenated channels of images by client, which undoes `beside`.
+
+    [B, all, ...] -> [*lead, B, ...].
+    """
     return torch.unflatten(y, 1, (*lead, -1)).movedim(0, len(lead))
 
 
@@ -213,7 +216,7 @@ def flatten(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 
 def by_entry(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run an elementwise layer, such as ReLU, for all clients."""
+    """Run an elementwise layer, such as ReLU, on the rows of all clients."""
     y: Tensor = layer(x)
     return y
 
@@ -231,7 +234,7 @@ def constant(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
 
 
 def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
-    """Run any layer for all clients by vmap."""
+    """Run a layer of any type for all clients by vmap."""
     lead = {n: v.dim() - layer.get_parameter(n).dim() for n, v in own.items()}
     y = vmap(partial(call, layer), ({n: 0 if k else None for n, k in lead.items()}, 0))
     if 2 in (axes, *lead.values()):
@@ -272,7 +275,10 @@ def constants(module: nn.Module, like: Tensor) -> Tensors:
 def aligned(
     layer: nn.Module, own: Tensors, x: Tensor, axes: int
 ) -> tuple[torch.Size, Tensors, Tensor]:
-    """Expand parameters and rows to common leading axes; return axes, [N, *p], [N, B, *x]."""
+    """Expand clients' parameters and rows to common leading axes, flattened to one axis.
+
+    Returns the common axes, parameters [N, *p] and rows [N, B, *x].
+    """
     leads = {n: v.shape[: v.dim() - getattr(layer, n).dim()] for n, v in own.items()}
     shape = x.shape[:axes]
     if any(lead != shape for lead in leads.values()):
@@ -310,18 +316,18 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the products and biases, [N, B, out]."""
+        """Return each client's rows times its weight matrix, plus its bias: [N, B, out]."""
         return _product(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save the tensors needed for the gradients."""
+        """Save rows and weights for computing the gradients later."""
         ctx.save_for_backward(*inputs[:2])
         ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        """Return the tangent of the outputs, given tangents of rows, weights and biases."""
+        """Return the forward-mode derivative of the outputs, given the tangents of the inputs."""
         (x, weight), (of_x, of_weight, of_bias) = ctx.saved_tensors, tangents
         change = torch.zeros_like(torch.bmm(x, weight.mT))
         if of_x is not None:

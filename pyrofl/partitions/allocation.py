@@ -14,7 +14,7 @@ Parts = list[Ints]  # row numbers of each client, ascending
 
 
 class Classes(NamedTuple):
-    """Class codes of rows, the labels of the classes that occur, and class sizes."""
+    """Class code of every row, the labels of the classes that occur, and their numbers of rows."""
 
     kinds: Ints  # [K], those that occur, ascending
     codes: Ints  # [N], position of each row's class among them
@@ -22,12 +22,12 @@ class Classes(NamedTuple):
 
 
 def classes_of(types: Ints) -> Classes:
-    """Return the class codes of rows, given their labels `types` [N]."""
+    """Encode the class labels of rows [N] as class codes, with their labels and class sizes."""
     return Classes(*np.unique(types, return_inverse=True, return_counts=True))
 
 
 def rows_of_owners(owner: Ints, clients: int) -> Parts:
-    """Return each client's row numbers, given the owner of every row [N]; -1: no owner.
+    """Return each client's row numbers, given the client that owns each row [N]; -1: no owner.
 
     >>> [part.tolist() for part in rows_of_owners(np.array([1, -1, 0, 1]), 2)]
     [[2], [0, 3]]
@@ -42,7 +42,10 @@ def deal_evenly(rows: int, clients: int, rng: Generator) -> Parts:
 
 
 def deal(codes: Ints, counts: Ints, rng: Generator) -> Parts:
-    """Allocate random rows to clients, given counts [J, K] by class; others stay unused."""
+    """Allocate random rows to clients, given the number of rows per client and class [J, K].
+
+    Other rows stay unused.
+    """
     owner = np.full(len(codes), -1, dtype=np.int64)
     for k, column in enumerate(counts.T):
         rows = rng.permutation(np.flatnonzero(codes == k))
@@ -73,7 +76,7 @@ def in_proportion(
 
 
 def top_up(counts: Ints, minimum: int, rng: Generator) -> Ints:
-    """Move rows from the largest clients until each has `minimum`; return new counts [J, K]."""
+    """Move rows from the largest clients until all have `minimum` rows; return counts [J, K]."""
     counts = counts.copy()
     sizes = counts.sum(1)
     for j in np.flatnonzero(sizes < minimum):

@@ -128,7 +128,7 @@ def drift(
 
 @checked
 def step(types: Ints, clients: int, majors: int, rng: Generator, *, minor: Whole = 10) -> Parts:
-    """Assign each client `majors` major classes, and `minor` rows of every other (FedBE).
+    """Assign each client `majors` major classes, and `minor` rows of every other class (FedBE).
 
     Every class is major for the same number of clients, which share the remaining rows equally.
     FedBE on CIFAR-10, 10 clients, 40,000 rows: 2 x 1,960 + 8 x 10 rows each.
@@ -149,7 +149,7 @@ def step(types: Ints, clients: int, majors: int, rng: Generator, *, minor: Whole
 
 
 def shares(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
-    """Assign each client random classes, with fractions from U(0.3, 0.7) weights (pFedMB).
+    """Assign each client random classes, split in proportion to U(0.3, 0.7) weights (pFedMB).
 
     Client j gets the fraction u_jc / sum_i u_ic of class c, over the owners i of that class.
 
@@ -168,7 +168,7 @@ def shares(types: Ints, clients: int, per_client: int, rng: Generator) -> Parts:
 
 
 def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: Generator) -> Parts:
-    """Split each class among its owners, given each client's classes [J, S]."""
+    """Split the rows of each class among its clients, given each client's classes [J, S]."""
     kinds, codes, sizes = classes
     owned = np.zeros((len(hands), len(kinds)), dtype=np.bool_)
     np.put_along_axis(owned, hands, True, axis=1)
@@ -187,7 +187,7 @@ def _deal_cut(classes: Classes, hands: Ints, cuts: Cuts, rng: Generator) -> Part
 
 
 def _random_slices(rows: int, parts: int, rng: Generator) -> Ints:
-    """Draw positive slice sizes that add up to `rows`, by cuts at random points (pFedVEM)."""
+    """Draw positive integers that add up to `rows`, by cuts at random points (pFedVEM)."""
     cuts = np.sort(rng.choice(rows - 1, parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=rows).astype(np.int64)
 
@@ -204,7 +204,7 @@ def _log_gammas(alpha: float, count: int, rng: Generator) -> NDArray[np.float64]
 
 
 def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
-    """Return the class codes of rows; raise ValueError if there are too few classes."""
+    """Encode the class labels of rows as codes; raise ValueError if there are too few classes."""
     if not 1 <= clients <= len(types):
         raise ValueError(f"clients is {clients}; expected 1 to {len(types)}, the number of rows")
     classes = allocation.classes_of(types)
@@ -214,7 +214,7 @@ def _classes(types: Ints, clients: int, per_client: int = 1) -> Classes:
 
 
 def _of_groups(clients: int, group: int, draw: Callable[[], Ints]) -> Ints:
-    """Draw the classes of all clients [J, S], one group of clients after the other."""
+    """Draw the classes of each client [J, S], one group of clients after the other."""
     if clients % group:
         raise ValueError(
             f"clients is {clients}; expected a multiple of {group}, the size of a group of clients"

@@ -44,7 +44,7 @@ PARTITIONS: dict[str, str] = {re.split(r"[:\[]", line)[0]: line for line in _LIN
 
 
 class Recipe(NamedTuple):
-    """Partition function, and how its arguments are written in a partition's name."""
+    """Partition function, and how a text such as "dirichlet:0.1" specifies its arguments."""
 
     draw: Callable[..., Parts]
     main: tuple[str, type[int] | type[float]] | None = None  # argument and type of the number
@@ -174,7 +174,7 @@ def split(
 
 
 def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Tensor, Source | None]:
-    """Return the preprocessed features, and the data's source with the fitted preprocessing.
+    """Return the preprocessed features, and the data's origin with the fitted preprocessing.
 
     The target itself keeps its unit: the likelihood reads its mean and scale.
     """
@@ -222,7 +222,7 @@ def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> t
 def _by_group(
     dataset: Dataset, column: str, clients: int | None, rows: Ints, held_out: int
 ) -> tuple[tuple[str, ...], Parts]:
-    """Partition rows by a group column; return group names and row numbers."""
+    """Partition rows by a group column, one client per group; return names and row numbers."""
     codes = dataset.groups[column].numpy()
     default = (f"{column} {code}" for code in range(int(codes.max()) + 1))
     names = dataset.group_names.get(column) or tuple(default)
@@ -239,7 +239,7 @@ def _by_group(
 
 
 def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the group indices in an order with held-out groups last."""
+    """Return the indices of all groups, ordered so that held-out groups come last."""
     for name in out:
         known(name, names, "group to hold out:")
     if len(set(out)) == len(names):
@@ -249,7 +249,7 @@ def _last(out: Sequence[str], names: Sequence[str]) -> list[int]:
 
 
 def _column(dataset: Dataset, column: str) -> str:
-    """Return the name of the group column: the requested one, or the only one."""
+    """Return the name of the column that defines groups: the requested one, or the only one."""
     if not dataset.groups:
         raise ValueError(f"{dataset.name} has no natural groups; expected a column of groups")
     if column:
@@ -327,7 +327,7 @@ def _types(dataset: Dataset) -> Ints:
 
 
 def read(partition: str) -> tuple[str, dict[str, Any]]:
-    """Parse a partition such as "dirichlet:0.1" into its name and function arguments.
+    """Parse a partition such as "dirichlet:0.1" into its name and its function's arguments.
 
     >>> read("dirichlet:0.3,min=10")
     ('dirichlet', {'alpha': 0.3, 'minimum': 10})

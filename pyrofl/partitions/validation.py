@@ -16,7 +16,7 @@ from pyrofl.partitions.allocation import set_aside
 
 @checked
 def held_back(data: Federation, share: ProperShare = 0.2, *, seed: Whole = 0) -> Federation:
-    """Return a federation in which part of each client's training rows are the test rows.
+    """Return a federation in which a part of each client's training rows serves as test rows.
 
     Each class is withheld in proportion. A client keeps at least one training row, and has at
     least one validation row if it has two rows. The returned federation contains no other rows, so

@@ -1,1 +1,1 @@
-"""Commands of `pyrofl`, one module for each or for a few related ones."""
+"""Subcommands of the command line `pyrofl`, each in its own module or with related subcommands."""

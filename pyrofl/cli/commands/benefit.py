@@ -62,7 +62,7 @@ def benefit(args: Namespace) -> None:
 
 
 def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
-    """Raise ValueError for results of a Flower study, which lack per-row predictions."""
+    """Raise ValueError for the results of a Flower study, which lack predictions of single rows."""
     if any("project" in one.facts for one in made):
         raise ValueError(
             f"{folder} holds a Flower study, and the predictions of its test rows stay at the "
@@ -72,7 +72,7 @@ def refuse_study(folder: Path, made: Sequence[SavedRun]) -> None:
 
 
 def write(folder: Path, found: Answer) -> None:
-    """Write the table (benefit.csv) and the figure of a comparison to a folder."""
+    """Write a comparison with local models to a folder: the table benefit.csv and a figure."""
     run_folder.write_csv(folder / FILE, COLUMNS, found.lines())
     figures.save(found.figure(), folder / FIGURE)
 
@@ -87,7 +87,7 @@ class Answer:
     notes: list[str]
 
     def lines(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of benefit.csv."""
+        """Yield the rows of benefit.csv, each with a client's difference from its local model."""
         for one in self.comparisons:
             for site in one.sites:
                 client, size, count, own, score, better = vars(site).values()
@@ -95,7 +95,7 @@ class Answer:
                 yield (*one.model, client, size, count, own, score, *ends, one.shortfall)
 
     def figure(self) -> Figure:
-        """Plot the score difference of every client with its confidence interval."""
+        """Plot each client's score difference, federated minus local, with confidence intervals."""
         times, unit = UNITS[self.by]
         drawn = {
             _marked(one.name, one.open): {
@@ -107,17 +107,20 @@ class Answer:
         return figures.differences(drawn, unit, own=self._own("own model"))
 
     def _own(self, text: str) -> str:
-        """Append "not converged" to the text if a local model has not converged."""
+        """Append "not converged" to a text if any client's local model has not converged."""
         return _marked(text, self.comparisons[0].open_own)
 
     @property
     def head(self) -> tuple[str, ...]:
-        """Column headings of the printed table."""
+        """Column headings of the printed comparison of federated and local models."""
         names = (_marked(one.name, one.open) for one in self.comparisons)
         return ("site", "training rows", "test rows", "own", *names)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the rows of the printed table: one per client, smallest first, and a total row."""
+        """Return the printed comparison with local models: a row per client, and a row of totals.
+
+        The clients with the fewest training rows come first.
+        """
         lines, first = [], self.comparisons[0]
         for of in zip(*(one.sites for one in self.comparisons), strict=True):
             own = self._number(abs(of[0].own) if self.by in LOSSES else of[0].own)
@@ -136,11 +139,11 @@ class Answer:
 
     @property
     def sentences(self) -> list[str]:
-        """Summary of the comparison in sentences, one for each model."""
+        """Summary of the comparison with local models: one sentence for each federated model."""
         return [self._sentence(one) for one in self.comparisons]
 
     def told(self) -> list[str]:
-        """Return the blocks of text to print: tables, summary sentences and notes."""
+        """Return all text that `pyrofl benefit` prints, in blocks: tables, sentences and notes."""
         *sites, whole = self.table()
         more = f"\n{len(sites) - SHOWN} larger sites: see {FILE}" if len(sites) > SHOWN else ""
         parts = [run_folder.table(self.head, [*sites[:SHOWN], whole]) + more]
@@ -172,7 +175,7 @@ class Answer:
 
 
 def _marked(text: str, count: int) -> str:
-    """Append "not converged" to the text if `count`, the number of such runs, is positive."""
+    """Append "not converged" to a text if `count`, a number of unconverged runs, is positive."""
     return f"{text} ({OPEN})".lstrip() if count else text
 
 
@@ -202,7 +205,7 @@ def notes(
     found: Sequence[ModelComparison],
     calibrated: bool,
 ) -> Iterator[str]:
-    """Yield notes on the interpretation of the comparison."""
+    """Yield notes that help to interpret a comparison of federated models with local models."""
     chance = (1 - LEVEL) * len(found[0].sites)
     yield (
         f"Each site is judged by its own 95% interval over test rows: without any difference, "

@@ -77,7 +77,7 @@ def compare(experiment: Experiment) -> None:
 
 
 def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
-    """Fit all methods and seeds of a comparison, write the results and print them."""
+    """Fit all methods and seeds of a comparison, then write and print the results."""
     # Each leaves a checkpoint, so that those which are done need not be done again.
     keepers = [keeping(job, experiment.rounds) for job in asked]
     run_folder.sweep(folder)
@@ -124,7 +124,7 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
 def write_comparison(
     folder: Path, finals: list[CompareRow], history: list[dict[str, object]], metric: str
 ) -> list[str]:
-    """Write a comparison's table and figures; return the names of figures that failed."""
+    """Write the table and figures of a method comparison; return the names of failed figures."""
     run_folder.write_csv(folder / COMPARISON[0], run_folder.COMPARE, finals)
     rows = [dict(zip(run_folder.COMPARE, row, strict=True)) for row in finals]
     curves = ("curves", lambda: figures.curves(history, metric))
@@ -153,7 +153,7 @@ def partition(experiment: Experiment) -> None:
 
 
 def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]]:
-    """Fit and evaluate a method and write all results; also return names of failed figures."""
+    """Fit and evaluate a method, and write its results; return run, scores and failed figures."""
     experiment, task, data = job.experiment, job.task, job.task.data
     of = f"{experiment.partition} of {experiment.data}"
     say(experiment, f"{job.name}, seed {task.seed}: {data.clients} clients, {of}{drawn_of(job)}")
@@ -186,14 +186,14 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
 
 
 def logger(job: Job) -> loggers.Log | None:
-    """Return the logger that --log selects, or None."""
+    """Return the logger that --log selects (TensorBoard or MLflow), or None."""
     if job.experiment.log == "tensorboard":
         return loggers.tensorboard(job.path / "tensorboard")
     return loggers.mlflow(str(job.path)) if job.experiment.log else None
 
 
 def drawn_of(job: Job) -> str:
-    """Return a note on the ArviZ groups in posterior.nc, "" if they were requested."""
+    """Return a note on the ArviZ groups saved in posterior.nc; "" if the user selected them."""
     if job.experiment.arviz_groups or not job.experiment.posterior_draws:
         return ""
     if job.groups == "all":

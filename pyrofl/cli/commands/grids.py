@@ -1,4 +1,4 @@
-"""Settings to try in tuning: those of --over, or the method's default grid TUNE_OVER."""
+"""Settings that tuning tries: those given by --over, or the method's default grid TUNE_OVER."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Words = dict[str, str]
 
 
 def asked(method: str, over: Sequence[str], fixed: Sequence[str]) -> list[Words]:
-    """Return all combinations of the settings requested as texts "name=value,value,...".
+    """Return all combinations of the method settings given as texts "name=value,value,...".
 
     >>> asked("fedavg", ["lr=0.1,0.3", "fine_tune=0,5"], [])[1]
     {'lr': '0.1', 'fine_tune': '5'}
@@ -45,7 +45,7 @@ def asked(method: str, over: Sequence[str], fixed: Sequence[str]) -> list[Words]
 def own(
     method: str, build: Callable[..., Scheduled], fixed: Sequence[str], seed: int
 ) -> list[Words]:
-    """Return the method's default tuning grid in random order, starting with its defaults."""
+    """Return the method's default tuning grid in random order, with the default settings first."""
     module = import_module(f"pyrofl.models.{method}")
     values: Mapping[str, Sequence[Any]] = getattr(module, "TUNE_OVER", {})
     given = {word.partition("=")[0] for word in reaching(fixed, method)}
@@ -63,7 +63,7 @@ def chosen(
     fixed: Sequence[str],
     seed: int,
 ) -> list[Words]:
-    """Return settings to try, at most `tries`, each of which builds a different method.
+    """Return at most `tries` method settings for tuning, each of which builds a different method.
 
     They are of --over, by default all; without it of the method's own values, by default `TRIES`.
     What is drawn goes by the seed. `build` makes the method of a setting, and refuses a bad one.

@@ -22,7 +22,7 @@ WRITTEN = re.compile(  # names of the files that run, compare, tune, benefit and
 
 
 def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
-    """Raise ValueError if writing to the folder could replace an input file of the command."""
+    """Raise ValueError if writing results to a folder could replace one of the command's inputs."""
     for flag, file in input_files(given):
         for path in {os.path.abspath(file), os.path.realpath(file)}:
             below = any(Path(path).is_relative_to(one) for one in _both(folder))
@@ -35,7 +35,7 @@ def refuse_replaced_inputs(given: object, folder: str | Path) -> None:
 
 
 def refuse_replaced_input(given: object, path: str | Path, run: str | Path | None = None) -> None:
-    """Raise ValueError if the output path is an input file, or belongs to a run's results."""
+    """Raise ValueError if an output path is an input file or belongs to the results of a run."""
     path = Path(path)
     if WRITTEN.fullmatch(path.name) and os.path.lexists(path.with_name("run.json")):
         raise ValueError(f"--out {path} belongs to the results of a run; expected another file")
@@ -49,7 +49,7 @@ def refuse_replaced_input(given: object, path: str | Path, run: str | Path | Non
 
 
 def _options(run: str | Path) -> object:
-    """Return the options recorded in a run's folder; None if the folder does not record them."""
+    """Return the command-line options recorded in a run's folder, or None if none are recorded."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(Path(run, "run.json").read_text(encoding="utf-8"))
         return Experiment.of(told["experiment"])
@@ -66,7 +66,7 @@ def input_files(given: object) -> Iterator[tuple[str, str]]:
 
 
 def _files(spec: str, is_path: bool) -> list[str]:
-    """Return the paths of files contained in an option's value, such as "csv:PATH"."""
+    """Return the paths of the files named in an option's value, such as "csv:PATH"."""
     kind, _, path = spec.partition(":")
     if is_path or kind == "csv":
         return files_of(spec if is_path else path)

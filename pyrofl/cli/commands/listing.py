@@ -1,4 +1,4 @@
-"""Commands `pyrofl list` and `pyrofl explain`: show methods and other choices."""
+"""Commands `pyrofl list` and `pyrofl explain`, which describe methods, data sets and networks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECTIONS = ("methods", "data", "partitions", "tests", "networks", "likelihoods")
 
 
 def list_all(args: Namespace) -> None:
-    """Print all methods, data sets and other choices, or one section with descriptions."""
+    """Print all names of methods, data sets, networks etc., or one section with descriptions."""
     if args.section:
         show(entries(sections()[args.section]) if args.section != "settings" else variants())
         return
@@ -34,25 +34,25 @@ def list_all(args: Namespace) -> None:
 
 
 def sections() -> dict[str, Mapping[str, str]]:
-    """Return all methods, data sets and other choices: section -> name -> description."""
+    """Return all methods, data sets, networks etc. with descriptions: section -> name -> text."""
     partitions = dict(text.split(": ", 1) for text in PARTITIONS.values())
     found = ({n: about(n) for n in builds()}, DATASETS, partitions, TEST_POLICIES, NETWORKS)
     return dict(zip(SECTIONS, (*found, LIKELIHOODS), strict=True))
 
 
 def entries(lines: Mapping[str, str]) -> str:
-    """Format names and descriptions, one per line."""
+    """Format names and their descriptions as text, one per line."""
     width = max(map(len, lines))
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
 
 
 def explain(args: Namespace) -> None:
-    """Print the documentation card of a method."""
+    """Print the documentation card of a method: equations, settings and message sizes."""
     show(card(args.method).told())
 
 
 def variants() -> str:
-    """List the settings of every method that --set accepts, with their valid words."""
+    """Format the settings of every method that --set accepts, with their valid words, as text."""
     under = TextWrapper(100, initial_indent="  ", subsequent_indent=" " * 12)
     under.break_long_words = under.break_on_hyphens = False
     return "\n".join(
@@ -62,6 +62,6 @@ def variants() -> str:
 
 
 def told(name: str, kind: Any) -> str:
-    """Format the name of a setting, with its valid values if they are words."""
+    """Format the name of a method's setting, with its valid values if they are words."""
     words = [str(word) for one in readable(kind) for word in get_args(one) if one != Epochs]
     return f"{name}={'|'.join(words)}" if words else name

@@ -69,7 +69,7 @@ def predict(args: Namespace) -> None:
 
 
 def refuse_no_run(folder: Path) -> None:
-    """Raise ValueError for a folder without a checkpoint, with the command that writes one."""
+    """Raise ValueError if a run's folder has no checkpoint; the message explains how to get one."""
     if not folder.is_dir() or os.path.lexists(folder / run_folder.CHECKPOINT):
         return  # `load` reports what is wrong
     has = f"{folder} holds no {run_folder.CHECKPOINT}"
@@ -90,7 +90,7 @@ def table_of(path: str) -> dict[str, Column]:
 
 
 def method_of(folder: Path, spec: str | None) -> Scheduled | None:
-    """Return the run's method if it uses a network defined by the user; otherwise None.
+    """Rebuild the method of a run with a user-defined network; return None for other runs.
 
     The user's file is run only if it is named again: a folder may come from another person.
     """
@@ -122,7 +122,7 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
 
 
 def adapts(run: Run, args: Namespace) -> bool:
-    """Return whether predicting requires the client's training rows, to adapt its model."""
+    """Return whether predictions need the client's training rows, because its model is adapted."""
     view, adaptation = default_model(run.method)
     asked = args.model in (None, view) and not args.unadapted
     return asked and adaptation != "none" and not args.new_client
@@ -136,7 +136,7 @@ def rows_of(
     needed: str = ADAPTS,
     cure: str = "expected its data where they were, or --unadapted",
 ) -> Federation:
-    """Rebuild the federation that a command-line run was fitted to, from its run.json."""
+    """Rebuild the federation that a saved command-line run was fitted to, from its run.json."""
     path = folder / "run.json"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def rows_of(
 
 
 def test_rows_of(folder: Path) -> Federation:
-    """Rebuild the federation of a run whose test rows are needed for calibration."""
+    """Rebuild the federation of a saved run, for its test rows, which calibration needs."""
     return rows_of(
         folder,
         "is calibrated on its test rows",
@@ -160,7 +160,7 @@ def test_rows_of(folder: Path) -> Federation:
 
 
 def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[str | None]:
-    """Return the client name of each row; None for rows of a new client."""
+    """Return the name of the client that each row belongs to; None for rows of a new client."""
     count = len(next(iter(table.values())).words)
     if args.new_client:
         return [None] * count
@@ -180,7 +180,7 @@ def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[s
 def ask(
     run: Run, table: Mapping[str, Column], owners: Sequence[str | None], args: Namespace
 ) -> Mapping[str | None, Predictions | PredictionSets]:
-    """Return each client's predictions for its rows; with --alpha, prediction sets."""
+    """Return each client's predictions for its rows of a table; with --alpha, prediction sets."""
     x = inputs(run, table, args.data)
     how: dict[str, Any] = {"model": args.model, "draws": args.draws or run.draws}
     if args.unadapted:
@@ -200,7 +200,7 @@ def ask(
 
 
 def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
-    """Return the feature columns, selected by name and preprocessed as in training: [N, C]."""
+    """Return a table's feature columns, selected and preprocessed as in training: [N, C]."""
     source = run.data.source
     if source is None or source.preparation is None:
         raise ValueError(
@@ -220,7 +220,7 @@ def inputs(run: Run, table: Mapping[str, Column], path: str) -> Any:
 
 
 def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
-    """Return the target column of labeled rows: class names, or numbers."""
+    """Return the target column of a table of labeled rows: class names, or numbers."""
     target = run.data.source.target if run.data.source else "y"
     known(target, list(table), f"column in {path}: this run predicts")
     column = table[target]
@@ -232,7 +232,7 @@ def answers(run: Run, table: Mapping[str, Column], path: str) -> Any:
 
 
 def columns_told(table: Mapping[str, Column], run: Run, args: Namespace) -> str:
-    """Return a note on table columns that were reordered or are not used."""
+    """Return a note on the columns of the input table that were reordered or are not used."""
     columns = run.data.source.columns if run.data.source else ()
     there = [name for name in table if name in columns]
     told = f"{args.data}: {len(columns)} columns as in training"

@@ -1,4 +1,4 @@
-"""Checks before round one that results can be written after the last round."""
+"""Checks before training that the results can be written after the last round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyrofl.nets import NETWORKS
 
 
 def preflight(jobs: Sequence[Job]) -> list[Job]:
-    """Validate all jobs before training: imports, figures, methods and posterior output.
+    """Validate all fits of a command before training: imports, figures, methods, posterior output.
 
     Returns the jobs, which differ in method and seed, with the groups that they are to write.
     """
@@ -47,7 +47,7 @@ def preflight(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _check(job: Job) -> None:
-    """Raise the errors that `fit` would raise before its first round."""
+    """Raise the errors that `fit` would raise for an invalid method, before any training."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which the fit gives again
         try:
@@ -59,13 +59,13 @@ def _check(job: Job) -> None:
 
 
 def _labelled(job: Job, groups: str | Sequence[str], axes: set[str]) -> Job:
-    """Return the job with its ArviZ groups, and with labels for the given axes."""
+    """Add the ArviZ groups to save, and labels of the given axes, to the record of a fit."""
     labels = labels_of(str(job.experiment.net), job.task).items()
     return replace(job, groups=groups, coords={n: words for n, words in labels if n in axes})
 
 
 def _groups(job: Job) -> tuple[str | Sequence[str], set[str]]:
-    """Return the job's ArviZ groups and axis names, found by drawing once for one client."""
+    """Return the ArviZ groups and axis names of a fit's posterior, found by one trial draw."""
     experiment, task = job.experiment, job.task
     method = by_round(job.method)(0)
     run = Run(method, task.data, first(method, task.data, task.seeds), task.seeds)

@@ -33,7 +33,7 @@ from pyrofl.files.run_folder import replacing
 
 
 def report(args: Namespace) -> None:
-    """Write report.html for a saved run or comparison, into its folder."""
+    """Write an HTML report, report.html, about a saved run or comparison into its folder."""
     folder = Path(args.folder)
     made = runs(folder)
     with locked(folder):
@@ -45,7 +45,7 @@ def report(args: Namespace) -> None:
 
 
 def html(folder: Path, made: Sequence[SavedRun]) -> str:
-    """Return the report as an HTML page; all texts are escaped."""
+    """Return the report about saved runs as an HTML page, in which all texts are escaped."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
@@ -62,7 +62,7 @@ def html(folder: Path, made: Sequence[SavedRun]) -> str:
 
 
 def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
-    """Return the report's sections; with several seeds, figures show the first seed."""
+    """Return all sections of the HTML report; with several seeds, figures show the first one."""
     first = list({one.method: one for one in reversed(made)}.values())[::-1]
     several = folder != made[0].path
     found = [bought(folder, made)] if several else []
@@ -85,7 +85,7 @@ def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
-    """Return the section on the benefit over local models, with a note if it is unavailable."""
+    """Return the report section on the benefit over local models; a note if it is unavailable."""
     section = Section("What did federation buy?")
     try:
         found = benefit.compare_with_local(folder, made, None)

@@ -1,4 +1,4 @@
-"""Output folders, checkpoints and interruption of runs that can be resumed."""
+"""Resuming of interrupted runs: their output folders, checkpoints and interruption messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
 
 @contextmanager
 def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
-    """Create or empty the jobs' folders; lock them and the folders `above`.
+    """Create or empty the output folders of fits; lock them and their parent folders `above`.
 
     Nothing is removed if one is refused, as is a folder whose results would replace an input file.
     """
@@ -56,7 +56,7 @@ def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
 
 
 def keeping(job: Job, every: int | None = None) -> Keeper:
-    """Return the checkpoint writer of a job; with --resume it holds the run to continue."""
+    """Return the checkpoint writer of a fit; with --resume it also holds the run to continue."""
     experiment, task = job.experiment, job.task
     about = experiment.key()
     about |= {"method": job.name, "set": reaching(experiment.settings, job.name)}
@@ -79,7 +79,7 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
 
 
 def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
-    """Raise ValueError if run.json records a different run, or one with more rounds."""
+    """Raise ValueError if run.json records a run with other settings or with too many rounds."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         number, had = int(facts["rounds"]), facts["experiment"] | {"seeds": facts["seeds"]}
@@ -93,13 +93,13 @@ def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) ->
 
 
 def far_enough(rounds: int, number: int, path: Path) -> None:
-    """Raise ValueError if the resumed run already has more rounds than requested."""
+    """Raise ValueError if the run to resume already has more rounds than requested."""
     if number > rounds:
         raise ValueError(f"--rounds is {rounds}; expected at least {number}, which {path} holds")
 
 
 def not_past(run: Run, until: str | None, path: Path) -> None:
-    """Raise ValueError if a resumed run is past the round at which it should stop."""
+    """Raise ValueError if the run to resume is past the round at which it should have stopped."""
     judge = ConvergenceMonitor(trained=trained_by(run.method))
     for record in run.records[:-1] if until else ():
         judge.add(record)
@@ -113,7 +113,7 @@ def not_past(run: Run, until: str | None, path: Path) -> None:
 
 
 def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
-    """Return the run with only those evaluations that an uninterrupted run would have made."""
+    """Return a resumed run, keeping only evaluations that an uninterrupted run would have made."""
     number = run.state.number
     far_enough(rounds, number, path)
     had = {row["round"] for row in run.history}
@@ -128,7 +128,7 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
 
 
 def rescued(keeper: Keeper, ended_by: str) -> str:
-    """Save the last complete round after an interruption, and return a message about it."""
+    """Save the last complete round after an interruption, and return the message to print."""
     problem = ""
     try:
         keeper.rescue()

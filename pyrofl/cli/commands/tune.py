@@ -1,4 +1,4 @@
-"""Commands `tune` and `compare --tune`: choose settings on the clients' validation rows."""
+"""Commands `pyrofl tune` and `compare --tune`: choose settings by scores on validation rows."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ FOLDER = "tune"  # behind the method's name, in the folder of a comparison
 
 @dataclass(frozen=True)
 class Search:
-    """Search for the best settings of one method."""
+    """Search for the settings of one method with the best validation score."""
 
     job: Job  # with the settings that --set gives
     fixed: tuple[str, ...]  # these settings
     path: Path  # of the folder of what comes out
 
     def build(self, **setting: str) -> Scheduled:
-        """Build the method with the given settings."""
+        """Build the method that is tuned, with the given settings."""
         job, words = self.job, [f"{name}={text}" for name, text in setting.items()]
         every = [*reaching(self.fixed, job.name), *words]
         return methods([job.name], every, job.task, job.experiment.rounds)[job.name]
 
     @cached_property
     def settings(self) -> list[grids.Words]:
-        """All combinations of settings to try."""
+        """All combinations of settings that the search tries."""
         one, name = self.job.experiment, self.job.name
         return grids.chosen(name, one.over, one.tries, self.build, self.fixed, self.job.task.seed)
 
     @property
     def about(self) -> dict[str, Any]:
-        """Inputs that determine the search's result, as JSON-compatible values."""
+        """Inputs that determine the result of a search for settings, as JSON-compatible values."""
         experiment, task = self.job.experiment, self.job.task
         return experiment.key() | {
             "method": self.job.name,
@@ -67,7 +67,7 @@ class Search:
 
 
 def tune(experiment: Experiment) -> None:
-    """Choose the settings of one method, and write them to its output folder."""
+    """Choose a method's settings by their validation scores, and write the result to a folder."""
     experiment = resolve(experiment)
     figures.try_out()
     (job,) = jobs(experiment, [experiment.seed])
@@ -89,7 +89,7 @@ def tune(experiment: Experiment) -> None:
 
 
 def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
-    """Return the searches of `compare --tune`, one for each method, with its first seed."""
+    """Return the searches for settings of `compare --tune`, one per method, with its first seed."""
     if not experiment.tune:
         for flag, dest in (("--settings", "tries"), ("--metric", "metric")):
             if getattr(experiment, dest) is not None:
@@ -116,7 +116,7 @@ def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
 
 
 def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
-    """Tune several methods; return the settings for --set, and a description by method."""
+    """Tune several methods; return their chosen settings for --set, and a description of each."""
     words, text = list[str](), dict[str, str]()
     for search in some:
         experiment, name = search.job.experiment, search.job.name
@@ -137,7 +137,7 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
 
 
 def done(search: Search) -> TuningResult:
-    """Run the search, or read its saved result when a command is resumed."""
+    """Run a search for the best settings, or read its saved result if a command is resumed."""
     job, path, experiment = search.job, search.path, search.job.experiment
     file = path / FACTS
     if experiment.resume and file.exists():
@@ -169,7 +169,7 @@ def done(search: Search) -> TuningResult:
 
 
 def facts(search: Search, found: TuningResult) -> dict[str, Any]:
-    """Return the content of tune.json."""
+    """Return the content of tune.json, the result of a search for settings."""
     none = {"score": None}  # of NaN and infinity, which JSON lacks
     tries = [asdict(t) | ({} if isfinite(t.score) else none) for t in found.tries]
     return {
@@ -188,13 +188,13 @@ def facts(search: Search, found: TuningResult) -> dict[str, Any]:
 
 
 def margin(found: TuningResult, one: Margin) -> dict[str, Any]:
-    """Return a finalist's margin behind the best setting as JSON-compatible values."""
+    """Return how far a finalist scored below the best setting, as JSON-compatible values."""
     error = one.error if isfinite(one.error) else None
     return {**asdict(one), "setting": found.settings[one.setting], "error": error}
 
 
 def read(path: Path, about: dict[str, Any]) -> TuningResult:
-    """Read the saved settings; raise ValueError if a search with other inputs chose them."""
+    """Read saved tuning results; raise ValueError if their search had other inputs."""
     try:
         had = json.loads(path.read_text(encoding="utf-8"))
         scores = [nan if t["score"] is None else t["score"] for t in had["tries"]]
@@ -208,13 +208,13 @@ def read(path: Path, about: dict[str, Any]) -> TuningResult:
 
 
 def until(search: Search) -> str:
-    """Describe the validation data on which settings are chosen."""
+    """Describe the validation rows by which settings are chosen."""
     share = f"{search.job.experiment.hold_back:g} of the training rows of every client"
     return f"chosen on {share}, as validation rows; test rows are not used"
 
 
 def sentences(search: Search, found: TuningResult) -> Iterator[str]:
-    """Describe the chosen settings, their margin and the cost of the search."""
+    """Describe the chosen settings, their margin over others, and the cost of the search."""
     yield f"{told(found.best)} is the best of {len(found.settings)} settings, {until(search)}:"
     yield f"{found.metric} {found.score:.4f} there, {found.rounds} rounds, {found.seconds:.1f} s."
     if found.margin:
@@ -222,7 +222,7 @@ def sentences(search: Search, found: TuningResult) -> Iterator[str]:
 
 
 def table(found: TuningResult) -> str:
-    """Format a table of all trials of a search."""
+    """Format a table of all trials (fits with one setting each) of a search for settings."""
     lines = []
     for (name, *_, chosen, _), t in zip(found.lines(), found.tries, strict=True):
         score, mark = None if t.problem else t.score, "*" if chosen else ""
@@ -239,6 +239,6 @@ def command(search: Search, found: TuningResult) -> str:
 
 
 def drawn_of(search: Search, found: TuningResult) -> list[str]:
-    """Plot the scores of all trials; return the names of figures that failed."""
+    """Plot the scores of all tuning trials; return the names of figures that failed."""
     run_folder.prepare(search.path / "figures", overwrite=True)
     return drawn(search.path, [(FIGURE, lambda: figures.tuning(found.frame(), found.metric))])

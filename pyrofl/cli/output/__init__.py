@@ -1,1 +1,1 @@
-"""Output of the commands: method cards, comparison tables and report sections."""
+"""Output of the command line: method cards, comparison tables and report sections."""

@@ -1,4 +1,4 @@
-"""Method cards: description, equations, settings and messages, read from the code."""
+"""Method cards: description, equations, settings and message sizes, read from the code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Wire:
-    """Measured sizes and contents of one round's messages between a client and the server."""
+    """Measured sizes and contents of the messages between a client and the server in one round."""
 
     parameters: tuple[int, int]  # of the network, and of its head
     down: int  # bytes to a client
@@ -60,7 +60,7 @@ class Card:
     plain: Wire
 
     def told(self) -> str:
-        """Format the card for a terminal."""
+        """Format a method's documentation card as text for a terminal."""
         paper, wire = self.paper, self.wire
         words = [f"{paper.name} ({self.key}): {paper.headline}.", paper.source, paper.use]
         words += [f"Models that can be tested: {', '.join(self.views)}.", self.bytes]
@@ -93,7 +93,7 @@ def card(name: str) -> Card:
 
 
 def network() -> Network:
-    """Return the small network with which message sizes are measured."""
+    """Return the small example network with which message sizes are measured."""
     return nets.build(SPEC, (INPUTS,), OUTPUTS)
 
 
@@ -115,7 +115,7 @@ def rows() -> Federation:
 
 @lru_cache
 def wire(name: str) -> Wire:
-    """Run one round, and return the sizes and contents of its messages."""
+    """Run one round of a method, and return the sizes and contents of its messages."""
     net = network()
     (state,) = federate(made(name, net), rows(), 1, check=False)
     sizes = {n: shape.numel() for n, shape in net.shapes.items()}
@@ -130,7 +130,7 @@ def _roles(tensors: Any) -> tuple[str, ...]:
 
 
 def settings(build: Callable[..., Any]) -> Iterator[Setting]:
-    """Yield a method's settings: its own arguments, then those it passes on to functions."""
+    """Yield a method's settings: its own arguments, then those it passes on to other functions."""
     hints, about = get_type_hints(build, include_extras=True), docstrings.arguments(build)
     for name, parameter in inspect.signature(build).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY and name not in ("unlabelled", "done"):
@@ -140,7 +140,7 @@ def settings(build: Callable[..., Any]) -> Iterator[Setting]:
 
 
 def _handed_on(fields: Any) -> Iterator[Setting]:
-    """Yield the settings listed in a TypedDict, with the descriptions from its module."""
+    """Yield the method settings listed in a TypedDict, with descriptions from its module."""
     home = import_module(fields.__module__)
     near = [m for m in vars(home).values() if inspect.ismodule(m) and "pyrofl.models" in m.__name__]
     makers = [f for m in (home, *near) for f in vars(m).values() if _belongs(f, m)]
@@ -156,7 +156,7 @@ def _belongs(function: Any, module: ModuleType) -> bool:
 
 
 def kind(hint: Any) -> str:
-    """Describe the valid values of a setting.
+    """Describe the valid values of a method's setting, given its type annotation.
 
     >>> from pyrofl.arguments import Count
     >>> kind(Count | None), kind(Literal["full", "deviation"])
@@ -178,7 +178,7 @@ def _kind(hint: Any) -> str:
 
 
 def value(default: Any) -> str:
-    """Format a setting's default value as a user would type it.
+    """Format the default value of a method's setting as a user would type it.
 
     >>> value(None), value(True), value(0.001), value(torch.relu)
     ('none', 'true', '0.001', 'relu')

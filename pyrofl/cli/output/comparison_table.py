@@ -1,4 +1,4 @@
-"""Comparison tables: means over seeds, differences from the best, tuned settings."""
+"""Tables that compare methods: means over seeds, differences from the best, tuned settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SHOWN = {
 
 
 def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRow]:
-    """Yield the rows of compare.csv for one run.
+    """Yield one run's rows of compare.csv: the value of every metric of every model.
 
     A metric's name alone is about clients that train; "held_out_..." is about new ones,
     "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.
@@ -64,7 +64,7 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
 
 
 def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
-    """Format mean ± standard error over seeds, one line for each method and model."""
+    """Format a table of mean scores ± standard errors over seeds, one line per method and model."""
     head, lines, notes = compare_lines(rows, open_runs)
     return "\n".join([run_folder.table(head, lines), *notes])
 
@@ -72,7 +72,7 @@ def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = 
 def compare_lines(
     rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
-    """Return a comparison table as its header, its lines and the notes below it.
+    """Return a table that compares methods, as its header, its lines and the notes below it.
 
     The best mean of a column has a star. The last column is the difference of each line from the
     best of the main metric, on the same seeds, its 95% interval, and which of both has not
@@ -116,7 +116,7 @@ def compare_lines(
 
 
 def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
-    """Return a note on how many of a table line's runs have not converged; "" if all have."""
+    """Return a note on how many runs of a method have not converged; "" if all have."""
     seeds = [int(seed) for seed in values.dropna().index]
     count = sum((method, seed) in open_runs for seed in seeds)
     return "" if not count else OPEN if count == len(seeds) else f"{OPEN}: {count} of {len(seeds)}"
@@ -143,7 +143,7 @@ def difference(score: Series, base: Series, metric: str, opens: tuple[str, str] 
 
 
 def spread(values: Series) -> str:
-    """Format a mean and, for two values or more, its standard error.
+    """Format the mean of some values and, for two values or more, its standard error.
 
     >>> from pandas import Series
     >>> spread(Series([0.9, 0.92])), spread(Series([0.9]))

@@ -30,7 +30,7 @@ WORDS = {"personal": "personalized model", "global": "global model"}
 
 @dataclass(frozen=True)
 class Site:
-    """Comparison at one client: numbers of rows, scores of both models, and their difference."""
+    """Comparison with the local model at one client: numbers of rows, scores and difference."""
 
     client: str
     size: int
@@ -55,13 +55,13 @@ class ModelComparison:
 
     @property
     def name(self) -> str:
-        """Name of the model."""
+        """Name of the compared model, such as "global model of fedavg"."""
         method, view, _ = self.model
         return f"{WORDS.get(view, view)} of {method}"
 
     @property
     def shortfall(self) -> str:
-        """Note on which of the two models have not converged; "" if both have."""
+        """Note on whether the model or the local models have not converged; "" if all have."""
         opens = {"the sites' own models": self.open_own, f"the {self.name}": self.open}
         opened = [(what, n) for what, n in opens.items() if n]
         parts = ["" if n == self.runs else f" in {n} of {self.runs} runs" for _, n in opened]
@@ -71,7 +71,7 @@ class ModelComparison:
 
 
 def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, SavedRun]]:
-    """Return each run paired with the run of method `local` that has the same seed."""
+    """Pair each run with the run of the method `local` (no federation) that has the same seed."""
     owns = {one.seed: one for one in made if one.method == OWN}
     found = [(owns[one.seed], one) for one in made if one.method != OWN and one.seed in owns]
     if not found:
@@ -84,7 +84,7 @@ def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, Saved
 
 
 def chosen(table: DataFrame, by: By | None) -> By:
-    """Return the score to compare by; raise ValueError if the predictions do not support it."""
+    """Return the score for comparing models; raise ValueError if the predictions do not have it."""
     classes = rows.classes_of(table)
     fits: tuple[By, ...] = ("accuracy", "log_score") if classes else ("error", "log_score", "crps")
     if by and by not in fits:
@@ -97,12 +97,12 @@ def chosen(table: DataFrame, by: By | None) -> By:
 
 
 def has_crps(table: DataFrame) -> bool:
-    """Return whether all rows of a table of predictions have a CRPS."""
+    """Return whether every row of a table of predictions has a CRPS."""
     return "crps" in table and bool(table["crps"].notna().all())
 
 
 def scored(table: DataFrame, by: By) -> DataFrame:
-    """Add a column with each row's score, larger for better predictions."""
+    """Add a column with each row's score to a table of predictions; larger scores are better."""
     if by == "log_score":
         score = table["log_score"]
     elif by == "crps":
@@ -116,7 +116,7 @@ def scored(table: DataFrame, by: By) -> DataFrame:
 
 
 def models(made: SavedRun, table: DataFrame) -> list[Model]:
-    """Return a run's models to compare: the global model, if any, and the main model."""
+    """Return the models of a run to compare: the global model, if any, and the main model."""
     there = set(zip(table["model"], table["adaptation"], strict=True))
     main = tuple(made.facts["tested"]["main"])
     asked = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
@@ -124,12 +124,12 @@ def models(made: SavedRun, table: DataFrame) -> list[Model]:
 
 
 def of_model(table: DataFrame, model: Model) -> DataFrame:
-    """Return the rows of a table of predictions that belong to one model."""
+    """Return the rows of a table of predictions that were predicted by the given model."""
     return table[(table["model"] == model[1]) & (table["adaptation"] == model[2])]
 
 
 def same_sites(made: Sequence[SavedRun]) -> bool:
-    """Return whether all seeds have the same clients: natural groups, or one split."""
+    """Return whether the runs of all seeds have the same clients: natural groups, or one split."""
     natural = all(str(one.facts["experiment"]["partition"]).startswith("groups") for one in made)
     return natural or len({one.facts["seeds"]["split"] for one in made}) == 1
 
@@ -192,7 +192,7 @@ def compare_models(
 
 
 def calibration(tables: Sequence[DataFrame]) -> Calibration | None:
-    """Return classifiers' mean calibration over seeds; None for regression or under 4 rows."""
+    """Return the classifiers' calibration, averaged over seeds; None for regression or < 4 rows."""
     found = []
     for table in tables:
         if not rows.classes_of(table) or len(table) < 4:

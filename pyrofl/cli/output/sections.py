@@ -1,4 +1,4 @@
-"""Report sections: texts, tables and figures read from the files of runs."""
+"""Sections of the HTML report: texts, tables and figures read from the files of runs."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class Section:
     parts: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, text: str, kind: str = "note") -> Section:
-        """Add a text, such as a note, a sentence or a command line, to the section."""
+        """Add a text, such as a note, a sentence or a command line, to the report section."""
         self.parts.append({"kind": kind, "text": text})
         return self
 
     def has(self, kind: str) -> bool:
-        """Return whether the section has a part of the given kind, such as "figure"."""
+        """Return whether the report section has a part of the given kind, such as "figure"."""
         return any(part["kind"] == kind for part in self.parts)
 
     def figure(self, path: Path, text: str = "") -> Section:
-        """Add a figure with its caption, or a note that the file is missing."""
+        """Add a figure with its caption to the report section, or a note if its file is missing."""
         if not path.is_file():
             return self.note(f"No figure {path.name} in {path.parent.parent.name}.")
         image = b64encode(path.read_bytes()).decode("ascii")
@@ -68,7 +68,7 @@ class Section:
         return self
 
     def table(self, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> Section:
-        """Add a table; long tables are shortened to their first lines."""
+        """Add a table to the report section; only the first lines of a long table are shown."""
         found = list(lines)
         shown = [[_cell(value) for value in line] for line in found[:MOST]]
         self.parts.append({"kind": "table", "head": head, "rows": shown})
@@ -76,7 +76,7 @@ class Section:
 
 
 def _cell(value: Any) -> tuple[str, str]:
-    """Return the text and the CSS class of a table cell."""
+    """Return the text and the CSS class of a table cell in the HTML report."""
     if isinstance(value, float):
         return f"{value:.4g}", "number"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -85,7 +85,7 @@ def _cell(value: Any) -> tuple[str, str]:
 
 
 def verdicts(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the convergence status of every run."""
+    """Return the report section with the convergence status of every run."""
     lines = ((one.path.name, one.facts["rounds"], one.facts["status"]["text"]) for one in made)
     section = Section("Convergence").table(("run", "rounds", "status"), lines)
     for one in made:
@@ -95,7 +95,7 @@ def verdicts(made: Sequence[SavedRun]) -> Section:
 
 
 def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
-    """Return the section with the models' scores, over seeds or with intervals over test rows."""
+    """Return the report section with the models' scores and standard errors or intervals."""
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
         read = run_folder.read_csv(folder / "compare.csv")
@@ -121,7 +121,7 @@ def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
 
 
 def _means(made: SavedRun) -> list[tuple[Any, ...]]:
-    """Return mean scores of every model, with confidence intervals over test rows."""
+    """Return mean test scores of every model of a run, with confidence intervals."""
     from scipy.stats import binomtest
 
     lines = []
@@ -147,7 +147,7 @@ def _ends(of: Any) -> str:
 
 
 def classes(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the scores of each class over the test rows of all clients."""
+    """Return the report section with scores per class over the test rows of all clients."""
     from pyrofl.inference.checks.by_class import scores_by_class
 
     section = Section("Classes")
@@ -175,7 +175,7 @@ def _plain(line: Sequence[Any]) -> list[Any]:
 
 
 def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
-    """Return the section with the tuned settings, or no section if nothing was tuned."""
+    """Return the report section on tuned settings in a list, which is empty without tuning."""
     section, lines = Section("How settings were chosen"), []
     for one in made:
         path = folder / f"{one.method}-tune"
@@ -200,7 +200,7 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
 
 
 def asked(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the command-line options of the runs."""
+    """Return the report section with the command-line options of the runs."""
     facts = made[0].facts
     section = Section("Command")
     same = {n: v for n, v in facts["experiment"].items() if n not in UNTOLD and v not in (None, [])}
@@ -216,7 +216,7 @@ def _words(value: Any) -> str:
 
 
 def held(made: Sequence[SavedRun]) -> Section:
-    """Return the section on the partition: number of rows of each client and a figure."""
+    """Return the report section on the partition: each client's number of rows, and a figure."""
     one = made[0]
     section, told = Section("Who holds what"), one.facts["data"]
     plain = {n: v for n, v in told.items() if not isinstance(v, dict) and v not in (None, [], "")}
@@ -232,14 +232,14 @@ def _clients(made: SavedRun) -> list[dict[str, str]]:
 
 
 def learned(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
-    """Return the section with curves of scores and parameter changes over rounds."""
+    """Return the report section with curves of scores and of parameter changes over rounds."""
     section = Section("Learning curves")
     section.figure(folder / "figures/curves.png", CAPTIONS["curves"])
     return _each(section, made, "convergence", "watched")
 
 
 def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
-    """Add the named figures of each run to the section, skipping missing files."""
+    """Add the figures with the given names to a report section; missing files are skipped."""
     for one in made:
         for name in names:
             path = one.path / f"figures/{name}.png"
@@ -250,12 +250,12 @@ def _each(section: Section, made: Sequence[SavedRun], *names: str) -> Section:
 
 
 def calibrated(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the calibration of predictions."""
+    """Return the report section with reliability diagrams, which show the calibration."""
     return _each(Section("Calibration"), made, "reliability")
 
 
 def clients(made: Sequence[SavedRun]) -> Section:
-    """Return the section with every client's scores, the smallest client first."""
+    """Return the report section with every client's scores, the smallest client first."""
     section = Section("Clients")
     for one in made:
         main = tuple(one.facts["tested"].get("main", ()))
@@ -272,7 +272,7 @@ def clients(made: Sequence[SavedRun]) -> Section:
 
 
 def posteriors(made: Sequence[SavedRun]) -> Section:
-    """Return the section with ArviZ summaries of the runs' posteriors."""
+    """Return the report section with ArviZ summaries of the runs' posteriors."""
     section = Section("Posterior")
     for one in made:
         path = one.path / "posterior.nc"
@@ -305,7 +305,7 @@ def _summarise(section: Section, made: SavedRun, path: Path) -> None:
 
 
 def bytes_sent(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the bytes sent and the time used."""
+    """Return the report section with the bytes sent and the training time of every run."""
     lines = [
         (one.path.name, one.facts["message_scalars"], *(sum(one.facts[n]) for n in TRAVELLED))
         for one in made
@@ -315,7 +315,7 @@ def bytes_sent(made: Sequence[SavedRun]) -> Section:
 
 
 def faults(made: Sequence[SavedRun]) -> Section:
-    """Return the section with the clients that were rejected or dropped out."""
+    """Return the report section with the clients that were rejected or dropped out."""
     section = Section("Faults and rejections")
     for one in made:
         silent = Counter(name for some in one.facts["silent"] for name in some)
@@ -331,13 +331,13 @@ def faults(made: Sequence[SavedRun]) -> Section:
 
 
 def repeated(made: Sequence[SavedRun], several: bool) -> Section:
-    """Return the section with the command line that reproduces the runs."""
+    """Return the report section with the command line that reproduces the runs."""
     section = Section("To repeat it").note(repeating(made, several), "command")
     return section.note("In the same folder, with the same versions and the same files.")
 
 
 def repeating(made: Sequence[SavedRun], several: bool) -> str:
-    """Return the command line that reproduces a run or a comparison."""
+    """Return the `pyrofl` command line that reproduces a run or a comparison."""
     methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
     command = ["compare" if several else "run", *methods]
     text = spelled(command, Experiment.of(made[0].facts["experiment"]), seeds[0])

@@ -27,13 +27,18 @@ class ConjugateTask:
     mean: Tensor  # [J, d], least-squares solution; the shortest where it is not unique
 
     def posterior(self, loc: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean [J, d], covariance [J, d, d] of w_j with prior Normal(loc, I / tau [J])."""
+        """Return the posterior of each client's weights w_j: mean [J, d], covariance [J, d, d].
+
+        The prior is Normal(loc, I / tau [J]).
+        """
         loc, tau = loc.to(self.mean), tau.to(self.mean)[:, None]
         covariance = torch.linalg.inv(self.precision + torch.diag_embed(tau.expand_as(self.mean)))
         return times(covariance, times(self.precision, self.mean) + tau * loc), covariance
 
     def evidence(self, loc: Tensor, tau: Tensor) -> Tensor:
-        """Return log p(y_j | loc, tau_j) = log Normal(y_j | X_j loc, I + X_j X_j' / tau_j): [J].
+        """Return each client's log marginal likelihood log p(y_j | loc, tau_j): [J].
+
+        It is log Normal(y_j | X_j loc, I + X_j X_j' / tau_j).
 
         This is the density of the whitened rows; with noise variance s2, that of the n_j rows
         before whitening is smaller by n_j / 2 log s2.
@@ -50,7 +55,10 @@ class ConjugateTask:
         return -0.5 * found
 
     def pooled(self, loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean [d], covariance [d, d] of a shared w with prior Normal(loc, precision^-1)."""
+        """Return the posterior of weights w shared by all clients: mean [d], covariance [d, d].
+
+        The prior is Normal(loc, precision^-1).
+        """
         loc, precision = loc.to(self.mean), precision.to(self.mean)
         covariance = torch.linalg.inv(precision + self.precision.sum(0))
         pull = precision @ loc + times(self.precision, self.mean).sum(0)
@@ -58,7 +66,7 @@ class ConjugateTask:
 
 
 def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
-    """Build the task from each client's whitened training rows, X_j [n_j, d] and y_j [n_j].
+    """Build a regression task from the clients' whitened rows, X_j [n_j, d] and y_j [n_j].
 
     Raises:
         ValueError: if there is no client, a client has no row, or lengths differ.
@@ -81,7 +89,9 @@ def conjugate(x: Sequence[Tensor], y: Sequence[Tensor]) -> ConjugateTask:
 def gaussian_means(
     means: Tensor | Sequence[Sequence[float]], variances: Tensor | Sequence[float]
 ) -> ConjugateTask:
-    """Build clients of d rows, X_j = I / sqrt(v_j), with likelihood Normal(w_j | b_j, v_j I).
+    """Build a Gaussian task in which client j has the likelihood Normal(w_j | b_j, v_j I).
+
+    It has d rows, X_j = I / sqrt(v_j).
 
     The b_j are the means [J, d], the v_j the variances [J].
 

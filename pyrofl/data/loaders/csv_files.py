@@ -170,7 +170,7 @@ def load_csv(
 
 
 def _with_sites(path: str, table: Table, client_column: str | None) -> tuple[Columns, str | None]:
-    """Add a column with each row's file if there are several files and no client column."""
+    """Add each row's file name as a column if there are several files and no client column."""
     if (
         table.site is None
         or client_column not in (None, SITE)
@@ -186,7 +186,7 @@ def _with_sites(path: str, table: Table, client_column: str | None) -> tuple[Col
 
 
 def _whole(used: Columns, unfilled: Sequence[str], missing: Missing) -> tuple[Rows, dict[str, int]]:
-    """Return a mask of rows to keep [N], and the number of missing values per column."""
+    """Return a mask of the rows to keep [N], and the number of missing values in each column."""
     if missing != "impute":
         lacking = {name: int(c.gaps.sum()) for name, c in used.items() if c.gaps.any()}
         return complete(used.values(), missing), lacking
@@ -194,7 +194,7 @@ def _whole(used: Columns, unfilled: Sequence[str], missing: Missing) -> tuple[Ro
 
 
 def _codes(column: Column) -> tuple[Ints, tuple[str, ...]]:
-    """Return integer codes [N] of a column's words, and the distinct words."""
+    """Return a column's values as integer codes [N], and the distinct values."""
     if not np.isnan(column.numbers).any():
         column.refuse_spellings()
     return codes_of(column.words.tolist())
@@ -203,7 +203,10 @@ def _codes(column: Column) -> tuple[Ints, tuple[str, ...]]:
 def _values(
     kept: Columns, names: Sequence[str], levels: Mapping[str, Sequence[str]], active: bool
 ) -> Tensor:
-    """Return the features x [N, C]; float64, with codes and NaN, if preprocessing follows."""
+    """Return the features x [N, C] of table columns.
+
+    If preprocessing follows, they are float64 with category codes and NaN.
+    """
     if not active:
         return torch.from_numpy(np.stack([kept[name].single() for name in names], 1))
     parts = [coded(kept[n], levels[n]) if n in levels else kept[n].numbers for n in names]
@@ -211,7 +214,7 @@ def _values(
 
 
 def _classes_of_groups(target: Column, client_column: Column) -> dict[str, ColumnSummary]:
-    """Return a summary of each group's target: number of rows and class names."""
+    """Summarize the target column for each client group: number of rows and class names."""
     found = {}
     for name in dict.fromkeys(client_column.words):
         words = target.words[client_column.words == name].tolist()
@@ -220,7 +223,7 @@ def _classes_of_groups(target: Column, client_column: Column) -> dict[str, Colum
 
 
 def _row_weights(column: Column) -> Tensor:
-    """Return a column of row weights as float64 [N]."""
+    """Return a table's column of row weights as a float64 tensor [N]."""
     column.refuse_text("weights of rows, numbers of at least 0")
     column.refuse_odd("fill in a number of at least 0")
     if (column.numbers < 0).any():
@@ -229,7 +232,10 @@ def _row_weights(column: Column) -> Tensor:
 
 
 def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str, ...]]:
-    """Return integer group codes [N] and group names; file groups follow the file order."""
+    """Return each row's client group as an integer code [N], and the group names.
+
+    Groups that are files follow the order of the files.
+    """
     if sites and column.name == SITE and set(column.words) <= set(sites):
         words = tuple(site for site in sites if site in set(column.words))
         return coded(column, words).astype(np.int64), words
@@ -237,7 +243,7 @@ def _groups(column: Column, sites: Sequence[str] = ()) -> tuple[Ints, tuple[str,
 
 
 def codes_of(words: Sequence[str]) -> tuple[Ints, tuple[str, ...]]:
-    """Return integer codes [N] of the words, and the sorted distinct words.
+    """Return integer codes [N] of strings, and the distinct strings in sorted order.
 
     >>> codes_of(["10", "9", "10"])
     (array([1, 0, 1]), ('9', '10'))
@@ -256,7 +262,7 @@ def _refuse_names(
     wanted: Sequence[str] | None,
     others: Sequence[str],
 ) -> None:
-    """Raise ValueError if a column name is unknown or used in two roles."""
+    """Raise ValueError if a column is unknown or has two roles, such as target and feature."""
     owners = [name for name in roles.values() if name]
     for column in [*owners, *(wanted or ()), *others]:
         known(column, list(table), f"column in {path}:")
@@ -272,7 +278,7 @@ def _refuse_names(
 
 
 def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the target y and its class names, which are empty if the target is numeric."""
+    """Return the target column as y, and its class names, which are empty for a numeric target."""
     different = len(set(column.words))
     told = f"{column.label} holds"
     if different < 2 and likelihood in (None, "categorical"):
@@ -295,7 +301,7 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
 
 
 def refuse_range(path: str, likelihood: str, y: Tensor, first: Tensor) -> None:
-    """Raise ValueError if y or the first feature is outside the likelihood's valid range."""
+    """Raise ValueError if the target or the first feature is invalid for the likelihood."""
     name, colon, count = likelihood.partition(":")
     if name == "binomial" and colon and not count.isdecimal():
         raise ValueError(f"likelihood is {likelihood!r}; expected binomial:N, N a whole number")

@@ -145,7 +145,7 @@ def parts_of(name: str) -> list[str]:
 
 @checked
 def per_class(dataset: Dataset, count: Count) -> Dataset:
-    """Return the first `count` training rows of each class, and all test rows.
+    """Return a data set with only the first `count` training rows of each class and all test rows.
 
     Raises:
         ValueError: if y is a number.
@@ -221,7 +221,7 @@ def join(datasets: Sequence[Dataset], shape: tuple[int, ...] | None = None) -> D
 
 
 def _side_by_side(codes: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    """Concatenate integer codes of data sets, shifted so that codes do not overlap."""
+    """Concatenate the class codes of several data sets, shifted so that they do not overlap."""
     first = torch.tensor([0, *counts[:-1]]).cumsum(0)
     return torch.cat([code + start for code, start in zip(codes, first, strict=True)])
 

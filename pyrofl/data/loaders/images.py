@@ -51,7 +51,7 @@ Shape = tuple[int, ...]
 
 
 def load_images(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """Read one of `IMAGES`, training rows first; download it if it is missing.
+    """Load a torchvision data set of images, training rows first; download it if it is missing.
 
     Pixels are in [0, 1]; CIFAR's are standardized per channel.
     """
@@ -88,7 +88,7 @@ def _open(datasets: Any, name: str, folder: Path, *, train: bool) -> Any:
 
 
 def _pixels(name: str, part: Any) -> Bytes:
-    """Return the pixels of a torchvision data set, uint8 [N, H, W] or [N, H, W, 3], upright."""
+    """Return the images of a torchvision data set upright, uint8 [N, H, W] or [N, H, W, 3]."""
     pixels = np.asarray(part.data)
     if name == "emnist":  # its files hold every image mirrored along the diagonal
         return pixels.transpose(0, 2, 1)
@@ -98,7 +98,7 @@ def _pixels(name: str, part: Any) -> Bytes:
 def of_pixels(
     name: str, images: Bytes, labels: Any, is_test: NDArray[np.bool_], classes: tuple[str, ...]
 ) -> Dataset:
-    """Build a data set from images, uint8 [N, H, W] or [N, H, W, C]: x [N, C, H, W] in [0, 1]."""
+    """Build a data set from images uint8 [N, H, W] or [N, H, W, C]: x [N, C, H, W] in [0, 1]."""
     channels = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
     x: Tensor = torch.from_numpy(np.ascontiguousarray(channels)).float().div_(255)
     if name in _SCALING:

@@ -45,7 +45,7 @@ class Header(NamedTuple):
 
 @checked
 def load_npz(path: str, *, target: str | None = None, client_column: str | None = None) -> Dataset:
-    """Read images from an .npz file, standardized as CIFAR's if called cifar10 or cifar100.
+    """Load images from an .npz file; standardize pixels if it is called cifar10 or cifar100.
 
     Its arrays are `images` (uint8 [N, H, W] or [N, H, W, 3]) or `jpeg` with `offsets` (all files
     one after the other; image i is jpeg[offsets[i]:offsets[i + 1]]), `labels` [N], `is_test` bool
@@ -79,10 +79,10 @@ def load_npz(path: str, *, target: str | None = None, client_column: str | None 
 
 
 class Arrays:
-    """Reader of the arrays in an .npz file: headers first, values on request."""
+    """Reader of the arrays in an .npz file, which reads headers first and values on request."""
 
     def __init__(self, path: str) -> None:
-        """Read all headers; raise ValueError if the file is not a valid .npz file."""
+        """Read the headers of all arrays; raise ValueError if the file is not a valid .npz file."""
         refuse_no_file(path)
         self.path = path
         self.headers: dict[str, Header] = {}
@@ -106,7 +106,7 @@ class Arrays:
             raise ValueError(f"{self.path} cannot be read as .npz: {why}") from error
 
     def refuse(self, name: str, found: str, expected: str) -> None:
-        """Raise ValueError that states the invalid property of an array and a valid one."""
+        """Raise ValueError that states an invalid property of an array, and the expected one."""
         raise ValueError(f"{self.path}: {name} {found}; expected {expected}")
 
     def header(self, name: str) -> Header:
@@ -122,7 +122,7 @@ class Arrays:
         return found
 
     def read(self, name: str, kinds: str, shape: Shape | None = None) -> NDArray[Any]:
-        """Read an array of one of `KINDS`; raise ValueError if it is unsuitable or too large."""
+        """Read an array of an allowed type; raise ValueError if it is unsuitable or too large."""
         header = self.header(name)
         if not {header.dtype.kind, header.dtype.char} & set(kinds):
             self.refuse(name, f"is an array of {header.dtype}", KINDS[kinds])
@@ -158,7 +158,7 @@ def memory() -> int:
 
 
 def _count(arrays: Arrays) -> Shape:
-    """Return [N], N the number of images; raise ValueError if the array is not one of images."""
+    """Return the number of images as a tuple (N,); raise ValueError if their array is invalid."""
     if "jpeg" in arrays.headers:
         shape = arrays.header("offsets").shape
         if len(shape) != 1 or shape[0] < 2:
@@ -173,7 +173,7 @@ def _count(arrays: Arrays) -> Shape:
 
 
 def _labels(arrays: Arrays, prefix: str, rows: Shape) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return labels [N] and class names; without stored names, numbers are the class names."""
+    """Return image labels [N] and class names, which are numbers if the file has no names."""
     label, names = f"{prefix}labels", f"{prefix}classes"
     labels, known = arrays.read(label, "iu", rows), names in arrays.headers
     low, high = int(labels.min()), int(labels.max())

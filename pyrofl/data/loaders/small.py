@@ -1,4 +1,7 @@
-"""Small data sets, included in the package or simulated; all but the digits have groups."""
+"""Small data sets, included in the package or simulated, such as the eight schools.
+
+All but the digits have groups.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def _eight_schools(seed: int) -> Dataset:
 
 
 def _baseball(seed: int) -> Dataset:
-    """Return hits y of 18 batters in x at-bats: 45 for training, the rest for testing."""
+    """Return the baseball data: hits y of 18 batters in x at-bats, the first 45 for training."""
     names, hits = _BATTERS.split(", "), _numbers(_HITS)
     x = torch.cat([torch.full_like(hits, _AT_BATS), _numbers(_LATER_AT_BATS)])[:, None]
     y, player = torch.cat([hits, _numbers(_LATER_HITS)]), torch.arange(len(names)).repeat(2)
@@ -75,20 +78,20 @@ def _baseball(seed: int) -> Dataset:
 
 
 def _rat_tumours(seed: int) -> Dataset:
-    """Return 71 experiments: y [71] rats with a tumor out of x [71, 1] rats."""
+    """Return the rat tumor data: in 71 experiments, y [71] rats with a tumor out of x [71, 1]."""
     x, y = _numbers(_RATS), _numbers(_TUMOURS)
     names = (str(i + 1) for i in range(len(x)))
     return _of_groups("rat_tumours", x[:, None], y, "binomial", "experiment", names)
 
 
 def _gaussian(seed: int) -> Dataset:
-    """Return ten clients with 2-D Gaussian likelihoods, variances 0.05 to 1; training rows only."""
+    """Simulate ten clients with 2-D Gaussian likelihoods, variances 0.05 to 1; no test rows."""
     centres = torch.randn(10, 2, generator=generator(seed))
     return _of_task("gaussian", gaussian_means(centres, torch.linspace(0.05, 1.0, 10)))
 
 
 def _linear(seed: int) -> Dataset:
-    """Return regressions of 20 clients: 10 to 105 rows, 5 covariates, a fifth for testing."""
+    """Simulate linear regressions of 20 clients: 10 to 105 rows, 5 covariates, 20% test rows."""
     task = linear_regression(20, 5, range(10, 110, 5), noise=0.5, between=0.5, seed=seed)
     table = _of_task("linear", task)
     codes = table.groups["client"].numpy()
@@ -110,7 +113,7 @@ def _of_groups(
     names: Iterable[str],
     codes: Tensor | None = None,
 ) -> Dataset:
-    """Build a data set of training rows with group codes [N]; None: each row is a group."""
+    """Build a data set without test rows from group codes [N]; None: each row is a group."""
     groups = {column: torch.arange(len(y)) if codes is None else codes}
     nobody = torch.zeros(len(y), dtype=torch.bool)
     called = {column: tuple(names)}

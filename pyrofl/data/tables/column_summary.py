@@ -1,4 +1,4 @@
-"""Column summaries of clients (counts, moments, categories) that contain no rows."""
+"""Summaries of a client's table columns (counts, moments, categories) that contain no rows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def summarize_columns(
 
 
 def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSummary:
-    """Summarize numbers, or category codes if `levels` are given: [N]; NaN is a missing value."""
+    """Summarize a column [N] of numbers, or category codes if `levels` are given; NaN: missing."""
     there = values[~np.isnan(values)]
     count, gaps = len(there), len(values) - len(there)
     if levels is not None:
@@ -91,7 +91,7 @@ def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSumma
 
 
 def coded(column: Column, levels: Sequence[str]) -> Numbers:
-    """Return the category code [N] of each cell: -1 for an unknown level, NaN if missing.
+    """Return the category code [N] of each cell of a column; -1: unknown category, NaN: missing.
 
     Numbers match in any spelling, as data frames write 1 as 1.0 in columns with gaps.
     """

@@ -57,29 +57,29 @@ class Column:
 
     @property
     def numbers(self) -> NDArray[np.float64]:
-        """Cells as numbers [N]; NaN for text, 1 for True and 0 for False."""
+        """Cells of the column as numbers [N]; NaN for text, 1 for True and 0 for False."""
         return self._parsed.numbers
 
     @property
     def is_boolean(self) -> bool:
-        """Whether all non-missing cells are True or False, with at least one such cell."""
+        """Whether all non-missing cells of the column, and at least one, are True or False."""
         return self._parsed.is_boolean
 
     @cached_property
     def gaps(self) -> Rows:
-        """Mask of missing cells: bool [N]."""
+        """Mask of the column's missing cells: bool [N]."""
         found = np.isnan(self.numbers)
         found[found] = [is_missing(word) for word in self.words[found]]
         return found
 
     @property
     def odd(self) -> Rows:
-        """Mask of non-missing cells that are not numbers: bool [N]."""
+        """Mask of the column's non-missing cells that are not numbers: bool [N]."""
         return np.isnan(self.numbers) & ~self.gaps
 
     @property
     def is_numeric(self) -> bool:
-        """Whether at least half of the non-missing cells, and at least one, are numbers."""
+        """Whether numbers are at least half of the column's non-missing cells, and at least one."""
         count = np.count_nonzero(~np.isnan(self.numbers))
         return bool(count) and bool(count >= np.count_nonzero(self.odd))
 
@@ -91,11 +91,11 @@ class Column:
 
     @property
     def label(self) -> str:
-        """File and column name, the prefix of error messages."""
+        """File and name of the column as text, the start of error messages."""
         return f"{self.file}: column {self.name}"
 
     def first(self, rows: Rows) -> str:
-        """Describe the first cell marked in `rows`, as the start of an error message."""
+        """Describe value and position of the first marked cell, to begin an error message."""
         at = int(rows.argmax())
         return f"{self.label} holds {self.words[at]!r} in {self.places[at]}"
 
@@ -116,7 +116,7 @@ class Column:
             raise ValueError(f"{self.label} holds {self.nature}; expected {expected}")
 
     def refuse_odd(self, cure: str) -> None:
-        """Raise ValueError, with a remedy, if any non-missing cell is not a number."""
+        """Raise ValueError, with a remedy, if a non-missing cell of the column is not a number."""
         pairs = zip(self.words[self.odd], self.places[self.odd], strict=True)
         if cells := [f"{word!r} in {place}" for word, place in pairs]:
             count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)
@@ -126,7 +126,7 @@ class Column:
             )
 
     def single(self) -> NDArray[np.float32]:
-        """Return the numbers as float32; raise ValueError if that loses too much precision."""
+        """Return the column as float32; raise ValueError if that loses too much precision."""
         single, low, high = self.numbers.astype(np.float32), self.numbers.min(), self.numbers.max()
         varies = high > low  # the standard deviation has rounding errors, and may be 0
         if varies and np.abs(single - self.numbers).max() > BLUR * self.numbers.std():
@@ -137,7 +137,7 @@ class Column:
         return single
 
     def refuse_spellings(self) -> None:
-        """Raise ValueError if a number is written in two ways, such as 1 and 1.0."""
+        """Raise ValueError if the column writes one number in two ways, such as 1 and 1.0."""
         ways: dict[float, str] = {}
         for word, value, place in zip(self.words, self.numbers, self.places, strict=True):
             if ways.setdefault(value, word) != word:
@@ -184,7 +184,7 @@ def is_missing(word: str) -> bool:
 
 
 def read(path: str) -> dict[str, Column]:
-    """Read the columns of a CSV file with a header: name -> column; empty rows are skipped.
+    """Read a CSV file with a header as columns: name -> column; empty rows are skipped.
 
     A column without a name is named by its position, as "(column 3)".
     """
@@ -218,7 +218,7 @@ def read(path: str) -> dict[str, Column]:
 
 
 def _records(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line number and the cells of each non-empty row."""
+    """Yield the first line number and the cells of each non-empty row of a CSV file."""
     reader = csv.reader(file, strict=True, skipinitialspace=True)
     first = 1
     for cells in reader:
@@ -241,7 +241,7 @@ def _names(path: str, header: list[str]) -> list[str]:
 
 
 def complete(used: Collection[Column], missing: Missing) -> Rows:
-    """Return a mask of rows without missing values, or raise ValueError as `missing` requires."""
+    """Return a mask of rows without missing values; raise ValueError if none may be missing."""
     whole: Rows = ~np.any([column.gaps for column in used], axis=0)
     if whole.all() or (missing == "drop" and whole.any()):
         return whole

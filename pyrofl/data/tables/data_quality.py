@@ -48,7 +48,7 @@ def key_of(word: str) -> str:
 
 
 def spellings(words: Iterable[str]) -> list[list[str]]:
-    """Group words that are spellings of one word, or its initial, such as "Y" and "yes"."""
+    """Group words with the same meaning: spelling variants, or initials such as "Y" for "yes"."""
     found: dict[str, list[str]] = {}
     for word in dict.fromkeys(words):
         found.setdefault(key_of(word), []).append(word)
@@ -217,7 +217,7 @@ def _factor(one: ColumnSummary, other: ColumnSummary) -> float:
 def in_spelling_and_units(
     clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]
 ) -> list[str]:
-    """Return warnings about columns, given the column summaries of all clients."""
+    """Return warnings about inconsistent spellings and units between clients' columns."""
     found = []
     for column in clients[0]:
         told = {name: sums[column] for name, sums in zip(names, clients, strict=True)}

@@ -17,14 +17,14 @@ DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
 class Chosen(NamedTuple):
-    """Selected feature columns, the categorical ones, and reasons for omitted columns."""
+    """Selected feature columns, which of them are categorical, and reasons for omitted columns."""
 
     names: tuple[str, ...]
     categories: frozenset[str]
     left_out: dict[str, str]  # column -> why
 
     def numbers_first(self, likelihood: str) -> Chosen:
-        """Order numeric columns first, for likelihoods that use the first feature as a number."""
+        """Reorder features, numeric ones first, for likelihoods with a numeric first feature."""
         names = sorted(self.names, key=self.categories.__contains__)
         if names[0] in self.categories:
             told = f"features are categories only: {', '.join(names)}"
@@ -39,7 +39,7 @@ def choose(
     categories: Sequence[str],
     take_text: bool,
 ) -> Chosen:
-    """Select feature columns: those in `wanted`, or all suitable ones, except the `owners`.
+    """Select feature columns: those in `wanted`, or all suitable ones except target and groups.
 
     Owners are the target and the columns of groups and of test rows. By default all columns of
     numbers and the `categories` are used, and text with few words if `take_text`.

@@ -19,7 +19,7 @@ TEST = {"test": True, "true": True, "1": True, "train": False, "false": False, "
 
 
 def draw_test_rows(codes: Ints, rng: np.random.Generator, share: float = 0.2) -> Tensor:
-    """Draw a random fraction of each group's rows as test rows, never all: mask [N]."""
+    """Draw a random fraction of each group's rows as test rows, never all of them: mask [N]."""
     return _first_rows(codes, share, rng.permutation)
 
 
@@ -33,7 +33,7 @@ def last_rows(codes: Ints, time: Column, share: float = 0.2) -> Tensor:
 
 
 def _first_rows(codes: Ints, share: float, ordered: Callable[[Ints], Ints]) -> Tensor:
-    """Select the first fraction of each group's rows, in the given order: mask [N]."""
+    """Mark the first fraction of each group's rows, in a given order, as test rows: mask [N]."""
     is_test = np.zeros(len(codes), dtype=np.bool_)
     for code in np.unique(codes):
         rows = ordered(np.flatnonzero(codes == code))
@@ -42,7 +42,7 @@ def _first_rows(codes: Ints, share: float, ordered: Callable[[Ints], Ints]) -> T
 
 
 def told_rows(column: Column) -> Tensor:
-    """Return the mask of test rows [N] from a column of 1 and 0, or "test" and "train"."""
+    """Return a mask of test rows [N] from a column with 1 and 0, or with "test" and "train"."""
     words = [word.lower().removesuffix(".0") for word in column.words]
     if (bad := np.array([word not in TEST for word in words])).any():
         raise ValueError(f"{column.first(bad)}; expected test or train, 1 or 0")

@@ -40,7 +40,7 @@ FAR = 20.0  # standard deviations beyond which a number is an outlier
 
 @dataclass(frozen=True)
 class Prepared:
-    """Preprocessing of one column: standardization, or a 0/1 feature for each category."""
+    """Preprocessing of one table column: standardization, or a 0/1 feature for each category."""
 
     name: str
     centre: float = 0.0
@@ -61,7 +61,7 @@ class Prepared:
         return (*of, *((GAP.format(self.name),) if self.marked else ()))
 
     def encode(self, values: Numbers, levels: Sequence[str] | None) -> list[Numbers]:
-        """Return the column's features, [N] each, from its numbers or category codes."""
+        """Compute a column's features, [N] each, from its numbers or category codes."""
         gaps = np.isnan(values)
         if self.levels is None:
             full = values if self.filler is None else np.where(gaps, self.filler, values)
@@ -140,29 +140,29 @@ class Preprocessor:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the features of x: columns, "COLUMN=LEVEL" and "COLUMN is missing"."""
+        """Names of the computed features: column names, "COLUMN=LEVEL" and "COLUMN is missing"."""
         return tuple(name for column in self.columns for name in column.features)
 
     @property
     def centre(self) -> Tensor:
-        """Number subtracted from each feature, in the unit of its column: float64 [F]."""
+        """Center subtracted from each feature, in the unit of its column: float64 [F]."""
         found = [c.centre if own else 0.0 for c, own in self._owners]
         return torch.tensor(found, dtype=torch.float64)
 
     @property
     def scale(self) -> Tensor:
-        """Divisor of each feature, in the unit of its column: float64 [F]."""
+        """Scale by which each feature is divided, in the unit of its column: float64 [F]."""
         found = [c.scale if own else 1.0 for c, own in self._owners]
         return torch.tensor(found, dtype=torch.float64)
 
     @property
     def _owners(self) -> list[tuple[Prepared, bool]]:
-        """Each feature's column, and whether the feature holds the column's numbers."""
+        """Source column of each feature, and whether the feature holds that column's numbers."""
         return [(c, name == c.name) for c in self.columns for name in c.features]
 
     @checked
     def apply(self, table: Any, *, unseen: Unseen = "refuse") -> Tensor:
-        """Return the features of a table's rows: float32 [N, F].
+        """Compute the features of a table's rows: float32 [N, F].
 
         Args:
             table: path of a file, data frame, or dict of columns, in any order; additional columns
@@ -183,7 +183,7 @@ class Preprocessor:
         levels: Mapping[str, Sequence[str] | None],
         names: Sequence[str] | None = None,
     ) -> Tensor:
-        """Return features [N, F] from raw columns [N, C] of numbers and category codes."""
+        """Compute features [N, F] from unprocessed columns [N, C] of numbers and category codes."""
         names = [column.name for column in self.columns] if names is None else list(names)
         places = (raw[:, names.index(column.name)] for column in self.columns)
         found = [
@@ -213,7 +213,7 @@ class Preprocessor:
         return row, self._owners[at[i]][0], float(features[row, at[i]])
 
     def on_raw_scale(self, weight: Any, bias: Any = 0.0) -> tuple[Any, Any]:
-        """Convert coefficients and intercept to the original, unscaled units of the columns.
+        """Convert coefficients and intercept of a linear model to the columns' original units.
 
         bias + weight · x equals raw bias + raw weight · columns, with gaps as the means.
 
@@ -269,7 +269,7 @@ class Preprocessor:
         return "; ".join(parts)
 
     def _raw(self, how: Prepared, columns: Mapping[str, Column], unseen: Unseen) -> Numbers:
-        """Return a column's numbers or category codes [N], before preprocessing."""
+        """Return a table column's numbers or category codes [N], before preprocessing."""
         if how.name not in columns:
             known(how.name, list(columns), f"column in {next(iter(columns.values())).file}:")
         column = columns[how.name]
@@ -293,7 +293,7 @@ class Preprocessor:
 
 @dataclass(frozen=True, eq=False)
 class PreprocessingPlan:
-    """Options for preprocessing columns [N, C] of numbers and category codes."""
+    """Options for preprocessing table columns [N, C] of numbers and category codes."""
 
     columns: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of columns of codes
@@ -304,7 +304,7 @@ class PreprocessingPlan:
     def follow(
         self, raw: Tensor, train: Sequence[Ints], names: Sequence[str] = ()
     ) -> tuple[Tensor, Preprocessor, dict[str, str]]:
-        """Fit the preprocessor to training rows, summarized by client; transform all rows.
+        """Fit the preprocessing of columns to the training rows of all clients; transform all rows.
 
         Also returns the preprocessor and the categories without a training row, which are 0 in all
         features of their column.
@@ -326,7 +326,7 @@ class PreprocessingPlan:
         }
 
     def _unseen(self, values: Numbers, made: Preprocessor) -> dict[str, str]:
-        """Return each column's categories that occur in no training row, with their row counts."""
+        """Return each column's categories that occur in no training row, with row counts."""
         known = {column.name: column.levels for column in made.columns}
         found = {}
         for name, codes in zip(self.columns, values.T, strict=True):

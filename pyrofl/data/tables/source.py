@@ -1,4 +1,4 @@
-"""Origin of x and y in a user's file, including omitted rows and columns."""
+"""Origin of features and target in a user's file, including omitted rows and columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEARNED = "normal:learned"  # name of the likelihood of numbers with noise of a 
 
 @dataclass(frozen=True, eq=False)  # a federation has to be hashable
 class Source:
-    """Origin of x and y: columns of a table or arrays of a file, and what was omitted."""
+    """Origin of features and target: a table's columns or a file's arrays, and what is omitted."""
 
     target: str
     features: tuple[str, ...]
@@ -78,7 +78,7 @@ class Source:
         return {name: text for name, text in told.items() if text}
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON-compatible values."""
+        """Return the record of the data's origin as JSON-compatible values."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         found |= {n: list(v) for n, v in found.items() if isinstance(v, tuple)}
         found |= {n: dict(v) for n, v in found.items() if isinstance(v, Mapping)}
@@ -87,7 +87,7 @@ class Source:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Source:
-        """Restore the source from the values that `to_json` returned."""
+        """Restore the record of the data's origin from the values that `to_json` returned."""
         found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
         if (made := found.get("preparation")) is not None:
             found["preparation"] = Preprocessor.from_json(json.dumps(made))

@@ -26,7 +26,7 @@ Columns = dict[str, Column]
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name and, if there are several files, the file of every row."""
+    """Columns of a table by name and, if there are several files, the file of every row."""
 
     columns: Columns
     sites: tuple[str, ...] = ()  # in the order of the files; () of one file
@@ -66,12 +66,12 @@ def load_table(path: str, needed: Collection[str] | None = None) -> Table:
 
 
 def read_file(path: str) -> Columns:
-    """Read the columns of a file, CSV unless its name ends in .parquet."""
+    """Read the columns of a file: as Parquet if its name ends in .parquet, else as CSV."""
     return _parquet(path) if path.endswith(".parquet") else read(path)
 
 
 def columns_of(table: Any) -> Columns:
-    """Return the columns of a file, a data frame, or a dict."""
+    """Return the columns of a table, given as a file, a data frame or a dict."""
     if isinstance(table, str | Path):
         return load_table(str(table)).columns
     if hasattr(table, "columns") and hasattr(table, "iloc"):  # pandas may not be there
@@ -88,7 +88,7 @@ def columns_of(table: Any) -> Columns:
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files of a path: one file, all in a folder, or several separated by commas."""
+    """Return the files that a path names: one file, all in a folder, or a comma-separated list."""
     refuse_no_file(path)
     if os.path.isdir(path):
         try:
@@ -114,7 +114,7 @@ def _are_copies(one: Columns, other: Columns) -> bool:
 def _refuse_other_columns(
     told: str, table: Columns, wanted: Sequence[str], first: str, all_alike: bool
 ) -> None:
-    """Raise ValueError: a file lacks a column or, if `all_alike`, has an additional one."""
+    """Raise ValueError naming columns that a file lacks or, if `all_alike`, has in addition."""
     lacks = [name for name in wanted if name not in table]
     extra = [name for name in table if name not in wanted] if all_alike else []
     if not lacks:
@@ -131,7 +131,7 @@ def _refuse_other_columns(
 
 
 def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Column:
-    """Concatenate one column of several files."""
+    """Concatenate the cells of one column from several files."""
     parts = _all_boolean(parts)
     places, kinds = list[str](), dict[str, str]()  # kind -> the first file of it, in words
     for name, part in zip((Path(file).name for file in files), parts, strict=True):
@@ -151,7 +151,7 @@ def _together(path: str, files: Sequence[str], parts: Sequence[Column]) -> Colum
 
 
 def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
-    """Replace 1 and 0 by True and False if another file's column has booleans."""
+    """Replace 1 and 0 in a column by True and False if it is boolean in another file."""
     some = any(part.is_boolean for part in parts)
     others = [part.numbers for part in parts if not part.is_boolean]
     if not some or not all(np.isin(found[~np.isnan(found)], (0, 1)).all() for found in others):
@@ -166,7 +166,7 @@ def _all_boolean(parts: Sequence[Column]) -> Sequence[Column]:
 
 
 def _parquet(path: str) -> Columns:
-    """Read a Parquet file with pandas."""
+    """Read the columns of a Parquet file with pandas."""
     refuse_no_file(path)
     try:
         import pandas as pd
