@@ -63,7 +63,7 @@ class Sgd:
         return LightSgd(params, **self.options, lr=self.lr, momentum=self.momentum)
 
     def initial(self, param: Tensor) -> dict[str, Tensor] | None:
-        """Return a tensor's SGD state before the first step; None (unknown) with dampening."""
+        """Return a tensor's momentum buffer before the first step; None if dampening is used."""
         if self.options.get("dampening"):
             return None
         return {"momentum_buffer": torch.zeros_like(param)} if self.momentum else {}

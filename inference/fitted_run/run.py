@@ -345,7 +345,7 @@ class Run(Pickled, Summarised):
         return f"Run of {self.state.number} rounds, seed {self.seed}, {seconds:.1f} s"
 
     def _more_html(self) -> str:
-        """Return an HTML figure of the scores by round, or else of the parameter changes."""
+        """Return an HTML figure of scores by round, or of parameter changes if there are none."""
         from pyrofl import figures
 
         if {row["round"] for row in self.history} - {0}:

@@ -131,7 +131,7 @@ def with_few_rows(
 
 
 class Reading(NamedTuple):
-    """First layer of the network in a gradient step's loss, and the tensors that the step reads."""
+    """Result of tracing a gradient step: the network's first layer, and the tensors it reads."""
 
     layer: FirstLayer
     reads: set[str]  # local tensors

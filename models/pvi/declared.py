@@ -28,7 +28,7 @@ DRAWS = 3  # of the prior, to see what changes with what
 
 @dataclass(frozen=True)
 class Declared:
-    """User's Pyro program, with the latent sites declared as shared by all clients."""
+    """User's Pyro program, and the names of its latent sites that all clients share."""
 
     program: Program
     data: Federation

@@ -198,7 +198,7 @@ class Partitioned:
         raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
 
     def centred(self, server: Tensors) -> Tensors:
-        """Update the centering of random effects, unless a proper cavity became improper."""
+        """Update how far random effects are centered, unless a cavity would become improper."""
         if not self.centring:
             return server
         new = self.centring.moved(server, self.normals, self.prior)
