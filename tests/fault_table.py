@@ -58,9 +58,11 @@ FAULTS = (
         2,
     ),
     Fault(
-        "the same in round one, by the first, a middle or the last client",
+        "a wrong shape, number of rows or type in round one, sent by the first, a middle or the "
+        "last client",
         r"::test_most_clients_decide",
-        "the shape of most clients is expected; otherwise the same",
+        "the shape that most clients send counts as correct; a warning names the other client, and "
+        "the results are those of a round without it",
     ),
     Fault(
         "a size that is zero, negative, NaN or infinite",
@@ -116,14 +118,19 @@ FAULTS = (
     ),
     Fault("SIGKILL during a write", r"kills::test_a_kill_inside", "the same", 2),
     Fault("SIGKILL of a comparison", r"kills::test_a_comparison_goes_on", "the same", 3),
-    Fault("Ctrl-C", r"stops::test_an_interrupt", "the same; the last round is kept"),
+    Fault(
+        "Ctrl-C",
+        r"stops::test_an_interrupt",
+        "the same bytes after `--resume`; the last completed round is kept",
+    ),
     Fault(
         "a full disk; a folder or file that cannot be written",
         r"::test_(a_full_disk|a_folder_that_cannot|the_old_file_stays|a_disk_that|.*on_a_disk)",
-        "one line, no partial file, resumable",
+        "a one-line error, no partial file; the run can be resumed",
     ),
     Fault(
-        "a checkpoint that is truncated, has a flipped bit (40 positions), is foreign, or "
+        "a checkpoint that is truncated, has a flipped bit (at each of 40 "
+        "positions; counted once), belongs to another run, or "
         "contains code",
         r"checkpoints::test_(a_file_that_was_cut|a_single_bit|files_of_others|no_code)",
         "refused with one line; no code is run",
@@ -160,7 +167,7 @@ def rows() -> list[tuple[str, int, str]]:
     kind = "unusual federations: an empty class, one row, a very large client, scales up to 1e30..."
     table.append((kind, *became(HOSTILE)))
     kind = "invalid options, settings, tables, image files and calls from Python"
-    return [*table, (kind, inputs(), "one line before any work, or correct results")]
+    return [*table, (kind, inputs(), "a one-line error before any work, or correct results")]
 
 
 def inputs() -> int:

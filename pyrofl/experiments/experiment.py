@@ -106,7 +106,9 @@ class Experiment:
     row_weights: str | None = option("COLUMN", "Column with the weights of training rows.")
     # Partition
     class_weights: str | None = option("W", "Class weights: balanced or CLASS=WEIGHT,...")
-    per_class: Count | None = option("N", "Number of training rows of each class (default: all).")
+    per_class: Count | None = option(
+        "N", "Number of training rows of each class in total (default: all)."
+    )
     partition: Path | None = option(
         "SPEC",
         "Partition of the rows into clients: a name (see pyrofl list partitions) or FILE.py:NAME "
@@ -187,7 +189,7 @@ class Experiment:
     )
     arviz_groups: ArvizGroups | None = free("GROUP,...", GROUPS)
     save_predictions: bool = free(
-        None, "Write rows.csv, with one line per test row, even if it is large.", False
+        None, "Write rows.csv, with one line per test row; by default only if it is small.", False
     )
     out: Path | None = free(
         "DIR",
@@ -221,9 +223,8 @@ class Experiment:
     tune: bool = free(None, "Select settings first, as pyrofl tune does.", False)
     tries: Few | None = free(
         "N",
-        f"Number of combinations of settings to try for each method (default: all combinations "
-        f"given by --over of pyrofl tune; without --over, {TRIES} of those that the method "
-        f"proposes).",
+        f"Number of combinations of settings to try for each method (default: {TRIES} of those "
+        f"that the method proposes; all combinations if pyrofl tune has --over).",
         flag="--settings",
     )
     metric: Metric | None = free(
@@ -233,7 +234,11 @@ class Experiment:
     hold_back: ProperShare = free(
         "SHARE", "Validation fraction of every client's training rows.", 0.2
     )
-    tune_seeds: Count = free("N", "Number of seeds with which the best settings are compared.", 3)
+    tune_seeds: Count = free(
+        "N",
+        "Number of seeds with which the best combinations are run again before one is chosen.",
+        3,
+    )
     over: Settings = free("NAME=VALUE,...", "Values to try; all combinations are tried.", ())
 
     @classmethod
