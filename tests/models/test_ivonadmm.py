@@ -8,10 +8,11 @@ import torch
 import toys
 from checks import close
 from promises import Promises
-from regressions import PRIOR, TASK, posterior
+from regressions import PRIOR, posterior
 from torch.nn.functional import softplus
 
 import pyrofl
+from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.federate import federate
 from pyrofl.models import ivonadmm, likelihoods, priors
@@ -70,21 +71,24 @@ def test_clients_and_server_make_the_steps_of_the_paper(damping):
 def test_its_limit_is_the_mean_field_posterior(batch, epochs):
     """Averages of rounds equal the optimum within four standard errors, from ten blocks of rounds.
 
-    The curvature's second-order term adds (1 - beta2) var(f) / (2 h^2) to the precision, here 1%.
+    The square in the curvature's update adds about (1 - beta2) var(f) / (2 h) to h. Clients with
+    equal parameters keep var(f), which grows with the gradients at the consensus, so small that
+    this is 1%.
     """
-    exact, covariance = posterior()
+    task = linear_regression(5, 3, [24, 9, 16, 12, 15], noise=0.7, between=0.0)
+    exact, covariance = posterior(task)
     precision = torch.linalg.inv(covariance).diagonal()
-    settings = {"temperature": 1.0, "rho": 0.5, "damping": 0.5, "beta2": 0.995, "lr": 0.05}
+    settings = {"temperature": 1.0, "rho": 0.5, "damping": 0.5, "beta2": 0.998, "lr": 0.05}
     method = ivonadmm.build(
         build("linear", (3,), 1),
         likelihood=likelihoods.normal(),
         prior=PRIOR,
-        init_scale=0.3,
+        init_scale=0.2,
         batch=batch,
         epochs=epochs,
         **settings,
     )
-    found = [normal(s.server) for s in federate(method, TASK.federation, 400) if s.number > 200]
+    found = [normal(s.server) for s in federate(method, task.federation, 400) if s.number > 200]
     widths = torch.stack([q["precision"] for q in found])
     means = torch.stack([q["shift"] for q in found]) / widths
     far = ((means - exact) * precision.sqrt()).view(10, -1, 3).mean(1)
