@@ -22,6 +22,7 @@ QUESTIONS = (
         ("the server has unlabeled rows", "fedbe  predbayes"),
         ("one model, many local steps", "fedpa"),
         ("wrong labels", "fedgvi"),
+        ("scaled features or classes", "lrbpfl"),
     )),
     ("one model for all enough?", (
         ("clients' data are similar", "fedavg"),
@@ -42,9 +43,9 @@ QUESTIONS = (
 
 def which() -> bytes:
     """Draw the figure as SVG."""
-    figure = style.canvas(9.6, 9.3)
+    figure = style.canvas(9.6, 9.7)
     axes = figure.subplots()
-    axes.set(xlim=(0, 9.6), ylim=(-23.2, 0.8))
+    axes.set(xlim=(0, 9.6), ylim=(-24.2, 0.8))
     axes.set_axis_off()
     line = 0
     for i, (question, answers) in enumerate(QUESTIONS):
