@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import pyrofl
 from pyrofl.models import fedavg, fedper, local, pfedbayes, pfedvem, pvi
 from pyrofl.nets import Network, lora
-from pyrofl.tensors import generator
+from pyrofl.tensors import generator, role
 
 
 def moved(net: Network, clients: int) -> dict[str, Tensor]:
@@ -115,6 +115,19 @@ def test_adapters_may_be_personal(build):
         draws = run.posterior(5)
         name = next(n for n in draws if n.endswith("linear1.lora_B"))
         assert draws[name].std(0).min() > 0
+
+
+def test_pfedvem_starts_at_the_trained_network():
+    """Its common head is otherwise a standard normal draw: adapters would be no small update."""
+    module, data = transformer(), sentences()
+    x, g = data.x[:10], generator(0)
+    for net in (lora(module, 2, head="*lora_*"), Network(module, pretrained=True)):
+        server = pfedvem.build(net).init(g, 4)
+        start = role("base", server) | role("loc", server)
+        own = {n: v.double() for n, v in start.items()}
+        torch.testing.assert_close(net.apply(own, x), module(x))
+    drawn = pfedvem.build(Network(module)).init(g, 4)["loc/last.2.weight"]
+    assert not torch.equal(drawn.double(), module.last[2].weight)
 
 
 def test_a_layer_that_runs_twice_has_one_adapter():
