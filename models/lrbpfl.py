@@ -22,11 +22,11 @@ is sent. It assumes that one network suits all clients, up to factors of its inp
 
 Departures from the paper, of which we read the abstract, reviews and the authors' code, not the
 full text. The rank is the same for all clients; the gates that choose it in the authors' code are
-off by default and have no penalty. Their code minimizes the divergence of the prior from q_j, not
-the reverse, with a weight of 0.1, which is the default here; and the negative logarithm of the mean
-likelihood of 4 draws, not the mean of the negative logarithms. It updates q_j and W in one step of
-SGD; here they alternate, and Adam updates q_j, as SGD left its standard deviations where they
-began.
+off by default and have no penalty. There the factors c_jr also multiply the biases. Their code
+minimizes the divergence of the prior from q_j, not the reverse, with a weight of 0.1, which is the
+default here; and the negative logarithm of the mean likelihood of 4 draws, not the mean of the
+negative logarithms. It updates q_j and W in one step of SGD; here they alternate, and Adam updates
+q_j, as SGD left its standard deviations where they began.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def logits(method: Method, base: Tensors, factors: Tensors, x: Tensor) -> Tensor
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_outputs_are_those_of_the_authors_layers(rank):
-    """Their layer computes sum_r c_r * (W (a_r * x)) + b, and a convolution so by channels."""
+def test_outputs_are_sums_over_the_ranks_as_in_the_authors_layers(rank):
+    """Their layer computes sum_r c_r * (W (a_r * x)), and a convolution so by channels."""
     conv, linear = nn.Conv2d(2, 4, 3), nn.Linear(16, 3)
     net = Network(nn.Sequential(conv, nn.ReLU(), nn.Flatten(), linear).double())
     method = lrbpfl.build(net, rank=rank)
@@ -86,6 +86,24 @@ def test_outputs_are_those_of_the_authors_layers(rank):
             out = out + c * ((a * h) @ base["3.weight"].T)
         out = out + base["3.bias"]
         close(found[j], out - out.logsumexp(-1, keepdim=True), 1e-11)
+
+
+def test_the_numbers_are_those_of_the_authors_code():
+    """Of their LRBayesLinear without bias, rank 2, with standard deviations of 0."""
+
+    def sines(*shape: int) -> Tensor:
+        count = torch.Size(shape).numel()
+        return torch.arange(1, 1 + count).double().sin().view(shape)
+
+    net = Network(nn.Linear(3, 2, bias=False).double())
+    factors = {"weight.a": 1 + sines(2, 3) / 2, "weight.c": 1 - sines(2, 2) / 3}
+    one = {n: v[None] for n, v in factors.items()}
+    found = logits(lrbpfl.build(net, rank=2), {"weight": sines(2, 3)}, one, 2 * sines(1, 2, 3))
+    outputs = torch.tensor(
+        [[4.90088437797918, -5.300908646662448], [-4.872112553731736, 5.373709469917005]],
+        dtype=torch.float64,
+    )
+    close(found[0], outputs.log_softmax(-1), 1e-12)
 
 
 def test_point_corrections_of_one_client_are_a_loop_of_torch():
