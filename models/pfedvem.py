@@ -19,7 +19,8 @@ train in every round and keep their heads.
 Departures from the paper: its algorithm subtracts the KL divergence; as in the authors' code, the
 client minimizes n_j/K sum f + KL. A client that turns NaN does not report, where the authors' code
 restores its head and reports. Confidence is at most 1 / lr_head, beyond which steps of lr_head
-diverge: only "deviation" and guides without variance get there.
+diverge: only "deviation" and guides without variance get there. Heads of a pretrained network
+start at their own values, those of others at a normal draw as in the authors' code.
 """
 
 from __future__ import annotations
@@ -115,9 +116,14 @@ def build(
     point = guide(shapes, init_scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
 
     def init(generator: Generator, clients: int) -> Tensors:
-        """Initialize the base by the network's own draw, and the common head by normal draws."""
-        base = {n: v for n, v in net.init(generator).items() if n not in shapes}
+        """Initialize the base by the network's own draw, and the common head by normal draws.
+
+        Heads that the network keeps, such as pretrained ones, start at their own values.
+        """
+        start = net.init(generator)
+        base = {n: v for n, v in start.items() if n not in shapes}
         loc = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
+        loc |= {n: start[n] for n in shapes if tensors.matches(n, net.keep)}
         return tensors.under("base", base) | tensors.under("loc", loc)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:

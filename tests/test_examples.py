@@ -67,7 +67,8 @@ NEEDED = {"privacy": "dp_accounting"}
 
 SCRIPTS = sorted(FOLDER.glob("*.py"))
 OF_PAPERS = [p for p in sorted(PAPERS.glob("*/*.py")) if p.parent.name != "parity"]
-QUICKEST = {"quickstart", "lines", "new_client", "own_sites", "pfedvem_table", "pull", "regimes"}
+QUICKEST = {"quickstart", "lines", "lora", "new_client", "own_sites", "pfedvem_table", "pull"}
+QUICKEST |= {"regimes"}
 
 
 def quick(scripts: list[Path]) -> list[Path]:
@@ -155,3 +156,22 @@ def test_sites_that_show_no_rows_lose_little_by_it(tmp_path: Path):
     assert nll[personal] < nll[alone] + 0.1  # its draws say how little a subject's rows tell
     assert crps[personal] == pytest.approx(crps[alone], rel=0.1)
     assert crps["FedAvg, global"] == pytest.approx(crps[pooled], abs=0.3)
+
+
+@pytest.mark.slow
+def test_adapters_reach_what_the_page_says(tmp_path: Path):
+    """Other machines add up in another order: within 0.05, a standard error of a client's NLL."""
+    command = [sys.executable, FOLDER / "lora.py", "--out", tmp_path]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    line = re.compile(r"(?m)^(none|whole network|shared|personal|Bayesian) +(.*)$")
+    page = (FOLDER / "docs" / "scripts.md").read_text()
+    found, expected = (
+        {name: [float(v) for v in numbers.split()] for name, numbers in line.findall(text)}
+        for text in (told, page)
+    )
+    assert found.keys() == expected.keys()
+    assert len(found) == 5
+    for name, numbers in expected.items():
+        assert found[name][:3] == pytest.approx(numbers[:3], abs=0.05), name
+        assert found[name][3] == numbers[3], name

@@ -21,7 +21,8 @@ from torch import Tensor
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.engine.state import RoundState, client_inputs, downloaded, uploaded
 from pyrofl.inference.metadata import no_statistics
-from pyrofl.inference.method import GradientStep, Method, Phase
+from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
+from pyrofl.inference.optim import Adam
 from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, cut, under, unwritten
 
@@ -181,6 +182,25 @@ class Filled(Federation):
 def filled(data: Federation) -> Federation:
     """Return a copy of a federation whose batches have different padding rows."""
     return Filled(**{f.name: getattr(data, f.name) for f in fields(Federation)})
+
+
+def steadied(method: Method) -> Method:
+    """Return a method in which Adam does not enlarge gradients that are 0 up to rounding.
+
+    Adam divides a gradient by its own size, so that a parameter without effect, such as the bias of
+    the keys of attention, moves at full speed in a random direction.
+    """
+
+    def steady(move: GradientStep | ClosedFormUpdate) -> GradientStep | ClosedFormUpdate:
+        if not isinstance(move, GradientStep) or not isinstance(move.optim, Adam):
+            return move
+        options = {**move.optim.options, "eps": 1.0}
+        return replace(move, optim=replace(move.optim, options=options))
+
+    def phases(some: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        return tuple(replace(phase, updates=tuple(map(steady, phase.updates))) for phase in some)
+
+    return replace(method, phases=phases(method.phases), adapt=phases(method.adapt))
 
 
 def even(data: Federation) -> Federation:

@@ -80,7 +80,7 @@ class Reruns:
                 raise Mixed(
                     f"the likelihood of {name!r} in one row depends on other rows or on padding; "
                     "use a model and layers that treat each row separately, without a mean or "
-                    "softmax over rows or BatchNorm"
+                    "softmax over rows or BatchNorm, and attention with batch_first=True"
                 )
             raise Mixed(
                 f"the prior of {name!r} depends on the rows of the batch, which change between "

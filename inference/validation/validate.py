@@ -37,7 +37,15 @@ from pyrofl.inference.metadata import (
 from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_still, watched
-from pyrofl.inference.validation.independence import Drew, Made, Mixed, Trial, filled, undrawn
+from pyrofl.inference.validation.independence import (
+    Drew,
+    Made,
+    Mixed,
+    Trial,
+    filled,
+    steadied,
+    undrawn,
+)
 from pyrofl.inference.validation.program_checker import Look
 from pyrofl.inference.validation.repeatability import Reruns
 from pyrofl.returned import as_tensors, calling, explained, is_of_library
@@ -130,15 +138,18 @@ def _in_both_precisions(
     server: Tensors | None,
     look: Callable[[Method, Federation, Tensor, Tensors | None], None] | None = None,
 ) -> None:
-    """Validate a method; if clients or rows seem to affect each other, repeat it in float64."""
+    """Validate a method; if clients or rows seem to affect each other, repeat it in float64.
+
+    The repetition uses the optimizers of `steadied`, which do not enlarge rounding errors.
+    """
     look = look or _look
     try:
         look(method, few, ids, server)
     except Mixed:
-        if few.dtype == torch.float64 or few.device.type == "mps":
+        if few.device.type == "mps":
             raise
         with default_type(torch.float64), suppress(RuntimeError, IndexError, TypeError):
-            return look(method, few.to(few.device, torch.float64), ids, server)
+            return look(steadied(method), few.to(few.device, torch.float64), ids, server)
         raise
 
 

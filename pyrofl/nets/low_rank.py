@@ -169,4 +169,5 @@ def lora(
         )
     for name in more:
         every[name].requires_grad_(True)
-    return Network(made, head, pretrained=train)
+    # Where a method draws heads by a rule of its own, updates still start at zero.
+    return Network(made, head, pretrained=f"{train} *lora_B".strip())

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 COUNTS = (
     "batch num_particles steps tune_steps distil_batch cycle samples clusters adapt_steps branches "
 )
-COUNTS += "m_step_iters embedding width components downloads least rows thin keep ensemble"
+COUNTS += "m_step_iters embedding width components downloads least rows thin keep ensemble "
+COUNTS += "rank"
 WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epochs depth centres "
 WHOLE += "warm_start"
 POSITIVE = "tau noise concentration clip hyper_step sigma length count df spread "
-POSITIVE += "robustness renyi_order"
-NOT_NEGATIVE = (
-    "lr init_scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
-)
+POSITIVE += "robustness renyi_order prior_scale"
+NOT_NEGATIVE = "lr init_scale lr_alpha lr_prior lr_head lr_base lr_correction lr_centre inner_lr "
+NOT_NEGATIVE += "server_lr client_lr "
 NOT_NEGATIVE += "hyper_lr distil_lr distil_lr_end weight_decay mu rho strength kl temperature "
 NOT_NEGATIVE += "std_scale distil_weight_decay chain_lr"
 SHARE = "prune_from prune drop damping explore self_weight"
@@ -32,7 +32,7 @@ YES_OR_NO += "stateless together newton"
 WORDS = "average confidence coords covariance distil dropout meta_grad on optimiser option order "
 WORDS += "loss divergence optimizer "
 WORDS += "posterior precision sampling tune guide attention kernel moments surrogates"
-PATTERNS = "head private aggregation bayesian branched teachers"
+PATTERNS = "head private corrected aggregation bayesian branched teachers"
 NO_WORDS = "prior augment tuning"  # of the signature, but nothing that words can say
 BOTH = {"alpha": "a share of apfl, a positive number of others", "beta": "a share or a factor"}
 KINDS: dict[str, str] = {

@@ -23,7 +23,7 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.fit import fit
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.programs import Program
 from pyrofl.inference.validation.validate import validate_method
 from pyrofl.models import fedavg, likelihoods, pvi
@@ -412,6 +412,24 @@ def test_single_precision_finds_the_same():
     validate_method(method(), numbers(dtype=torch.float32))
     with pytest.raises(ValueError, match=MIXES):
         validate_method(method(updates=(average_of_clients,)), numbers(dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_of_adam_are_no_excuse(dtype):
+    """Rounding errors are told from real differences by steps without Adam's division."""
+
+    def by_adam(**parts: object) -> Method:
+        made = method(**parts)
+        step = replace(made.phases[0].updates[0], optim=adam(0.01))
+        return replace(made, phases=(replace(made.phases[0], updates=(step,)), *made.phases[1:]))
+
+    for kind in ("centred over clients", "the first response"):
+        model, told = MODELS[kind]
+        with pytest.raises(ValueError, match=told):
+            validate_method(by_adam(model=model), numbers(dtype=dtype))
+    with pytest.raises(ValueError, match=MIXES):
+        validate_method(by_adam(updates=(average_of_clients,)), numbers(dtype=dtype))
+    validate_method(by_adam(), numbers(dtype=dtype))
 
 
 def test_one_client_may_do_what_it_likes():

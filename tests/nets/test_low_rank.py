@@ -9,42 +9,13 @@ from collections.abc import Mapping
 import pytest
 import torch
 import toys
+from sequences import LENGTH, sentences, transformer
 from torch import Tensor, nn
 
 import pyrofl
-from pyrofl.data import Federation
 from pyrofl.models import fedavg, fedper, local, pfedbayes, pfedvem, pvi
 from pyrofl.nets import Network, lora
-from pyrofl.tensors import generator
-
-WORDS, LENGTH = 11, 6
-
-
-class Transformer(nn.Module):
-    """Classifier of sequences, with an embedding, attention, layer norms and inactive dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, 8)
-        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.last = nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.0), nn.Linear(8, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.layers(self.words(x)).mean(1))
-
-
-def transformer() -> Transformer:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return Transformer().double()
-
-
-def sentences(clients: int = 4) -> Federation:
-    x = torch.randint(0, WORDS, (20 * clients, LENGTH), generator=generator(1))
-    y = (x < 4).sum(1).clamp(max=2)
-    parts = torch.arange(len(x)).split([*[12] * clients, *[8] * clients])
-    return Federation(x, y, parts[:clients], parts[clients:], classes=tuple("abc"))
+from pyrofl.tensors import generator, role
 
 
 def moved(net: Network, clients: int) -> dict[str, Tensor]:
@@ -144,6 +115,19 @@ def test_adapters_may_be_personal(build):
         draws = run.posterior(5)
         name = next(n for n in draws if n.endswith("linear1.lora_B"))
         assert draws[name].std(0).min() > 0
+
+
+def test_pfedvem_starts_at_the_trained_network():
+    """Its common head is otherwise a standard normal draw: adapters would be no small update."""
+    module, data = transformer(), sentences()
+    x, g = data.x[:10], generator(0)
+    for net in (lora(module, 2, head="*lora_*"), Network(module, pretrained=True)):
+        server = pfedvem.build(net).init(g, 4)
+        start = role("base", server) | role("loc", server)
+        own = {n: v.double() for n, v in start.items()}
+        torch.testing.assert_close(net.apply(own, x), module(x))
+    drawn = pfedvem.build(Network(module)).init(g, 4)["loc/last.2.weight"]
+    assert not torch.equal(drawn.double(), module.last[2].weight)
 
 
 def test_a_layer_that_runs_twice_has_one_adapter():

@@ -409,7 +409,9 @@ def test_a_network_is_not_cut_where_more_happens_than_its_layers():
 
 
 def test_a_transformer_with_dropout_is_refused():
-    with pytest.raises(ValueError, match="layer 'self_attn' is MultiheadAttention: remove it"):
+    with pytest.raises(
+        ValueError, match=r"layer 'self_attn' is MultiheadAttention: set its dropout, 0\.1, to 0"
+    ):
         Network(nn.TransformerEncoderLayer(4, 2, 8))
 
 

@@ -23,6 +23,7 @@ QUESTIONS = (
         ("one model, many local steps", "fedpa"),
         ("wrong labels", "fedgvi"),
         ("one normal posterior of a network", "fedlap  ivonadmm  fedivon"),
+        ("scaled features or classes", "lrbpfl"),
     )),
     ("one model for all enough?", (
         ("clients' data are similar", "fedavg"),
@@ -43,9 +44,9 @@ QUESTIONS = (
 
 def which() -> bytes:
     """Draw the figure as SVG."""
-    figure = style.canvas(9.6, 9.7)
+    figure = style.canvas(9.6, 10.1)
     axes = figure.subplots()
-    axes.set(xlim=(0, 9.6), ylim=(-24.2, 0.8))
+    axes.set(xlim=(0, 9.6), ylim=(-25.2, 0.8))
     axes.set_axis_off()
     line = 0
     for i, (question, answers) in enumerate(QUESTIONS):
