@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -29,6 +30,7 @@ from pyrofl.inference.metadata import Monitor, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.parameter_changes import table
 from pyrofl.inference.monitoring.status import ConvergenceStatus, convergence_status, trained_by
+from pyrofl.inference.monitoring.widths import unlearned_widths
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.optimum import optimum
@@ -300,13 +302,17 @@ class Run(Pickled, Summarised):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about monitored numbers that are above their limit after the last round."""
+        """Warnings about monitored numbers above their limit, and about unlearned widths."""
         last = self.records[-1] if self.records else None
-        return [
+        found = [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
             for name, fact in self.monitors.items()
             if last and fact.high is not None and last.watched.get(name, 0.0) > fact.high
         ]
+        with suppress(*FAILURES):  # a program may only support training
+            if last and (widths := unlearned_widths(*self._fitted, self.seed)):
+                found.append(widths)
+        return found
 
     def parameter_changes(self) -> DataFrame:
         """Return a table of how much each site's parameters changed in each round.
