@@ -19,7 +19,9 @@ WHOLE = "epochs own_epochs fine_tune head_epochs base_epochs burn_in distil_epoc
 WHOLE += "warm_start"
 POSITIVE = "tau noise concentration clip hyper_step sigma length count df spread "
 POSITIVE += "robustness renyi_order prior_scale"
-NOT_NEGATIVE = "lr init_scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
+NOT_NEGATIVE = (
+    "lr init_scale lr_alpha lr_prior lr_head lr_base lr_centre inner_lr server_lr client_lr "
+)
 NOT_NEGATIVE += "hyper_lr distil_lr distil_lr_end weight_decay mu rho strength kl temperature "
 NOT_NEGATIVE += "std_scale distil_weight_decay chain_lr"
 SHARE = "prune_from prune drop damping explore self_weight"
