@@ -30,10 +30,10 @@ from pyrofl.inference.metadata import Monitor, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.parameter_changes import table
 from pyrofl.inference.monitoring.status import ConvergenceStatus, convergence_status, trained_by
-from pyrofl.inference.monitoring.widths import unlearned_widths
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.optimum import optimum
+from pyrofl.inference.posteriors.widths import unlearned_widths
 from pyrofl.inference.seeds import Seed
 from pyrofl.metrics import Bins
 from pyrofl.summaries import Summarised, picture

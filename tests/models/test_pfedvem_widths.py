@@ -22,7 +22,7 @@ from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
-from pyrofl.models import guides, likelihoods, pfedvem
+from pyrofl.models import fedavg, guides, likelihoods, pfedvem, pvi
 from pyrofl.nets import build
 from pyrofl.partitions import federations
 from pyrofl.tensors import generator, role, seeded
@@ -195,3 +195,36 @@ def test_unlearned_widths_are_reported(capsys):
     assert found in capsys.readouterr().err
     learned = pyrofl.fit(pfedvem.build(toys.net(), prior_scale=1.0), data, 2, progress=False)
     assert learned.warnings == []
+
+
+def test_the_warning_states_the_median_change_of_sites_whose_means_moved():
+    data = toys.blobs((12, 9, 20))
+    run = pyrofl.fit(pfedvem.build(toys.net(), init_scale=0.5), data, 3, progress=False)
+    change = (widths(run.state) / 0.5).log().abs()
+    assert f"(median change {float(change.median()):.1%})" in run.warnings[0]
+    still = pfedvem.build(toys.net(), init_scale=0.5, lr_head=1e-12)
+    assert pyrofl.fit(still, data, 3, progress=False).warnings == []
+
+
+LEARNED = {"guide": guides.mean_field, "init_scale": 0.3, "lr": 0.3, "epochs": 30}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pfedvem.build(toys.net(), guide=guides.delta),
+        fedavg.build(toys.net(), **LEARNED),
+        pvi.build(toys.net()),
+    ],
+    ids=["a point", "learned by gradients", "learned by natural gradients"],
+)
+def test_guides_without_widths_and_learned_widths_are_not_reported(method):
+    assert pyrofl.fit(method, toys.blobs((12, 9, 20)), 2, progress=False).warnings == []
+
+
+def test_the_same_guide_is_reported_if_its_rate_is_small():
+    options = LEARNED | {"lr": 1e-3, "epochs": 5, "init_scale": 0.01}
+    (found,) = pyrofl.fit(
+        fedavg.build(toys.net(), **options), toys.blobs((12, 9, 20)), 2, progress=False
+    ).warnings
+    assert "raise the learning rate of the guide's scales" in found
