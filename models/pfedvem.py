@@ -151,7 +151,8 @@ def build(
         beta: Fraction of its old state that the server keeps.
         own_base: Test the personal model with the client's own base, else with the received one.
         prior_scale: Scale s of the variant that learns the widths of q(w_j), such as 1; see above.
-            None is the paper's schedule, whose widths stay near `init_scale`.
+            None is the paper's schedule, whose widths stay near `init_scale`, and takes a fifth of
+            the time on handwritten digits.
         init_scale: Standard deviation rho of q(w_j) before round one; 0.1 suits a Bayesian base.
         num_particles: Monte Carlo samples K of every loss.
         head_epochs: Full-batch steps on q(w_j); the likelihood is summed over the rows.
