@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -32,6 +33,7 @@ from pyrofl.inference.monitoring.status import ConvergenceStatus, convergence_st
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.optimum import optimum
+from pyrofl.inference.posteriors.widths import unlearned_widths
 from pyrofl.inference.seeds import Seed
 from pyrofl.metrics import Bins
 from pyrofl.summaries import Summarised, picture
@@ -306,13 +308,17 @@ class Run(Pickled, Summarised):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about monitored numbers that are above their limit after the last round."""
+        """Warnings about monitored numbers above their limit, and about unlearned widths."""
         last = self.records[-1] if self.records else None
-        return [
+        found = [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
             for name, fact in self.monitors.items()
             if last and fact.high is not None and last.watched.get(name, 0.0) > fact.high
         ]
+        with suppress(*FAILURES):  # a program may only support training
+            if last and (widths := unlearned_widths(*self._fitted, self.seed)):
+                found.append(widths)
+        return found
 
     def parameter_changes(self) -> DataFrame:
         """Return a table of how much each sample site's parameters changed in each round.

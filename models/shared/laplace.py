@@ -33,6 +33,7 @@ from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import of_network
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
+from pyrofl.nets.network import Forward
 from pyrofl.tensors import Tensors, role, times, under
 
 MOST = 1e12  # largest precision of a diagonal; with more, single precision soon has no number
@@ -244,13 +245,15 @@ def weight_of_each(data: Batch) -> Tensor:
     return data.size / data.mask.sum(1).clamp(min=1)
 
 
-def slopes(net: Network, likelihood: Likelihood, w: Tensors, data: Batch) -> Iterator[Tensors]:
+def slopes(
+    net: Network | Forward, likelihood: Likelihood, w: Tensors, data: Batch
+) -> Iterator[Tensors]:
     """Yield factors R of a batch's Fisher information, one per network output; F = sum R R'.
 
     Times `weight_of_each` of all rows, the F of an epoch of minibatches add up to the client's.
 
     Args:
-        net: the network.
+        net: the network, or a function of w [C B, 1, *p] and x [C B, 1, *x], each row a client.
         likelihood: of a row, given the network's outputs, one number or one axis of them.
         w: where, [C, *p].
         data: the rows, [C, B]; padding counts nothing.

@@ -385,6 +385,7 @@ def cases() -> dict[str, Case]:
         lr=0.02,
     )
     rows = {"unlabelled": server_rows(), "distil_epochs": 3, "distil_batch": 10}
+    rate = {"distil_lr": 1e-2, "distil_lr_end": 4e-3}  # the defaults when numbers were stored
     vary("predbayes", {"tuned": {"tuning": server_labels(), "thin": 2}}, samples=3, **rows)
     vary(
         "fedbe",
@@ -397,6 +398,7 @@ def cases() -> dict[str, Case]:
         },
         samples=3,
         cycle=2,
+        **rate,
         **rows,
     )
     vary("virtual", {"all private": {"private": "*.bias", "damping": 0.5}}, num_particles=4)
@@ -484,7 +486,7 @@ def cases() -> dict[str, Case]:
     add(
         "fedbe: distilled apfl",
         lambda data: fedbe.distilled(
-            of("apfl", **SOME)(data), toys.net(), server_rows(), samples=2, distil_epochs=2
+            of("apfl", **SOME)(data), toys.net(), server_rows(), samples=2, distil_epochs=2, **rate
         ),
     )
 

@@ -206,13 +206,13 @@ def test_where_no_bar_can_be_drawn_the_progress_is_lines_that_say_what_they_show
     run = pyrofl.fit(method, blobs, 25)
     shown = capsys.readouterr().err.splitlines()
     numbers = [
-        int(re.match(r"round (\d+)/25  loss per row: posterior", line)[1]) for line in shown[:-1]
+        int(re.match(r"round (\d+)/25  loss per row: posterior", line)[1]) for line in shown[:-2]
     ]
     assert numbers == [*range(3, 25, 3), 25]
-    assert shown[-1] == str(run.status)
+    assert shown[-2:] == [str(run.status), *run.warnings]
     # The head's loss is a client's total; here it is per row, so that it can be judged.
     total = run.state.loss["mu/* pi/*"]
-    per_row, base = (float(v) for v in re.findall(r"[\d.]+(?=,|$)", shown[-2]))
+    per_row, base = (float(v) for v in re.findall(r"[\d.]+(?=,|$)", shown[-3]))
     assert per_row == pytest.approx(float((total / blobs.sizes).mean()), rel=0.01)
     assert base == pytest.approx(float(run.state.loss["base/*"].mean()), rel=0.01)
     pyrofl.fit(method, blobs, 1, progress=False)

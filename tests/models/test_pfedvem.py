@@ -28,7 +28,7 @@ from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
-from pyrofl.tensors import Tensors, generator, role, total
+from pyrofl.tensors import Tensors, generator, role, spread_out, total
 
 PROMISES = {
     "pfedvem": Promises(
@@ -261,6 +261,25 @@ def test_the_corners_of_a_tetrahedron_agree_on_its_centre():
     measured = float(evidence) - 4 * 3 / 2 * log(0.25)
     assert measured == pytest.approx(-17.027262, abs=1e-6)
     assert measured == pytest.approx(-6 * (log(2 * pi) + 1), abs=1e-9)
+
+
+def test_the_confidence_of_one_of_two_clients_grows_without_limit():
+    pair = gaussian_means([[0.0], [2.0]], [1.0, 0.25])
+    method = solved(gaussian(1, lr_head=1e-12), pair)
+    cohort, batch = (f(torch.arange(2)) for f in (pair.federation.cohort, pair.federation.batch))
+    moves = [update for phase in method.phases for update in phase.updates]
+    server, local, found = head(0.0), {}, {}
+    for number in range(1, 10_001):
+        received = spread_out(server, 2)
+        local = local or method.init_client(received, cohort, generator(0))
+        for move in moves:
+            local = local | move(received, local, batch)
+        message = method.upload(received, local)
+        server = method.aggregate(server, message, cohort, generator(0))
+        found[number] = float(message["tau"][1])
+    assert [round(found[n]) for n in (12, 100, 10_000)] == [28, 352, 37_104]
+    state = last(method, pair.federation, 12, server_state=head(0.0), check=False)
+    assert float(state.message["tau"][1]) == pytest.approx(found[12])
 
 
 # The server

@@ -16,6 +16,7 @@ from promises import Promises, others_slow
 from toys import last
 
 import pyrofl
+from pyrofl.data.loaders.datasets import load
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -27,6 +28,7 @@ from pyrofl.models import fedavg, fedavgm, fedbe, fedprox, guides, likelihoods, 
 from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.models.fedbe.posteriors import mean_and_sd
 from pyrofl.nets import build
+from pyrofl.partitions.federations import split
 from pyrofl.tensors import Tensors, generator, role
 
 PROMISES = {
@@ -440,3 +442,16 @@ def test_rows_are_looked_at_in_draws_of_the_servers_posterior(tiny, posterior):
 def test_before_the_first_round_the_servers_posterior_is_the_start(tiny):
     run = pyrofl.fit(made(), tiny, 0, progress=False)
     alike(run.to_arviz(2)["posterior"].isel(chain=0, draw=1), role("w", run.state.server))
+
+
+@pytest.mark.slow
+def test_the_defaults_are_not_below_fedavg_on_digits():
+    net, gaps = build("mlp:50", (64,), 10), []
+    for seed in range(5):
+        data = split(load("digits"), "slices:5", 20, seed=seed, server=0.2)
+        methods = fedavg.build(net), fedbe.build(net, unlabelled=data.unlabelled)
+        runs = [pyrofl.fit(one, data, 20, seed=seed, progress=False) for one in methods]
+        plain, taught = (run.evaluate(model="global").mean("accuracy") for run in runs)
+        gaps.append(taught - plain)
+    gap = torch.tensor(gaps)
+    assert gap.mean() > -gap.std() / len(gap) ** 0.5  # one standard error over seeds
