@@ -20,10 +20,13 @@ from pyrofl.models import (
     fedabml,
     fedep,
     fedhb,
+    fedivon,
+    fedlap,
     fedpa,
     fedpop,
     fisher,
     fola,
+    ivonadmm,
     pfedbayes,
     pfedvem,
     priors,
@@ -50,6 +53,7 @@ fixed = linear | {"prior": priors.fixed(dist.Normal, 0.0, 1.0)}
 sgd = {"epochs": 40 if args.quick else 300, "batch": None, "lr": 0.1}
 full = {"guide": guides.full_covariance}
 natural = {"moments": "natural", "lr": 1.0, "epochs": 3, "num_particles": 8}
+natural_steps = fixed | {"temperature": 1.0, "batch": None, "lr": 0.05, "beta2": 0.99}
 step = 0.3 / float(
     torch.linalg.eigvalsh(x.T @ x)[-1]
 )  # of the chain, a seventh of the largest stable step
@@ -95,6 +99,10 @@ ONE = [
         longest // 4,
     ),
     ("fedpa", "4 samples", fedpa.build(net, samples=4, batch=4, **fixed), 30),
+    ("fedlap", "full", fedlap.build(net, covariance="full", damping=0.5, **sgd, **fixed), 12),
+    ("fedlap", "diagonal", fedlap.build(net, damping=0.3, **sgd, **fixed), 30),
+    ("fedivon", "", fedivon.build(net, epochs=local, fine_tune=0, **natural_steps), 20),
+    ("ivonadmm", "", ivonadmm.build(net, epochs=local, damping=0.5, **natural_steps), 40),
 ]
 # Local parameters: w_j of each client; the server learns the mean and spread of their population.
 OWN = [

@@ -17,7 +17,7 @@ from torch import nn
 
 import pyrofl
 from pyrofl import docstrings
-from pyrofl.cli.output import cards
+from pyrofl.cli.output import calibration, cards
 from pyrofl.cli.parser import parser
 from pyrofl.experiments import console
 from pyrofl.experiments.methods import builds
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "examples" / "docs"
 CARD = re.compile(r"\]\(\.\./\.\./models/(\w+)(?:/__init__)?\.py\)")
 INTERVALS = r"\*\*Do you need calibrated intervals\?\*\*"
-ROUGH = r"\*\*Is an approximate uncertainty enough\?\*\*"
+ROUGH = r"\*\*Are approximate uncertainties enough\?\*\*"
 UNMEASURED = "These methods are not part of the simulation:"
 
 
@@ -55,7 +55,7 @@ def between(text: str, begin: str, end: str) -> str:
 
 
 def test_advice_on_intervals_follows_the_calibration_table(making):
-    rows = import_module("making.calibrated").intervals()
+    rows = calibration.intervals(calibration.LINEAR)
     assert len(rows) > 20
     holds = {row.method for row in rows if row.calibrated}
     text = page("which")
@@ -70,8 +70,8 @@ def test_advice_on_intervals_follows_the_calibration_table(making):
     unmeasured = CARD.findall(between(text, UNMEASURED, r"\*\*Is one model"))
     assert len(unmeasured) >= 5
     assert not {*unmeasured} & {row.method for row in rows}
-    names = {"PVI": "pvi", "FedEP": "fedep", "Fisher merging": "fisher"}
-    diagonal = re.findall(r"(\d+)(?: to (\d+))?% \((PVI|FedEP|Fisher merging)\)", text)
+    names = {"PVI": "pvi", "FedLap": "fedlap", "FedEP": "fedep", "Fisher merging": "fisher"}
+    diagonal = re.findall(rf"(\d+)(?: to (\d+))?% \(({'|'.join(names)})[,)]", text)
     assert len(diagonal) == len(names)
     for low, high, name in diagonal:
         own = [r for r in rows if r.method == names[name] and "diagonal" in r.setting]
@@ -81,7 +81,7 @@ def test_advice_on_intervals_follows_the_calibration_table(making):
 
 
 def test_the_decision_figure_follows_the_calibration_table(making):
-    rows = import_module("making.calibrated").intervals()
+    rows = calibration.intervals(calibration.LINEAR)
     questions = dict(import_module("making.which").QUESTIONS)
     chosen = {q: " ".join(m for _, m in answers).split() for q, answers in questions.items()}
     first, rough, *_ = chosen.values()
@@ -93,7 +93,7 @@ def test_the_decision_figure_follows_the_calibration_table(making):
 
 @pytest.mark.parametrize("name", ["pvi", "pfedvem", "fedpop", "fola", "fedavg"])
 def test_a_card_reports_how_often_intervals_hold(name, making):
-    rows = [r for r in import_module("making.calibrated").intervals() if r.method == name]
+    rows = [r for r in calibration.intervals(calibration.LINEAR) if r.method == name]
     text = import_module("making.cards").page(cards.card(name))
     assert ("95% intervals contain the truth" in text) == bool(rows)
     for row in rows:
@@ -103,7 +103,7 @@ def test_a_card_reports_how_often_intervals_hold(name, making):
 
 
 def test_no_card_promises_intervals_that_do_not_hold(making):
-    holds = {r.method for r in import_module("making.calibrated").intervals() if r.calibrated}
+    holds = {r.method for r in calibration.intervals(calibration.LINEAR) if r.calibrated}
     for name in builds().keys() - holds:
         use = paper(name).use
         assert not re.search(r"intervals (?!are too narrow)|how sure|calibrated", use), name

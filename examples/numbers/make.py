@@ -1,6 +1,7 @@
-"""Make NUMBERS.md of words.md and of the CSV files that runs have left.
+"""Write NUMBERS.md and CALIBRATION.md from texts and from the CSV files of runs.
 
-A line `<!-- table: NAME -->` of words.md becomes the table of that name; see `TABLES`.
+A line `<!-- table: NAME -->` of words.md or calibration.md becomes the table of that name; see
+`TABLES`. The coverage of intervals is also written to a table of the package, for `pyrofl explain`.
 
 Run: python examples/numbers/make.py [--check]
 """
@@ -92,27 +93,66 @@ def tuned_cifar() -> str:
     return tuned(EXAMPLES / "papers/tuned/cifar10")
 
 
+def calibrated() -> str:
+    """Return the coverage of intervals in the simulation of a linear model."""
+    table = pd.read_csv(EXAMPLES / "calibrated.csv", dtype=str, keep_default_na=False)
+    return markdown([*table.columns], table.to_numpy().tolist())
+
+
+def networks() -> str:
+    """Return the coverage of intervals, and the scores, of networks."""
+    rows = []
+    for one in pd.read_csv(EXAMPLES / "calibrated_networks.csv").itertuples():
+        held = f"{100 * one.coverage:.0f} ± {100 * one.coverage_error:.0f}%"
+        scores = [f"{v:.3f}" for v in (one.width, one.accuracy, one.nll, one.ece, one.auroc)]
+        rows.append([f"`{one.method}`", held, *scores, f"{one.seconds:.0f}"])
+    head = ["method", "95% intervals", "mean width", "accuracy", "NLL", "ECE", "AUROC", "seconds"]
+    return markdown(head, rows)
+
+
+def coverage() -> str:
+    """Return the package's table of the coverage of 95% intervals, as CSV."""
+    linear = pd.read_csv(EXAMPLES / "calibrated.csv", dtype=str, keep_default_na=False)
+    rows = [
+        ("linear", one["method"], one["setting"], one["95%"][:-1], one["calibrated"].strip("*"))
+        for one in linear.to_dict("records")
+    ]
+    for one in pd.read_csv(EXAMPLES / "calibrated_networks.csv").itertuples():
+        near = abs(one.coverage - 0.95) < 3 * one.coverage_error
+        rows.append(
+            ("networks", one.method, "", f"{100 * one.coverage:.0f}", "yes" if near else "no")
+        )
+    head = ("simulation", "method", "setting", "percent", "calibrated")
+    return "\n".join(",".join(f'"{v}"' if "," in v else v for v in r) for r in (head, *rows)) + "\n"
+
+
 TABLES = {"fashion": fashion, "tuned": tuned, "tuned_cifar": tuned_cifar}
+TABLES |= {"calibrated": calibrated, "networks": networks}
 
 
-def made() -> str:
-    """Return the page."""
+def made(words: str) -> str:
+    """Return a page."""
     lines = []
-    for line in (HERE / "words.md").read_text(encoding="utf-8").split("\n"):
+    for line in (HERE / words).read_text(encoding="utf-8").split("\n"):
         name = line.removeprefix(BEGIN).removesuffix(END)
         lines.append(TABLES[name]() if line == f"{BEGIN}{name}{END}" else line)
     return "\n".join(lines)
 
 
 def main() -> int:
-    """Write the page, or say whether it is as it would be written."""
+    """Write all files, or return 1 if one of them differs from what would be written."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a file differs")
     args = parser.parse_args()
-    page = EXAMPLES / "NUMBERS.md"
+    files = {
+        EXAMPLES / "NUMBERS.md": made("words.md"),
+        EXAMPLES / "CALIBRATION.md": made("calibration.md"),
+        EXAMPLES.parent / "pyrofl/cli/output/calibration.csv": coverage(),
+    }
     if args.check:
-        return int(page.read_text(encoding="utf-8") != made())
-    page.write_text(made(), encoding="utf-8")
+        return int(any(path.read_text(encoding="utf-8") != text for path, text in files.items()))
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -67,7 +67,7 @@ def test_clients_and_server_make_the_steps_of_the_paper(damping):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "epochs"), [(None, 20), (8, 5)])
+@pytest.mark.parametrize(("batch", "epochs"), [(None, 20), (8, 10)])
 def test_its_limit_is_the_mean_field_posterior(batch, epochs):
     """Averages of rounds equal the optimum within four standard errors, from ten blocks of rounds.
 

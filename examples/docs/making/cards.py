@@ -9,10 +9,10 @@ from io import BytesIO
 import matplotlib
 
 import pyrofl
-from making import calibrated, formulas
+from making import formulas
 from making.which import which
 from pyrofl import figures, nets
-from pyrofl.cli.output import cards
+from pyrofl.cli.output import calibration, cards
 from pyrofl.experiments.methods import builds
 
 LETTER = rf"(?:[A-Za-z]|sum|{formulas.GREEK.replace(' ', '|')})"
@@ -36,7 +36,7 @@ def page(card: cards.Card) -> str:
     parts = [f"# {paper.name}", f"**{capital(paper.headline)}.**"]
     parts += [text(re.sub(":$", ".", paper.source))] if paper.source else []
     parts += [f":::{{admonition}} When to use it\n{text(paper.use)}\n:::"]
-    if intervals := calibrated.sentence(card.key):
+    if intervals := calibration.sentence(card.key):
         parts += [f"{text(intervals)} See [calibration](../../calibration.md)."]
     parts += [
         f"![{paper.name}: the dependencies of its model]({card.key}.svg)\n\n"

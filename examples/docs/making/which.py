@@ -9,7 +9,7 @@ from pyrofl.figures import style
 
 QUESTIONS = (
     ("calibrated intervals needed?", (
-        ("one posterior; full covariance", "pvi  fedep"),
+        ("one posterior; full covariance", "pvi  fedep  fedlap"),
         ("one posterior, as a Markov chain", "fald"),
         ("one or few rounds; full covariance", "fisher  fola"),
         ("a posterior for each client", "fedhb"),
@@ -22,7 +22,7 @@ QUESTIONS = (
         ("the server has unlabeled rows", "fedbe  predbayes"),
         ("one model, many local steps", "fedpa"),
         ("wrong labels", "fedgvi"),
-        ("one normal posterior of a network", "fedlap  ivonadmm  fedivon"),
+        ("one normal posterior of a network", "ivonadmm  fedivon"),
         ("scaled features or classes", "lrbpfl"),
     )),
     ("one model for all enough?", (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from textwrap import TextWrapper
 from typing import Any, get_args
 
+from pyrofl.cli.output.calibration import summary
 from pyrofl.cli.output.cards import card
 from pyrofl.data.loaders.csv_files import LIKELIHOODS
 from pyrofl.data.loaders.datasets import DATASETS
@@ -36,7 +37,8 @@ def list_all(args: Namespace) -> None:
 def sections() -> dict[str, Mapping[str, str]]:
     """Return all methods, data sets, networks etc. with descriptions: section -> name -> text."""
     partitions = dict(text.split(": ", 1) for text in PARTITIONS.values())
-    found = ({n: about(n) for n in builds()}, DATASETS, partitions, TEST_POLICIES, NETWORKS)
+    methods = {n: "; ".join(filter(None, (about(n), summary(n)))) for n in builds()}
+    found = (methods, DATASETS, partitions, TEST_POLICIES, NETWORKS)
     return dict(zip(SECTIONS, (*found, LIKELIHOODS), strict=True))
 
 

@@ -15,6 +15,7 @@ import torch
 
 from pyrofl import docstrings, nets
 from pyrofl.arguments import known
+from pyrofl.cli.output.calibration import sentence
 from pyrofl.data import Federation
 from pyrofl.experiments.experiment import as_text
 from pyrofl.experiments.methods import builds
@@ -63,6 +64,7 @@ class Card:
         """Format a method's documentation card as text for a terminal."""
         paper, wire = self.paper, self.wire
         words = [f"{paper.name} ({self.key}): {paper.headline}.", paper.source, paper.use]
+        words += [sentence(self.key)]
         words += [f"Models that can be tested: {', '.join(self.views)}.", self.bytes]
         words += [f"Goes up: {_listed(wire.sent)}. Stays at the client: {_listed(wire.kept)}."]
         parts = [fill(text, WIDTH) for text in words if text]
