@@ -33,7 +33,7 @@ from pyrofl.inference.elbo import On, Seen
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
-from pyrofl.models.priors import LocationScale, proximal
+from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -47,7 +47,7 @@ def build(
     net: Network,
     *,
     strength: NotNegative = 1.0,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     own_epochs: Whole | None = None,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:

@@ -48,7 +48,7 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, checked
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, checked, described
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, WeightedSum, uniform
 from pyrofl.inference.aggregation.averages import Combine
@@ -118,7 +118,9 @@ def build(
         ValueError: if the guide is another one, or a full factor too big.
     """
     if guide is not guides.delta:
-        raise ValueError(f"guide is {guide}; expected delta, as draws are those of the chain")
+        raise ValueError(
+            f"guide is {described(guide)}; expected delta, as draws are those of the chain"
+        )
     model, q = Supervised(net, likelihood, prior), guides.delta(net.shapes, loc="w")
     names = [f"w/{n}" for n in net.shapes]
     factors = Factors(net, likelihood, surrogates == "full")

@@ -121,7 +121,7 @@ def build(
         aggregation: how the server makes one model of the clients': "mean" is the paper's,
             "median", "trimmed:0.1", "krum:2" and "clip:1.0" bear bad messages, see `get_rule`.
     """
-    q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
+    q = guides.build_guide(guide, net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return initial parameters drawn by the network's own initialization."""

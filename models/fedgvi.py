@@ -186,7 +186,8 @@ def density_power(fn: Any, y: Tensor, r: float) -> Tensor:
         if isinstance(fn, torch.distributions.Bernoulli):
             logits = torch.stack([logits, torch.zeros_like(logits)], -1)
         whole = (logits.log_softmax(-1) * (1 + r)).exp().sum(-1)
-    return -torch.expm1(r * fn.log_prob(y)) / r + whole / (1 + r)
+    found: Tensor = -torch.expm1(r * fn.log_prob(y)) / r + whole / (1 + r)
+    return found
 
 
 LOSSES: dict[str, Callable[[Any, Tensor, float], Tensor]] = {"gce": gce, "beta": density_power}

@@ -49,7 +49,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import LocationScale, as_event
+from pyrofl.models.priors import PriorFamily, as_event, as_family
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, under
@@ -66,7 +66,7 @@ def build(
     *,
     head: str | None = None,
     likelihood: Likelihood = categorical,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     guide: guides.Family = guides.mean_field,
     init_scale: Positive = 0.2,
     temperature: NotNegative = 1.0,
@@ -110,7 +110,7 @@ def build(
     shapes = net.select_params(net.head if head is None else head)
     rest = [n for n in net.shapes if n not in shapes]
     point = guides.delta(shapes, loc="z")
-    q = guide(shapes, loc="mu", spread="pi")
+    q, family = guides.build_guide(guide, shapes, loc="mu", spread="pi"), as_family(prior)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return initial parameters drawn by the network's own initialization."""
@@ -140,7 +140,7 @@ def build(
         """Return the population prior p(z_j | beta), its standard deviation bounded below."""
         width = received[f"log_scale/{name}"].exp()
         least = like((lr_head / data.size).sqrt()[:, None], width)
-        return as_event(prior(received[f"loc/{name}"], width.maximum(least)), len(shape))
+        return as_event(family(received[f"loc/{name}"], width.maximum(least)), len(shape))
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Multiply the sums of moments from earlier rounds by the factor `memory`."""

@@ -27,7 +27,7 @@ import pyro.distributions as dist
 from pyrofl.arguments import NotNegative, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.priors import LocationScale, proximal
+from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -40,7 +40,7 @@ def build(
     net: Network,
     *,
     mu: NotNegative = 0.1,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
     """Build the FedProx method (FedAvg with a proximal term).

@@ -36,7 +36,7 @@ from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, as_received, return_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.priors import LocationScale, proximal
+from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -50,7 +50,7 @@ def build(
     net: Network,
     *,
     strength: Positive = 5.0,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     steps: Count = 5,
     lr_centre: NotNegative = 0.2,
     beta: Positive = 1.0,

@@ -38,7 +38,7 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.models import guides, likelihoods
+from pyrofl.models import guides, likelihoods, priors
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -64,7 +64,7 @@ def build(
     *,
     head: str | None = None,
     likelihood: programs.Likelihood = likelihoods.categorical,
-    prior: programs.LocationScale = dist.Normal,
+    prior: priors.PriorFamily = dist.Normal,
     guide: guides.Family = guides.mean_field,
     confidence: Confidence = "full",
     fresh_tau: bool = False,
@@ -109,7 +109,8 @@ def build(
     """
     shapes = net.select_params(net.head if head is None else head)
     d, strongest = sum(s.numel() for s in shapes.values()), 1 / lr_head if lr_head else CEILING
-    q = guide(shapes, init_scale=init_scale, loc="mu", spread="pi")
+    q = guides.build_guide(guide, shapes, init_scale=init_scale, loc="mu", spread="pi")
+    family = priors.as_family(prior)
     point = guide(shapes, init_scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -126,7 +127,7 @@ def build(
 
     def centered(name: str, _: Any, received: Tensors, local: Tensors, data: Batch) -> Any:
         """Return the prior p(w_j | w, tau_j), centered at the common head w."""
-        return programs.around(prior, received[f"loc/{name}"], local["tau"].rsqrt())
+        return programs.around(family, received[f"loc/{name}"], local["tau"].rsqrt())
 
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensor, Tensor]:
         """Return the total variance of q(w_j), and the squared distance of mu_j and w, [C] each."""

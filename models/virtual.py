@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
+from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
@@ -95,7 +95,9 @@ def build(
     """
     families = (guides.mean_field, guides.full_covariance, guides.delta)
     if guide not in families:
-        raise ValueError(f"guide is {guide}; expected mean_field, full_covariance or delta")
+        raise ValueError(
+            f"guide is {described(guide)}; expected mean_field, full_covariance or delta"
+        )
     own = net.select_params(net.head if private is None else private)
     shared = [n for n in net.shapes if n not in own]
     if not shared:

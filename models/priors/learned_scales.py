@@ -30,23 +30,29 @@ from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, unifo
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import LocationScale, Prior, around
+from pyrofl.inference.prior_conversion import PriorFamily, as_family
+from pyrofl.inference.programs import PriorFunction, around
 from pyrofl.models.guides.automatic import site_moments
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
 SMALLEST = 1e-6  # scale
 
 
-def learned(family: LocationScale = dist.Normal, loc: float = 0.0) -> Prior:
+def learned(family: PriorFamily = dist.Normal, loc: float = 0.0) -> PriorFunction:
     """Return a prior whose scale of each parameter tensor the server learns; see `learning`."""
+    known = as_family(family, "family")
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
         """Return the prior with the scale that the server sent."""
-        scale = received[f"prior/{name}"]  # [C, 1]
+        if (scale := received.get(f"prior/{name}")) is None:
+            raise ValueError(
+                f"the prior of {name!r} is learned, and the server sends no scale of it; pass the "
+                "method to learned_scales.learning(method, names)"
+            )
         centre = scale.new_full((*scale.shape, *shape), loc)
-        return around(family, centre, scale)
+        return around(known, centre, scale)
 
     return prior
 
@@ -56,7 +62,7 @@ def learning(
     method: Method,
     names: Iterable[str],
     *,
-    family: LocationScale = dist.Normal,
+    family: PriorFamily = dist.Normal,
     loc: float = 0.0,
     init_scale: Positive = 1.0,
 ) -> Method:
@@ -75,10 +81,10 @@ def learning(
     Returns:
         The method, with a number per name that goes down and another that goes up.
     """
-    known = tuple(names)
+    known, spread = tuple(names), as_family(family, "family")
     one, variance = torch.ones((), dtype=torch.float64), math.inf
     with suppress(NotImplementedError):
-        variance = float(family(0 * one, one).variance)
+        variance = float(spread(0 * one, one).variance)
     if not math.isfinite(variance):
         raise ValueError(f"the family's variance is {variance}; expected a finite number")
 

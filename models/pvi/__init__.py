@@ -74,7 +74,7 @@ from typing import Literal
 
 import torch
 
-from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
+from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
 from pyrofl.data import Federation
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Likelihood, Prior, Program
@@ -158,7 +158,9 @@ def build(
             permit drawing activations and `sampling` or `warm_start` asks for it.
     """
     if guide not in (guides.mean_field, guides.delta):
-        raise ValueError(f"guide is {guide}; expected mean_field or delta, and see covariance")
+        raise ValueError(
+            f"guide is {described(guide)}; expected mean_field or delta, and see covariance"
+        )
 
     core = of_parameters(
         net,

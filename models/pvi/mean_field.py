@@ -244,7 +244,7 @@ def of_parameters(
     elif covariance != "diagonal":
         why = f"covariance is {covariance!r}"
     elif not all(bool(side.each("exact").all()) for side in sites):
-        why = "the prior is not normal"
+        why = "the prior is not a normal with fixed numbers, such as dist.Normal(0.0, 1.0)"
     elif not Reparametrised(net, net.shapes).has_outputs:
         why = "the network has neither linear layers nor convolutions"
     if sampling == "activations" and why:
@@ -272,5 +272,5 @@ def of_parameters(
     if warm_start:
         raise ValueError(f"warm_start is {warm_start}, but {why}; use warm_start=0")
     size = ours.size + mine.size
-    draws = enough(num_particles or 8, size, covariance) if is_random else None
-    return Partitioned(program, *sites, covariance, draws, damping, start)
+    samples = enough(num_particles or 8, size, covariance) if is_random else None
+    return Partitioned(program, *sites, covariance, samples, damping, start)
