@@ -86,6 +86,7 @@ def as_prior(
     Raises:
         ValueError: if the prior is something else, or does not fit a parameter.
     """
+    _refuse_torch(prior, "prior")
     if _is_distribution(prior):
         function: PriorFunction = SameForAll(cast("TorchDistribution", prior))
     elif _is_family(prior):
@@ -126,6 +127,7 @@ def as_family(family: object, name: str = "prior") -> LocationScale:
         ValueError: if it is something else, or not over all real numbers.
     """
     expected = f"expected a family whose location and scale are set elsewhere, such as {FAMILIES}"
+    _refuse_torch(family, name)
     if _is_distribution(family):
         family = _standard(cast("TorchDistribution", family), name, expected)
     if isinstance(family, type) and not _starts_with_loc_and_scale(family):
@@ -222,6 +224,18 @@ def _refuse_bad_support(fn: object, what: str, support: Any, expected: str) -> N
             f"{what} is {described(shown)}, whose support is {shown.support!s}, and parameters "
             f"are {kind}; "
             f"{expected}"
+        )
+
+
+def _refuse_torch(value: object, name: str) -> None:
+    """Raise ValueError for a distribution of PyTorch, which Pyro cannot sample."""
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, torch.distributions.Distribution) and not issubclass(
+        kind, TorchDistributionMixin
+    ):
+        raise ValueError(
+            f"{name} is {kind.__module__}.{kind.__name__}; expected a distribution of Pyro: "
+            f"pyro.distributions.{kind.__name__}"
         )
 
 

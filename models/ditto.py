@@ -57,7 +57,8 @@ def build(
         net: the network; all its parameters are shared, and personal a second time.
         strength: lambda, of the pull to the received model, per datum: the prior's variance is
             1 / (lambda n_j).
-        prior: location-scale family that is centred at the received model.
+        prior: location-scale family that is centred at the received model, such as dist.Laplace;
+            see `pyrofl.priors`.
         own_epochs: local epochs on v_j; default as many as on w_j.
         training: of both models, as in `fedavg.build`; `fine_tune` epochs are on v_j.
     """

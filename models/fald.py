@@ -100,7 +100,8 @@ def build(
     Args:
         net: the network; all its parameters are shared and Bayesian.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters.
+        prior: on the parameters: a distribution such as dist.Normal(0.0, 1.0), a family or a
+            function, see `pyrofl.priors`.
         guide: `delta`, as draws are the chain's own.
         surrogates: "none" is FALD; normal factors of each client's rows, "diagonal", or "full" for
             a few hundred parameters.

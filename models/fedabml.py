@@ -98,8 +98,9 @@ def build(
     Args:
         net: the network; all its parameters are random.
         likelihood: of a row, given the network's outputs.
-        prior: location-scale family of p(w_i | theta). Line 9 minimises the KL divergence for the
-            normal; for others it sets centre and scale by the same moments.
+        prior: location-scale family of p(w_i | theta), see `pyrofl.priors`. Line 9
+            minimises the KL divergence for the normal; for others it sets centre and scale by the
+            same moments.
         guide: family of q(w_i | phi_i), by name or as a function, one that can be started at given
             moments. With "delta" the prior's standard deviation stays at `init_scale`: this is
             Reptile or pFedMe and, "unrolled" with kl=0, MAML.

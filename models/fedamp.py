@@ -80,7 +80,7 @@ def build(
         sigma: of "exponential": squared distance within which clients are alike; of "cosine": how
             much more the most similar weigh.
         self_weight: of "cosine": xi_jj.
-        prior: location-scale family of p(w_j | u_j).
+        prior: location-scale family of p(w_j | u_j), such as dist.Laplace; see `pyrofl.priors`.
         training: of w_j, as in `fedavg.build`, without `aggregation`.
 
     Raises:

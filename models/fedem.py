@@ -80,7 +80,8 @@ def build(
         net: the network; every component has all its parameters.
         components: K.
         likelihood: of a row, given a component's outputs.
-        prior: on "pi" [K]; a Dirichlet, whose posterior is one, too. Default a flat one.
+        prior: on "pi" [K]: dist.Dirichlet(torch.full((K,), 2.0)), or a function that returns a
+            Dirichlet. Default a flat one.
         guide: family of q(pi): "point" for its mode, the paper's where the prior is flat, or
             "dirichlet".
         epochs: local epochs on the components, after one E-step and the weights' M-step.

@@ -90,7 +90,8 @@ def build(
     Args:
         net: the network; all its parameters are random.
         likelihood: of a row, given the network's outputs.
-        prior: location-scale family of p(w_j | phi) at the moments that clients receive; the
+        prior: location-scale family of p(w_j | phi) at the moments that clients receive, see
+            `pyrofl.priors`; the
             closed forms are those of the normal.
         guide: family of q(w_j); `delta` with centres.
         centres: K of the mixture; 0 is the normal-inverse-Wishart prior.

@@ -86,8 +86,8 @@ def build(
         head: patterns of the names that are personal, the rest is shared; "*" makes the whole
             network random. Default: the network's head.
         likelihood: of a row, given the network's outputs.
-        prior: location-scale family of the population. The M-step is exact for the normal; for
-            others it sets m and s by the same moments.
+        prior: location-scale family of the population, see `pyrofl.priors`. The M-step is
+            exact for the normal; for others it sets m and s by the same moments.
         guide: family that stands for the draws; one that can be started at given moments.
         init_scale: s before round one.
         temperature: of the chain; 1 is exact Bayes.

@@ -48,7 +48,8 @@ def build(
     Args:
         net: the network; all its parameters are shared.
         mu: strength of the proximal term, per datum: the prior's variance is 1 / (mu n_j).
-        prior: location-scale family that is centred at the received model.
+        prior: location-scale family that is centred at the received model, such as dist.Laplace;
+            see `pyrofl.priors`.
         training: as in `fedavg.build`.
     """
     return replace(fedavg.build(net, prior=proximal(mu, prior), **training), name="fedprox")

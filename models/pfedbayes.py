@@ -84,7 +84,7 @@ def build(
     Args:
         net: the network; all its parameters are random.
         likelihood: of a row, given the network's outputs.
-        prior: location-scale family of p(w_j | v), at the moments of v.
+        prior: location-scale family of p(w_j | v), at the moments of v; see `pyrofl.priors`.
         guide: family of q(w_j), and of what the server averages. Without spread the prior's
             standard deviation stays at `init_scale`: this is pFedMe by Adam.
         init_scale: standard deviation of q(w_j) and of the prior before round one.

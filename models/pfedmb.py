@@ -96,7 +96,8 @@ def build(
             Default: layers with a weight of two axes or more, which leaves out normalisation.
         shared: mix all layers by the same weights, as in the paper's pairs of clients.
         likelihood: of a row, given the network's outputs.
-        prior: on "alpha" [L, B], on the simplex of its last axis; default a Dirichlet.
+        prior: on "alpha" [L, B], on the simplex of its last axis, such as
+            dist.Dirichlet(torch.full((B,), 2.0)); default a Dirichlet of `concentration`.
         concentration: of that Dirichlet; 1 is flat.
         guide: family of q(alpha), by name or as a function. "softmax" and "projection" are points,
             the latter (or `guides.delta`) alpha itself, put back on the simplex after each step.

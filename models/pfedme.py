@@ -64,7 +64,7 @@ def build(
         net: the network; all its parameters are shared, and personal a second time.
         strength: lambda, of the pull between theta_j and w_j, per datum. `lr * strength` above 1
             makes theta_j swing.
-        prior: location-scale family of p(theta_j | w_j).
+        prior: location-scale family of p(theta_j | w_j), such as dist.Laplace; see `pyrofl.priors`.
         steps: K, on theta_j for each step on w_j.
         lr_centre: eta, learning rate of w_j.
         beta: how far the server goes to the mean; beyond 1 it overshoots, as the paper tries.

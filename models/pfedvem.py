@@ -87,7 +87,8 @@ def build(
         net: Network; its parameters are split into base and head.
         head: Patterns of the personal, Bayesian parameters; "*" for all. Default: the net's head.
         likelihood: Likelihood of a row, given the network's outputs.
-        prior: Family of p(w_j | w, tau_j); eqs. 8 and 9 maximize the ELBO for the normal alone.
+        prior: Family of p(w_j | w, tau_j), see `pyrofl.priors`; eqs. 8 and 9 maximize the
+            ELBO for the normal alone.
         guide: Family of q(w_j).
         confidence: Eq. 8 or an ablation; where the spread is zero it stays, at first 1 / scale^2.
         fresh_tau: Report the confidence after local training instead of before.

@@ -75,7 +75,8 @@ def build(
         net: the network; its parameters split in shared and private ones.
         private: patterns of the names that are the client's own. Default: the network's head.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters.
+        prior: on the parameters: a distribution such as dist.Normal(0.0, 1.0), a family or a
+            function, see `pyrofl.priors`.
         guide: `mean_field` stands for the normals; `full_covariance` makes all of a client's depend
             on all, for a few hundred parameters; with `delta` clients move means alone.
         sampling: what a gradient step draws, "activations" or "weights"; see `pvi.build`.

@@ -158,7 +158,7 @@ def test_the_posterior_of_a_linear_model_is_the_closed_form() -> None:
         (dist.Normal(torch.zeros(7), 1.0), "prior is Normal.* for parameter 'weight' of shape"),
         (dist.StudentT, r"arguments are not \(loc, scale\) but \(df, loc, .*student_t"),
         (dist.Exponential, r"arguments are not \(loc, scale\)"),
-        (torch.distributions.Normal(0.0, 1.0), "prior is Normal"),
+        (torch.distributions.Normal(0.0, 1.0), "expected .*: pyro.distributions.Normal"),
         (lambda name, shape: 3.0, "returns 3.0"),
         (lambda name, shape, *rest: 3.0, "returns 3.0"),
         (lambda name, shape, *rest: dist.Normal(0.0, 1.0), r"event shape \(\) for parameter"),

@@ -145,7 +145,8 @@ def build(
             "none" X alone.
         bayesian: patterns of the random weights. Default: the weight before the output layer's.
         likelihood: of a row, given the network's outputs.
-        prior: on the random weights; default the hierarchical one, whose gamma fits best.
+        prior: on the random weights, as in `fedavg.build`; default the hierarchical one, whose
+            gamma fits best.
         guide: family of q(w_m), where it is not that of `coords`. The delta guide leaves X alone.
         coords: "logvar" trains s = log(alpha theta^2), "alpha" s = log alpha, with `log_alpha` for
             the guide. Of another guide: "alpha" if its variance follows theta.

@@ -100,7 +100,7 @@ def build(
         rows: most rows of a client that its process is given, evenly spaced; the work before a
             test grows as (rows K)^3.
         likelihood: of a row, given K numbers.
-        prior: on w, log s and log l.
+        prior: on w, log s and log l; as in `fedavg.build`.
         guide: family of q(w, s, l), which are points.
         num_particles: Monte Carlo samples of f in every loss.
         epochs: local epochs.

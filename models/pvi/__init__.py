@@ -128,10 +128,11 @@ def build(
     Args:
         net: the network.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters.
+        prior: on the parameters: a distribution such as dist.Normal(0.0, 1.0), a family or a
+            function, see `pyrofl.priors`.
         guide: `mean_field` stands for the normal q(w); with `delta` clients move its mean alone,
             and its variance stays.
-        covariance: "diagonal", or "full" for a few hundred parameters.
+        covariance: "diagonal", or "full" for at most 1,000 parameters, better a few hundred.
         sampling: what a gradient step draws: "activations" draws the outputs of linear layers and
             convolutions for every row, which has much less noise and needs a diagonal covariance
             and a normal prior; "weights" draws the parameters. "auto" takes activations where it

@@ -60,7 +60,7 @@ class Laplace:
         if not bool(self.layout.each("exact").all()):
             raise ValueError(
                 "prior is not a normal with fixed moments, whose product with normal factors is "
-                "one; expected such as dist.Normal(0.0, 1.0), or priors.by_name with several"
+                "one; expected such as dist.Normal(0.0, 1.0)"
             )
         if self.guide is guides.full_covariance and self.layout.size > LARGEST:
             raise ValueError(
