@@ -101,7 +101,11 @@ def build(
             f"guide is {described(family)}; expected 'point' or 'dirichlet', which EM can fit"
         )
     shape = Size((components,))
-    given = None if prior is None else as_prior(prior, {"pi": shape}, constraints.simplex)
+    given = (
+        None
+        if prior is None
+        else as_prior(prior, {"pi": shape}, constraints.simplex, may_be_learned=False)
+    )
     if given is not None and (fn := probed(given, "pi", shape)) is not None:
         concentration(fn, has_mode=family is guides.delta)
     q = family({"pi": shape}, loc="weight", spread="log_count")

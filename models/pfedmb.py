@@ -142,7 +142,11 @@ def build(
         loc="point",
         spread="a",
     )
-    given = None if prior is None else as_prior(prior, {"alpha": shape}, constraints.simplex)
+    given = (
+        None
+        if prior is None
+        else as_prior(prior, {"alpha": shape}, constraints.simplex, may_be_learned=False)
+    )
 
     def evenly(like: Tensor) -> Tensors:
         """Return the parameters of q(alpha) with uniform branch weights."""

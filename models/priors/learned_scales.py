@@ -30,7 +30,7 @@ from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, unifo
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.prior_conversion import PriorFamily, as_family
+from pyrofl.inference.prior_conversion import PriorFamily, as_family, nobody
 from pyrofl.inference.programs import PriorFunction, around
 from pyrofl.models.guides.automatic import site_moments
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
@@ -80,6 +80,10 @@ def learning(
 
     Returns:
         The method, with a number per name that goes down and another that goes up.
+
+    Raises:
+        ValueError: if a name is no site of the method's guide, whose mean and variance have a
+            closed form, or the family's variance is not finite.
     """
     known, spread = tuple(names), as_family(family, "family")
     one, variance = torch.ones((), dtype=torch.float64), math.inf
@@ -87,6 +91,7 @@ def learning(
         variance = float(spread(0 * one, one).variance)
     if not math.isfinite(variance):
         raise ValueError(f"the family's variance is {variance}; expected a finite number")
+    _refuse_other_sites(method, known)
 
     def rest(tensors: Tensors) -> Tensors:
         return {n: v for n, v in tensors.items() if not n.startswith(("prior/", "second/"))}
@@ -144,3 +149,21 @@ def learning(
         ),
         aggregate=both,
     )
+
+
+def _refuse_other_sites(method: Method, names: tuple[str, ...]) -> None:
+    """Raise ValueError if a name is no site of the guide, as far as its start shows."""
+    batch = nobody()
+    cohort = Cohort(0 * batch.ids, batch.size)
+    try:
+        received = method.download(method.init(Generator(), 1), cohort)
+        local = method.init_client(received, cohort, Generator()) | received
+        sites = site_moments(method.guide, received, local, batch)[0]
+    except (LookupError, RuntimeError):  # it reads rows, or what only phases compute
+        return
+    for name in names:
+        if name not in sites:
+            raise ValueError(
+                f"names has {name!r}, which is no latent parameter of the method; expected some of "
+                f"{', '.join(sites)}"
+            )
