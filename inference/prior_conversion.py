@@ -60,10 +60,6 @@ class SameForAll:
         fn = _moved(self.fn, batch.size)
         return cast("TorchDistribution", _over(fn, shape))
 
-    def __str__(self) -> str:
-        """Return the distribution in words."""
-        return described(self.fn)
-
 
 def as_prior(
     prior: object,
