@@ -16,10 +16,36 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.prior_conversion import (
+    LocationScale,
+    Prior,
+    PriorFunction,
+    as_prior,
+)
 from pyrofl.inference.spherical import spherical
 from pyrofl.nets import Forward, Network
 from pyrofl.nets.reparametrised import Reparametrised
 from pyrofl.tensors import Tensors, matches, role
+
+__all__ = [
+    "ByName",
+    "Flat",
+    "Guide",
+    "Likelihood",
+    "LocationScale",
+    "Loss",
+    "Moments",
+    "Prior",
+    "PriorFunction",
+    "Program",
+    "Proximal",
+    "Supervised",
+    "around",
+    "as_event",
+    "as_prior",
+    "flat",
+    "sample_noise",
+]
 
 Program = Callable[[Tensors, Tensors, Batch], object]
 """A Pyro model or guide: (received, local, batch), both dicts with tensors [C, 1, *p]."""
@@ -29,12 +55,6 @@ Loss = Callable[[Program, Program, Tensors, Tensors, Batch], Tensor]
 
 Likelihood = Callable[[Tensor, Tensor], TorchDistribution]
 """(outputs [..., C, B, out], x [C, B, *x]) -> distribution with batch shape [..., C, B]."""
-
-Prior = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution]
-"""(name, shape, received, local, batch) -> distribution with event shape `shape`."""
-
-LocationScale = Callable[[Tensor, Tensor], TorchDistribution]
-"""(loc, scale) -> distribution: family of a prior; the method provides centre and scale."""
 
 Moments = Callable[[Tensors, Tensors, Batch], tuple[Tensors, Tensors]]
 """(received, local, batch), tensors [C, *p] -> mean and variance of every site, [C, *p]."""
@@ -106,7 +126,7 @@ class ByName:
     See `priors.by_name`.
     """
 
-    priors: Mapping[str, Prior]
+    priors: Mapping[str, PriorFunction]
 
     def __call__(
         self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
@@ -114,7 +134,7 @@ class ByName:
         """Return the prior distribution of the network parameter `name`."""
         return self.of(name)(name, shape, received, local, batch)
 
-    def of(self, name: str) -> Prior:
+    def of(self, name: str) -> PriorFunction:
         """Return the prior of the first pattern that matches a parameter's name."""
         for patterns, chosen in self.priors.items():
             if matches(name, patterns):
@@ -138,7 +158,7 @@ class Supervised:
     Attributes:
         net: the network.
         likelihood: distribution of a row's response, given the network's outputs.
-        prior: prior of every latent parameter; one set of parameters per client.
+        prior: prior of every latent parameter, see `as_prior`; one set of parameters per client.
         points: prefix of local tensors that are point parameters: "base" for "base/NAME". All
             other parameters are latent sites.
         forward: function used instead of the network.
@@ -150,22 +170,28 @@ class Supervised:
     points: str = ""
     forward: Forward | None = None
 
+    def __post_init__(self) -> None:
+        """Convert the prior to a function; raise ValueError if it does not fit a parameter."""
+        prior = as_prior(self.prior, {} if self.points else self.net.shapes)
+        object.__setattr__(self, "prior", prior)
+
     def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
         """Sample the network's parameters, then the responses of all rows."""
         known = role(self.points, local) if self.points else {}
         run = self.forward or self.net
         with data.clients():
             w = {
-                n: pyro.sample(n, self.prior(n, shape, received, local, data))
+                n: pyro.sample(n, self.prior_of(n)(n, shape, received, local, data))
                 for n, shape in self.net.shapes.items()
                 if n not in known
             }
             with data.rows():
                 pyro.sample("y", self.likelihood(run(known | w, data.x), data.x), obs=data.y)
 
-    def prior_of(self, name: str) -> Prior:
+    def prior_of(self, name: str) -> PriorFunction:
         """Return the prior of the network parameter `name`."""
-        return self.prior.of(name) if isinstance(self.prior, ByName) else self.prior
+        prior = cast("PriorFunction", self.prior)
+        return prior.of(name) if isinstance(prior, ByName) else prior
 
     def homes(self, guide: Program, local: Tensors) -> dict[str, str]:
         """Return a dict that maps each point-estimated parameter to the tensor with its value."""
@@ -208,6 +234,7 @@ class Guide:
         names: patterns of its local parameters.
         random: whether it has any spread; a point guide needs no Monte Carlo draws.
         points: prefix of the local tensors that the sites are equal to, if they are points.
+        is_simplex: whether its sites are weights that sum to one over their last axis.
     """
 
     program: Program
@@ -216,6 +243,7 @@ class Guide:
     names: str
     random: bool = True
     points: str = ""
+    is_simplex: bool = False
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> object:
         """Sample all latent sites from the variational distribution."""

@@ -33,7 +33,7 @@ from pyrofl.inference.elbo import On, Seen
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, as_received
 from pyrofl.models import fedavg
-from pyrofl.models.priors import LocationScale, proximal
+from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -47,7 +47,7 @@ def build(
     net: Network,
     *,
     strength: NotNegative = 1.0,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     own_epochs: Whole | None = None,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
@@ -57,7 +57,8 @@ def build(
         net: the network; all its parameters are shared, and personal a second time.
         strength: lambda, of the pull to the received model, per datum: the prior's variance is
             1 / (lambda n_j).
-        prior: location-scale family that is centred at the received model.
+        prior: location-scale family that is centred at the received model, such as dist.Laplace;
+            see `pyrofl.priors`.
         own_epochs: local epochs on v_j; default as many as on w_j.
         training: of both models, as in `fedavg.build`; `fine_tune` epochs are on v_j.
     """

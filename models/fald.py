@@ -48,7 +48,7 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, checked
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, checked, described
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, WeightedSum, uniform
 from pyrofl.inference.aggregation.averages import Combine
@@ -100,7 +100,8 @@ def build(
     Args:
         net: the network; all its parameters are shared and Bayesian.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters.
+        prior: on the parameters: a distribution such as dist.Normal(0.0, 1.0), a family or a
+            function, see `pyrofl.priors`.
         guide: `delta`, as draws are the chain's own.
         surrogates: "none" is FALD; normal factors of each client's rows, "diagonal", or "full" for
             a few hundred parameters.
@@ -118,7 +119,9 @@ def build(
         ValueError: if the guide is another one, or a full factor too big.
     """
     if guide is not guides.delta:
-        raise ValueError(f"guide is {guide}; expected delta, as draws are those of the chain")
+        raise ValueError(
+            f"guide is {described(guide)}; expected delta, as draws are those of the chain"
+        )
     model, q = Supervised(net, likelihood, prior), guides.delta(net.shapes, loc="w")
     names = [f"w/{n}" for n in net.shapes]
     factors = Factors(net, likelihood, surrogates == "full")

@@ -55,7 +55,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import LocationScale, as_event
+from pyrofl.models.priors import PriorFamily, as_event, as_family
 from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -76,7 +76,7 @@ def build(
     net: Network,
     *,
     likelihood: Likelihood = categorical,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     guide: GuideName | guides.Family = "log_mean_field",
     meta_grad: MetaGradient = "kl",
     natural: bool = True,
@@ -98,8 +98,9 @@ def build(
     Args:
         net: the network; all its parameters are random.
         likelihood: of a row, given the network's outputs.
-        prior: location-scale family of p(w_i | theta). Line 9 minimises the KL divergence for the
-            normal; for others it sets centre and scale by the same moments.
+        prior: location-scale family of p(w_i | theta), see `pyrofl.priors`. Line 9
+            minimises the KL divergence for the normal; for others it sets centre and scale by the
+            same moments.
         guide: family of q(w_i | phi_i), by name or as a function, one that can be started at given
             moments. With "delta" the prior's standard deviation stays at `init_scale`: this is
             Reptile or pFedMe and, "unrolled" with kl=0, MAML.
@@ -126,12 +127,13 @@ def build(
     Raises:
         ValueError: if steps are natural and lr_prior is more than the whole way.
     """
-    family: guides.Family = getattr(guides, guide) if isinstance(guide, str) else guide
+    chosen: guides.Family = getattr(guides, guide) if isinstance(guide, str) else guide
+    family = as_family(prior)
     natural = natural and meta_grad == "kl"
     rate = (0.5 if natural else lr) if lr_prior is None else lr_prior
     if natural and rate > 1:
         raise ValueError(f"lr_prior is {rate}; expected 0 to 1, a share of the way, if natural")
-    q = family(net.shapes, init_scale=init_scale, loc="mu", spread="pi")
+    q = guides.build_guide(chosen, net.shapes, init_scale=init_scale, loc="mu", spread="pi")
     power = 2 if average == "moments" else 1
     loss = elbo(num_particles if q.random else None, kl=kl, mean=True)
     descend = descended(loss, q.names, lr, steps)
@@ -164,7 +166,7 @@ def build(
         """Return the learned prior of a client's weights, with its scale bounded below."""
         sd, least = log_scale(local, name).exp(), (lr * kl / data.size).sqrt()
         sd = sd.maximum(least.reshape(-1, *(1 for _ in sd.shape[1:])))
-        return as_event(prior(local[f"loc/{name}"], sd), len(shape))
+        return as_event(family(local[f"loc/{name}"], sd), len(shape))
 
     def follow(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Update the learned prior towards the client's posterior by a gradient step.

@@ -45,7 +45,7 @@ from pyrofl.data import Cohort
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, as_trained
 from pyrofl.models import fedavg
-from pyrofl.models.priors import LocationScale, proximal
+from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.models.shared import kept_models
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -67,7 +67,7 @@ def build(
     alpha: Positive = 1.0,
     sigma: Positive = 10.0,
     self_weight: Part = 0.5,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     **training: Unpack[fedavg.Descent],
 ) -> Method:
     """Build the FedAMP method (attentive message passing between similar clients).
@@ -80,7 +80,7 @@ def build(
         sigma: of "exponential": squared distance within which clients are alike; of "cosine": how
             much more the most similar weigh.
         self_weight: of "cosine": xi_jj.
-        prior: location-scale family of p(w_j | u_j).
+        prior: location-scale family of p(w_j | u_j), such as dist.Laplace; see `pyrofl.priors`.
         training: of w_j, as in `fedavg.build`, without `aggregation`.
 
     Raises:

@@ -105,8 +105,9 @@ def build(
     Args:
         net: the network; all its parameters are shared.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters; with the delta guide anything but `flat` gives MAP. Every client
-            adds it to its own loss, so it counts once per client in the average.
+        prior: on the parameters: a distribution such as dist.Normal(0.0, 1.0), a family or a
+            function, see `pyrofl.priors`. With the delta guide anything but `flat` gives MAP. Every
+            client adds it to its own loss, so it counts once per client in the average.
         guide: family of q(w); with `mean_field` the server averages variational parameters.
         init_scale: standard deviation of q(w) before round one, if it has any.
         num_particles: Monte Carlo samples of every loss, if q(w) is random.
@@ -121,7 +122,7 @@ def build(
         aggregation: how the server makes one model of the clients': "mean" is the paper's,
             "median", "trimmed:0.1", "krum:2" and "clip:1.0" bear bad messages, see `get_rule`.
     """
-    q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
+    q = guides.build_guide(guide, net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return the server's initial state: parameters drawn by the network's initialization."""

@@ -32,10 +32,10 @@ from typing import Literal
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions import TorchDistribution
+from pyro.distributions import TorchDistribution, constraints
 from torch import Generator, Size, Tensor
 
-from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
+from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked, described
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
 from pyrofl.inference.aggregation.averages import Combine
@@ -43,7 +43,8 @@ from pyrofl.inference.elbo import with_rows
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, Program
+from pyrofl.inference.prior_conversion import probed
+from pyrofl.inference.programs import Likelihood, Prior, Program, as_prior
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import Categorical, categorical
@@ -79,7 +80,8 @@ def build(
         net: the network; every component has all its parameters.
         components: K.
         likelihood: of a row, given a component's outputs.
-        prior: on "pi" [K]; a Dirichlet, whose posterior is one, too. Default a flat one.
+        prior: on "pi" [K]: dist.Dirichlet(torch.full((K,), 2.0)), or a function that returns a
+            Dirichlet. Default a flat one.
         guide: family of q(pi): "point" for its mode, the paper's where the prior is flat, or
             "dirichlet".
         epochs: local epochs on the components, after one E-step and the weights' M-step.
@@ -90,14 +92,22 @@ def build(
         aggregation: how the server makes one component of the clients', as in `fedavg.build`.
 
     Raises:
-        ValueError: if `guide` is another family; in a round, if the prior is no Dirichlet, or one
-            below 1 that has no mode where the guide is a point.
+        ValueError: if `guide` is another family, or the prior no Dirichlet or, where the guide is
+            a point, one below 1, which has no mode.
     """
     family = FAMILIES[guide] if isinstance(guide, str) else guide
     if family not in FAMILIES.values():
-        told = getattr(family, "__name__", family)
-        raise ValueError(f"guide is {told}; expected 'point' or 'dirichlet', which EM can fit")
+        raise ValueError(
+            f"guide is {described(family)}; expected 'point' or 'dirichlet', which EM can fit"
+        )
     shape = Size((components,))
+    given = (
+        None
+        if prior is None
+        else as_prior(prior, {"pi": shape}, constraints.simplex, may_be_learned=False)
+    )
+    if given is not None and (fn := probed(given, "pi", shape)) is not None:
+        concentration(fn, has_mode=family is guides.delta)
     q = family({"pi": shape}, loc="weight", spread="log_count")
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -119,9 +129,9 @@ def build(
 
     def known(received: Tensors, local: Tensors, data: Batch) -> TorchDistribution:
         """Return the prior distribution p(pi_j) of the client's mixture weights."""
-        if prior is None:
+        if given is None:
             return dist.Dirichlet(data.size.new_ones(shape))
-        return prior("pi", shape, received, local, data)
+        return given("pi", shape, received, local, data)
 
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """Define the Pyro model: a prior on mixture weights, and a mixture of likelihoods.

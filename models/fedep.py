@@ -111,7 +111,7 @@ def build(
     Args:
         net: the network; all its parameters are shared and Bayesian.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters; independent normals.
+        prior: on the parameters; independent normals, such as dist.Normal(0.0, 1.0).
         guide: `mean_field` for diagonal factors, or `full_covariance`.
         moments: where those of the tilted distribution come from, see above.
         stateless: clients keep no factors.

@@ -48,7 +48,7 @@ from pyrofl.models.shared import kept_models
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, like, role, total, under
+from pyrofl.tensors import Tensors, like, pick, role, total, under
 
 Part = Annotated[float, Range(0, 1, open_low=True, open_high=True)]
 
@@ -135,7 +135,7 @@ def build(
 
         def loss(model: Tensors) -> Tensor:
             with torch.no_grad():
-                return step.loss(base.model, base.guide, {}, model, judged)
+                return step.loss(base.model, base.guide, pick(received, "prior/*"), model, judged)
 
         before, found = loss(here), [{n: local[n] for n in here}]
         found += [

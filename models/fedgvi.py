@@ -87,7 +87,7 @@ def build(
         renyi_order: Renyi's alpha, other than 1.
         likelihood: of a row, given the network's outputs: categorical, Bernoulli or, with "log" and
             "beta", normal.
-        prior: on the parameters, normal.
+        prior: on the parameters; independent normals, such as dist.Normal(0.0, 1.0).
         warm_start: rounds of federated averaging with this loss before the first of FedGVI.
         damping: fraction of the update that the server applies; see `pvi.hierarchical`.
         init_scale: standard deviation of q(w) before round one; see `pvi.build` for its unit.
@@ -102,11 +102,16 @@ def build(
     """
     if renyi_order == 1:
         raise ValueError("renyi_order is 1.0; expected another number, or divergence='kl'")
+    sites = of_network(net, prior, init_scale)
+    if not bool(sites[0].each("exact").all()):
+        raise ValueError(
+            "prior is not a normal with fixed moments; expected such as dist.Normal(0.0, 1.0)"
+        )
     core = of_parameters(
         net,
         likelihood,
         prior,
-        of_network(net, prior, init_scale),
+        sites,
         covariance="diagonal",
         is_random=True,
         sampling="activations",

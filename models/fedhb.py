@@ -45,7 +45,7 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Generator, Size, Tensor
 
-from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
+from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked, described
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation.aggregator import UNUSED, Aggregator, Weight, uniform, weight_by
 from pyrofl.inference.aggregation.averages import Combine
@@ -56,7 +56,7 @@ from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Program, Supervised, flat
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import LocationScale, as_event
+from pyrofl.models.priors import PriorFamily, as_event, as_family
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, under
@@ -70,7 +70,7 @@ def build(
     net: Network,
     *,
     likelihood: Likelihood = categorical,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     guide: guides.Family = guides.mean_field,
     centres: Whole = 0,
     count: Positive = 1.0,
@@ -90,7 +90,8 @@ def build(
     Args:
         net: the network; all its parameters are random.
         likelihood: of a row, given the network's outputs.
-        prior: location-scale family of p(w_j | phi) at the moments that clients receive; the
+        prior: location-scale family of p(w_j | phi) at the moments that clients receive, see
+            `pyrofl.priors`; the
             closed forms are those of the normal.
         guide: family of q(w_j); `delta` with centres.
         centres: K of the mixture; 0 is the normal-inverse-Wishart prior.
@@ -110,23 +111,25 @@ def build(
     Raises:
         ValueError: if there are centres, and the guide is not delta or the prior not normal.
     """
+    family = as_family(prior)
     if centres:
-        if guide is not guides.delta or prior is not dist.Normal:
+        if guide is not guides.delta or family is not dist.Normal:
             raise ValueError(
-                f"centres is {centres}, guide {guide} and prior {prior}; expected the guide delta "
-                "and a normal prior, as what clients have in a mixture are points"
+                f"centres is {centres}, guide {described(guide)} and prior {described(prior)}; "
+                "expected the guide delta and a normal prior, as what clients have in a mixture "
+                "are points"
             )
         return Mixture(net, likelihood, centres, spread).method(
             epochs, batch, lr, fine_tune, aggregation
         )
-    q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
+    q = guides.build_guide(guide, net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
     def of_population(
         name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
     ) -> TorchDistribution:
         """Return the prior of a client's weights, given the received population moments."""
         width = received[f"log_scale/{name}"].exp()
-        return as_event(prior(received[f"loc/{name}"], width), len(shape))
+        return as_event(family(received[f"loc/{name}"], width), len(shape))
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return the server's initial state: parameters drawn by the network's initialization."""

@@ -49,7 +49,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import LocationScale, as_event
+from pyrofl.models.priors import PriorFamily, as_event, as_family
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, under
@@ -66,7 +66,7 @@ def build(
     *,
     head: str | None = None,
     likelihood: Likelihood = categorical,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     guide: guides.Family = guides.mean_field,
     init_scale: Positive = 0.2,
     temperature: NotNegative = 1.0,
@@ -86,8 +86,8 @@ def build(
         head: patterns of the names that are personal, the rest is shared; "*" makes the whole
             network random. Default: the network's head.
         likelihood: of a row, given the network's outputs.
-        prior: location-scale family of the population. The M-step is exact for the normal; for
-            others it sets m and s by the same moments.
+        prior: location-scale family of the population, see `pyrofl.priors`. The M-step is
+            exact for the normal; for others it sets m and s by the same moments.
         guide: family that stands for the draws; one that can be started at given moments.
         init_scale: s before round one.
         temperature: of the chain; 1 is exact Bayes.
@@ -110,7 +110,7 @@ def build(
     shapes = net.select_params(net.head if head is None else head)
     rest = [n for n in net.shapes if n not in shapes]
     point = guides.delta(shapes, loc="z")
-    q = guide(shapes, loc="mu", spread="pi")
+    q, family = guides.build_guide(guide, shapes, loc="mu", spread="pi"), as_family(prior)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return the server's initial state: parameters drawn by the network's initialization."""
@@ -140,7 +140,7 @@ def build(
         """Return the population prior of a client's head, its standard deviation bounded below."""
         width = received[f"log_scale/{name}"].exp()
         least = like((lr_head / data.size).sqrt()[:, None], width)
-        return as_event(prior(received[f"loc/{name}"], width.maximum(least)), len(shape))
+        return as_event(family(received[f"loc/{name}"], width.maximum(least)), len(shape))
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Down-weight the sums of moments from earlier rounds by the factor `memory`."""

@@ -27,7 +27,7 @@ import pyro.distributions as dist
 from pyrofl.arguments import NotNegative, checked
 from pyrofl.inference.method import Method
 from pyrofl.models import fedavg
-from pyrofl.models.priors import LocationScale, proximal
+from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -40,7 +40,7 @@ def build(
     net: Network,
     *,
     mu: NotNegative = 0.1,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     **training: Unpack[fedavg.CentredTraining],
 ) -> Method:
     """Build the FedProx method (FedAvg with a proximal term).
@@ -48,7 +48,8 @@ def build(
     Args:
         net: the network; all its parameters are shared.
         mu: strength of the proximal term, per datum: the prior's variance is 1 / (mu n_j).
-        prior: location-scale family that is centred at the received model.
+        prior: location-scale family that is centred at the received model, such as dist.Laplace;
+            see `pyrofl.priors`.
         training: as in `fedavg.build`.
     """
     return replace(fedavg.build(net, prior=proximal(mu, prior), **training), name="fedprox")

@@ -71,7 +71,7 @@ def build(
     Args:
         net: the network; all its parameters are shared and Bayesian.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters; independent normals.
+        prior: on the parameters; independent normals, such as dist.Normal(0.0, 1.0).
         guide: `mean_field` for the diagonal of F_j, `full_covariance` for all of it, with a few
             hundred parameters.
         epochs: local epochs.

@@ -76,7 +76,8 @@ def build(
     Args:
         net: the network; all its parameters are shared and Bayesian.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters before round one; independent normals.
+        prior: on the parameters before round one; independent normals, such as
+            dist.Normal(0.0, 1.0).
         guide: `mean_field` for diagonal precisions, the paper's, or `full_covariance`.
         strength: of the prior while clients train; 1 is Bayes.
         together: multiply what clients learned, instead of the mean of it.

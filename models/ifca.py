@@ -39,7 +39,7 @@ from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, role, under
+from pyrofl.tensors import Tensors, pick, role, under
 
 TUNE_OVER = {"lr": (0.003, 0.01, 0.05, 0.1), "momentum": (0.0, 0.9), "clusters": (2, 4)}
 
@@ -80,9 +80,10 @@ def build(
 
     def choose(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Assign the client to the cluster with the smallest loss, and copy its model."""
+        scales = pick(received, "prior/*")
         with torch.no_grad():
             losses = [
-                step.loss(base.model, base.guide, {}, model_of(received, each), data)
+                step.loss(base.model, base.guide, scales, model_of(received, each), data)
                 for each in (torch.full_like(data.ids, k) for k in range(clusters))
             ]
         nearest = torch.stack(losses).argmin(0)

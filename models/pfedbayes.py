@@ -48,7 +48,7 @@ from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Program
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import LocationScale, as_event
+from pyrofl.models.priors import PriorFamily, as_event, as_family
 from pyrofl.models.shared.personal_copies import own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -63,7 +63,7 @@ def build(
     net: Network,
     *,
     likelihood: Likelihood = categorical,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     guide: guides.Family = guides.mean_field,
     init_scale: Positive = 0.05,
     kl: Positive = 0.1,
@@ -84,7 +84,7 @@ def build(
     Args:
         net: the network; all its parameters are random.
         likelihood: of a row, given the network's outputs.
-        prior: location-scale family of p(w_j | v), at the moments of v.
+        prior: location-scale family of p(w_j | v), at the moments of v; see `pyrofl.priors`.
         guide: family of q(w_j), and of what the server averages. Without spread the prior's
             standard deviation stays at `init_scale`: this is pFedMe by Adam.
         init_scale: standard deviation of q(w_j) and of the prior before round one.
@@ -101,7 +101,9 @@ def build(
         aggregation: how the server makes one v of the clients', as in `fedavg.build`; all of them
             weigh the same.
     """
-    q = guide(net.shapes, init_scale=init_scale, loc="w", spread="spread")
+    q = guides.build_guide(guide, net.shapes, init_scale=init_scale, loc="w", spread="spread")
+
+    family = as_family(prior)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize the global distribution v around the network's random draw."""
@@ -118,7 +120,7 @@ def build(
         }
         with data.clients():
             w = {
-                n: pyro.sample(n, as_event(prior(mean[n], width[n]), len(shape)))
+                n: pyro.sample(n, as_event(family(mean[n], width[n]), len(shape)))
                 for n, shape in net.shapes.items()
             }
             with data.rows():

@@ -33,9 +33,10 @@ from typing import Literal
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro.distributions import constraints
 from torch import Generator, Size, Tensor
 
-from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked, described
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, by_size
 from pyrofl.inference.aggregation.averages import Combine
@@ -43,7 +44,7 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import SHARE, Metadata, WireCost
 from pyrofl.inference.method import GradientStep, Method, Phase, as_trained, send_all
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.inference.programs import Likelihood, Prior, as_prior
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import categorical
@@ -97,7 +98,8 @@ def build(
             Default: layers with a weight of two axes or more, which leaves out normalisation.
         shared: mix all layers by the same weights, as in the paper's pairs of clients.
         likelihood: of a row, given the network's outputs.
-        prior: on "alpha" [L, B], on the simplex of its last axis; default a Dirichlet.
+        prior: on "alpha" [L, B], on the simplex of its last axis, such as
+            dist.Dirichlet(torch.full((B,), 2.0)); default a Dirichlet of `concentration`.
         concentration: of that Dirichlet; 1 is flat.
         guide: family of q(alpha), by name or as a function. "softmax" and "projection" are points,
             the latter (or `guides.delta`) alpha itself, put back on the simplex after each step.
@@ -126,14 +128,27 @@ def build(
             " and 0 if branches are not weighted"
         )
     family = FAMILIES[guide] if isinstance(guide, str) else guide
-    if family is guides.delta and (prior or concentration != 1):
+    if family is guides.delta and (prior is not None or concentration != 1):
         raise ValueError(
-            f"concentration is {concentration}, prior {prior} for projected points; expected 1 and "
-            "none, as the density of any other is 0 or infinite on the faces of the simplex"
+            f"concentration is {concentration}, prior {described(prior)} for projected points; "
+            "expected 1 and none, as the density of any other is 0 or infinite on the faces of "
+            "the simplex"
         )
     layer = layers(net.select_params(branched or weighty(net.shapes)), shared)
     shape = Size((max(layer.values()) + 1, branches))
-    q = family({"alpha": shape}, init_scale=init_scale, loc="point", spread="a")
+    q = guides.build_guide(
+        family,
+        {"alpha": shape},
+        is_simplex=family is not guides.delta,
+        init_scale=init_scale,
+        loc="point",
+        spread="a",
+    )
+    given = (
+        None
+        if prior is None
+        else as_prior(prior, {"alpha": shape}, constraints.simplex, may_be_learned=False)
+    )
 
     def evenly(like: Tensor) -> Tensors:
         """Return guide parameters that give all branches of a layer equal weights."""
@@ -159,8 +174,8 @@ def build(
         That is p(alpha^i) and p(y | x, alpha^i).
         """
         with data.clients():
-            if prior:
-                known = prior("alpha", shape, received, local, data)
+            if given is not None:
+                known = given("alpha", shape, received, local, data)
             else:
                 known = dist.Dirichlet(data.size.new_full(shape, concentration)).to_event(1)
             w = merged(net, local, pyro.sample("alpha", known))

@@ -36,7 +36,7 @@ from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, as_received, return_received
 from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg
-from pyrofl.models.priors import LocationScale, proximal
+from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -50,7 +50,7 @@ def build(
     net: Network,
     *,
     strength: Positive = 5.0,
-    prior: LocationScale = dist.Normal,
+    prior: PriorFamily = dist.Normal,
     steps: Count = 5,
     lr_centre: NotNegative = 0.2,
     beta: Positive = 1.0,
@@ -64,7 +64,7 @@ def build(
         net: the network; all its parameters are shared, and personal a second time.
         strength: lambda, of the pull between theta_j and w_j, per datum. `lr * strength` above 1
             makes theta_j swing.
-        prior: location-scale family of p(theta_j | w_j).
+        prior: location-scale family of p(theta_j | w_j), such as dist.Laplace; see `pyrofl.priors`.
         steps: K, on theta_j for each step on w_j.
         lr_centre: eta, learning rate of w_j.
         beta: how far the server goes to the mean; beyond 1 it overshoots, as the paper tries.

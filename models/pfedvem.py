@@ -56,7 +56,7 @@ from pyrofl.inference.elbo import elbo, latent, recorded, with_rows
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.models import guides, likelihoods
+from pyrofl.models import guides, likelihoods, priors
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.shared import laplace
 from pyrofl.nets import Network
@@ -124,7 +124,7 @@ def build(
     *,
     head: str | None = None,
     likelihood: programs.Likelihood = likelihoods.categorical,
-    prior: programs.LocationScale = dist.Normal,
+    prior: priors.PriorFamily = dist.Normal,
     guide: guides.Family = guides.mean_field,
     confidence: Confidence = "full",
     fresh_tau: bool = False,
@@ -148,7 +148,8 @@ def build(
         net: Network; its parameters are split into base and head.
         head: Patterns of the personal, Bayesian parameters; "*" for all. Default: the net's head.
         likelihood: Likelihood of a row, given the network's outputs.
-        prior: Family of p(w_j | w, tau_j); eqs. 8 and 9 maximize the ELBO for the normal alone.
+        prior: Family of p(w_j | w, tau_j), see `pyrofl.priors`; eqs. 8 and 9 maximize the
+            ELBO for the normal alone.
         guide: Family of q(w_j).
         confidence: Eq. 8 or an ablation; where the spread is zero it stays, at first 1 / scale^2.
         fresh_tau: Report the confidence after local training instead of before.
@@ -180,7 +181,8 @@ def build(
     patterns = net.head if head is None else head
     shapes = net.select_params(patterns)
     d, strongest = sum(s.numel() for s in shapes.values()), 1 / lr_head if lr_head else CEILING
-    q = guide(shapes, init_scale=init_scale, loc="mu", spread="pi")
+    q = guides.build_guide(guide, shapes, init_scale=init_scale, loc="mu", spread="pi")
+    family = priors.as_family(prior)
     point = guide(shapes, init_scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -205,7 +207,7 @@ def build(
 
         That is p(w_j | w, tau_j), with precision tau_j.
         """
-        return programs.around(prior, received[f"loc/{name}"], local["tau"].rsqrt())
+        return programs.around(family, received[f"loc/{name}"], local["tau"].rsqrt())
 
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensor, Tensor]:
         """Return the variance of the client's head, and its squared distance to the common head.

@@ -37,7 +37,7 @@ from typing import Unpack
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked
+from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked, described
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import INCOMPARABLE, Metadata
@@ -105,7 +105,7 @@ def build(
         told = dict(training)["aggregation"]
         raise ValueError(f"aggregation is {told!r}; expected none, as predictions are put together")
     if training.get("guide", guides.delta) is not guides.delta:
-        told = getattr(training["guide"], "__name__", training["guide"])
+        told = described(training["guide"])
         raise ValueError(f"guide is {told}; expected guides.delta, as a chain draws the samples")
     settings: fedavg.LocalTraining = {"lr": 0.05, "prior": fixed(), **training}
     likelihood = settings.get("likelihood", categorical)

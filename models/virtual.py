@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
+from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
@@ -75,7 +75,8 @@ def build(
         net: the network; its parameters split in shared and private ones.
         private: patterns of the names that are the client's own. Default: the network's head.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters.
+        prior: on the parameters: a distribution such as dist.Normal(0.0, 1.0), a family or a
+            function, see `pyrofl.priors`.
         guide: `mean_field` stands for the normals; `full_covariance` makes all of a client's depend
             on all, for a few hundred parameters; with `delta` clients move means alone.
         sampling: what a gradient step draws, "activations" or "weights"; see `pvi.build`.
@@ -95,7 +96,9 @@ def build(
     """
     families = (guides.mean_field, guides.full_covariance, guides.delta)
     if guide not in families:
-        raise ValueError(f"guide is {guide}; expected mean_field, full_covariance or delta")
+        raise ValueError(
+            f"guide is {described(guide)}; expected mean_field, full_covariance or delta"
+        )
     own = net.select_params(net.head if private is None else private)
     shared = [n for n in net.shapes if n not in own]
     if not shared:

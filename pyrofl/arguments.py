@@ -176,15 +176,7 @@ def _may_be(value: Any, kind: Any) -> bool:
 
 def _takes(function: Any, arguments: Any) -> bool:
     """Return whether a function accepts given positional arguments; True if that is unknown."""
-    if not isinstance(arguments, list):
-        return True
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    except ValueError:  # a built-in function without a signature
-        return True
-    return True
+    return not isinstance(arguments, list) or accepts(function, *arguments)
 
 
 def _a(kind: Any) -> str:
@@ -202,6 +194,31 @@ def _inside(value: Any, kind: Any) -> bool:
 def _told(kind: Any) -> str:
     base, bounds = get_args(kind)[:2]
     return f"a {'whole ' if base is int else ''}number {bounds}".strip()
+
+
+def described(value: object) -> str:
+    """Return an object in a few words for an error message, such as "mean_field"."""
+    if isinstance(value, type):
+        return value.__name__
+    if inspect.isfunction(value):
+        own, name = value.__module__.startswith("pyrofl."), value.__name__
+        arguments = ", ".join(inspect.signature(value).parameters)
+        return name if own else f"{name.replace('<lambda>', 'a function ')}({arguments})"
+    text = repr(value)
+    return text if len(text) < 60 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def accepts(function: object, *args: object, **kwargs: object) -> bool:
+    """Return whether a function has a signature for these arguments; True if unknown."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in function without a signature
+        return True
+    return True
 
 
 def known(name: str, names: Collection[str], what: str) -> None:

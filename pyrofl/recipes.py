@@ -18,6 +18,8 @@ from numbers import Integral, Real
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyrofl.turns import synchronized
@@ -47,7 +49,7 @@ def rebuildable(function: F) -> F:
     programs.
     """
     signature = inspect.signature(function)
-    maker = f"{function.__module__}:{function.__qualname__}"
+    maker = _name(function)
     more = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
 
     @wraps(function)
@@ -83,6 +85,10 @@ def _of_module(value: Any) -> bool:
     return isinstance(value, FunctionType | type) and "<locals>" not in value.__qualname__
 
 
+def _name(value: Any) -> str:
+    return f"{value.__module__}:{value.__qualname__}"
+
+
 def told(value: Any, what: str = "it") -> Any:
     """Convert a value to a JSON-compatible build specification; the inverse of `made`."""
     if isinstance(value, PLAIN):
@@ -97,10 +103,11 @@ def told(value: Any, what: str = "it") -> Any:
     if spec := spec_of(value):
         own = {n: told(one, n) for n, one in spec.arguments.items()}
         return {"call": spec.maker, "with": own}
-    if _of_module(value):
-        name = f"{value.__module__}:{value.__qualname__}"
-        if _found(name) is value:
-            return {"name": name}
+    if _of_module(value) and _found(name := _name(value)) is value:
+        return {"name": name}
+    if parameters := _parameters(value):
+        own = {n: told(one, n) for n, one in parameters.items()}
+        return {"distribution": _name(type(value)), "with": own}
     kind = getattr(value, "__qualname__", type(value).__name__)
     raise ValueError(f"{what} is {kind}, not made by the library")
 
@@ -115,6 +122,9 @@ def made(told: Any) -> Any:
         if maker is None:
             raise ValueError(f"{told['call']!r} makes nothing; expected a function of the library")
         return maker(**{n: made(one) for n, one in told["with"].items()})
+    if "distribution" in told:
+        kind = made({"name": told["distribution"]})
+        return kind(**{n: made(one) for n, one in told["with"].items()})
     if "name" in told:
         if (found := _found(told["name"])) is None:
             raise ValueError(f"{told['name']!r} is unknown; expected a function of the library")
@@ -123,6 +133,16 @@ def made(told: Any) -> Any:
         return {n: made(one) for n, one in told["dict"].items()}
     kind = tuple if "tuple" in told else list
     return kind(made(one) for one in told[kind.__name__])
+
+
+def _parameters(value: Any) -> dict[str, Any]:
+    """Return the parameters of a distribution that its class can be called with; {} if unknown."""
+    kind = type(value)
+    if not isinstance(value, TorchDistributionMixin) or _found(_name(kind)) is not kind:
+        return {}
+    known = {n: vars(value)[n] for n in getattr(value, "arg_constraints", {}) if n in vars(value)}
+    plain = torch.get_default_dtype()
+    return {n: float(v) if not v.dim() and v.dtype == plain else v for n, v in known.items()}
 
 
 def _found(name: str) -> Any:

@@ -38,7 +38,7 @@ from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.optim import Sgd
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.programs import LocationScale, Program, Proximal, Supervised, flat
+from pyrofl.inference.programs import Program, Proximal, Supervised, flat
 from pyrofl.inference.row_space import first_layer, rewriting
 from pyrofl.inference.training import local as training
 from pyrofl.inference.training import schedules
@@ -709,7 +709,9 @@ def test_a_prior_or_guide_of_ones_own_takes_effect_or_is_refused(name, argument)
     values: list[object] = [guides.delta, guides.mean_field]  # one of them is the usual one
     if argument == "prior":
         usual_one = (
-            dist.Laplace if kinds["prior"] == LocationScale else priors.fixed(dist.Normal, 0.1, 0.3)
+            dist.Laplace
+            if kinds["prior"] == priors.PriorFamily
+            else priors.fixed(dist.Normal, 0.1, 0.3)
         )
         values = [promises.of(name).prior or usual_one]
     told = 0

@@ -35,6 +35,8 @@ PARTS = [
     priors.by_name({"*.bias": priors.flat, "*": priors.fixed(priors.student_t(4.0))}),
     priors.proximal(0.0),
     dist.Normal,
+    dist.Normal(0.0, 0.7),
+    dist.StudentT(4.0),
     guides.delta,
     guides.flow(3),
     uneven(5),
@@ -65,7 +67,7 @@ def test_arguments_change_what_is_made():
         (lambda: fedavg.build(toys.net(), prior=lambda *args: None), "prior is .*lambda"),
         (
             lambda: pfedvem.build(toys.net(), prior=toys.net),
-            "prior is a function .spec.; expected a function of 2",
+            "prior is net.spec.; expected a family",
         ),
     ],
 )

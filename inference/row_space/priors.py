@@ -8,7 +8,7 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Prior
+from pyrofl.inference.programs import PriorFunction
 from pyrofl.inference.spherical import Spherical
 from pyrofl.tensors import Tensors
 
@@ -28,7 +28,7 @@ class InRowsPrior:
             that gradients of both are added in one tensor.
     """
 
-    priors: Prior
+    priors: PriorFunction
     name: str
     inner: Tensor
     crossed: tuple[tuple[int, int], ...]

@@ -4,6 +4,7 @@ from pyrofl.inference.programs import Guide
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.models.guides.basic import (
     Family,
+    build_guide,
     delta,
     inverse_softplus,
     log_mean_field,
@@ -14,6 +15,7 @@ from pyrofl.models.guides.correlated import copula, flow, full_covariance, low_r
 __all__ = [
     "Family",
     "Guide",
+    "build_guide",
     "copula",
     "delta",
     "flow",

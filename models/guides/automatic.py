@@ -156,7 +156,10 @@ def site_moments(
     for n, site in latent(trace):
         if site["infer"].get("is_auxiliary"):
             if not n.endswith("_unconstrained"):
-                raise ValueError(f"site {n!r} joins others; their variances have no closed form")
+                raise ValueError(
+                    f"the guide's site {n!r} joins others, whose variances have no closed form; "
+                    "expected independent sites, such as of guides.mean_field"
+                )
             continue
         source = trace.nodes.get(f"{n}_unconstrained", site)
         if source is not site and bool(log_density(site).any()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -13,7 +14,7 @@ from torch import Size, Tensor
 from torch.distributions.transforms import SoftplusTransform
 from torch.nn.functional import softplus
 
-from pyrofl.arguments import Positive, checked
+from pyrofl.arguments import Positive, accepts, checked, described
 from pyrofl.data import Batch
 from pyrofl.inference.programs import Guide, as_event
 from pyrofl.tensors import Tensors
@@ -30,6 +31,36 @@ spread: role of the other local tensors; [C, *p], unless the family documents ot
 
 What a family has no use for it ignores, so that any two can be exchanged.
 """
+
+
+EXAMPLES = "guides.delta, guides.mean_field, guides.full_covariance, guides.low_rank(2), "
+EXAMPLES += "guides.copula or guides.flow()"
+
+
+def build_guide(
+    family: object, shapes: Shapes, *, is_simplex: bool = False, **settings: Any
+) -> Guide:
+    """Return the guide of a family for sites of the given shapes.
+
+    Args:
+        family: what the user passed as `guide`.
+        shapes: of the sites, by name.
+        is_simplex: whether the sites are weights that sum to one over their last axis.
+        settings: further arguments of a `Family`.
+
+    Raises:
+        ValueError: if it is no family, or one of other sites.
+    """
+    expected = f"expected a family such as {EXAMPLES}"
+    if is_simplex:
+        expected = "expected simplex.softmax or simplex.dirichlet, or their names"
+    if not accepts(family, shapes, **settings) or isinstance(family, Guide):
+        raise ValueError(f"guide is {described(family)}; {expected}")
+    made = cast("Family", family)(shapes, **settings)
+    if not isinstance(made, Guide) or made.is_simplex != is_simplex:
+        kind = "weights that sum to one" if is_simplex else "real numbers"
+        raise ValueError(f"guide is {described(family)}, which is not one of {kind}; {expected}")
+    return made
 
 
 def delta(shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:
@@ -93,6 +124,7 @@ def sitewise(
     start: Callable[..., tuple[Tensor, ...]],
     points: str = "",
     random: bool = True,
+    is_simplex: bool = False,
 ) -> Guide:
     """Return a guide with an independent distribution for each latent site.
 
@@ -118,7 +150,7 @@ def sitewise(
         return {n: v for n, (v, _) in found.items()}, {n: v for n, (_, v) in found.items()}
 
     names = " ".join(f"{role}/*" for role in roles)
-    return Guide(program, begin, both, names, random=random, points=points)
+    return Guide(program, begin, both, names, random, points, is_simplex)
 
 
 @checked

@@ -22,6 +22,7 @@ def softmax(
         lambda logits: (logits.softmax(-1), torch.zeros_like(logits)),
         lambda centre: (centre.log(),),
         random=False,
+        is_simplex=True,
     )
 
 
@@ -49,6 +50,7 @@ def dirichlet(
         lambda axes, c: as_event(dist.Dirichlet(c.exp()), axes - 1),
         moments,
         lambda centre: ((centre / init_scale**2).log(),),
+        is_simplex=True,
     )
 
 

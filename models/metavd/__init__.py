@@ -45,7 +45,7 @@ numbers.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Generator
@@ -65,7 +65,7 @@ from pyrofl.inference.aggregation.averages import Combine, get_rule
 from pyrofl.inference.metadata import INCOMPARABLE, SPARSE, Metadata, Monitor
 from pyrofl.inference.method import GradientStep, Method, Phase, View, as_trained, return_received
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.inference.programs import Likelihood, Prior, as_prior
 from pyrofl.models import guides
 from pyrofl.models.guides.dropout import BOUND, FAMILIES, TINY, Coordinates, log_variance, product
 from pyrofl.models.likelihoods import categorical
@@ -145,7 +145,8 @@ def build(
             "none" X alone.
         bayesian: patterns of the random weights. Default: the weight before the output layer's.
         likelihood: of a row, given the network's outputs.
-        prior: on the random weights; default the hierarchical one, whose gamma fits best.
+        prior: on the random weights, as in `fedavg.build`; default the hierarchical one, whose
+            gamma fits best.
         guide: family of q(w_m), where it is not that of `coords`. The delta guide leaves X alone.
         coords: "logvar" trains s = log(alpha theta^2), "alpha" s = log alpha, with `log_alpha` for
             the guide. Of another guide: "alpha" if its variance follows theta.
@@ -181,19 +182,15 @@ def build(
             What the hypernetwork learns is not robust, but its steps are bounded.
 
     Raises:
-        ValueError: if no parameter matches `bayesian`, its layer's outputs cannot be drawn, or
-            there is no dropout rate to prune by; in a round, if the divergence from `prior` has no
-            closed form and sampling is "activations".
+        ValueError: if no parameter matches `bayesian`, its layer's outputs cannot be drawn, there
+            is no dropout rate to prune by, or the divergence from `prior` has no closed form and
+            sampling is "activations".
     """
     shapes = net.select_params(layer_before_output(net) if bayesian is None else bayesian)
     family = FAMILIES[coords] if guide is log_variance else guide
     family = guides.delta if dropout == "none" else family
-    q = family(
-        shapes,
-        loc="loc",
-        spread="spread",
-        **({} if init_scale is None else {"init_scale": init_scale}),
-    )
+    scale: dict[str, Any] = {} if init_scale is None else {"init_scale": init_scale}
+    q = guides.build_guide(family, shapes, loc="loc", spread="spread", **scale)
     rate = None if prune is None or prune == "snip" else prune
     if rate is not None and not q.random:
         raise ValueError(f"prune is {rate} where no weight is random; expected 'snip' or None")
@@ -274,7 +271,10 @@ def build(
         return pruning.report(local, moments, limit, shapes) | exact
 
     both = "loc/* spread/*" if q.random else "loc/*"
-    model = DropoutModel(net, q, shapes, likelihood, prior, coords, prune is not None)
+    given = None if prior is None else as_prior(prior, shapes)
+    model = DropoutModel(net, q, shapes, likelihood, given, coords, prune is not None)
+    if sampling == "activations" and q.random:
+        model.refuse_no_divergence()
     loss = objective(model, sampling, num_particles, logit_average, beta, done)
     to_predict = (
         (lambda server, cohort: begun(download(server, cohort))) if head == "code" else None

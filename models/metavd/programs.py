@@ -16,11 +16,12 @@ from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.prior_conversion import probed
 from pyrofl.inference.programs import (
     Guide,
     Likelihood,
     Loss,
-    Prior,
+    PriorFunction,
     Program,
     flat,
     sample_noise,
@@ -46,7 +47,7 @@ class DropoutModel:
     q: Guide  # over the random weights, by roles "loc" and "spread"; or points with a flat prior
     shapes: Mapping[str, Size]  # of the random weights
     likelihood: Likelihood
-    prior: Prior | None = None  # on the random weights; None is the hierarchical one
+    prior: PriorFunction | None = None  # on the random weights; None is the hierarchical one
     coordinates: Coordinates = "logvar"  # of q
     pruned: bool = False  # what comes down as zero has neither value nor noise nor slope
     pool_logits: bool = False  # average outputs over draws before the likelihood sees them
@@ -110,19 +111,21 @@ class DropoutModel:
             with data.clients():
                 for n, prior in self._priors(received, local, data, moments).items():
                     axes = len(self.shapes[n])
-                    try:
-                        paid = kl_divergence(normal(mean[n], variance[n], axes), prior)
-                    except NotImplementedError as error:
-                        raise ValueError(
-                            f"prior of {n} is {type(prior).__name__}, from which the divergence "
-                            "has no closed form; expected sampling='weights'"
-                        ) from error
+                    paid = divergence(n, normal(mean[n], variance[n], axes), prior)
                     pyro.sample(n, dist.Delta(theta[n], log_density=paid, event_dim=axes))
                 sample_noise(noisy, data, of_rows=False)
                 with data.rows():
                     sample_noise(noisy, data, of_rows=True)
 
         return model, guide
+
+    def refuse_no_divergence(self) -> None:
+        """Raise ValueError if the KL divergence from the prior has no closed form."""
+        for n, shape in self.shapes.items():
+            own = getattr(self.prior, "of", lambda _: self.prior)(n)
+            if own is not None and (prior := probed(own, n, shape)) is not None:
+                one = torch.ones(1, 1, *shape, dtype=torch.float64)
+                divergence(n, normal(0 * one, one, len(shape)), prior)
 
     def _kept(self, received: Tensors, values: Tensors) -> Tensors:
         if not self.pruned:
@@ -164,6 +167,19 @@ def objective(
         return loss(*pair, received, local, batch)
 
     return of_pair
+
+
+def divergence(name: str, q: TorchDistribution, prior: TorchDistribution) -> Tensor:
+    """Return the KL divergence of a normal from a prior; ValueError if it has no closed form."""
+    try:
+        found: Tensor = kl_divergence(q, prior)
+    except NotImplementedError as error:
+        base = getattr(prior, "base_dist", prior)
+        raise ValueError(
+            f"prior of {name!r} is {type(base).__name__}, from which the divergence has no closed "
+            "form; expected a normal or Laplace prior, or sampling='weights'"
+        ) from error
+    return found
 
 
 def warm_up(done: float | None) -> float:

@@ -44,7 +44,7 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Size, Tensor
 
-from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
+from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked, described
 from pyrofl.data import Batch, Cohort
 from pyrofl.data.batch import share
 from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
@@ -53,7 +53,7 @@ from pyrofl.inference.elbo import elbo, with_rows
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, Program, flat
+from pyrofl.inference.programs import Likelihood, Prior, Program, as_prior, flat
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites
@@ -100,7 +100,7 @@ def build(
         rows: most rows of a client that its process is given, evenly spaced; the work before a
             test grows as (rows K)^3.
         likelihood: of a row, given K numbers.
-        prior: on w, log s and log l.
+        prior: on w, log s and log l; as in `fedavg.build`.
         guide: family of q(w, s, l), which are points.
         num_particles: Monte Carlo samples of f in every loss.
         epochs: local epochs.
@@ -114,9 +114,9 @@ def build(
         ValueError: if the network has another head, or `guide` is another family.
     """
     if guide is not guides.delta:
-        told = getattr(guide, "__name__", guide)
         raise ValueError(
-            f"guide is {told}; expected guides.delta, as the network is a point and f is random"
+            f"guide is {described(guide)}; expected guides.delta, as the network is a point and f "
+            "is random"
         )
     whole, (net, noise) = net, without_noise(net)
     base, features, outputs = parted(net)
@@ -124,6 +124,7 @@ def build(
     below |= {} if base is None else base.shapes
     shapes = {**below, **dict.fromkeys(SPREADS, Size(()))}
     points = guide(below, loc="w")
+    prior_of = as_prior(prior, shapes, may_be_learned=False)
     process = Kernel(kernel)
     # What stands in the place of the head has its names.
     first, *_, last = (*net.select_params(net.head), *net.select_params(net.head))
@@ -160,7 +161,7 @@ def build(
         """Define the Pyro model: Gaussian process prior of f(x), and likelihood p(y | x, f)."""
         with data.clients():
             for n, shape in shapes.items():
-                pyro.sample(n, prior(n, shape, received, local, data))
+                pyro.sample(n, prior_of(n, shape, received, local, data))
             with data.rows():
                 sd = process.diagonal(run(local, data.x), *spreads(local)).sqrt().unsqueeze(-1)
                 apart = dist.Normal(torch.zeros_like(sd), sd).expand((*sd.shape[:2], outputs))
@@ -213,7 +214,7 @@ def build(
         cost = inner(model, guide, received, half, asked)
         down, up = (with_rows(t, len(data)) for t in (received, local))
         for n, shape in shapes.items():
-            before = prior(n, shape, down, up, data).log_prob(up[homes[n]])
+            before = prior_of(n, shape, down, up, data).log_prob(up[homes[n]])
             cost = cost - before.reshape(len(data)) / data.size
         return cost
 

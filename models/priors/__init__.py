@@ -1,10 +1,15 @@
 """Priors on the parameters of a network.
 
-Two kinds. A `LocationScale` (loc, scale) -> distribution gives the shape of a hierarchical prior,
-whose centre and width the method supplies: `dist.Normal`, `dist.Laplace`, `student_t(4)`,
-`mixture()`, `Horseshoe`. A `Prior` is the complete prior of one parameter: `flat`,
-`fixed(dist.Normal, 0.0, 1.0)`, `by_name({"head.*": ..., "*": flat})`, or
+Every `prior` of a method accepts one of two kinds; anything else is refused when it is built.
+
+A `Prior` is the complete prior of every parameter: a Pyro distribution over the real numbers, which
+each entry gets, `dist.Normal(0.0, 1.0)`; a family, of location 0 and scale 1, `dist.Laplace`; or a
+function, `flat`, `fixed(dist.Normal, 0.0, 1.0)`, `by_name({"head.*": ..., "*": flat})` or
 `learned_scales.learned()`, whose scale the server learns from all clients.
+
+A `PriorFamily` is the family of a hierarchical prior, whose location and scale the method provides:
+`dist.Normal`, `dist.Laplace`, `student_t(4)`, `mixture()`, `Horseshoe`, your own function (loc,
+scale) -> distribution, or a distribution of location 0 and scale 1, `dist.StudentT(4.0)`.
 """
 
 from __future__ import annotations
@@ -18,10 +23,12 @@ from torch import Size, Tensor
 
 from pyrofl.arguments import NotNegative, Positive, checked
 from pyrofl.data import Batch
+from pyrofl.inference.prior_conversion import PriorFamily, as_family, as_prior
 from pyrofl.inference.programs import (
     ByName,
     LocationScale,
     Prior,
+    PriorFunction,
     Proximal,
     around,
     as_event,
@@ -35,8 +42,12 @@ __all__ = [
     "Horseshoe",
     "LocationScale",
     "Prior",
+    "PriorFamily",
+    "PriorFunction",
     "around",
     "as_event",
+    "as_family",
+    "as_prior",
     "by_name",
     "fixed",
     "flat",
@@ -48,21 +59,26 @@ __all__ = [
 
 @rebuildable
 @checked
-def fixed(family: LocationScale = dist.Normal, loc: float = 0.0, scale: Positive = 1.0) -> Prior:
+def fixed(
+    family: PriorFamily = dist.Normal, loc: float = 0.0, scale: Positive = 1.0
+) -> PriorFunction:
     """Return a prior with fixed location and scale, the same for every network parameter."""
+    known = as_family(family, "family")
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
         centre = batch.size.new_full(shape, loc)
-        return as_event(family(centre, torch.full_like(centre, scale)), len(shape))
+        return as_event(known(centre, torch.full_like(centre, scale)), len(shape))
 
     return prior
 
 
 @rebuildable
 @checked
-def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: str = "w") -> Prior:
+def proximal(
+    strength: NotNegative, family: PriorFamily = dist.Normal, loc: str = "w"
+) -> PriorFunction:
     """Return a prior centered at the received parameters, with scale (strength n_j)^-1/2.
 
     n_j is the client's number of rows.
@@ -71,10 +87,11 @@ def proximal(strength: NotNegative, family: LocationScale = dist.Normal, loc: st
 
     Args:
         strength: the papers' mu; 0 is a flat prior.
-        family: location-scale family.
+        family: location-scale family, see `as_family`.
         loc: role of the received centre.
     """
-    return Proximal(strength, family, loc) if strength else flat
+    known = as_family(family)
+    return Proximal(strength, known, loc) if strength else flat
 
 
 @rebuildable
@@ -125,13 +142,14 @@ def mixture(
 
 
 @rebuildable
-def by_name(priors: Mapping[str, Prior]) -> Prior:
+def by_name(priors: Mapping[str, Prior]) -> PriorFunction:
     """Return a prior that depends on the parameter's name: the first matching pattern decides.
 
     Args:
-        priors: patterns separated by spaces -> prior, such as {"*.bias": flat, "*": fixed()}.
+        priors: patterns separated by spaces -> prior, such as
+            {"*.bias": flat, "*": dist.Normal(0.0, 1.0)}.
 
     Raises:
-        ValueError: when a parameter matches none.
+        ValueError: if a prior is none; from a method's `build`, if a parameter matches none.
     """
-    return ByName(priors)
+    return ByName({patterns: as_prior(prior) for patterns, prior in priors.items()})

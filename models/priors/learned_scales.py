@@ -30,23 +30,29 @@ from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, unifo
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import NOT_NEGATIVE
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import LocationScale, Prior, around
+from pyrofl.inference.prior_conversion import PriorFamily, as_family, nobody
+from pyrofl.inference.programs import PriorFunction, around
 from pyrofl.models.guides.automatic import site_moments
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 
 SMALLEST = 1e-6  # scale
 
 
-def learned(family: LocationScale = dist.Normal, loc: float = 0.0) -> Prior:
+def learned(family: PriorFamily = dist.Normal, loc: float = 0.0) -> PriorFunction:
     """Return a prior with one scale per parameter tensor, learned by the server; see `learning`."""
+    known = as_family(family, "family")
 
     def prior(
         name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
     ) -> TorchDistribution:
         """Return a parameter's prior, with the scale that the client received."""
-        scale = received[f"prior/{name}"]  # [C, 1]
+        if (scale := received.get(f"prior/{name}")) is None:
+            raise ValueError(
+                f"the prior of {name!r} is learned, and the server sends no scale of it; pass the "
+                "method to learned_scales.learning(method, names)"
+            )
         centre = scale.new_full((*scale.shape, *shape), loc)
-        return around(family, centre, scale)
+        return around(known, centre, scale)
 
     return prior
 
@@ -56,7 +62,7 @@ def learning(
     method: Method,
     names: Iterable[str],
     *,
-    family: LocationScale = dist.Normal,
+    family: PriorFamily = dist.Normal,
     loc: float = 0.0,
     init_scale: Positive = 1.0,
 ) -> Method:
@@ -74,13 +80,18 @@ def learning(
 
     Returns:
         The method, with a number per name that goes down and another that goes up.
+
+    Raises:
+        ValueError: if a name is no site of the method's guide, whose mean and variance have a
+            closed form, or the family's variance is not finite.
     """
-    known = tuple(names)
+    known, spread = tuple(names), as_family(family, "family")
     one, variance = torch.ones((), dtype=torch.float64), math.inf
     with suppress(NotImplementedError):
-        variance = float(family(0 * one, one).variance)
+        variance = float(spread(0 * one, one).variance)
     if not math.isfinite(variance):
         raise ValueError(f"the family's variance is {variance}; expected a finite number")
+    _refuse_other_sites(method, known)
 
     def rest(tensors: Tensors) -> Tensors:
         return {n: v for n, v in tensors.items() if not n.startswith(("prior/", "second/"))}
@@ -141,3 +152,21 @@ def learning(
         ),
         aggregate=both,
     )
+
+
+def _refuse_other_sites(method: Method, names: tuple[str, ...]) -> None:
+    """Raise ValueError if a name is no site of the guide, as far as its start shows."""
+    batch = nobody()
+    cohort = Cohort(0 * batch.ids, batch.size)
+    try:
+        received = method.download(method.init(Generator(), 1), cohort)
+        local = method.init_client(received, cohort, Generator()) | received
+        sites = site_moments(method.guide, received, local, batch)[0]
+    except (LookupError, RuntimeError):  # it reads rows, or what only phases compute
+        return
+    for name in names:
+        if name not in sites:
+            raise ValueError(
+                f"names has {name!r}, which is no latent parameter of the method; expected some of "
+                f"{', '.join(sites)}"
+            )

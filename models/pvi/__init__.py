@@ -74,7 +74,7 @@ from typing import Literal
 
 import torch
 
-from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
+from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
 from pyrofl.data import Federation
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Likelihood, Prior, Program
@@ -128,10 +128,11 @@ def build(
     Args:
         net: the network.
         likelihood: of a row, given the network's outputs.
-        prior: on the parameters.
+        prior: on the parameters: a distribution such as dist.Normal(0.0, 1.0), a family or a
+            function, see `pyrofl.priors`.
         guide: `mean_field` stands for the normal q(w); with `delta` clients move its mean alone,
             and its variance stays.
-        covariance: "diagonal", or "full" for a few hundred parameters.
+        covariance: "diagonal", or "full" for at most 1,000 parameters, better a few hundred.
         sampling: what a gradient step draws: "activations" draws the outputs of linear layers and
             convolutions for every row, which has much less noise and needs a diagonal covariance
             and a normal prior; "weights" draws the parameters. "auto" takes activations where it
@@ -158,7 +159,9 @@ def build(
             permit drawing activations and `sampling` or `warm_start` asks for it.
     """
     if guide not in (guides.mean_field, guides.delta):
-        raise ValueError(f"guide is {guide}; expected mean_field or delta, and see covariance")
+        raise ValueError(
+            f"guide is {described(guide)}; expected mean_field or delta, and see covariance"
+        )
 
     core = of_parameters(
         net,

@@ -177,5 +177,7 @@ def balanced(noise: Tensor) -> Tensor:
         second = torch.einsum("s...i,s...j->...ij", half, half) / len(half)
         # Not raised where it fails: that client's noise is of no use, and the others' is.
         lower = torch.linalg.cholesky_ex(second).L
-        half = torch.linalg.solve_triangular(lower, half[..., None], upper=False)[..., 0]
+        # As columns of one product; else every draw would get a copy of the matrix.
+        half = torch.linalg.solve_triangular(lower, half.movedim(0, -1), upper=False)
+        half = half.movedim(-1, 0)
     return torch.cat([half, -half])

@@ -40,7 +40,7 @@ from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.importance_sampling import width
 from pyrofl.inference.programs import Guide, Program
 from pyrofl.inference.training.noise import ClientNoise, open_latent
-from pyrofl.models.guides import Family
+from pyrofl.models.guides import Family, build_guide
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.gaussians import balanced
 from pyrofl.models.pvi.natural_gradient import given_others, halved, of_one
@@ -293,15 +293,8 @@ class SharedGuide:
     @cached_property
     def bend(self) -> Guide:
         """Guide of the given family, with all shared variables as a single site."""
-        try:
-            return self.family(
-                {BASE: Size([self.ours.size])}, init_scale=1.0, loc="loc", spread=BEND
-            )
-        except TypeError as error:
-            raise ValueError(
-                f"the guide is no family: {error}; expected one, such as guides.copula or, called "
-                "first, guides.flow(3)"
-            ) from error
+        shapes = {BASE: Size([self.ours.size])}
+        return build_guide(self.family, shapes, init_scale=1.0, loc="loc", spread=BEND)
 
     @cached_property
     def noises(self) -> int:

@@ -22,7 +22,8 @@ from torch.distributions import biject_to
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import base_of, latent
-from pyrofl.inference.programs import Prior, Program
+from pyrofl.inference.prior_conversion import Prior, as_prior, nobody
+from pyrofl.inference.programs import Program
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.inference.validation.program_checker import refuse_subsampling
 from pyrofl.inference.validation.validate import idle, nearest
@@ -209,17 +210,20 @@ def _scales(seen: Mapping[str, Any], site: Site, ours: tuple[Site, ...]) -> Tens
 
 
 def of_network(net: Network, prior: Prior, wide: float, shared: str = "*") -> tuple[Layout, Layout]:
-    """Return vector layouts of a network's shared and other parameters."""
+    """Return vector layouts of a network's shared and other parameters.
+
+    Raises:
+        ValueError: if the prior fits no parameters, or reads what the server sends.
+    """
+    known = as_prior(prior, net.shapes, may_be_learned=False)
 
     def drawn(received: Tensors, local: Tensors, data: Batch) -> None:
         """Sample all parameters of the network from their prior."""
         with data.clients():
             for n, shape in net.shapes.items():
-                pyro.sample(n, prior(n, shape, received, local, data))
+                pyro.sample(n, known(n, shape, received, local, data))
 
-    one = torch.ones(1, 1, dtype=torch.float64)
-    nobody = Batch(one, one, one.bool(), one[0], one[0].long())
-    return layouts(drawn, nobody, shared, wide, draws=64)
+    return layouts(drawn, nobody(), shared, wide, draws=64)
 
 
 def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any:

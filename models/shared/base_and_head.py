@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort
 from pyrofl.inference.method import GradientStep, Method, Phase, as_trained
+from pyrofl.inference.programs import Supervised
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, matches, spread_out
 
@@ -28,7 +30,18 @@ def keep(method: Method, names: str) -> Method:
     """Return a variant of a method in which the parameters that match `names` stay at the clients.
 
     All clients start from the same draw of them, as they would if it came down in round one.
+
+    Raises:
+        ValueError: if its guide has tensors of several parameters, only some of which are to stay.
     """
+    shapes = cast("Supervised", method.model).net.shapes
+    stays = {matches(n, names) for n in shapes}
+    for n in method.init(Generator(), 1):
+        if n.partition("/")[2] not in shapes and len(stays) > 1:
+            raise ValueError(
+                f"guide has the tensor {n}, of all parameters together, and {names!r} are to stay "
+                "with the client; expected guides.delta, guides.mean_field or guides.log_mean_field"
+            )
 
     def start(generator: Generator, clients: int, stays: bool) -> Tensors:
         whole = method.init(generator, clients)

@@ -18,6 +18,7 @@ from functools import cached_property
 import torch
 from torch import Generator, Tensor
 
+from pyrofl.arguments import described
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
@@ -54,11 +55,13 @@ class Laplace:
     def __post_init__(self) -> None:
         """Validate the guide's family, the number of parameters and the prior."""
         if self.guide not in (guides.mean_field, guides.full_covariance):
-            raise ValueError(f"guide is {self.guide}; expected mean_field or full_covariance")
+            raise ValueError(
+                f"guide is {described(self.guide)}; expected mean_field or full_covariance"
+            )
         if not bool(self.layout.each("exact").all()):
             raise ValueError(
                 "prior is not a normal with fixed moments, whose product with normal factors is "
-                "one; expected such as priors.fixed(dist.Normal, 0.0, 1.0)"
+                "one; expected such as dist.Normal(0.0, 1.0)"
             )
         if self.guide is guides.full_covariance and self.layout.size > LARGEST:
             raise ValueError(

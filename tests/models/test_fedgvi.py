@@ -120,7 +120,10 @@ WRONG = {
         {"renyi_order": 1.0},
         "renyi_order is 1.0; expected another number, or divergence='kl'",
     ),
-    "prior": ({"prior": pyrofl.priors.fixed(dist.Laplace)}, "the prior is not normal"),
+    "prior": (
+        {"prior": pyrofl.priors.fixed(dist.Laplace)},
+        "prior is not a normal with fixed moments",
+    ),
     "layers": ({"net": build("linear", (3,), 2 - 1)}, "neither linear layers nor convolutions"),
 }
 

@@ -110,6 +110,15 @@ def test_a_negative_moment_is_refused():
     close(scale.square(), honest.square().mean() + V / (1 + V), 1e-6)
 
 
+def test_a_name_of_no_latent_parameter_is_refused():
+    method = fedavg.build(toys.net(), prior=learned(), guide=guides.mean_field)
+    with pytest.raises(ValueError, match=r"names has 'other', which is no latent .*fc1.weight"):
+        learning(method, ("fc1.weight", "other"))
+    joint = fedavg.build(toys.net(), prior=learned(), guide=guides.copula)
+    with pytest.raises(ValueError, match=r"'_spread' joins others.*expected independent sites"):
+        learning(joint, toys.net().shapes)
+
+
 def test_numbers_out_of_range_are_refused():
     method = fedavg.build(toys.net(), prior=learned())
     with pytest.raises(ValueError, match=r"init_scale is 0.0"):

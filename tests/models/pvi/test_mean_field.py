@@ -129,7 +129,7 @@ def test_private_parameters_start_narrow_and_keep_a_posterior_of_their_own():
 
 WRONG = {
     "full": ({"covariance": "full"}, "covariance is 'full'"),
-    "prior": ({"prior": priors.fixed(torch.distributions.Laplace)}, "the prior is not normal"),
+    "prior": ({"prior": priors.student_t(4.0)}, "prior is not a normal"),
     "layers": ({"net": build("mean", (1,), 1)}, "neither linear layers nor convolutions"),
     "delta": ({"guide": guides.delta}, "the guide is delta"),
 }
@@ -141,8 +141,6 @@ def test_what_cannot_be_drawn_is_refused_or_drawn_as_weights(case):
     options = {"net": build("linear", (3,), 1) if case == "full" else NET, **options}
     net = options.pop("net")
     usual = {"likelihood": likelihoods.normal(), **options}
-    if case == "prior":
-        usual["prior"] = priors.fixed(pyrofl.models.priors.student_t(4.0))
     with pytest.raises(ValueError, match=reason):
         pvi.build(net, **usual, sampling="activations")
     with pytest.raises(ValueError, match="warm_start is 3, but"):

@@ -612,3 +612,11 @@ def test_a_network_learns_at_its_defaults():
     data = released.clients()
     run = pyrofl.fit(pvi.build(build("mlp:16", (64,), 10)), data, 5, progress=False)
     assert run.evaluate().mean("accuracy") > 0.45
+
+
+def test_a_full_covariance_of_many_weights_is_refused_at_build():
+    pvi.build(toys.net("mlp:27"), covariance="full")  # of 383
+    with pytest.raises(
+        ValueError, match=r"full covariance of 1,?\d+ weights; expected at most 1000"
+    ):
+        pvi.build(toys.net("mlp:80"), covariance="full")

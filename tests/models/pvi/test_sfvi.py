@@ -323,7 +323,7 @@ def shrunk(received: Tensors, local: Tensors, batch: Batch) -> None:
         ({"guide": guides.mean_field}, "the guide draws each shared variable by itself, or none"),
         ({"guide": guides.delta}, "expected a family that joins them: full_covariance, low_rank"),
         ({"guide": "flow"}, "guide is 'flow'; expected a function"),
-        ({"guide": guides.flow}, r"the guide is no family: flow\(\) got .* guides.flow\(3\)"),
+        ({"guide": guides.flow}, r"guide is flow; expected a family such as .*guides.flow\(\)"),
         ({"model": shrunk, "shared": "mu"}, "a flow has 1 parameter to bend; expected at least 2"),
         ({"lr": 2.0}, "lr is 2.0; expected a number above 0 to 1"),
     ],
