@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 import pyrofl
-from pyrofl import checks, datasets, federations, nets
+from pyrofl import checks, datasets, federations, figures, nets
+from pyrofl.figures.style import COLOURS, name_rows, panels
 from pyrofl.inference.evaluation.predict import answers, probabilities
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.tensors import generator
@@ -42,6 +43,7 @@ parser.add_argument("--only", default="", help="Methods, such as pvi,fedavg (def
 parser.add_argument("--fits", type=int, default=5, help="Simulated truths; and seeds, at most 3.")
 parser.add_argument("--out", type=Path, default=Path("results/calibrated_networks"))
 args = parser.parse_args()
+print("A full run takes about an hour on one core; --quick takes seconds.", flush=True)
 torch.set_num_threads(1)
 fits, rounds = (1, 1) if args.quick else (args.fits, ROUNDS)
 digits = datasets.load("digits")
@@ -151,4 +153,13 @@ for name in args.only.split(",") if args.only else quick:
     with path.open("w", newline="") as file:
         order = [n for n in METHODS.split() if n in lines]
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *(lines[n] for n in order)])
-print(f"table: {path}")
+shown = {name: line for name, line in lines.items() if float(line[3]) > 0}  # not point estimates
+figure, (axes,) = panels(1, 1, 6.4, 1.2 + 0.25 * len(shown))
+for place, line in enumerate(shown.values()):
+    share, error = (100 * float(v or 0) for v in line[1:3])
+    axes.errorbar(share, place, xerr=error, fmt="o", color=COLOURS[0])
+axes.axvline(95, color="#999999", linewidth=1)
+name_rows(axes, list(shown))
+axes.set(xlim=(0, 101), xlabel="true probabilities within their 95% intervals (%), standard error")
+figures.save(figure, args.out / "calibrated_networks.png")
+print(f"table and figure: {path}, {args.out / 'calibrated_networks.png'}")

@@ -23,6 +23,8 @@ without `newton` if clients train to the end, and with it from any w_j.
 
 Use it where clients keep state and differ: the dual variables correct the drift of local training,
 and the covariances weight them by what they know. It assumes that clients return in later rounds.
+Predict with the mean of a network's posterior: single draws are poor, as weights that the rows do
+not determine have the variance of the prior.
 
 Departures from the paper: the authors' code trains with Adam, and that of FedLap penalizes the norm
 of w - m instead of its square; here each step of SGD on the loss is followed by a proximal step

@@ -58,7 +58,14 @@ TABLES: dict[str, Callable[[np.random.Generator], str]] = {
 }
 """script -> a small made-up table, for those that are given a file."""
 
-LONG = {"calibrated", "fedabml_entropy", "fedbe_distillation", "heart_disease", "nes"}
+LONG = {
+    "calibrated",
+    "calibrated_networks",
+    "fedabml_entropy",
+    "fedbe_distillation",
+    "heart_disease",
+    "nes",
+}
 LONG |= {"pfedmb_pairs", "pfedvem_table", "radon", "tuned"}
 """Scripts that take over three minutes in full: they say so first."""
 
