@@ -42,26 +42,31 @@ INDEFINITE = 0.5  # negative curvature of log L that is kept, relative to that o
 
 
 def integrate(
-    u: Tensor, root: Tensor, shift: Tensor, precision: Tensor
+    u: Tensor, root: Tensor, noise: Tensor, factors: Tensors
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log t(u, T) [S, J] of J factors, b [S, J, m] and a Cholesky root of A [S, J, m, m].
 
     Args:
         u: the p shared variables that likelihoods read, [S, p].
         root: T, [S, m, m].
-        shift: h [J, p + m].
-        precision: P [J, p + m, p + m].
+        noise: inverse noise variance of linear models, which multiplies P and h; else 1, [S].
+        factors: shift h [J, p + m], precision P [J, p + m, p + m]; and of linear models square and
+            count [J], see `linear`.
     """
-    p = u.shape[-1]
+    p, shift, precision = u.shape[-1], factors["shift"], factors["precision"]
     of_u, of_e = precision[:, :p, :p], precision[:, p:, p:]
+    root = root * noise.sqrt()[:, None, None]
     a = torch.einsum("sik,jil,slm->sjkm", root, of_e, root)
     lower = torch.linalg.cholesky_ex(a + torch.eye(a.shape[-1], dtype=a.dtype)).L
     pull = shift[:, p:] - torch.einsum("jik,sk->sji", precision[:, p:, :p], u)
-    b = torch.einsum("sik,sji->sjk", root, pull)
+    b = torch.einsum("sik,sji->sjk", root, pull * noise.sqrt()[:, None, None])
     half = torch.linalg.solve_triangular(lower, b[..., None], upper=False)[..., 0]
     value = 0.5 * half.square().sum(-1) - lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    value = value - 0.5 * torch.einsum("si,jik,sk->sj", u, of_u, u) + u @ shift[:, :p].mT
-    return value, b, lower
+    of_shared = u @ shift[:, :p].mT - 0.5 * torch.einsum("si,jik,sk->sj", u, of_u, u)
+    if "count" in factors:
+        value = value + 0.5 * noise.log()[:, None] * factors["count"]
+        of_shared = of_shared - 0.5 * factors["square"]
+    return value + noise[:, None] * of_shared, b, lower
 
 
 class Expansion(NamedTuple):

@@ -15,13 +15,16 @@ from pyrofl.inference.metadata import PER_CLIENT, SHARED, Metadata, Moments, Mon
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.likelihood_factors.factors import Factor, integrate
+from pyrofl.models.likelihood_factors.linear import statistics
 from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, hmc
 from pyrofl.models.likelihood_factors.structure import Structure, in_double
-from pyrofl.tensors import Tensors, spread_out
+from pyrofl.tensors import Tensors, like, spread_out, under
 
 PLACE, OWN = "_place", "_own"  # auxiliary sites: which draw of the server, and a client's noise
 CELLS = 4_000_000  # numbers in a tensor
-MIXED = 1.2  # R-hat above which the server's chains have not mixed
+STEPS = 200  # of the search for the first mode
+FEW = 0.1  # effective part of the old draws, from which changes can be seen
+MIXED = 1.1  # R-hat above which the server's chains have not mixed
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,17 @@ class LikelihoodFactors:
 
     The server holds the factors as server/shift [J, n] and server/precision [J, n, n], 0 for
     clients that have not reported; draws of the shared variables u as server/draws [S, d], with
-    their log density server/log_density [S]; and their mean and sd [d].
+    their log density server/log_density [S]; and mean and sd [d], whose changes show convergence.
     """
 
     structure: Structure
     blank: Batch  # one client with one row of zeros, to evaluate the prior
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors of a factor."""
+        linear = ("square", "count") if self.structure.linear is not None else ()
+        return ("shift", "precision", *linear)
 
     def method(self, text: str) -> Method:
         """Return the federated method, with a description of the program's sites."""
@@ -48,11 +57,11 @@ class LikelihoodFactors:
             aggregate=self.aggregate,
             download=self.cavity,
             upload=self.upload,
-            views={"personal": View(self.read, self.posterior)},
+            views={"personal": View(self.read, self.posterior, exact=self.is_exact)},
             metadata=Metadata(
                 {
                     names: SHARED,
-                    "server/shift server/precision": PER_CLIENT,
+                    " ".join(f"server/{part}" for part in self.parts): PER_CLIENT,
                     "mean sd": Moments(self.moments),
                     "server/r_hat": Monitor(
                         MIXED, "the server's chains have not mixed: its draws are unreliable"
@@ -73,16 +82,16 @@ class LikelihoodFactors:
         mean, sd = (v.double() for v in self.structure.ours.prior())
         noise = torch.randn(CHAINS * KEPT, len(mean), generator=source, dtype=torch.float64)
         n = len(self.structure.reads) + self.structure.mine.size
-        return self._drawn(mean + sd * noise, noise.square().sum(-1) / -2, 1.0) | {
-            "server/shift": mean.new_zeros(clients, n),
-            "server/precision": mean.new_zeros(clients, n, n),
-            "server/missing": torch.tensor(float(clients), dtype=torch.float64),
-        }
+        shapes = {"shift": (n,), "precision": (n, n)}
+        none = {name: mean.new_zeros(clients, *shapes.get(name, ())) for name in self.parts}
+        drawn = self._drawn(mean + sd * noise, noise.square().sum(-1) / -2, 1.0)
+        missing = torch.tensor(float(clients), dtype=torch.float64)
+        return drawn | under("server", none) | {"server/missing": missing}
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the moments of all draws, weighted by the inverse of its own factor."""
         u, reads = server["server/draws"].double(), self.structure.reads
-        value, *_ = self._integrals(u, *self._own(server, cohort))
+        value, *_ = self._integrals(u, self._own(server, cohort))
         weight = (-value).softmax(0)  # truncated, as the weights of few draws have heavy tails
         weight = weight.clamp(max=len(u) ** -0.5)
         weight = weight / weight.sum(0)
@@ -90,7 +99,8 @@ class LikelihoodFactors:
         off = u[:, None] - mean
         covariance = torch.einsum("sj,sjk,sjl->jkl", weight, off[..., reads], off[..., reads])
         eye = 1e-12 * covariance.diagonal(dim1=-2, dim2=-1).clamp(min=1e-300)
-        roots = self._roots(mean)
+        with torch.no_grad():
+            _, roots, _ = self._evaluated(mean)
         precision = torch.linalg.inv(covariance + torch.diag_embed(eye))
         return {"mean": mean, "cavity": precision, "root": roots}
 
@@ -101,54 +111,65 @@ class LikelihoodFactors:
         ids = cohort.ids.cpu()
         factors = {
             n: server[f"server/{n}"].double().index_copy(0, ids, message[n].double().cpu())
-            for n in ("shift", "precision")
+            for n in self.parts
         }
+        u, old = server["server/draws"].double(), server["server/log_density"].double()
         begun = bool(server["server/precision"].any())
-        start = self._start(server, factors, begun, source)
-        found = hmc(lambda u: self.log_density(u, **factors), start, source)
+        if not begun:  # the prior may be wide: start from its product with factors at its middle
+            u, old = self._normal(factors, len(u), source)
+        with torch.no_grad():
+            change = (self.log_density(u, factors) - old).nan_to_num(nan=-torch.inf)
+        weight = change.softmax(0)
+        starts = weight.clamp(max=4 / CHAINS) + 1e-300
+        start = u[torch.multinomial(starts, CHAINS, True, generator=source)]
+        found = hmc(lambda u: self.log_density(u, factors), start, source)
+        new = self._drawn(*found)
+        if begun and float(1 / weight.square().sum()) > FEW * len(u):
+            new |= self._moved(server, u, weight)
         missing = (~factors["precision"].flatten(1).any(1)).sum().double()
-        return (
-            self._drawn(*found)
-            | {f"server/{n}": v for n, v in factors.items()}
-            | {"server/missing": missing}
-        )
+        return new | under("server", factors) | {"server/missing": missing}
 
-    def log_density(self, u: Tensor, shift: Tensor, precision: Tensor) -> Tensor:
+    def _moved(self, server: Tensors, u: Tensor, weight: Tensor) -> Tensors:
+        """Return mean and sd, changed as those of the old draws under new weights.
+
+        Unlike differences of two sets of draws, this has no noise where no factor changes.
+        """
+        mean = weight @ u
+        sd = (weight @ (u - mean).square()).sqrt()
+        return {
+            "mean": server["mean"].double() + mean - u.mean(0),
+            "sd": server["sd"].double() * sd / u.std(0, correction=0),
+        }
+
+    def log_density(self, u: Tensor, factors: Tensors) -> Tensor:
         """Return the log density [S] of shared variables [S, d], up to a constant."""
-        found = self.structure.evaluate(u[:, None], self._no_noise(u), self.blank)
-        values, *_ = integrate(u[:, self.structure.reads], found.roots[:, 0], shift, precision)
-        total: Tensor = found.prior[:, 0] + values.sum(-1)
+        prior, roots, noise = self._evaluated(u)
+        values, *_ = integrate(u[:, self.structure.reads], roots, noise, factors)
+        total: Tensor = prior + values.sum(-1)
         return total
 
-    def _start(self, server: Tensors, factors: Tensors, begun: bool, source: Generator) -> Tensor:
-        """Return starts of the chains [K, d]: draws resampled by the new factors."""
-        u, log_q = server["server/draws"].double(), server["server/log_density"].double()
-        if not begun:  # as the prior may be wide, from its product with factors at its middle
-            u, log_q = self._normal(factors, u, source)
-        with torch.no_grad():
-            ratio = self.log_density(u, **factors) - log_q
-        weight = ratio.nan_to_num(nan=-torch.inf).softmax(0).clamp(max=4 / CHAINS)
-        return u[torch.multinomial(weight + 1e-300, CHAINS, True, generator=source)]
-
-    def _normal(self, factors: Tensors, u: Tensor, source: Generator) -> tuple[Tensor, Tensor]:
-        """Return draws [S, d] of a normal approximation of the posterior, and log densities."""
+    def _normal(self, factors: Tensors, count: int, source: Generator) -> tuple[Tensor, Tensor]:
+        """Return draws [S, d] of a normal around the mode of the posterior, and log densities."""
         mean, sd = (v.double() for v in self.structure.ours.prior())
-        reads, root = self.structure.reads, self._roots(mean[None])[0]
-        p = len(reads)
-        shift, precision = factors["shift"], factors["precision"]
-        one = torch.eye(len(root), dtype=root.dtype)
-        given = root @ torch.linalg.inv(one + root.mT @ precision[:, p:, p:] @ root) @ root.mT
-        gain = precision[:, :p, p:] @ given
-        total = torch.diag(sd**-2)
-        total[reads[:, None], reads] += (precision[:, :p, :p] - gain @ precision[:, p:, :p]).sum(0)
-        pull = mean * sd**-2
-        pull[reads] += (shift[:, :p] - (gain @ shift[:, p:, None])[..., 0]).sum(0)
-        values, vectors = torch.linalg.eigh(total)
-        values = torch.maximum(values, sd.max() ** -2)
-        half = vectors * values.rsqrt()
-        noise = torch.randn(u.shape, generator=source, dtype=u.dtype)
-        log_q = -noise.square().sum(-1) / 2
-        return half @ half.mT @ pull + noise @ half.mT, log_q
+        mode = mean.clone()[None].requires_grad_()
+        search = torch.optim.LBFGS([mode], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+        def cost() -> Tensor:
+            search.zero_grad()
+            value = -self.log_density(mode, factors).sum()
+            value.backward()
+            return value
+
+        with torch.enable_grad():
+            search.step(cost)
+            at = torch.where(mode.isfinite(), mode, mean).detach().requires_grad_()
+            value = self.log_density(at, factors).sum()
+            (slope,) = torch.autograd.grad(value, at, create_graph=True)
+            rows = [torch.autograd.grad(v, at, retain_graph=True)[0] for v in slope[0]]
+        values, vectors = torch.linalg.eigh(-torch.cat(rows).nan_to_num(0.0, 0.0, 0.0))
+        half = vectors * torch.maximum(values, sd.max() ** -2).rsqrt()
+        noise = torch.randn(count, len(mean), generator=source, dtype=mean.dtype)
+        return at.detach() + noise @ half.mT, -noise.square().sum(-1) / 2
 
     def _drawn(self, u: Tensor, log_density: Tensor, r_hat: float) -> Tensors:
         """Return the part of the server's state that describes the draws."""
@@ -160,35 +181,31 @@ class LikelihoodFactors:
             "server/r_hat": torch.tensor(r_hat, dtype=torch.float64),
         }
 
-    def _own(self, server: Tensors, cohort: Cohort) -> tuple[Tensor, Tensor]:
-        """Return shift and precision of the given clients' factors; 0 of new clients."""
-        shift, precision = (server[f"server/{n}"].double() for n in ("shift", "precision"))
-        ids = cohort.ids.to(shift.device)
-        known = (ids < len(shift)).to(shift)
-        at = ids.clamp(max=len(shift) - 1)
-        return shift[at] * known[:, None], precision[at] * known[:, None, None]
+    def _own(self, server: Tensors, cohort: Cohort) -> Tensors:
+        """Return the given clients' factors; 0 of new clients."""
+        found = {n: server[f"server/{n}"].double() for n in self.parts}
+        ids, clients = cohort.ids.to(found["shift"].device), len(found["shift"])
+        at, known = ids.clamp(max=clients - 1), (ids < clients).double()
+        return {n: v[at] * like(known, v) for n, v in found.items()}
 
-    def _integrals(
-        self, u: Tensor, shift: Tensor, precision: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _integrals(self, u: Tensor, factors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """Return `integrate` at draws [S, d], in parts."""
-        reads, m = self.structure.reads, self.structure.mine.size
-        roots = self._roots(u)
-        step = max(1, CELLS // (len(shift) * (m + 1) ** 2))
-        parts = [
-            integrate(some, root, shift, precision)
-            for some, root in zip(u[:, reads].split(step), roots.split(step), strict=True)
-        ]
+        with torch.no_grad():
+            _, roots, noise = self._evaluated(u)
+        step = max(1, CELLS // (len(factors["shift"]) * (roots.shape[-1] + 1) ** 2))
+        each = (v.split(step) for v in (u[:, self.structure.reads], roots, noise))
+        parts = [integrate(v, root, one, factors) for v, root, one in zip(*each, strict=True)]
         value, b, lower = (torch.cat(one) for one in zip(*parts, strict=True))
         return value, b, lower
 
-    def _roots(self, u: Tensor) -> Tensor:
-        """Return T [S, m, m] at shared variables [S, d]."""
-        with torch.no_grad():
-            return self.structure.evaluate(u[:, None], self._no_noise(u), self.blank).roots[:, 0]
-
-    def _no_noise(self, u: Tensor) -> Tensor:
-        return u.new_zeros(len(u), 1, self.structure.mine.size)
+    def _evaluated(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""
+        none = u.new_zeros(len(u), 1, self.structure.mine.size)
+        found = self.structure.evaluate(u[:, None], none, self.blank)
+        noise = u.new_ones(len(u))
+        if self.structure.linear is not None and found.response is not None:
+            noise = found.response.sd.expand(len(u), 1, 1)[:, 0, 0] ** -2
+        return found.prior[:, 0], found.roots[:, 0], noise
 
     def moments(self, server: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return mean and standard deviation of each unconstrained shared site."""
@@ -201,19 +218,21 @@ class LikelihoodFactors:
 
     def factor(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Compute the client's likelihood factor under the received cavity."""
+        if self.structure.linear is not None:
+            return statistics(self.structure, in_double(batch)) | {"mean": received["mean"]}
         mean, cavity, root = (received[n].double() for n in ("mean", "cavity", "root"))
         return Factor(self.structure, mean, cavity, root, in_double(batch)).update()
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send shift and precision of the client's likelihood factor."""
-        return {n: local[n] for n in ("shift", "precision")}
+        """Send the client's likelihood factor."""
+        return {n: local[n] for n in self.parts}
 
     # Predictions and posterior draws
 
     def posterior(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the server's draws, and its own effects given each of them."""
         u = server["server/draws"].double()
-        _, b, lower = self._integrals(u, *self._own(server, cohort))
+        _, b, lower = self._integrals(u, self._own(server, cohort))
         one = torch.eye(lower.shape[-1], dtype=lower.dtype)
         root = torch.linalg.solve_triangular(lower.mT, one.expand_as(lower), upper=True)
         mean = (root @ (root.mT @ b[..., None]))[..., 0]
@@ -222,6 +241,13 @@ class LikelihoodFactors:
             "own_mean": mean.movedim(1, 0),
             "own_root": root.movedim(1, 0),
         }
+
+    def is_exact(self, server: Tensors) -> bool:
+        """Return whether the server's draws are of the exact posterior of all clients."""
+        precise = server["server/shift"].dtype == torch.float64  # sums of squares cancel
+        mixed = float(server["server/r_hat"]) <= MIXED
+        complete = not bool(server["server/missing"])
+        return self.structure.linear is not None and precise and mixed and complete
 
     def read(self, received: Tensors, local: Tensors) -> Tensors:
         """Return the received draws, which the guide reads."""

@@ -71,7 +71,12 @@ def hmc(log_density: LogDensity, start: Tensor, source: Generator) -> Draws:
 
 
 def r_hat(draws: Tensor) -> float:
-    """Return the largest R-hat of any coordinate of draws [iterations, chains, d]."""
+    """Return the largest rank-normalized R-hat of any coordinate of draws [iterations, chains, d].
+
+    As Vehtari et al., "Rank-Normalization, Folding, and Localization", 2021.
+    """
+    ranks = draws.flatten(0, 1).argsort(0).argsort(0).reshape(draws.shape)
+    draws = torch.special.ndtri((ranks + 0.625) / (ranks[..., 0].numel() + 0.25))
     halves = torch.cat([draws[: len(draws) // 2], draws[-(len(draws) // 2) :]], 1)
     within, means = halves.var(0).mean(0), halves.mean(0)
     total = within * (1 - 1 / len(halves)) + means.var(0)

@@ -64,12 +64,22 @@ class NonCentered(Messenger):
         msg["infer"] = {**msg["infer"], "_deterministic": True}
 
 
+class Response(NamedTuple):
+    """The only response of a program, if it is normal; [S, C, B] each."""
+
+    mean: Tensor
+    sd: Tensor
+    value: Tensor
+    weight: Tensor  # of the rows, 0 where there is none
+
+
 class Evaluated(NamedTuple):
     """Log densities of clients' programs at S points, and the roots of their effects."""
 
     prior: Tensor  # log p(u) of the unconstrained shared variables, [S, C]
     likelihood: Tensor  # log p(y | u, eta), [S, C]
     roots: Tensor  # T, [S, C, m, m]
+    response: Response | None
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,8 @@ class Structure:
         correlated: own site -> shared site that is a root of its correlation matrix.
         reads: indices [p] of the shared variables that the likelihood reads, given the effects.
         mixed: whether any of these enters the roots T, too.
+        linear: mask [p] of those that the mean of a normal response is linear in, if the others
+            rule its variance alone; None for other likelihoods.
     """
 
     program: Program
@@ -95,6 +107,7 @@ class Structure:
     correlated: Mapping[str, str] = field(default_factory=dict)
     reads: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     mixed: bool = False
+    linear: Tensor | None = None
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""
@@ -129,7 +142,8 @@ class Structure:
                     prior = prior + per_draw(density, len(batch))
         for name, site in observed(p):
             likelihood = likelihood + per_draw(weighed(site, log_prob(name, site)), len(batch))
-        return Evaluated(prior, likelihood, self._roots(u, values, handler.roots))
+        roots = self._roots(u, values, handler.roots)
+        return Evaluated(prior, likelihood, roots, _response(p, batch))
 
     def _roots(
         self, u: Tensor, values: Tensors, stated: Mapping[str, tuple[Tensor, bool]]
@@ -151,6 +165,20 @@ class Structure:
                     root = root.reshape(*u.shape[:-1], len(site.mean), len(site.mean))
             parts.append(root)
         return _block_diagonal(parts, u)
+
+
+def _response(trace: Any, batch: Batch) -> Response | None:
+    """Return the response of a program's trace, or None if it is not normal."""
+    sites = [site for _, site in observed(trace)]
+    if len(sites) != 1 or not isinstance(base_of(sites[0]["fn"]), torch.distributions.Normal):
+        return None
+    (site,), base = sites, base_of(sites[0]["fn"])
+    weight = weighed(site, torch.ones_like(batch.mask, dtype=base.loc.dtype))
+    if isinstance(site["fn"], dist.MaskedDistribution):
+        weight = torch.where(torch.as_tensor(site["fn"]._mask), weight, 0.0)
+    if site["fn"].event_dim or base.loc.shape[-1] != batch.mask.shape[1]:
+        return None
+    return Response(base.loc, base.scale, site["value"].to(base.loc), weight)
 
 
 def _block_diagonal(parts: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -230,7 +258,7 @@ def blank(batch: Batch) -> Batch:
     )
 
 
-def _points(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor, Tensor]:
+def random_points(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor, Tensor]:
     """Return random u [S, C, d] near the middle of the prior, and noise eta [S, C, m]."""
     mean, sd = (v.double() for v in structure.ours.prior())
     count = POINTS + 2 * structure.mine.size
@@ -243,7 +271,7 @@ def _points(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor, Tens
 def _check_roots(structure: Structure, data: Federation) -> None:
     """Raise ValueError if the scale of an own site depends on data or on other own sites."""
     both = in_double(data.batch(torch.tensor([0, data.clients - 1])))
-    u, eta = _points(structure, both)
+    u, eta = random_points(structure, both)
     u = u[:, :1].expand_as(u)
     with torch.no_grad():
         found = structure.evaluate(u, eta, both).roots
@@ -258,7 +286,7 @@ def _check_roots(structure: Structure, data: Federation) -> None:
 
 def _slopes(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return effects e and the slopes of the log likelihood by u and e, [S * C, ...], scaled."""
-    u, eta = _points(structure, batch, *key)
+    u, eta = random_points(structure, batch, *key)
     with torch.no_grad():
         roots = structure.evaluate(u, eta, batch).roots
         e = (roots @ eta[..., None])[..., 0]
@@ -310,7 +338,7 @@ def _reads(structure: Structure, batch: Batch) -> Structure:
     These are all but those that enter the roots T, and nothing else for these clients.
     """
     _, of_u, _ = _slopes(structure, batch, 1)
-    u, eta = _points(structure, batch)
+    u, eta = random_points(structure, batch)
     u.requires_grad_()
     with torch.enable_grad():
         grown = structure.evaluate(u, eta, batch).roots.square().sum()

@@ -39,6 +39,11 @@ def ragged(seed: int = 0) -> Federation:
     return Federation.from_arrays(parts)
 
 
+def known_sd(x: Tensor) -> Tensor:
+    """Return the known standard deviation of a row's response."""
+    return SIGMA * (1 + x.square()).sqrt()
+
+
 def centered(received, local, batch):
     with batch.clients():
         beta = pyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
@@ -46,7 +51,7 @@ def centered(received, local, batch):
         a = pyro.sample("a", dist.Normal(beta[..., 0], tau))
         with batch.rows():
             mean = a + beta[..., 1] * batch.x[..., 0]
-            pyro.sample("y", dist.Normal(mean, SIGMA), obs=batch.y)
+            pyro.sample("y", dist.Normal(mean, known_sd(batch.x[..., 0])), obs=batch.y)
 
 
 def non_centered(received, local, batch):
@@ -57,7 +62,7 @@ def non_centered(received, local, batch):
         a = pyro.deterministic("a", beta[..., 0] + tau * eta)
         with batch.rows():
             mean = a + beta[..., 1] * batch.x[..., 0]
-            pyro.sample("y", dist.Normal(mean, SIGMA), obs=batch.y)
+            pyro.sample("y", dist.Normal(mean, known_sd(batch.x[..., 0])), obs=batch.y)
 
 
 def exact(data: Federation, clients: list[int]) -> tuple[Tensor, Tensor]:
@@ -65,7 +70,7 @@ def exact(data: Federation, clients: list[int]) -> tuple[Tensor, Tensor]:
 
     Given tau all is normal; tau is integrated over a grid.
     """
-    x = torch.cat([data.x[data.train[j]] for j in clients])
+    x = torch.cat([data.x[data.train[j]] for j in clients]).double()
     y = torch.cat([data.y[data.train[j]] for j in clients]).double()
     which = torch.cat([torch.full((len(data.train[j]),), j) for j in clients])
     count = data.clients
@@ -77,7 +82,7 @@ def exact(data: Federation, clients: list[int]) -> tuple[Tensor, Tensor]:
         # Of (beta, e); a = beta_0 + e.
         prior = torch.cat([torch.full((2,), 4.0), tau.square().expand(count)]).double()
         design = torch.cat([fixed_part, z], 1)
-        noise = design @ torch.diag(prior) @ design.T + SIGMA**2 * torch.eye(len(y)).double()
+        noise = design @ torch.diag(prior) @ design.T + torch.diag(known_sd(x[:, 0]).square())
         normal = torch.distributions.MultivariateNormal(torch.zeros(len(y)).double(), noise)
         weights.append(normal.log_prob(y) - tau.square() / 2)
         gain = torch.diag(prior) @ design.T @ torch.linalg.inv(noise)
@@ -115,9 +120,12 @@ def test_a_linear_model_is_exact_after_one_exchange(program):
     run = pyrofl.fit(method, data, rounds=1, chunk_size=2, progress=False)
     for j, rows in enumerate(data.train):
         one = torch.ones(len(rows), 1).double()
-        v = torch.cat([one, data.x[rows], one], 1)  # of beta_0, beta_1 and the client's effect
-        close(run.state.server["server/precision"][j], v.T @ v / SIGMA**2, 1e-8)
-        close(run.state.server["server/shift"][j], v.T @ data.y[rows].double() / SIGMA**2, 1e-8)
+        v = torch.cat(
+            [one, data.x[rows].double(), one], 1
+        )  # of beta_0, beta_1 and the client's effect
+        scaled = v / known_sd(data.x[rows].double()).square()
+        close(run.state.server["server/precision"][j], scaled.T @ v, 1e-8)
+        close(run.state.server["server/shift"][j], scaled.T @ data.y[rows].double(), 1e-8)
     expected = exact(data, list(range(6)))
     assert_near(found(run), expected)
     assert_near(found(run, corrected=True), expected)
@@ -189,7 +197,8 @@ def test_the_marginal_likelihood_of_a_count_is_matched_to_second_order():
 
     def log_factor(mu: float, tau: float) -> float:
         one = torch.zeros(1, 1).double() + mu, torch.zeros(1, 1, 1).double() + tau
-        return float(integrate(*one, shift[None], matrix[None])[0])
+        factors = {"shift": shift[None], "precision": matrix[None]}
+        return float(integrate(*one, torch.ones(1).double(), factors)[0])
 
     h = 1e-3
     for way in ((h, 0.0), (0.0, h)):  # by mu and by tau
@@ -233,3 +242,66 @@ def test_hospitals_are_accurate_after_two_exchanges_and_a_correction():
     for name, mean, sd in (("mu", -1.95, 0.1271), ("tau", 0.6982, 0.1325)):
         values = drawn["posterior"][name].values
         assert abs(values.mean() - mean) / sd < 4 / FEW**0.5
+
+
+def unknown_noise(received, local, batch):
+    """Have slopes and intercepts of each client, and a noise scale that all share."""
+    with batch.clients():
+        beta = pyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        w = pyro.sample("w", dist.Normal(beta, sd).to_event(1))
+        known = batch.x[..., 0] > -1.0  # other responses are missing
+        with batch.rows():
+            y = dist.Normal(2.0 + w[..., 0] + w[..., 1] * batch.x[..., 0], sigma)
+            pyro.sample("y", y.mask(known), obs=batch.y)
+
+
+def test_a_linear_model_with_unknown_noise_has_the_likelihood_of_the_pooled_rows():
+    """At all draws the server's density is that of the pooled rows, up to a constant."""
+    data = ragged(1).to("cpu", torch.float64)
+    method = likelihood_factors.hierarchical(unknown_noise, data, shared="beta sd sigma")
+    run = pyrofl.fit(method, data, rounds=1, chunk_size=2, progress=False)
+    server = run.state.server
+    u = server["server/draws"][::40].double()
+    expected = []
+    for beta, log_sd, log_sigma in zip(u[:, :2], u[:, 2:4], u[:, 4], strict=True):
+        sd, sigma = log_sd.exp(), log_sigma.exp()
+        # Densities of half-normal scales, with the Jacobians of their logs.
+        value = -beta.square().sum() / 8 - sd.square().sum() / 2 - sigma.square() / 2
+        value = value + log_sd.sum() + log_sigma
+        for rows in data.train:
+            x, y = data.x[rows].double(), data.y[rows].double()
+            x, y = x[x[:, 0] > -1], y[x[:, 0] > -1]
+            z = torch.cat([torch.ones_like(x), x], 1).double()
+            noise = z @ torch.diag(sd.square()) @ z.T + sigma.square() * torch.eye(len(y)).double()
+            normal = torch.distributions.MultivariateNormal(2.0 + z @ beta, noise)
+            value = value + (normal.log_prob(y) if len(y) else 0.0)
+        expected.append(value)
+    off = server["server/log_density"][::40].double() - torch.stack(expected)
+    assert (off - off.mean()).abs().max() < 1e-8
+    found = run.to_arviz(200, progress=False)
+    assert found.attrs["corrected"] == "no: the draws are of the exact posterior"
+    # What the correction finds is the noise of the clients' own draws.
+    stats = run.to_arviz(2000, corrected=True, progress=False)["sample_stats"]
+    assert float(stats["pareto_k"][0]) < 0.2
+    assert float(stats["importance_ess"][0]) > 0.9 * 2500
+
+
+def test_an_unknown_noise_that_differs_by_row_is_not_linear():
+    def program(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+            tau = pyro.sample("tau", dist.HalfNormal(1.0))
+            sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+            a = pyro.sample("a", dist.Normal(mu, tau))
+            with batch.rows():
+                sd = sigma * (1 + batch.x[..., 0].square())
+                pyro.sample("y", dist.Normal(a, sd), obs=batch.y)
+
+    data = ragged()
+    method = likelihood_factors.hierarchical(program, data, shared="mu tau sigma")
+    assert method.model.linear is None
+    assert likelihood_factors.hierarchical(
+        unknown_noise, data, shared="beta sd sigma"
+    ).model.linear.tolist() == [True, True, False]
