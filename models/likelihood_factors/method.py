@@ -21,6 +21,7 @@ from pyrofl.models.likelihood_factors.structure import Structure, in_double
 from pyrofl.tensors import Tensors, like, spread_out, under
 
 PLACE, OWN = "_place", "_own"  # auxiliary sites: which draw of the server, and a client's noise
+LEAST = 1e-9  # variance of a cavity, relative to that of the draws
 CELLS = 4_000_000  # numbers in a tensor
 STEPS = 200  # of the search for the first mode
 FEW = 0.1  # effective part of the old draws, from which changes can be seen
@@ -96,12 +97,15 @@ class LikelihoodFactors:
         weight = weight.clamp(max=len(u) ** -0.5)
         weight = weight / weight.sum(0)
         mean = weight.mT @ u
-        off = u[:, None] - mean
-        covariance = torch.einsum("sj,sjk,sjl->jkl", weight, off[..., reads], off[..., reads])
-        eye = 1e-12 * covariance.diagonal(dim1=-2, dim2=-1).clamp(min=1e-300)
+        center, sd = u.mean(0)[reads], u.std(0)[reads].clamp(min=1e-150)
+        scaled, middle = (u[:, reads] - center) / sd, (mean[:, reads] - center) / sd
+        squares = (scaled[:, :, None] * scaled[:, None]).flatten(1)
+        spread = (weight.mT @ squares).unflatten(1, (len(reads), -1))
+        spread = spread - middle[:, :, None] * middle[:, None]
+        one = torch.eye(len(reads), dtype=u.dtype)
+        precision = torch.linalg.inv(spread + LEAST * one) / (sd[:, None] * sd)
         with torch.no_grad():
             _, roots, _ = self._evaluated(mean)
-        precision = torch.linalg.inv(covariance + torch.diag_embed(eye))
         return {"mean": mean, "cavity": precision, "root": roots}
 
     def aggregate(
