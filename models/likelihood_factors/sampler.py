@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from pyrofl.tensors import like, times
 
-CHAINS, KEPT, THINNING = 256, 16, 2  # chains, kept draws of each, and iterations per draw
+CHAINS, KEPT, THINNING = 256, 16, 4  # chains, kept draws of each, and iterations per draw
 SHORTEST, LONGEST = 0.2, 2.0  # trajectory, in quarters of the period of a normal distribution
 WINDOWS, WARM = 4, 10  # updates of the metric during the warm-up, and iterations before each
 TARGET = 0.8  # mean probability of acceptance

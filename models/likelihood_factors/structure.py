@@ -109,6 +109,11 @@ class Structure:
     mixed: bool = False
     linear: Tensor | None = None
 
+    @property
+    def __name__(self) -> str:
+        """Name of the user's program."""
+        return getattr(self.program, "__name__", type(self.program).__name__)
+
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""
         with NonCentered(self.centered):
