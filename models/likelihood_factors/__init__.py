@@ -48,12 +48,12 @@ __all__ = ["hierarchical"]
 
 @checked
 def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positive = 10.0) -> Method:
-    """Build likelihood factors for your own hierarchical Pyro program; three rounds suffice.
+    """Build likelihood factors for your own hierarchical Pyro program; few rounds suffice.
 
     Args:
         model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
             reads neither of the first two. Each client's own sites are normal given the shared
-            ones, centered or not.
+            ones, centered or not; sites inside `batch.rows()`, if no client has more than 16 rows.
         data: the federation; the model is run on its first clients to find its structure.
         shared: patterns of the sites that are one for all clients; others are each client's own.
             Both are shown before the fit, and by `print(method)`.
@@ -61,13 +61,13 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
 
     Returns:
         A method whose server draws from the posterior in every round. One round suffices for linear
-        models with normal responses, and three for most others; fit more if Pareto k of `to_arviz`
+        models with normal responses, and four for others; fit more if Pareto k of `to_arviz`
         is above 0.5.
 
     Raises:
         ValueError: if a pattern of shared matches no site, the prior of a shared site depends on a
-            client's own sites or data, or an own site is not normal, has a value for every row, or
-            a scale that depends on data or other own sites; then use `pvi.hierarchical`.
+            client's own sites or data, or an own site is not normal, has a value for each of many
+            rows, or a scale that depends on data or other own sites; then use `pvi.hierarchical`.
 
     Examples:
         >>> import pyro

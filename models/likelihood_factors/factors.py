@@ -144,18 +144,21 @@ class Factor(NamedTuple):
         shift_e = times(back @ found.inverse, found.mean) + times(across, at)
         shift_u = found.score + times(of_u, at) + times(across.mT, mean)
         top, bottom = torch.cat([of_u, across.mT], -1), torch.cat([across, of_e], -1)
+        # Where no point with a likelihood was found, the factor is 1.
+        known = found.value.isfinite()
+        shift, precision = torch.cat([shift_u, shift_e], -1), torch.cat([top, bottom], -2)
         return {
-            "shift": torch.cat([shift_u, shift_e], -1),
-            "precision": torch.cat([top, bottom], -2),
+            "shift": torch.where(known[:, None], shift, 0.0),
+            "precision": torch.where(known[:, None, None], precision, 0.0),
         }
 
     def _expand(self, at: Tensor, near: Tensor) -> Expansion:
         """Return the expansion of the clients' log marginal likelihoods at `at` [C, p]."""
         reads, m = self.structure.reads, self.root.shape[-1]
         u = self.u.index_copy(1, reads, at)
-        mode, lower = self._mode(u, near)
+        mode, root = self._mode(u, near)
         nodes, log_weight = rule(m)
-        inner = torch.einsum("cij,sj->sci", lower, nodes.to(u))
+        inner = torch.einsum("cij,sj->sci", root, nodes.to(u))
         eta = mode + inner
         u = u.expand(len(nodes), -1, -1).clone().requires_grad_()
         with torch.enable_grad():
@@ -163,7 +166,7 @@ class Factor(NamedTuple):
             (slopes,) = torch.autograd.grad(value.sum(), u, create_graph=True)
             log_w = value.detach() - 0.5 * eta.square().sum(-1) + log_weight.to(u)[:, None]
             log_w = log_w.nan_to_num(nan=-torch.inf)
-            w = log_w.softmax(0)
+            w = log_w.softmax(0).nan_to_num(0.0)
             rows = [
                 torch.autograd.grad(
                     (w * slopes[..., i]).sum(), u, retain_graph=True, materialize_grads=True
@@ -179,7 +182,7 @@ class Factor(NamedTuple):
         values, vectors = torch.linalg.eigh(covariance)
         inverse = (vectors * values.clamp(1e-12, 1.0).reciprocal()[:, None]) @ vectors.mT
         cross = torch.einsum("sc,sci,scj->cij", w, off, s)
-        log_l = log_w.logsumexp(0) + lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_l = log_w.logsumexp(0) + torch.linalg.slogdet(root).logabsdet
         return Expansion(log_l, score, hessian, mode, mean, inverse, cross)
 
     def _mode(self, u: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +190,7 @@ class Factor(NamedTuple):
         eta, (clients, m) = near, near.shape
         one, height = torch.eye(m, dtype=u.dtype), torch.full_like(u[:, 0], -torch.inf)
         share, way = torch.ones_like(height), torch.zeros_like(eta)
-        best, lower = eta, one.expand(clients, m, m).clone()
+        best, root = eta, one.expand(clients, m, m)
         done = torch.zeros_like(height, dtype=torch.bool)
         for _ in range(MODES if m else 0):
             eta = (best + share[:, None] * way).requires_grad_()
@@ -201,17 +204,17 @@ class Factor(NamedTuple):
             good = ~done & (value.detach() >= height - 1e-12 * height.abs().nan_to_num(posinf=0.0))
             curved = -torch.stack(rows, 1).nan_to_num(0.0, 0.0, 0.0)
             values, vectors = torch.linalg.eigh((curved + curved.mT) / 2)
-            inverse = (vectors * values.clamp(min=0.1).reciprocal()[:, None]) @ vectors.mT
-            new = times(inverse, slope.detach().nan_to_num(0.0, 0.0, 0.0))
+            new_root = vectors * values.clamp(min=0.1).rsqrt()[:, None]
+            new = times(new_root, times(new_root.mT, slope.detach().nan_to_num(0.0, 0.0, 0.0)))
             best = torch.where(good[:, None], eta.detach(), best)
             height = torch.where(good, value.detach(), height)
-            lower = torch.where(good[:, None, None], torch.linalg.cholesky(inverse), lower)
+            root = torch.where(good[:, None, None], new_root, root)
             way = torch.where(good[:, None], new, way)
             share = torch.where(good, 1.0, share / 4)
             done = done | (good & ((new * slope.detach()).sum(-1) < CLOSE)) | (share < 1e-8)
             if bool(done.all()):
                 break
-        return best, lower
+        return best, root
 
     def _log_likelihood(self, u: Tensor, eta: Tensor) -> Tensor:
         """Return log p(y | u, e) [S, C] with the effects e = T eta of the server's T."""

@@ -8,6 +8,7 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
@@ -260,8 +261,8 @@ class LikelihoodFactors:
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Select one of the server's draws, and draw the client's own noise given it."""
         if "draws" in local:
-            names = ("draws", "log_density", "own_mean", "own_root")
-            u, log_density, mean, root = (local[n] for n in names)
+            of_draws = ("draws", "log_density", "own_mean", "own_root")
+            u, log_density, mean, root = (local[n] for n in of_draws)
         else:  # while clients train: the middle of the cavity, and the prior of the effects
             u = local["mean"][..., None, :]
             root = torch.eye(self.structure.mine.size).to(u).expand(*u.shape[:-1], -1, -1)
@@ -280,6 +281,12 @@ class LikelihoodFactors:
             scale = root[client, 0, at]
             log_q = torch.where(place == 0, 0.0, log_density[client, 0, at])
             log_own = -scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            self.structure.ours.sample(ours, log_q, 1.0)
+            values = self.structure.ours.sample(ours, log_q, 1.0)
             eta = own + (scale @ noise[..., None])[..., 0]
-            self.structure.mine.sample(eta, log_own, 1.0)
+            # Of rows that nobody has trained on there is nothing but the model.
+            rows = batch.mask.shape[1] if batch.at is None else 0
+            values |= self.structure.mine.sample(eta, log_own, 1.0, rows)
+        if not rows and (names := self.structure.mine.of_rows):
+            stated = poutine.condition(self.structure, data=values)
+            with poutine.block(hide_fn=lambda msg: msg["name"] not in names):
+                stated({}, {}, batch)

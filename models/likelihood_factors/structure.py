@@ -28,12 +28,13 @@ from pyrofl.inference.programs import Program
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.pvi.unconstrained import DECENTRED, layouts, traced
+from pyrofl.models.pvi.unconstrained import DECENTRED, RowsFilled, layouts, traced
 from pyrofl.tensors import Tensors, default_type, generator, matches
 
 POINTS, NEAR = 24, 0.5  # random points, and their distance from the prior's middle, in its sds
 EXACT = 1e-6  # relative error of derivatives that count as equal
 CLIENTS = 8  # clients whose likelihood is differentiated
+ROWS = 16  # largest number of rows of a client whose rows have effects
 OTHERS = "use pvi.hierarchical for this program"
 
 
@@ -116,7 +117,7 @@ class Structure:
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""
-        with NonCentered(self.centered):
+        with RowsFilled(self.mine.sites), NonCentered(self.centered):
             self.program(received, local, batch)
 
     def evaluate(self, u: Tensor, eta: Tensor, batch: Batch) -> Evaluated:
@@ -127,7 +128,7 @@ class Structure:
             zero = u.new_zeros(*u.shape[:-1], 1)
             with batch.clients():
                 self.ours.sample(u[..., None, :], zero, 1.0)
-                self.mine.sample(eta[..., None, :], zero, 0.0)
+                self.mine.sample(eta[..., None, :], zero, 0.0, batch.mask.shape[1])
 
         def model(received: Tensors, local: Tensors, batch: Batch) -> None:
             with handler:
@@ -164,6 +165,8 @@ class Structure:
                 own, matrix = stated[site.name]
                 shape = own.shape[-1 - len(site.shape) - matrix :]
                 own = own.expand(*u.shape[:-1], *shape)
+                if site.of_rows:  # all have the scale of the first
+                    own = own[:, :, :1].expand(*u.shape[:-1], site.places, *shape[1:])
                 root = torch.diag_embed(own.movedim(2, -1) if matrix else own.flatten(2))
                 if matrix:  # [S, C, k, k, places, places]
                     root = root.permute(0, 1, 4, 2, 5, 3)
@@ -215,9 +218,12 @@ def find_structure(
     ours, mine = layouts(bare, one, shared, wide, rows=rows)
     if not mine.size:
         raise ValueError(f"all sites are shared, and no effect is a client's own; {OTHERS}")
-    if mine.of_rows:
+    if mine.of_rows and rows > ROWS:
         name = mine.of_rows[0].removesuffix(DECENTRED)
-        raise ValueError(f"site {name!r} has a value for every row; {OTHERS}")
+        raise ValueError(
+            f"site {name!r} has a value for every row, and a client has {rows} rows; likelihood "
+            f"factors take at most {ROWS}; {OTHERS}"
+        )
     none = torch.zeros(mine.size, ours.size, dtype=torch.float64)
     found = replace(bare, ours=ours, mine=mine, powers=none)
     _check_roots(found, data)
@@ -281,11 +287,14 @@ def _check_roots(structure: Structure, data: Federation) -> None:
     with torch.no_grad():
         found = structure.evaluate(u, eta, both).roots
         other = structure.evaluate(u, eta.flip(0), both).roots
+        flipped = replace(both, x=both.x.flip(1), y=both.y.flip(1))
+        of_last_row = structure.evaluate(u, eta, flipped).roots
         server = structure.evaluate(u[:, :1], eta[:, :1], blank(both)).roots
     names = ", ".join(site.name.removesuffix(DECENTRED) for site in structure.mine.sites)
     if not torch.allclose(found, other, equal_nan=True):
         raise ValueError(f"the scale of {names} depends on another own site; {OTHERS}")
-    if not torch.allclose(found, server.expand_as(found)):
+    alike = torch.allclose(found, of_last_row, equal_nan=True)
+    if not alike or not torch.allclose(found, server.expand_as(found)):
         raise ValueError(f"the scale of {names} depends on a client's data; {OTHERS}")
 
 
@@ -313,7 +322,7 @@ def _correlated(structure: Structure, batch: Batch) -> Structure:
         at, begin = slice(begin, begin + len(root.mean)), begin + len(root.mean)
         k = tuple(root.transform(root.mean.view(root.shape)).shape)
         for site in structure.mine.sites:
-            raw = not site.name.endswith(DECENTRED) and site.places == 1
+            raw = not site.name.endswith(DECENTRED) and not site.plate
             if raw and k == (len(site.mean),) * 2 and site.name not in structure.correlated:
                 pairs = {**structure.correlated, site.name: root.name}
                 new = replace(structure, correlated=pairs)
@@ -334,6 +343,14 @@ def _scaled(structure: Structure, batch: Batch) -> Structure:
         left = (growth @ found - of_u[:, i]).abs().max()
         if float(left) < EXACT and float((found - found.round()).abs().max()) < EXACT**0.5:
             powers[:, i] = found.round()
+    begin = 0
+    for site in structure.mine.sites:
+        end = begin + len(site.mean)
+        if site.of_rows:  # these clients may have few rows
+            powers[begin:end] = powers[begin : begin + len(site.mean) // site.places].repeat(
+                site.places, 1
+            )
+        begin = end
     return replace(structure, powers=powers)
 
 

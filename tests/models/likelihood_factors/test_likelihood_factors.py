@@ -305,3 +305,72 @@ def test_an_unknown_noise_that_differs_by_row_is_not_linear():
     assert likelihood_factors.hierarchical(
         unknown_noise, data, shared="beta sd sigma"
     ).model.linear.tolist() == [True, True, False]
+
+
+def effects_of_rows(received, local, batch):
+    """Have an effect of each row, which is as if the noise were larger."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        spread = pyro.sample("spread", dist.HalfNormal(1.0))
+        a = pyro.sample("a", dist.Normal(mu, tau))
+        with batch.rows():
+            effect = pyro.sample("effect", dist.Normal(0.0, spread))
+            pyro.sample("y", dist.Normal(a + effect, SIGMA), obs=batch.y)
+
+
+def test_effects_of_rows_are_integrated_out():
+    """At all draws the server's density is that of the pooled rows, up to a constant."""
+    data = ragged(2).to("cpu", torch.float64)
+    method = likelihood_factors.hierarchical(effects_of_rows, data, shared="mu tau spread")
+    run = pyrofl.fit(method, data, rounds=1, chunk_size=2, progress=False)
+    u, expected = run.state.server["server/draws"][::40], []
+    for mu, log_tau, log_spread in u:
+        tau, spread = log_tau.exp(), log_spread.exp()
+        value = -mu.square() / 8 - tau.square() / 2 - spread.square() / 2 + log_tau + log_spread
+        for rows in data.train:
+            one, eye = torch.ones(len(rows), len(rows)).double(), torch.eye(len(rows)).double()
+            noise = tau.square() * one + (spread.square() + SIGMA**2) * eye
+            normal = torch.distributions.MultivariateNormal(mu * one[0], noise)
+            value = value + normal.log_prob(data.y[rows])
+        expected.append(value)
+    off = run.state.server["server/log_density"][::40] - torch.stack(expected)
+    assert (off - off.mean()).abs().max() < 1e-8
+    found = run.to_arviz(1000, corrected=True, progress=False)
+    assert float(found["sample_stats"]["pareto_k"][0]) < 0.5
+    assert found["posterior"]["mu"].shape == (1, 1000)
+
+
+def test_a_resumed_fit_is_the_same():
+    data = ragged()
+    method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
+    first = pyrofl.fit(method, data, rounds=1, progress=False)
+    again = pyrofl.fit(method, data, rounds=2, resume_from=first.state, progress=False)
+    whole = pyrofl.fit(method, data, rounds=2, progress=False)
+    assert all(torch.equal(v, again.state.server[n]) for n, v in whole.state.server.items())
+    # Nothing changes any more, which draws of two rounds would not show.
+    assert max(max(v.values()) for v in whole.records[1].moved.values()) < 1e-6
+
+
+def two_modes(received, local, batch):
+    """Have the square of an effect as the mean: its sign is unknown."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        a = pyro.sample("a", dist.Normal(mu, tau))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(a.square(), 0.5), obs=batch.y)
+
+
+def test_a_posterior_of_several_modes_is_reported():
+    rng = np.random.default_rng(0)
+    parts = {}
+    for j in range(6):
+        y = rng.normal(0.3, 1.2) ** 2 + 0.5 * rng.normal(size=4)
+        parts[f"client {j}"] = (torch.zeros(4, 1), torch.tensor(y))
+    data = Federation.from_arrays(parts).to("cpu", torch.float64)
+    method = likelihood_factors.hierarchical(two_modes, data, shared="mu tau")
+    run = pyrofl.fit(method, data, rounds=3, progress=False)
+    assert run.status.kind == "not converged"
+    with pytest.warns(UserWarning, match="draws are not corrected.*Pareto k is"):
+        run.to_arviz(500, progress=False)

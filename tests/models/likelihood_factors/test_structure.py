@@ -13,11 +13,11 @@ from pyrofl.models import hierarchical, likelihood_factors
 from pyrofl.models.likelihood_factors.structure import Structure, find_structure
 
 
-def lines() -> Federation:
-    """Return three clients with 3, 4 and 2 rows of two covariates."""
+def lines(rows: int = 2) -> Federation:
+    """Return three clients with 3, 4 and some rows of two covariates."""
     source = torch.Generator().manual_seed(0)
     parts = {}
-    for name, size in (("a", 3), ("b", 4), ("c", 2)):
+    for name, size in (("a", 3), ("b", 4), ("c", rows)):
         parts[name] = tuple(torch.randn(size, *p, generator=source) for p in ((2,), ()))
     return Federation.from_arrays(parts)
 
@@ -138,13 +138,13 @@ def none_of_its_own(received, local, batch):
         (gamma_effects, "shape", "site 'rate' of each client is a Gamma"),
         (scaled_by_data, "tau", "the scale of a depends on a client's data"),
         (scaled_by_another, "tau", "the scale of a, b depends on another own site"),
-        (of_rows, "tau", "site 'a' has a value for every row"),
+        (of_rows, "tau", "site 'a' has a value for every row, and a client has 20 rows"),
         (none_of_its_own, "tau", "all sites are shared"),
     ],
 )
 def test_other_programs_are_refused_in_a_line(program, shared, text):
     with pytest.raises(ValueError, match=text) as error:
-        likelihood_factors.hierarchical(program, lines(), shared=shared)
+        likelihood_factors.hierarchical(program, lines(20), shared=shared)
     assert str(error.value).endswith("use pvi.hierarchical for this program")
     assert "\n" not in str(error.value)
 
