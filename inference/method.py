@@ -138,11 +138,14 @@ class View:
             ones for training.
         posterior: function that draws from a posterior of the server, for one model of all
             clients; None draws from the guide.
+        exact: whether draws of the guide are of the exact posterior, given the server's state, so
+            that they need no correction; None never.
     """
 
     read: Callable[[Tensors, Tensors], Tensors | list[Tensors]]
     download: Callable[[Tensors, Cohort], Tensors] | None = None
     posterior: ServerPosterior | None = None
+    exact: Callable[[Tensors], bool] | None = None
 
     def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
         """Return the tensors of the predictive model, or a list of them for an ensemble."""

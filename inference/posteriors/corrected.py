@@ -203,6 +203,10 @@ class Correction:
         if not strict and (reason := reason_against(method, data, axes.ids, asked)):
             self.outcome = f"no: {reason}"
             return None, {}
+        exact = getattr(method.views[asked.view(method)], "exact", None)
+        if not strict and exact and exact(state.server):
+            self.outcome = "no: the draws are of the exact posterior"
+            return None, {}
         how: dict[str, Any] = {"strict": strict, "progress": self.progress}
         try:
             found, weights = corrected(method, data, state, axes.ids, asked, **how)

@@ -22,6 +22,7 @@ from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.pointwise import CELLS, Client, densities
 from pyrofl.inference.posteriors.proposals import (
     REACH,
+    Listed,
     Predicted,
     effective,
     evenly,
@@ -141,8 +142,8 @@ class Weighing:
         The draws are of shared and client-specific sites.
         """
         size, draws = self.sizes[0], dict.fromkeys(self.clients, LEAST)
-        normal = dist.Normal(torch.zeros(size, dtype=torch.float64), 1.0).to_event(1)
-        proposal, worth, count = normal, 0.0, self.count
+        proposal, worth, count = self._first_proposal, 0.0, self.count
+        listed = isinstance(proposal, Listed)  # draws of the server, which nothing else is near
         modes: dict[int, Predicted] = {}
         for _ in range(TURNS if size else 0):
             # Pilot runs locate the posterior and determine the number of draws of z.
@@ -151,14 +152,14 @@ class Weighing:
             draws = {i: self._enough(w @ terms[i].noise, draws[i]) for i in self.clients}
             count = max(self.count, min(MOST_TRIED, int(1.5 * ENOUGH * len(w) / worth)))
             modes = {i: Predicted.of(e, terms[i].mode) for i in self.clients}
-            if worth > EVEN * len(w):
+            if worth > EVEN * len(w) or listed:
                 break
             proposal = nearer(proposal, e, w)
             if worth < GAIN * before:
                 break
         for _ in range(TURNS):
             e, terms, log_w, k = self._tried(proposal, count, draws, modes)
-            if k < HEAVY or not size or effective(log_w) > EVEN * count:
+            if k < HEAVY or not size or listed or effective(log_w) > EVEN * count:
                 break
             proposal = nearer(proposal, e, log_w.exp())  # few draws may have missed a tail
             modes = {i: Predicted.of(e, terms[i].mode) for i in self.clients}
@@ -189,6 +190,15 @@ class Weighing:
                 "fit more rounds to bring the guide closer to the posterior",
             )
         return e, terms, *smoothed(ratio)
+
+    @property
+    def _first_proposal(self) -> Any:
+        """Distribution of the shared noise: normal, or a list of draws that the guide selects."""
+        counts = [site["infer"].get("listed") for _, site in self._guided]
+        if count := next(filter(None, counts), None):
+            return Listed(count)
+        zero = torch.zeros(self.sizes[0], dtype=torch.float64)
+        return dist.Normal(zero, 1.0).to_event(1)
 
     @cached_property
     def _guided(self) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,24 @@ def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
     root = torch.linalg.cholesky(torch.lerp(old_root @ old_root.mT, spread, share))
     loc = torch.lerp(old_mean, mean, share)
     return dist.MultivariateStudentT(e.new_tensor(FREEDOM), loc, root)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Proposal of noise [S, 1] that selects each of `count` equally likely draws, or some, once."""
+
+    count: int
+
+    def sample(self, shape: tuple[int]) -> Tensor:
+        """Return normal noise [S, 1], S at most the count, in the middles of equal intervals."""
+        size = min(shape[0], self.count)
+        places = (torch.arange(size, dtype=torch.float64) * self.count / size).floor()
+        noise: Tensor = torch.special.ndtri((places + 0.5) / self.count)[:, None]
+        return noise
+
+    def log_prob(self, noise: Tensor) -> Tensor:
+        """Return the log density [S] of noise, up to a constant."""
+        return -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,84 @@
+"""Sufficient statistics of linear models: factors that are exact, whatever the noise variance is.
+
+If a response is Normal(c + D v, sigma) with v = (u, e), and sigma depends on shared variables
+alone, the log likelihood of a client is, with weights W of its rows and r = y - c,
+
+    -(v' P v - 2 h' v + s) / (2 sigma^2) - n log sigma,   P = D'WD, h = D'Wr, s = r'Wr, n = tr W
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Batch
+from pyrofl.models.likelihood_factors.structure import (
+    EXACT,
+    Response,
+    Structure,
+    blank,
+    random_points,
+)
+from pyrofl.tensors import Tensors, generator
+
+
+def with_linear(structure: Structure, batch: Batch) -> Structure:
+    """Return the structure with the mask of the linear variables, if the model is linear."""
+    u, eta = random_points(structure, batch)
+    u = u[:, :1].expand_as(u).clone().requires_grad_()
+    with torch.enable_grad():
+        found = structure.evaluate(u, eta, batch).response
+        if found is None or structure.mixed:
+            return structure
+        total = found.sd.sum() + 0 * u.sum()
+        (slope,) = torch.autograd.grad(total, u)
+    u, sd = u.detach(), found.sd.detach()
+    new = replace(structure, linear=slope.abs().sum((0, 1))[structure.reads] == 0)
+    server = structure.evaluate(u[:, :1], eta[:, :1] * 0, blank(batch)).response
+    alike = server is not None and torch.allclose(sd, server.sd.expand_as(sd), rtol=EXACT)
+    return new if alike and _is_linear(new, u[:2, 0], batch) else structure
+
+
+def statistics(structure: Structure, batch: Batch) -> Tensors:
+    """Return shift h [C, n], precision P [C, n, n], square s [C] and count n [C] of the clients."""
+    n = len(structure.reads) + structure.mine.size
+    points = torch.cat([torch.zeros(1, n), torch.eye(n)]).double()
+    found = _response(structure, structure.ours.prior()[0].double(), points, batch)
+    d = (found.mean[1:] - found.mean[0]).movedim(0, -1)  # [C, B, n]
+    weight, off = found.weight[0], found.value[0] - found.mean[0]
+    off = torch.where(weight > 0, off, 0.0)
+    weighted = torch.where(weight[..., None] > 0, d, 0.0) * weight[..., None]
+    return {
+        "shift": torch.einsum("cbi,cb->ci", weighted, off),
+        "precision": torch.einsum("cbi,cbj->cij", weighted, d.nan_to_num()),
+        "square": (weight * off.square()).sum(-1),
+        "count": weight.sum(-1),
+    }
+
+
+def _is_linear(structure: Structure, u: Tensor, batch: Batch) -> bool:
+    """Return whether the mean of the response is linear, and equal for two variances [2, d]."""
+    n = len(structure.reads) + structure.mine.size
+    a, b = torch.randn(2, n, generator=generator("linear")).double()
+    points = torch.stack([torch.zeros_like(a), a, b, a + b])
+    one, other = (_response(structure, middle, points, batch).mean for middle in u)
+    size = EXACT * (1 + one.abs().amax(0))
+    straight = (one[3] - one[1] - one[2] + one[0]).abs() <= size
+    return bool(straight.all()) and bool(((one - other).abs() <= size).all())
+
+
+def _response(structure: Structure, u: Tensor, v: Tensor, batch: Batch) -> Response:
+    """Return the response at points v [S, n], with other shared variables as in u [d]."""
+    reads, linear = structure.reads, structure.linear
+    assert linear is not None
+    points = u.expand(len(v), len(batch), -1).clone()
+    points[..., reads[linear]] = v[:, None, : len(reads)][..., linear]
+    e = v[:, None, len(reads) :].expand(-1, len(batch), -1)
+    with torch.no_grad():
+        roots = structure.evaluate(points, torch.zeros_like(e), batch).roots
+        eta = torch.linalg.solve(roots, e[..., None])[..., 0]
+        found = structure.evaluate(points, eta, batch).response
+    assert found is not None
+    return Response(*(value.expand(len(v), *batch.mask.shape) for value in found))

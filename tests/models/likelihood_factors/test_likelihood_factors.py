@@ -1,0 +1,376 @@
+"""Likelihood factors: exact for linear models, and near the exact posterior of others."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import programs
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from checks import close
+from scipy.special import gammaln
+from torch import Tensor
+
+import pyrofl
+from pyrofl import datasets, federations
+from pyrofl.data import Federation
+from pyrofl.inference.engine.participation import fixed
+from pyrofl.inference.federate import federate
+from pyrofl.models import likelihood_factors
+from pyrofl.models.likelihood_factors.factors import Factor, integrate
+from pyrofl.models.likelihood_factors.sampler import CHAINS, hmc, r_hat
+from pyrofl.models.likelihood_factors.structure import find_structure
+from pyrofl.tensors import generator
+
+SIGMA, SIZES = 0.7, (1, 5, 3, 8, 2, 4)
+FEW = 1000  # effective draws that the server has at least, of its 4096
+
+
+def ragged(seed: int = 0) -> Federation:
+    """Return six clients with 1 to 8 rows of one covariate and a normal response."""
+    rng, parts = np.random.default_rng(seed), {}
+    for j, size in enumerate(SIZES):
+        x = rng.normal(size=(size, 1))
+        y = 0.5 - x[:, 0] + rng.normal(0, 0.8) + SIGMA * rng.normal(size=size)
+        parts[f"client {j}"] = (torch.tensor(x), torch.tensor(y))
+    return Federation.from_arrays(parts)
+
+
+def known_sd(x: Tensor) -> Tensor:
+    """Return the known standard deviation of a row's response."""
+    return SIGMA * (1 + x.square()).sqrt()
+
+
+def centered(received, local, batch):
+    with batch.clients():
+        beta = pyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        a = pyro.sample("a", dist.Normal(beta[..., 0], tau))
+        with batch.rows():
+            mean = a + beta[..., 1] * batch.x[..., 0]
+            pyro.sample("y", dist.Normal(mean, known_sd(batch.x[..., 0])), obs=batch.y)
+
+
+def non_centered(received, local, batch):
+    with batch.clients():
+        beta = pyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        eta = pyro.sample("eta", dist.Normal(0.0, 1.0))
+        a = pyro.deterministic("a", beta[..., 0] + tau * eta)
+        with batch.rows():
+            mean = a + beta[..., 1] * batch.x[..., 0]
+            pyro.sample("y", dist.Normal(mean, known_sd(batch.x[..., 0])), obs=batch.y)
+
+
+def exact(data: Federation, clients: list[int]) -> tuple[Tensor, Tensor]:
+    """Return mean and sd of (beta, tau, a_1 ... a_J) given the rows of some clients.
+
+    Given tau all is normal; tau is integrated over a grid.
+    """
+    x = torch.cat([data.x[data.train[j]] for j in clients]).double()
+    y = torch.cat([data.y[data.train[j]] for j in clients]).double()
+    which = torch.cat([torch.full((len(data.train[j]),), j) for j in clients])
+    count = data.clients
+    fixed_part = torch.cat([torch.ones_like(x), x], 1)
+    z = torch.nn.functional.one_hot(which, count).double()
+    taus = (torch.arange(4000).double() + 0.5) / 1000
+    means, squares, weights = [], [], []
+    for tau in taus:
+        # Of (beta, e); a = beta_0 + e.
+        prior = torch.cat([torch.full((2,), 4.0), tau.square().expand(count)]).double()
+        design = torch.cat([fixed_part, z], 1)
+        noise = design @ torch.diag(prior) @ design.T + torch.diag(known_sd(x[:, 0]).square())
+        normal = torch.distributions.MultivariateNormal(torch.zeros(len(y)).double(), noise)
+        weights.append(normal.log_prob(y) - tau.square() / 2)
+        gain = torch.diag(prior) @ design.T @ torch.linalg.inv(noise)
+        mean, cov = gain @ y, torch.diag(prior) - gain @ design @ torch.diag(prior)
+        to_a = torch.eye(2 + count).double()
+        to_a[2:, 0] = 1.0
+        mean, var = to_a @ mean, (to_a @ cov @ to_a.T).diagonal()
+        means.append(torch.cat([mean[:2], tau[None], mean[2:]]))
+        squares.append(torch.cat([var[:2], torch.zeros(1), var[2:]]) + means[-1].square())
+    w = torch.stack(weights).softmax(0)
+    mean = w @ torch.stack(means)
+    return mean, (w @ torch.stack(squares) - mean.square()).sqrt()
+
+
+def found(run: pyrofl.Run, corrected: bool = False) -> tuple[Tensor, Tensor]:
+    """Return mean and sd of (beta, tau, a_1 ... a_J) of a run's posterior draws."""
+    drawn = run.to_arviz(4000, corrected=corrected, progress=False)["posterior"]
+    parts = [torch.tensor(drawn[n].values[0]).reshape(4000, -1) for n in ("beta", "tau", "a")]
+    values = torch.cat(parts, 1)
+    return values.mean(0), values.std(0)
+
+
+def assert_near(values: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    """Compare means and sds of draws with exact ones, by four standard errors of FEW draws."""
+    shift = (values[0] - expected[0]) / expected[1]
+    assert shift.abs().max() < 4 / FEW**0.5, shift
+    ratio = values[1] / expected[1]
+    assert ratio.log().abs().max() < 4 * 2**0.5 / FEW**0.5, ratio
+
+
+@pytest.mark.parametrize("program", [centered, non_centered])
+def test_a_linear_model_is_exact_after_one_exchange(program):
+    data = ragged()
+    method = likelihood_factors.hierarchical(program, data, shared="beta tau")
+    run = pyrofl.fit(method, data, rounds=1, chunk_size=2, progress=False)
+    for j, rows in enumerate(data.train):
+        one = torch.ones(len(rows), 1).double()
+        v = torch.cat(
+            [one, data.x[rows].double(), one], 1
+        )  # of beta_0, beta_1 and the client's effect
+        scaled = v / known_sd(data.x[rows].double()).square()
+        close(run.state.server["server/precision"][j], scaled.T @ v, 1e-8)
+        close(run.state.server["server/shift"][j], scaled.T @ data.y[rows].double(), 1e-8)
+    expected = exact(data, list(range(6)))
+    assert_near(found(run), expected)
+    assert_near(found(run, corrected=True), expected)
+    stats = run.to_arviz(2000, progress=False)["sample_stats"]
+    assert float(stats["pareto_k"][0]) < 0.2
+    # What is lost is noise of the clients' own draws.
+    assert float(stats["importance_ess"][0]) > 0.9 * 2500
+
+
+def test_chunks_change_nothing():
+    data = ragged()
+    method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
+    (a,) = federate(method, data, 1, chunk_size=2)
+    (b,) = federate(method, data, 1, chunk_size=6)
+    for name in ("server/shift", "server/precision"):
+        torch.testing.assert_close(a.server[name], b.server[name], rtol=1e-9, atol=1e-9)
+
+
+def test_equal_seeds_give_equal_draws():
+    data = ragged()
+    method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
+    a, b, other = (list(federate(method, data, 2, seed=s))[-1] for s in (0, 0, 1))
+    assert all(torch.equal(v, b.server[n]) for n, v in a.server.items())
+    assert not torch.equal(a.server["server/draws"], other.server["server/draws"])
+
+
+def test_a_client_that_has_not_reported_has_no_factor():
+    data = ragged()
+    method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
+    run = pyrofl.fit(method, data, rounds=1, participation=fixed(4), progress=False)
+    some = run.state.reporters.ids.tolist()
+    silent = sorted(set(range(6)) - set(some))
+    assert len(some) == 4
+    assert not run.state.server["server/precision"][silent].any()
+    assert float(run.state.server["server/missing"]) == 2
+    assert any("have not reported" in line for line in run.warnings)
+    # The posterior is that of the rows of the others; effects of the silent follow the prior.
+    assert_near(found(run), exact(data, some))
+
+
+def test_the_marginal_likelihood_of_a_count_is_matched_to_second_order():
+    """Of one client with Poisson counts, compared with the trapezoid rule and its differences."""
+
+    def counts(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+            tau = pyro.sample("tau", dist.HalfNormal(1.0))
+            b = pyro.sample("b", dist.Normal(0.0, tau))
+            with batch.rows():
+                rate = (mu + b + batch.x[..., 0]).exp()
+                pyro.sample("y", dist.Poisson(rate), obs=batch.y)
+
+    x, y = torch.tensor([0.1, -0.4, 0.8]).double(), torch.tensor([0.0, 2.0, 5.0]).double()
+    data = Federation.from_arrays({"a": (x[:, None], y), "b": (x[:2, None], y[1:])})
+    structure, _ = find_structure(counts, data, "mu tau", 10.0)
+    assert structure.reads.tolist() == [0]
+    u, tau = torch.tensor([[0.3, math.log(0.7)]] * 2, dtype=torch.float64), 0.7
+    precision = torch.full((2, 1, 1), 4.0).double()
+    root = torch.zeros(2, 1, 1).double() + tau
+    update = Factor(structure, u, precision, root, data.batch(torch.tensor([0, 1]))).update()
+    shift, matrix, at = update["shift"][0], update["precision"][0], float(update["mean"][0, 0])
+
+    def log_marginal(mu: float, tau: float) -> float:
+        b = np.linspace(-12, 12, 200_001) * tau
+        rate = mu + b[:, None] + x.numpy()
+        log = (y.numpy() * rate - np.exp(rate) - gammaln(y.numpy() + 1)).sum(1)
+        log = log - b**2 / (2 * tau**2) - math.log(tau)
+        return float(np.log(np.trapezoid(np.exp(log), b)))
+
+    def log_factor(mu: float, tau: float) -> float:
+        one = torch.zeros(1, 1).double() + mu, torch.zeros(1, 1, 1).double() + tau
+        factors = {"shift": shift[None], "precision": matrix[None]}
+        return float(integrate(*one, torch.ones(1).double(), factors)[0])
+
+    h = 1e-3
+    for way in ((h, 0.0), (0.0, h)):  # by mu and by tau
+        slopes = [
+            (f(at + way[0], tau + way[1]) - f(at - way[0], tau - way[1])) / (2 * h)
+            for f in (log_marginal, log_factor)
+        ]
+        assert slopes[0] == pytest.approx(slopes[1], abs=1e-5)
+    curved = [
+        (f(at + h, tau) - 2 * f(at, tau) + f(at - h, tau)) / h**2
+        for f in (log_marginal, log_factor)
+    ]
+    assert curved[0] == pytest.approx(curved[1], abs=1e-4)
+    # There the product of cavity and likelihood is highest.
+    slope = (log_marginal(at + h, tau) - log_marginal(at - h, tau)) / (2 * h)
+    assert slope == pytest.approx(4.0 * (at - 0.3), abs=1e-4)
+
+
+def test_the_sampler_has_the_moments_of_a_heavy_tail():
+    """Student's t with 6 degrees of freedom; its variance is 1.5 times the squared scale."""
+    scale = torch.tensor([0.1, 10.0]).double()
+    t = dist.StudentT(6.0, torch.tensor([1.0, -2.0]).double(), scale)
+    start = torch.randn(CHAINS, 2, generator=generator("start")).double()
+    drawn = hmc(lambda u: t.log_prob(u).sum(-1), start, generator("draws"))
+    shift = (drawn.u.mean(0) - t.loc) / (1.5**0.5 * scale)
+    assert shift.abs().max() < 4 / FEW**0.5
+    # The relative error of a variance is that of a kurtosis of 6.
+    assert (drawn.u.var(0) / (1.5 * scale**2)).log().abs().max() < 4 * 5**0.5 / FEW**0.5
+    assert drawn.r_hat < 1.1
+    apart = drawn.u.view(-1, CHAINS, 2) + 3 * scale * torch.arange(CHAINS).double()[:, None]
+    assert r_hat(apart) > 2
+
+
+def test_hospitals_are_accurate_after_two_exchanges_and_a_correction():
+    """Rat tumours, 71 clients; exact moments by quadrature, in examples/posteriors/exact.json."""
+    data = federations.split(datasets.load("rat_tumours"), "groups").to("cpu", torch.float64)
+    method = likelihood_factors.hierarchical(programs.hospitals, data, shared="mu tau")
+    run = pyrofl.fit(method, data, rounds=2, progress=False)
+    drawn = run.to_arviz(2000, progress=False)
+    assert float(drawn["sample_stats"]["pareto_k"][0]) < 0.5
+    for name, mean, sd in (("mu", -1.95, 0.1271), ("tau", 0.6982, 0.1325)):
+        values = drawn["posterior"][name].values
+        assert abs(values.mean() - mean) / sd < 4 / FEW**0.5
+
+
+def unknown_noise(received, local, batch):
+    """Have slopes and intercepts of each client, and a noise scale that all share."""
+    with batch.clients():
+        beta = pyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
+        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+        w = pyro.sample("w", dist.Normal(beta, sd).to_event(1))
+        known = batch.x[..., 0] > -1.0  # other responses are missing
+        with batch.rows():
+            y = dist.Normal(2.0 + w[..., 0] + w[..., 1] * batch.x[..., 0], sigma)
+            pyro.sample("y", y.mask(known), obs=batch.y)
+
+
+def test_a_linear_model_with_unknown_noise_has_the_likelihood_of_the_pooled_rows():
+    """At all draws the server's density is that of the pooled rows, up to a constant."""
+    data = ragged(1).to("cpu", torch.float64)
+    method = likelihood_factors.hierarchical(unknown_noise, data, shared="beta sd sigma")
+    run = pyrofl.fit(method, data, rounds=1, chunk_size=2, progress=False)
+    server = run.state.server
+    u = server["server/draws"][::40].double()
+    expected = []
+    for beta, log_sd, log_sigma in zip(u[:, :2], u[:, 2:4], u[:, 4], strict=True):
+        sd, sigma = log_sd.exp(), log_sigma.exp()
+        # Densities of half-normal scales, with the Jacobians of their logs.
+        value = -beta.square().sum() / 8 - sd.square().sum() / 2 - sigma.square() / 2
+        value = value + log_sd.sum() + log_sigma
+        for rows in data.train:
+            x, y = data.x[rows].double(), data.y[rows].double()
+            x, y = x[x[:, 0] > -1], y[x[:, 0] > -1]
+            z = torch.cat([torch.ones_like(x), x], 1).double()
+            noise = z @ torch.diag(sd.square()) @ z.T + sigma.square() * torch.eye(len(y)).double()
+            normal = torch.distributions.MultivariateNormal(2.0 + z @ beta, noise)
+            value = value + (normal.log_prob(y) if len(y) else 0.0)
+        expected.append(value)
+    off = server["server/log_density"][::40].double() - torch.stack(expected)
+    assert (off - off.mean()).abs().max() < 1e-8
+    found = run.to_arviz(200, progress=False)
+    assert found.attrs["corrected"] == "no: the draws are of the exact posterior"
+    # What the correction finds is the noise of the clients' own draws.
+    stats = run.to_arviz(2000, corrected=True, progress=False)["sample_stats"]
+    assert float(stats["pareto_k"][0]) < 0.2
+    assert float(stats["importance_ess"][0]) > 0.9 * 2500
+
+
+def test_an_unknown_noise_that_differs_by_row_is_not_linear():
+    def program(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+            tau = pyro.sample("tau", dist.HalfNormal(1.0))
+            sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
+            a = pyro.sample("a", dist.Normal(mu, tau))
+            with batch.rows():
+                sd = sigma * (1 + batch.x[..., 0].square())
+                pyro.sample("y", dist.Normal(a, sd), obs=batch.y)
+
+    data = ragged()
+    method = likelihood_factors.hierarchical(program, data, shared="mu tau sigma")
+    assert method.model.linear is None
+    assert likelihood_factors.hierarchical(
+        unknown_noise, data, shared="beta sd sigma"
+    ).model.linear.tolist() == [True, True, False]
+
+
+def effects_of_rows(received, local, batch):
+    """Have an effect of each row, which is as if the noise were larger."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        spread = pyro.sample("spread", dist.HalfNormal(1.0))
+        a = pyro.sample("a", dist.Normal(mu, tau))
+        with batch.rows():
+            effect = pyro.sample("effect", dist.Normal(0.0, spread))
+            pyro.sample("y", dist.Normal(a + effect, SIGMA), obs=batch.y)
+
+
+def test_effects_of_rows_are_integrated_out():
+    """At all draws the server's density is that of the pooled rows, up to a constant."""
+    data = ragged(2).to("cpu", torch.float64)
+    method = likelihood_factors.hierarchical(effects_of_rows, data, shared="mu tau spread")
+    run = pyrofl.fit(method, data, rounds=1, chunk_size=2, progress=False)
+    u, expected = run.state.server["server/draws"][::40], []
+    for mu, log_tau, log_spread in u:
+        tau, spread = log_tau.exp(), log_spread.exp()
+        value = -mu.square() / 8 - tau.square() / 2 - spread.square() / 2 + log_tau + log_spread
+        for rows in data.train:
+            one, eye = torch.ones(len(rows), len(rows)).double(), torch.eye(len(rows)).double()
+            noise = tau.square() * one + (spread.square() + SIGMA**2) * eye
+            normal = torch.distributions.MultivariateNormal(mu * one[0], noise)
+            value = value + normal.log_prob(data.y[rows])
+        expected.append(value)
+    off = run.state.server["server/log_density"][::40] - torch.stack(expected)
+    assert (off - off.mean()).abs().max() < 1e-8
+    found = run.to_arviz(1000, corrected=True, progress=False)
+    assert float(found["sample_stats"]["pareto_k"][0]) < 0.5
+    assert found["posterior"]["mu"].shape == (1, 1000)
+
+
+def test_a_resumed_fit_is_the_same():
+    data = ragged()
+    method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
+    first = pyrofl.fit(method, data, rounds=1, progress=False)
+    again = pyrofl.fit(method, data, rounds=2, resume_from=first.state, progress=False)
+    whole = pyrofl.fit(method, data, rounds=2, progress=False)
+    assert all(torch.equal(v, again.state.server[n]) for n, v in whole.state.server.items())
+    # Nothing changes any more, which draws of two rounds would not show.
+    assert max(max(v.values()) for v in whole.records[1].moved.values()) < 1e-6
+
+
+def two_modes(received, local, batch):
+    """Have the square of an effect as the mean: its sign is unknown."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        a = pyro.sample("a", dist.Normal(mu, tau))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(a.square(), 0.5), obs=batch.y)
+
+
+def test_a_posterior_of_several_modes_is_reported():
+    rng = np.random.default_rng(0)
+    parts = {}
+    for j in range(6):
+        y = rng.normal(0.3, 1.2) ** 2 + 0.5 * rng.normal(size=4)
+        parts[f"client {j}"] = (torch.zeros(4, 1), torch.tensor(y))
+    data = Federation.from_arrays(parts).to("cpu", torch.float64)
+    method = likelihood_factors.hierarchical(two_modes, data, shared="mu tau")
+    run = pyrofl.fit(method, data, rounds=3, progress=False)
+    assert run.status.kind == "not converged"
+    with pytest.warns(UserWarning, match="draws are not corrected.*Pareto k is"):
+        run.to_arviz(500, progress=False)
