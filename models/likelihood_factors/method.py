@@ -12,6 +12,7 @@ from pyro import poutine
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.metadata import PER_CLIENT, SHARED, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.models.guides.correlated import standard_noise
@@ -125,6 +126,10 @@ class LikelihoodFactors:
             u, old = self._normal(factors, len(u), source)
         with torch.no_grad():
             change = (self.log_density(u, factors) - old).nan_to_num(nan=-torch.inf)
+        if not bool(change.isfinite().any()):
+            raise AggregationError(
+                "the product of prior and factors has no point of finite density"
+            )
         weight = change.softmax(0)
         starts = weight.clamp(max=4 / CHAINS) + 1e-300
         start = u[torch.multinomial(starts, CHAINS, True, generator=source)]
