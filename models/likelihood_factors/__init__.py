@@ -41,7 +41,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Program
 from pyrofl.models.likelihood_factors.linear import with_linear
 from pyrofl.models.likelihood_factors.method import LikelihoodFactors
-from pyrofl.models.likelihood_factors.structure import CLIENTS, blank, find_structure, in_double
+from pyrofl.models.likelihood_factors.structure import CLIENTS, blank, find_structure, on_cpu
 
 __all__ = ["hierarchical"]
 
@@ -88,5 +88,5 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         (10, 8)
     """
     structure, text = find_structure(model, data, shared, wide)
-    some = in_double(data.batch(torch.arange(min(CLIENTS, data.clients))))
+    some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
     return LikelihoodFactors(with_linear(structure, some), blank(some)).method(text)

@@ -204,8 +204,9 @@ class Factor(NamedTuple):
             good = ~done & (value.detach() >= height - 1e-12 * height.abs().nan_to_num(posinf=0.0))
             curved = -torch.stack(rows, 1).nan_to_num(0.0, 0.0, 0.0)
             values, vectors = torch.linalg.eigh((curved + curved.mT) / 2)
-            new_root = vectors * values.clamp(min=0.1).rsqrt()[:, None]
-            new = times(new_root, times(new_root.mT, slope.detach().nan_to_num(0.0, 0.0, 0.0)))
+            # The symmetric root, as eigenvectors may have any sign.
+            new_root = (vectors * values.clamp(min=0.1).rsqrt()[:, None]) @ vectors.mT
+            new = times(new_root, times(new_root, slope.detach().nan_to_num(0.0, 0.0, 0.0)))
             best = torch.where(good[:, None], eta.detach(), best)
             height = torch.where(good, value.detach(), height)
             root = torch.where(good[:, None, None], new_root, root)

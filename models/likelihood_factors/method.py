@@ -12,13 +12,14 @@ from pyro import poutine
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.metadata import PER_CLIENT, SHARED, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.likelihood_factors.factors import Factor, integrate
 from pyrofl.models.likelihood_factors.linear import statistics
 from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, hmc
-from pyrofl.models.likelihood_factors.structure import Structure, in_double
+from pyrofl.models.likelihood_factors.structure import Structure, on_cpu, precise
 from pyrofl.tensors import Tensors, like, spread_out, under
 
 PLACE, OWN = "_place", "_own"  # auxiliary sites: which draw of the server, and a client's noise
@@ -92,7 +93,7 @@ class LikelihoodFactors:
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the moments of all draws, weighted by the inverse of its own factor."""
-        u, reads = server["server/draws"].double(), self.structure.reads
+        u, reads = precise(server["server/draws"]), self.structure.reads
         value, *_ = self._integrals(u, self._own(server, cohort))
         weight = (-value).softmax(0)  # truncated, as the weights of few draws have heavy tails
         weight = weight.clamp(max=len(u) ** -0.5)
@@ -107,7 +108,8 @@ class LikelihoodFactors:
         precision = torch.linalg.inv(spread + LEAST * one) / (sd[:, None] * sd)
         with torch.no_grad():
             _, roots, _ = self._evaluated(mean)
-        return {"mean": mean, "cavity": precision, "root": roots}
+        found = {"mean": mean, "cavity": precision, "root": roots}
+        return {n: v.to(cohort.size.device) for n, v in found.items()}
 
     def aggregate(
         self, server: Tensors, message: Tensors, cohort: Cohort, source: Generator
@@ -115,15 +117,19 @@ class LikelihoodFactors:
         """Replace the factors of reporting clients, and draw the shared variables again."""
         ids = cohort.ids.cpu()
         factors = {
-            n: server[f"server/{n}"].double().index_copy(0, ids, message[n].double().cpu())
+            n: precise(server[f"server/{n}"]).index_copy(0, ids, precise(message[n]))
             for n in self.parts
         }
-        u, old = server["server/draws"].double(), server["server/log_density"].double()
+        u, old = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
         begun = bool(server["server/precision"].any())
         if not begun:  # the prior may be wide: start from its product with factors at its middle
             u, old = self._normal(factors, len(u), source)
         with torch.no_grad():
             change = (self.log_density(u, factors) - old).nan_to_num(nan=-torch.inf)
+        if not bool(change.isfinite().any()):
+            raise AggregationError(
+                "the product of prior and factors has no point of finite density"
+            )
         weight = change.softmax(0)
         starts = weight.clamp(max=4 / CHAINS) + 1e-300
         start = u[torch.multinomial(starts, CHAINS, True, generator=source)]
@@ -142,8 +148,8 @@ class LikelihoodFactors:
         mean = weight @ u
         sd = (weight @ (u - mean).square()).sqrt()
         return {
-            "mean": server["mean"].double() + mean - u.mean(0),
-            "sd": server["sd"].double() * sd / u.std(0, correction=0),
+            "mean": precise(server["mean"]) + mean - u.mean(0),
+            "sd": precise(server["sd"]) * sd / u.std(0, correction=0),
         }
 
     def log_density(self, u: Tensor, factors: Tensors) -> Tensor:
@@ -188,8 +194,8 @@ class LikelihoodFactors:
 
     def _own(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Return the given clients' factors; 0 of new clients."""
-        found = {n: server[f"server/{n}"].double() for n in self.parts}
-        ids, clients = cohort.ids.to(found["shift"].device), len(found["shift"])
+        found = {n: precise(server[f"server/{n}"]) for n in self.parts}
+        ids, clients = cohort.ids.cpu(), len(found["shift"])
         at, known = ids.clamp(max=clients - 1), (ids < clients).double()
         return {n: v[at] * like(known, v) for n, v in found.items()}
 
@@ -223,10 +229,13 @@ class LikelihoodFactors:
 
     def factor(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Compute the client's likelihood factor under the received cavity."""
+        rows = on_cpu(batch)
         if self.structure.linear is not None:
-            return statistics(self.structure, in_double(batch)) | {"mean": received["mean"]}
-        mean, cavity, root = (received[n].double() for n in ("mean", "cavity", "root"))
-        return Factor(self.structure, mean, cavity, root, in_double(batch)).update()
+            found = statistics(self.structure, rows) | {"mean": received["mean"]}
+        else:
+            mean, cavity, root = (precise(received[n]) for n in ("mean", "cavity", "root"))
+            found = Factor(self.structure, mean, cavity, root, rows).update()
+        return {n: v.to(batch.size.device) for n, v in found.items()}
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
         """Send the client's likelihood factor."""
@@ -236,16 +245,15 @@ class LikelihoodFactors:
 
     def posterior(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the server's draws, and its own effects given each of them."""
-        u = server["server/draws"].double()
+        u = precise(server["server/draws"])
         _, b, lower = self._integrals(u, self._own(server, cohort))
         one = torch.eye(lower.shape[-1], dtype=lower.dtype)
         root = torch.linalg.solve_triangular(lower.mT, one.expand_as(lower), upper=True)
         mean = (root @ (root.mT @ b[..., None]))[..., 0]
         shared = {"draws": u, "log_density": server["server/log_density"]}
-        return spread_out(shared, len(cohort.ids)) | {
-            "own_mean": mean.movedim(1, 0),
-            "own_root": root.movedim(1, 0),
-        }
+        own = {"own_mean": mean.movedim(1, 0), "own_root": root.movedim(1, 0)}
+        shared, own = ({n: v.to(cohort.size) for n, v in part.items()} for part in (shared, own))
+        return spread_out(shared, len(cohort.ids)) | own
 
     def is_exact(self, server: Tensors) -> bool:
         """Return whether the server's draws are of the exact posterior of all clients."""

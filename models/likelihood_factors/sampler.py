@@ -137,5 +137,5 @@ def _root(u: Tensor) -> Tensor:
     covariance = centered.mT @ centered / len(u)
     diagonal = covariance.diagonal().clamp(min=1e-20)
     part = len(u[0]) / (len(u[0]) + len(u)) + SHRINK
-    found: Tensor = torch.linalg.cholesky((1 - part) * covariance + part * torch.diag(diagonal))
-    return found
+    found = torch.linalg.cholesky_ex((1 - part) * covariance + part * torch.diag(diagonal))
+    return found.L if not int(found.info) else torch.diag(diagonal.sqrt())

@@ -209,7 +209,7 @@ def find_structure(
     Raises:
         ValueError: if the program has no such structure; the message names the site.
     """
-    one = in_double(data.batch(torch.tensor([0])))
+    one = on_cpu(data.batch(torch.tensor([0])))
     rows = int(data.sizes.max())
     declared = Declared(program, data, *layouts(program, one, shared, wide, rows=rows))
     declared.check()
@@ -227,7 +227,7 @@ def find_structure(
     none = torch.zeros(mine.size, ours.size, dtype=torch.float64)
     found = replace(bare, ours=ours, mine=mine, powers=none)
     _check_roots(found, data)
-    some = in_double(data.batch(torch.arange(min(CLIENTS, data.clients))))
+    some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
     return _reads(_scaled(_correlated(found, some), some), some), declared.text()
 
 
@@ -250,13 +250,17 @@ def _centered(program: Program, batch: Batch, own: set[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def in_double(batch: Batch) -> Batch:
-    """Return a batch with floating-point values in double precision."""
-    known = {n: getattr(batch, n) for n in ("x", "y", "size", "weights")}
-    return replace(
-        batch,
-        **{n: v.double() for n, v in known.items() if v is not None and v.is_floating_point()},
-    )
+def on_cpu(batch: Batch) -> Batch:
+    """Return a batch on the CPU, with floating-point values in double precision."""
+    names = ("x", "y", "mask", "size", "ids", "at", "weights")
+    known = {n: v for n in names if (v := getattr(batch, n)) is not None}
+    moved: dict[str, Any] = {n: precise(v) for n, v in known.items()}
+    return replace(batch, **moved)
+
+
+def precise(value: Tensor) -> Tensor:
+    """Return a tensor on the CPU, in double precision if it is of floating point."""
+    return value.cpu().double() if value.is_floating_point() else value.cpu()
 
 
 def blank(batch: Batch) -> Batch:
@@ -281,7 +285,7 @@ def random_points(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor
 
 def _check_roots(structure: Structure, data: Federation) -> None:
     """Raise ValueError if the scale of an own site depends on data or on other own sites."""
-    both = in_double(data.batch(torch.tensor([0, data.clients - 1])))
+    both = on_cpu(data.batch(torch.tensor([0, data.clients - 1])))
     u, eta = random_points(structure, both)
     u = u[:, :1].expand_as(u)
     with torch.no_grad():
