@@ -20,6 +20,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.federate import federate
 from pyrofl.models import likelihood_factors
+from pyrofl.models.likelihood_factors import sampler
 from pyrofl.models.likelihood_factors.factors import Factor, integrate
 from pyrofl.models.likelihood_factors.sampler import CHAINS, hmc, r_hat
 from pyrofl.models.likelihood_factors.structure import find_structure
@@ -147,6 +148,14 @@ def three_effects(received, local, batch):
             pyro.sample("y", dist.Bernoulli(logits=logits), obs=1.0 * (batch.y > 0))
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the server's chains, where their draws do not matter."""
+    for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
+        monkeypatch.setattr(sampler, name, value)
+
+
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("program", [centered, three_effects])
 def test_chunks_change_nothing(program):
     data = ragged().to("cpu", torch.float64)
@@ -157,6 +166,7 @@ def test_chunks_change_nothing(program):
         torch.testing.assert_close(a.server[name], b.server[name], rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.usefixtures("short")
 def test_equal_seeds_give_equal_draws():
     data = ragged()
     method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
@@ -354,6 +364,7 @@ def test_effects_of_rows_are_integrated_out():
     assert found["posterior"]["mu"].shape == (1, 1000)
 
 
+@pytest.mark.usefixtures("short")
 def test_a_resumed_fit_is_the_same():
     data = ragged()
     method = likelihood_factors.hierarchical(centered, data, shared="beta tau")
