@@ -130,7 +130,7 @@ def build(
         model=core.model,
         guide=core.q,
         phases=phases,
-        upload=lambda received, local: pick(local, "shift precision count"),
+        upload=lambda received, local: {n: local[n] for n in ("shift", "precision", "count")},
         aggregate=Aggregator({"*": uniform}, product),
         adapt=again,
         views={"global": as_received} | ({"personal": as_trained} if fine_tune else {}),

@@ -150,7 +150,7 @@ def build(
         guide=core.point if is_point else core.q,
         phases=(Phase((begin,)), *(train[:2] if is_point else train), Phase((settle,))),
         init_client=factors.init_client,
-        upload=lambda received, local: pick(local, "change/*"),
+        upload=factors.upload,
         aggregate=Aggregator({"*": WeightedSum(uniform)}, factors.applied),
         views={"global": as_received},
         metadata=factors.metadata,

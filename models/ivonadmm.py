@@ -42,7 +42,7 @@ from pyrofl.models.shared.ivon import Ivon
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, pick, role, under
+from pyrofl.tensors import Tensors, role, under
 
 TUNE_OVER = {
     "lr": (0.03, 0.1, 0.2),
@@ -127,7 +127,7 @@ def build(
         guide=core.q,
         phases=(Phase((begin,)), ivon.phase(epochs, batch), Phase((settle,))),
         init_client=factors.init_client,
-        upload=lambda received, local: pick(local, "shift precision"),
+        upload=core.upload,
         aggregate=Aggregator(
             {"change/*": WeightedSum(uniform), "*": uniform}, consensus, transform=duals
         ),

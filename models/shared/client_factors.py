@@ -69,6 +69,10 @@ class ClientFactors:
         own = {n: local[f"own/{n}"] + change[n] for n in self.names}
         return under("own", own) | under("change", pick(change, " ".join(self.names)))
 
+    def upload(self, received: Tensors, local: Tensors) -> Tensors:
+        """Send the change of the client's factor."""
+        return {f"change/{n}": local[f"change/{n}"] for n in self.names}
+
     def applied(self, server: Tensors, changes: Tensors) -> Tensors:
         """Return the server's state after the sums of the factors' changes are applied."""
         total = role("server/total", server)
