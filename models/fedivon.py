@@ -33,13 +33,13 @@ from torch import Generator
 from pyrofl.arguments import Count, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation.aggregator import Aggregator, uniform
-from pyrofl.inference.metadata import NOT_NEGATIVE, POSITIVE
+from pyrofl.inference.metadata import NOT_NEGATIVE, POSITIVE, SHARED, Metadata
 from pyrofl.inference.method import Method, Phase, as_received, as_trained
 from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.shared.ivon import Ivon
+from pyrofl.models.shared.ivon import Ivon, independent
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
@@ -63,6 +63,7 @@ def build(
     fine_tune: Whole = 5,
     likelihood: Likelihood = categorical,
     prior: Prior = STANDARD,
+    guide: guides.Family = guides.mean_field,
     epochs: Whole = 5,
     batch: Count | None = 10,
     lr: Positive = 0.1,
@@ -79,6 +80,7 @@ def build(
         fine_tune: local epochs before testing the personal model; 0 tests the global model alone.
         likelihood: of a row, given the network's outputs.
         prior: on the parameters; independent normals.
+        guide: family of q_j(w), `mean_field`.
         epochs: local epochs.
         batch: rows in a step; None takes all.
         lr: learning rate of natural gradients.
@@ -86,9 +88,9 @@ def build(
         beta2: decay rate of the curvature.
 
     Raises:
-        ValueError: if the prior is not normal.
+        ValueError: if the prior is not normal, or the guide is another one.
     """
-    core = Laplace(net, likelihood, prior, guides.mean_field)
+    core = Laplace(net, likelihood, prior, independent(guide))
     ivon, of_prior = Ivon(core, lr, beta1, beta2, temperature), core.factor_of_prior
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -122,6 +124,9 @@ def build(
         total = {n: v * clients.to(v) for n, v in pooled.items()}
         return server | core.posterior(pick(total, "shift precision")) | {"rows": total["count"]}
 
+    # Personal models have weights of their own: these are not shared by all clients.
+    known = {n: v for n, v in core.metadata.tensors.items() if v is not SHARED or not fine_tune}
+    known |= {"precision": POSITIVE, "count": NOT_NEGATIVE}
     phases = (Phase((begin,)), ivon.phase(epochs, batch), Phase((settle,)))
     again = (phases[0], ivon.phase(fine_tune, batch), phases[2]) if fine_tune else ()
     return Method(
@@ -134,5 +139,5 @@ def build(
         aggregate=Aggregator({"*": uniform}, product),
         adapt=again,
         views={"global": as_received} | ({"personal": as_trained} if fine_tune else {}),
-        metadata=core.metadata.extend({"precision": POSITIVE, "count": NOT_NEGATIVE}),
+        metadata=Metadata(known, reads={"model": core.model, "guide": core.q}),
     )

@@ -45,6 +45,7 @@ from pyrofl.arguments import (
     ShareBelowOne,
     Whole,
     checked,
+    described,
 )
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
@@ -81,6 +82,7 @@ def build(
     damping: PositiveShare = 0.1,
     likelihood: Likelihood = categorical,
     prior: Prior = STANDARD,
+    guide: guides.Family = guides.mean_field,
     epochs: Whole = 5,
     batch: Count | None = 10,
     lr: NotNegative = 0.01,
@@ -97,6 +99,7 @@ def build(
         damping: fraction of the change that a client applies to its factor.
         likelihood: of a row, given the network's outputs.
         prior: on the parameters; independent normals.
+        guide: `mean_field` stands for the normal q(w), `delta` for covariance="none".
         epochs: local epochs.
         batch: rows in a step; None takes all.
         lr: learning rate; the loss is a mean over the rows.
@@ -104,9 +107,14 @@ def build(
         clip: largest norm of a gradient.
 
     Raises:
-        ValueError: if the prior is not normal, or a full covariance is too large.
+        ValueError: if the prior is not normal, the guide is another one, or a full covariance is
+            too large.
     """
-    is_point = covariance == "none"
+    if guide not in (guides.mean_field, guides.delta):
+        raise ValueError(
+            f"guide is {described(guide)}; expected mean_field or delta, see covariance for others"
+        )
+    is_point = covariance == "none" or guide is guides.delta
     family = guides.full_covariance if covariance == "full" else guides.mean_field
     core = Laplace(net, likelihood, prior, family)
     factors = ClientFactors(core, is_point)

@@ -32,13 +32,15 @@ import torch
 from pyrofl.arguments import Count, Positive, PositiveShare, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
+from pyrofl.inference.metadata import POSITIVE
 from pyrofl.inference.method import Method, Phase, as_received
 from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
+from pyrofl.models.pvi.gaussians import PARAMETERS
 from pyrofl.models.shared.client_factors import ClientFactors
-from pyrofl.models.shared.ivon import Ivon
+from pyrofl.models.shared.ivon import Ivon, independent
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -62,6 +64,7 @@ def build(
     init_scale: Positive = 0.5,
     likelihood: Likelihood = categorical,
     prior: Prior = STANDARD,
+    guide: guides.Family = guides.mean_field,
     epochs: Whole = 5,
     batch: Count | None = 10,
     lr: Positive = 0.1,
@@ -78,6 +81,7 @@ def build(
         init_scale: standard deviation of q(w) before round one; see `pvi.build` for its unit.
         likelihood: of a row, given the network's outputs.
         prior: on the parameters; independent normals.
+        guide: family of q(w), `mean_field`.
         epochs: local epochs.
         batch: rows in a step; None takes all.
         lr: learning rate of natural gradients.
@@ -85,9 +89,9 @@ def build(
         beta2: decay rate of the curvature.
 
     Raises:
-        ValueError: if the prior is not normal.
+        ValueError: if the prior is not normal, or the guide is another one.
     """
-    core = Laplace(net, likelihood, prior, guides.mean_field)
+    core = Laplace(net, likelihood, prior, independent(guide))
     factors = ClientFactors(core, init_scale=init_scale)
     ivon = Ivon(core, lr, beta1, beta2, temperature * rho)
 
@@ -106,16 +110,19 @@ def build(
         stated = core.stated(local["mean"], precision.rsqrt())
         return own | stated | factors.changed(local, change)
 
-    def duals(server: Tensors, message: Tensors) -> Tensors:
-        """Return the clients' natural parameters, and the changes of their dual variables."""
-        q = factors.received({n: v[None] for n, v in server.items()})
-        change = {n: rho * damping * (message[n] - v) for n, v in q.items() if n in message}
-        return message | under("change", change)
+    def with_sums(server: Tensors, message: Tensors) -> Tensors:
+        """Return the values to average, and those to sum over the reporting clients."""
+        found = {n: v for n, v in message.items() if n in PARAMETERS}
+        if found:
+            found["count"] = torch.ones_like(found["shift"][:, 0])
+        return message | under("sum", found)
 
     def consensus(server: Tensors, pooled: Tensors) -> Tensors:
         """Return the server's state after the step of ADMM."""
-        alpha = 1 / (1 + rho / server["share"])
-        total = {n: v + pooled[f"change/{n}"] for n, v in role("server/total", server).items()}
+        alpha, found = 1 / (1 + rho / server["share"]), role("sum", pooled)
+        q = factors.received({n: v[None] for n, v in server.items()})
+        change = {n: rho * damping * (found[n] - found["count"] * v[0]) for n, v in q.items()}
+        total = {n: v + change[n] for n, v in role("server/total", server).items()}
         dual = {n: core.factor_of_prior[n].to(v) + v for n, v in total.items()}
         mixed = {n: torch.lerp(pooled[n], v, alpha.to(v)) for n, v in dual.items()}
         return server | core.posterior(mixed) | under("server/total", total)
@@ -129,8 +136,8 @@ def build(
         init_client=factors.init_client,
         upload=core.upload,
         aggregate=Aggregator(
-            {"change/*": WeightedSum(uniform), "*": uniform}, consensus, transform=duals
+            {"sum/*": WeightedSum(uniform), "*": uniform}, consensus, transform=with_sums
         ),
         views={"global": as_received},
-        metadata=factors.metadata,
+        metadata=factors.metadata.extend({"precision": POSITIVE}),
     )

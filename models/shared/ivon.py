@@ -21,15 +21,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyrofl.arguments import described
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import GradientStep, Phase
 from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Program
+from pyrofl.models import guides
 from pyrofl.models.fedpop import at
 from pyrofl.models.guides.correlated import parted, standard_noise
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.tensors import Tensors, under
+
+
+def independent(guide: guides.Family) -> guides.Family:
+    """Return the guide's family; raise ValueError if it is not that of independent normals."""
+    if guide is not guides.mean_field:
+        raise ValueError(
+            f"guide is {described(guide)}, and IVON learns independent normals; expected mean_field"
+        )
+    return guide
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from pyrofl.tensors import Tensors
 
 PROMISES = {
     "fedivon": Promises(
-        together="*",
         random=True,
         message=(2 * toys.ALL + 1, 2 * toys.ALL + 2),
         any_number="shift",
