@@ -44,6 +44,7 @@ from pyrofl.models.pvi import STANDARD
 from pyrofl.models.pvi.mean_field import MeanField, of_parameters
 from pyrofl.models.pvi.unconstrained import of_network
 from pyrofl.nets import Network
+from pyrofl.nets.reparametrised import Reparametrised
 from pyrofl.recipes import rebuildable
 
 LossName = Literal["log", "gce", "beta"]
@@ -106,6 +107,11 @@ def build(
     if not bool(sites[0].each("exact").all()):
         raise ValueError(
             "prior is not a normal with fixed moments; expected such as dist.Normal(0.0, 1.0)"
+        )
+    if not Reparametrised(net, net.shapes).has_outputs:
+        raise ValueError(
+            "the network has neither linear layers nor convolutions, whose outputs this method "
+            "draws; expected such layers, as in nets.build('softmax', ...), or the method pvi"
         )
     core = of_parameters(
         net,
