@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import pyro.distributions as dist
 import torch
-from pyro.distributions import TorchDistribution, constraints
+from pyro.distributions import MaskedDistribution, TorchDistribution, constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Size, Tensor
 
@@ -205,6 +206,15 @@ def _refuse_bad_support(fn: object, what: str, support: Any, expected: str) -> N
     shown = _bare(known)
     if own.is_discrete:
         raise ValueError(f"{what} is {described(shown)}, which is discrete; {expected}")
+    if isinstance(shown, dist.Delta):
+        raise ValueError(f"{what} is {described(shown)}, a point without a density; {expected}")
+    if isinstance(shown, MaskedDistribution):
+        raise ValueError(f"{what} is masked; {expected}, or priors.flat for a density of 1")
+    numbers = [v for n in shown.arg_constraints if isinstance(v := getattr(shown, n, None), Tensor)]
+    if not all(bool(v.isfinite().all()) for v in numbers):
+        raise ValueError(
+            f"{what} is {described(shown)}, with a parameter that is not finite; {expected}"
+        )
     whole = Size((*known.batch_shape, *known.event_shape))
     size = whole[-1] if whole else 1
     if support is constraints.simplex:

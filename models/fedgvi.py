@@ -110,8 +110,8 @@ def build(
         )
     if not Reparametrised(net, net.shapes).has_outputs:
         raise ValueError(
-            "the network has neither linear layers nor convolutions, whose outputs this method "
-            "draws; expected such layers, as in nets.build('softmax', ...), or the method pvi"
+            "the network has neither linear layers nor convolutions with weights that train, whose "
+            "outputs this method draws; expected such layers, or the method pvi"
         )
     core = of_parameters(
         net,

@@ -107,14 +107,19 @@ def build(
         clip: largest norm of a gradient.
 
     Raises:
-        ValueError: if the prior is not normal, the guide is another one, or a full covariance is
-            too large.
+        ValueError: if the prior is not normal, the guide is another one, newton is set for a point
+            estimate, or a full covariance is too large.
     """
     if guide not in (guides.mean_field, guides.delta):
         raise ValueError(
             f"guide is {described(guide)}; expected mean_field or delta, see covariance for others"
         )
     is_point = covariance == "none" or guide is guides.delta
+    if is_point and newton:
+        raise ValueError(
+            "newton needs the covariance of each client's factor, and a point estimate has none; "
+            "expected covariance 'diagonal' or 'full', or newton=False"
+        )
     family = guides.full_covariance if covariance == "full" else guides.mean_field
     core = Laplace(net, likelihood, prior, family)
     factors = ClientFactors(core, is_point)

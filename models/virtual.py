@@ -103,7 +103,8 @@ def build(
     shared = [n for n in net.shapes if n not in own]
     if not shared:
         raise ValueError(
-            f"private is {private!r}, which all parameters match; expected some to be shared"
+            "all parameters are private (without `private`, those of the head); expected some to "
+            "be shared, as those of a network with hidden layers"
         )
     core = of_parameters(
         net,

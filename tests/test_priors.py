@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -249,3 +250,18 @@ def test_ones_own_model_takes_a_distribution() -> None:
     assert callable(model.prior)
     with pytest.raises(ValueError, match="support"):
         Supervised(toys.net(), likelihoods.categorical, dist.HalfCauchy(1.0))
+
+
+UNFIT = {
+    "masked": (dist.Normal(0.0, 1.0).mask(False), r"prior is masked; .*priors\.flat"),
+    "point": (dist.Delta(torch.tensor(0.0)), "prior is a Delta, a point without a density"),
+    "infinite": (dist.Normal(0.0, math.inf), "with a parameter that is not finite"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+@pytest.mark.parametrize("name", ["fedavg", "pvi", "virtual", "fedlap", "fedivon"])
+def test_priors_without_a_proper_density_are_refused(name: str, case: str) -> None:
+    prior, reason = UNFIT[case]
+    with pytest.raises(ValueError, match=reason):
+        table.BUILDS[name](toys.net(), prior=prior)

@@ -256,7 +256,7 @@ def of_parameters(
     elif not all(bool(side.each("exact").all()) for side in sites):
         why = "prior is not a normal with fixed moments, such as dist.Normal(0.0, 1.0)"
     elif not Reparametrised(net, net.shapes).has_outputs:
-        why = "the network has neither linear layers nor convolutions"
+        why = "the network has neither linear layers nor convolutions with weights that train"
     if sampling == "activations" and why:
         raise ValueError(f"sampling is 'activations', but {why}; use sampling='weights'")
     why = why or ("sampling is 'weights'" if sampling == "weights" else "")

@@ -65,8 +65,8 @@ class Laplace:
             )
         if self.guide is guides.full_covariance and self.layout.size > LARGEST:
             raise ValueError(
-                f"guide is full_covariance, of {self.layout.size} parameters; expected at most "
-                f"{LARGEST}, or mean_field"
+                f"a full covariance (guide full_covariance) of {self.layout.size} parameters; "
+                f"expected at most {LARGEST}, or a diagonal one (guide mean_field)"
             )
 
     # The server

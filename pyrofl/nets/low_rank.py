@@ -144,6 +144,11 @@ def lora(
         for n, layer in found.items()
         if matches(n, layers) and not matches(frozen[n], train)
     }
+    if not chosen and any(matches(n, layers) for n in found):
+        raise ValueError(
+            f"all layers that match {layers!r} have weights that match train, {train!r}; expected "
+            "train to leave the weight of at least one of them frozen, for the adapters"
+        )
     if not chosen:
         raise ValueError(
             f"no linear or attention layer matches {layers!r}; expected some of "

@@ -118,3 +118,8 @@ def test_it_learns(covariance):
     data = toys.blobs()
     begun, *_, done = federate(fedlap.build(toys.net(), covariance=covariance), data, 6)
     assert done.loss["w/*"].mean() < begun.loss["w/*"].mean()
+
+
+def test_newton_needs_a_covariance():
+    with pytest.raises(ValueError, match="newton needs the covariance"):
+        fedlap.build(toys.net(), covariance="none", newton=True)
