@@ -177,16 +177,20 @@ class Supervised:
 
     def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
         """Sample the network's parameters, then the responses of all rows."""
-        known = role(self.points, local) if self.points else {}
         run = self.forward or self.net
         with data.clients():
-            w = {
-                n: pyro.sample(n, self.prior_of(n)(n, shape, received, local, data))
-                for n, shape in self.net.shapes.items()
-                if n not in known
-            }
+            w = self.weights(received, local, data)
             with data.rows():
-                pyro.sample("y", self.likelihood(run(known | w, data.x), data.x), obs=data.y)
+                pyro.sample("y", self.likelihood(run(w, data.x), data.x), obs=data.y)
+
+    def weights(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Sample the latent parameters, inside `data.clients()`; return all parameters."""
+        known = role(self.points, local) if self.points else {}
+        return known | {
+            n: pyro.sample(n, self.prior_of(n)(n, shape, received, local, data))
+            for n, shape in self.net.shapes.items()
+            if n not in known
+        }
 
     def prior_of(self, name: str) -> PriorFunction:
         """Return the prior of the network parameter `name`."""

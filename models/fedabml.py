@@ -52,10 +52,11 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Program, Supervised
+from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_family
+from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -84,6 +85,7 @@ def build(
     init_scale: Positive = 0.05,
     kl: NotNegative = 0.1,
     num_particles: Count = 5,
+    sampling: Sampling = "weights",
     steps: Count = 5,
     epochs: Whole = 3,
     batch: Count | None = 50,
@@ -113,6 +115,7 @@ def build(
         init_scale: standard deviation of the prior before round one.
         kl: lambda, the weight of the KL divergence; 1 is exact Bayes.
         num_particles: Monte Carlo samples s of every loss.
+        sampling: what a step on phi draws, "weights" or "activations"; see `pfedbayes.build`.
         steps: k, steps on phi for each step on theta.
         epochs: local epochs R.
         batch: rows in a step; None takes all.
@@ -125,7 +128,8 @@ def build(
             "moments" rules that leave out the largest make standard deviations too small.
 
     Raises:
-        ValueError: if steps are natural and lr_prior is more than the whole way.
+        ValueError: if steps are natural and lr_prior is more than the whole way, or if sampling is
+            "activations", and guide, prior or network do not permit it.
     """
     chosen: guides.Family = getattr(guides, guide) if isinstance(guide, str) else guide
     family = as_family(prior)
@@ -135,8 +139,6 @@ def build(
         raise ValueError(f"lr_prior is {rate}; expected 0 to 1, a share of the way, if natural")
     q = guides.build_guide(chosen, net.shapes, init_scale=init_scale, loc="mu", spread="pi")
     power = 2 if average == "moments" else 1
-    loss = elbo(num_particles if q.random else None, kl=kl, mean=True)
-    descend = descended(loss, q.names, lr, steps)
 
     def theta(loc: Tensors, log_scale: Tensors) -> Tensors:
         """Return named tensors of the prior: means, and log standard deviations bounded below."""
@@ -167,6 +169,12 @@ def build(
         sd, least = log_scale(local, name).exp(), (lr * kl / data.size).sqrt()
         sd = sd.maximum(least.reshape(-1, *(1 for _ in sd.shape[1:])))
         return as_event(family(local[f"loc/{name}"], sd), len(shape))
+
+    model = Supervised(net, likelihood, centred)
+    loss: Loss = elbo(num_particles if q.random else None, kl=kl, mean=True)
+    if is_chosen(sampling, reason_against(net, chosen, prior)):
+        loss = Activations(net, likelihood, num_particles).negative_elbo(q, model.weights, kl)
+    descend = descended(loss, q.names, lr, steps)
 
     def follow(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Update the learned prior towards the client's posterior by a gradient step.
@@ -261,7 +269,7 @@ def build(
     return Method(
         name="fedabml",
         init=init,
-        model=Supervised(net, likelihood, centred),
+        model=model,
         guide=q,
         phases=phases,
         aggregate=pooled,

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pyro
 import pyro.distributions as dist
@@ -73,7 +73,9 @@ from pyrofl.models.fisher import STANDARD
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi.gaussians import PARAMETERS, enough
+from pyrofl.models.pvi.mean_field import MeanField
 from pyrofl.models.pvi.partitioned import HALVINGS, Partitioned
+from pyrofl.models.shared.activations import Sampling, is_chosen, reason_against
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
@@ -100,6 +102,7 @@ def build(
     damping: PositiveShare | None = 0.1,
     init_scale: Positive = 0.3,
     num_particles: Count = 100,
+    sampling: Sampling = "weights",
     burn_in: Whole = 5,
     epochs: Whole = 5,
     batch: Count | None = 10,
@@ -121,6 +124,7 @@ def build(
         init_scale: standard deviation of q(w) before round one; chosen on handwritten digits.
         num_particles: draws of nuts, after as many to warm up, or samples of natural gradients,
             an even number.
+        sampling: what natural gradients draw, "weights" or "activations"; see `pfedbayes.build`.
         burn_in: epochs of the chain of langevin before its draws count.
         epochs: local epochs: of SGD, of draws of langevin, or of natural gradients.
         batch: rows in a step; None takes all. Nuts always does.
@@ -128,8 +132,9 @@ def build(
         momentum: of SGD.
 
     Raises:
-        ValueError: if the prior is not normal, the guide another one, or lr or num_particles do not
-            suit natural gradients.
+        ValueError: if the prior is not normal, the guide another one, lr or num_particles do not
+            suit natural gradients, or sampling is "activations", and moments, guide or network do
+            not permit it.
     """
     core = Laplace(net, likelihood, prior, guide)
     size, covariance = core.layout.size, "full" if core.normals.full else "diagonal"
@@ -142,7 +147,12 @@ def build(
         return centre, torch.full_like(centre, init_scale)
 
     layouts = core.layout, type(core.layout)(())
-    pvi = Partitioned(core.model, *layouts, covariance, samples, damping, start)  # type: ignore[arg-type]
+    why = f"moments is {moments!r}" if moments != "natural" else reason_against(net, guide)
+    parts: Any = (core.model, *layouts, covariance, samples, damping, start)
+    pvi = Partitioned(*parts)
+    if is_chosen(sampling, why):
+        own: Any = {"own_sd": torch.zeros(0), "warm_start": 0, "optimizer": "natural"}
+        pvi = MeanField(*parts, net=net, likelihood=likelihood, **own)
     method = replace(pvi.method(epochs, batch, min(lr, 1.0)), name="fedep")
     if moments != "natural":
         tilted = Tilted(core, method.guide)

@@ -43,8 +43,8 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi import STANDARD
 from pyrofl.models.pvi.mean_field import MeanField, of_parameters
 from pyrofl.models.pvi.unconstrained import of_network
+from pyrofl.models.shared.activations import reason_against
 from pyrofl.nets import Network
-from pyrofl.nets.reparametrised import Reparametrised
 from pyrofl.recipes import rebuildable
 
 LossName = Literal["log", "gce", "beta"]
@@ -108,10 +108,9 @@ def build(
         raise ValueError(
             "prior is not a normal with fixed moments; expected such as dist.Normal(0.0, 1.0)"
         )
-    if not Reparametrised(net, net.shapes).has_outputs:
+    if why := reason_against(net):
         raise ValueError(
-            "the network has neither linear layers nor convolutions with weights that train, whose "
-            "outputs this method draws; expected such layers, or the method pvi"
+            f"{why}, whose outputs this method draws; expected such layers, or the method pvi"
         )
     core = of_parameters(
         net,

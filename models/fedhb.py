@@ -53,10 +53,11 @@ from pyrofl.inference.elbo import Look, elbo
 from pyrofl.inference.metadata import NOT_NEGATIVE, SHARE, Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Likelihood, Program, Supervised, flat
+from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised, flat
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_family
+from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, under
@@ -79,6 +80,7 @@ def build(
     init_scale: Positive = 0.05,
     kl: Positive = 0.1,
     num_particles: Count = 2,
+    sampling: Sampling = "weights",
     epochs: Whole = 5,
     batch: Count | None = 50,
     lr: NotNegative = 0.01,
@@ -102,6 +104,7 @@ def build(
         kl: weight of the KL divergence; 1 is exact Bayes. The default was chosen on handwritten
             digits, as that of pFedBayes.
         num_particles: Monte Carlo samples of every loss.
+        sampling: what a step draws, "weights" or "activations"; see `pfedbayes.build`.
         epochs: local epochs.
         batch: rows in a step; None takes all.
         lr: learning rate of Adam, which starts afresh each round; the loss is a mean over the rows.
@@ -109,9 +112,11 @@ def build(
         aggregation: how the server makes one of first and second moments, as in `fedavg.build`.
 
     Raises:
-        ValueError: if there are centres, and the guide is not delta or the prior not normal.
+        ValueError: if there are centres, and the guide is not delta or the prior not normal; or if
+            sampling is "activations", and guide, prior or network do not permit it.
     """
     family = as_family(prior)
+    by_outputs = is_chosen(sampling, reason_against(net, guide, prior))
     if centres:
         if guide is not guides.delta or family is not dist.Normal:
             raise ValueError(
@@ -170,12 +175,15 @@ def build(
             role("loc", received), {n: like(wider, v) * v.exp() for n, v in width.items()}
         )
 
-    loss = elbo(num_particles if q.random else None, kl, mean=True)
+    model = Supervised(net, likelihood, of_population)
+    loss: Loss = elbo(num_particles if q.random else None, kl, mean=True)
+    if by_outputs:
+        loss = Activations(net, likelihood, num_particles).negative_elbo(q, model.weights, kl)
     climb = GradientStep(q.names, adam(lr), loss)
     return Method(
         name="fedhb",
         init=init,
-        model=Supervised(net, likelihood, of_population),
+        model=model,
         guide=q,
         phases=(Phase((begin,)), Phase((climb,), epochs, batch), Phase((settle,))),
         upload=lambda received, local: {

@@ -29,8 +29,6 @@ more rows.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pyro
 import pyro.distributions as dist
 import torch
@@ -45,10 +43,17 @@ from pyrofl.inference.elbo import Seen, elbo
 from pyrofl.inference.metadata import Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase, as_received, return_received
 from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Likelihood, Program
+from pyrofl.inference.programs import Likelihood, Loss, Program
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_family
+from pyrofl.models.shared.activations import (
+    Activations,
+    Sampling,
+    divergence,
+    is_chosen,
+    reason_against,
+)
 from pyrofl.models.shared.personal_copies import own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -68,6 +73,7 @@ def build(
     init_scale: Positive = 0.05,
     kl: Positive = 0.1,
     num_particles: Count = 2,
+    sampling: Sampling = "weights",
     steps: Count = 5,
     epochs: Whole = 5,
     batch: Count | None = 50,
@@ -90,6 +96,9 @@ def build(
         init_scale: standard deviation of q(w_j) and of the prior before round one.
         kl: zeta, the weight of the KL divergence; 1 is exact Bayes.
         num_particles: Monte Carlo samples of every loss.
+        sampling: what a step on q_j draws: "weights", or "activations", the outputs of linear
+            layers and convolutions for every row, so that gradients vary less; "auto" draws these
+            where guide, prior and network permit it.
         steps: K, on q_j for each step on v_j.
         epochs: local epochs.
         batch: rows in a step; None takes all.
@@ -100,6 +109,10 @@ def build(
         fine_tune: epochs of both steps before testing.
         aggregation: how the server makes one v of the clients', as in `fedavg.build`; all of them
             weigh the same.
+
+    Raises:
+        ValueError: if sampling is "activations", and the guide is not one of independent normals,
+            the prior not normal, or the network without linear layers and convolutions.
     """
     q = guides.build_guide(guide, net.shapes, init_scale=init_scale, loc="w", spread="spread")
 
@@ -109,25 +122,29 @@ def build(
         """Initialize the global distribution v around the network's random draw."""
         return q.start(net.init(generator))
 
+    def weights(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Sample a client's weights from p(w_j | v_j), inside `data.clients()`."""
+        mean, variance = q.moments(received, received, data)
+        width = {
+            n: v.sqrt() if q.random else torch.full_like(v, init_scale) for n, v in variance.items()
+        }
+        return {
+            n: pyro.sample(n, as_event(family(mean[n], width[n]), len(shape)))
+            for n, shape in net.shapes.items()
+        }
+
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """Define the Pyro model: prior around the global distribution, and likelihood.
 
         That is p(w_j | v_j) p(y | x, w_j).
         """
-        mean, variance = q.moments(received, received, data)
-        width = {
-            n: v.sqrt() if q.random else torch.full_like(v, init_scale) for n, v in variance.items()
-        }
         with data.clients():
-            w = {
-                n: pyro.sample(n, as_event(family(mean[n], width[n]), len(shape)))
-                for n, shape in net.shapes.items()
-            }
+            w = weights(received, local, data)
             with data.rows():
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
     samples = num_particles if q.random else None
-    follow = Seen(replace(elbo(kl=kl, mean=True), likelihood=False), own, return_received)
+    follow = Seen(divergence(q, weights, kl), own, return_received)
 
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
@@ -138,8 +155,12 @@ def build(
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)
         return fit + follow(model, guide, received, local, data)
 
-    whole = Seen(elbo(samples, kl, mean=True), own, return_received)
-    infer = faint if q.random and noise != 1 else whole
+    infer: Loss = faint
+    if is_chosen(sampling, reason_against(net, guide, prior)):
+        outputs = Activations(net, likelihood, num_particles)
+        infer = Seen(outputs.negative_elbo(q, weights, kl, noise), own, return_received)
+    elif noise == 1 or not q.random:
+        infer = Seen(elbo(samples, kl, mean=True), own, return_received)
     moves = (GradientStep("own/*", adam(lr), infer, steps), GradientStep(q.names, adam(lr), follow))
     return Method(
         name="pfedbayes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyro
@@ -11,6 +12,7 @@ import pyro.distributions as dist
 import torch
 from checks import rounding
 from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.poutine.messenger import Messenger
 from torch import Generator, Size, Tensor
 from torch.distributions import transform_to
 from torch.nn.functional import softplus
@@ -23,6 +25,7 @@ from pyrofl.inference.federate import federate
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import Optim, sgd
 from pyrofl.inference.programs import Program, Supervised
+from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import guides
 from pyrofl.models.guides import correlated
 from pyrofl.models.guides.automatic import from_pyro
@@ -111,6 +114,21 @@ def assert_same_round(a: RoundState, b: RoundState, rtol: float = 0.0, atol: flo
     assert torch.equal(a.bytes_down, b.bytes_down)
     assert torch.equal(a.bytes_up, b.bytes_up)
     assert (a.number, a.rejected) == (b.number, b.rejected)
+
+
+class SigmaPoints(Messenger):
+    """Put the 2d draws of a normal [2d, C, 1, *p] at mean +- sqrt(d) sd along every axis.
+
+    They match its mean and variance, so that the average of a quadratic is its expectation.
+    """
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if open_latent(msg):
+            event = msg["fn"].event_shape
+            axes = torch.eye(event.numel(), dtype=torch.float64) * event.numel() ** 0.5
+            points = torch.cat([axes, -axes]).view(-1, 1, 1, *event)
+            msg["value"] = msg["fn"].mean + points * msg["fn"].variance.sqrt()
+            msg["done"] = True
 
 
 # A model with a positive, a bounded and a real site, none of them a network's.

@@ -83,11 +83,12 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.gaussians import enough
-from pyrofl.models.pvi.mean_field import Optimizer, Sampling, of_parameters
+from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
 from pyrofl.models.pvi.membership import join, leave
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
 from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.models.pvi.unconstrained import decentred, layouts, of_network, with_hidden_rows
+from pyrofl.models.shared.activations import Sampling
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 

@@ -12,22 +12,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-import pyro
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import GradientStep, Phase, send_all
 from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised, sample_noise
+from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised
 from pyrofl.models.pvi.gaussians import Normals, enough
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
 from pyrofl.models.pvi.sites import Layout
+from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.nets import Network
-from pyrofl.nets.reparametrised import Reparametrised
-from pyrofl.tensors import Tensors, like, pick, role
+from pyrofl.tensors import Tensors, like, pick
 
 # Factors of networks are far from normal: with larger steps the accuracy on digits collapses after
 # some ten rounds, with 1 to 1.5 times 1 / clients it is steady.
@@ -35,7 +33,6 @@ BOLDEST = 2.0
 # Weights with a full covariance. With 383 a round of 5 clients takes 14 seconds of one core;
 # work grows with their cube.
 MOST = 1_000
-Sampling = Literal["auto", "activations", "weights"]
 Optimizer = Literal["adam", "natural"]
 
 
@@ -128,8 +125,8 @@ class MeanField(Partitioned):
         """Return the negative ELBO [C], or the negative log likelihood in the warm start."""
         mean, bayes = local["mean"], self.bayesian(received, batch)
         root = local["log_root"].exp() if "log_root" in local else local["root"]
-        normal = self.named("mean", mean) | self.named("variance", root.square())
-        rows = elbo(self.draws)(self.rows, self.noise, {}, normal | {"bayes": bayes}, batch)
+        moments = self.named(mean), self.named(root.square())
+        rows = self.activations.expected(*moments, batch, scale=bayes)
         shift, precision = (
             torch.cat([received[n], self.own_prior[n].to(mean).expand(len(mean), -1)], -1)
             for n in ("shift", "precision")
@@ -143,37 +140,12 @@ class MeanField(Partitioned):
         twice = (scaled - 1 - precision.abs().log()).sum(-1) - 2 * root.log().sum(-1)
         return twice / 2
 
-    def rows(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Observe the responses of all rows, given sampled noise of the layers' outputs."""
-        mean, variance, bayes = role("mean", local), role("variance", local), local["bayes"]
-        with batch.clients():
-            noise = sample_noise(self.noisy, batch, of_rows=False)
-            with batch.rows():
-                noise |= sample_noise(self.noisy, batch, of_rows=True)
-                shapes = self.noisy.noise_shapes(batch.x)
-                each = {
-                    n: bayes.view(-1, *(1,) * (1 + len(shapes[n]))) * v for n, v in noise.items()
-                }
-                # The second half of the draws mirrors the first: gradients of means have no noise
-                # where the likelihood is normal.
-                half = {n: v[: len(v) // 2] for n, v in each.items()}
-                mirrored = {n: torch.cat([v, -v]) for n, v in half.items()}
-                outputs = self.noisy(mean, variance, mirrored, batch.x)
-                pyro.sample("y", self.likelihood(outputs, batch.x), obs=batch.y)
-
-    def noise(self, received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the noise of the layers' outputs that replaces sampling of weights."""
-        with batch.clients():
-            sample_noise(self.noisy, batch, of_rows=False)
-            with batch.rows():
-                sample_noise(self.noisy, batch, of_rows=True)
-
-    def named(self, prefix: str, vector: Tensor) -> Tensors:
+    def named(self, vector: Tensor) -> Tensors:
         """Split vectors [C, n] into tensors of the network's parameters, [C, *p] each."""
         sites = (*self.ours.sites, *self.mine.sites)
         parts = vector.split([len(site.mean) for site in sites], -1)
         return {
-            f"{prefix}/{site.name}": part.unflatten(-1, site.shape)
+            site.name: part.unflatten(-1, site.shape)
             for site, part in zip(sites, parts, strict=True)
         }
 
@@ -192,9 +164,10 @@ class MeanField(Partitioned):
         return "mean log_root" if self.optimizer == "adam" else "mean root"
 
     @cached_property
-    def noisy(self) -> Reparametrised:
-        """Network that samples its layers' outputs instead of its weights."""
-        return Reparametrised(self.net, self.net.shapes)
+    def activations(self) -> Activations:
+        """Expected log likelihood by draws of the layers' outputs."""
+        assert self.draws is not None
+        return Activations(self.net, self.likelihood, self.draws)
 
     @cached_property
     def own_prior(self) -> Tensors:
@@ -255,13 +228,9 @@ def of_parameters(
         why = f"covariance is {covariance!r}"
     elif not all(bool(side.each("exact").all()) for side in sites):
         why = "prior is not a normal with fixed moments, such as dist.Normal(0.0, 1.0)"
-    elif not Reparametrised(net, net.shapes).has_outputs:
-        why = "the network has neither linear layers nor convolutions with weights that train"
-    if sampling == "activations" and why:
-        raise ValueError(f"sampling is 'activations', but {why}; use sampling='weights'")
-    why = why or ("sampling is 'weights'" if sampling == "weights" else "")
+    why = why or reason_against(net)
     program = Supervised(net, likelihood, prior)
-    if not why:
+    if is_chosen(sampling, why):
         draws = enough(num_particles or 2, ours.size + mine.size, covariance)
         rounds = 5 if warm_start is None else warm_start
         return MeanField(
@@ -277,6 +246,7 @@ def of_parameters(
             warm_start=rounds,
             optimizer=optimizer or "adam",
         )
+    why = why or "sampling is 'weights'"
     if optimizer == "adam":
         raise ValueError(f"optimizer is 'adam', but {why}; use optimizer='natural'")
     if warm_start:

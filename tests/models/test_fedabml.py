@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from math import exp, log
-from typing import Any
 
 import pyro.distributions as dist
 import pytest
@@ -13,7 +12,6 @@ import torch
 import toys
 from checks import close
 from promises import Promises
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from toys import last
 
@@ -27,7 +25,6 @@ from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import fedabml, fedavg, guides, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, role
@@ -35,21 +32,6 @@ from pyrofl.tensors import Tensors, generator, role
 PROMISES = {"fedabml": Promises(random=True, message=(2 * toys.ALL, 2 * toys.ALL))}
 
 PRODUCT = (0.3895, 1.3263)  # mean of the exact global posterior of the quadratic pair
-
-
-class SigmaPoints(Messenger):
-    """Put the 2d draws of a normal [2d, C, 1, d] at mean +- sqrt(d) sd along every axis.
-
-    They match its mean and variance, so that the average of a quadratic is its expectation.
-    """
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if open_latent(msg):
-            d = msg["fn"].event_shape.numel()
-            axes = torch.eye(d, dtype=torch.float64) * d**0.5
-            points = torch.cat([axes, -axes])[:, None, None]
-            msg["value"] = msg["fn"].mean + points * msg["fn"].variance.sqrt()
-            msg["done"] = True
 
 
 def gaussian(d: int, **options: object) -> Method:
@@ -184,7 +166,7 @@ def test_gradient_steps_can_only_end_at_the_exact_posterior(quadratic):
         loss.backward()
         return loss
 
-    with SigmaPoints():
+    with toys.SigmaPoints():
         descent.step(step)
     mean, covariance = quadratic.posterior(m, torch.full((2,), 1 / s2))
     close(phi[0].detach(), mean, 1e-7)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import log, pi
-from typing import Any
 
 import pyro.distributions as dist
 import pytest
@@ -12,7 +11,6 @@ import torch
 import toys
 from checks import close
 from promises import Promises
-from pyro.poutine.messenger import Messenger
 from torch.nn.functional import softplus
 from toys import last
 
@@ -22,7 +20,6 @@ from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam
-from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import guides, likelihoods, pfedbayes, pfedme
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors
@@ -41,21 +38,6 @@ STATE = {
     "w/w": V,
     "spread/w": NU.double(),
 }
-
-
-class SigmaPoints(Messenger):
-    """Put the 2d draws of a normal at mean +- sqrt(d) sd along every axis.
-
-    They match its mean and variance, so that the average of a quadratic is its expectation.
-    """
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if open_latent(msg):
-            d = msg["fn"].event_shape.numel()
-            axes = torch.eye(d, dtype=torch.float64) * d**0.5
-            points = torch.cat([axes, -axes])[:, None, None]
-            msg["value"] = msg["fn"].mean + points * msg["fn"].variance.sqrt()
-            msg["done"] = True
 
 
 def linear(**options: object) -> Method:
@@ -78,7 +60,7 @@ def test_the_losses_are_the_papers(quadratic, noise):
     )
     infer, follow = moves(method)
     received = {"w/w": torch.zeros(2, 2).double(), "spread/w": torch.zeros(2, 2).double()}
-    with SigmaPoints():
+    with toys.SigmaPoints():
         found = infer.loss(method.model, method.guide, received, STATE, batch)
     divergence = follow.loss(method.model, method.guide, received, STATE, batch)
     sd, width = softplus(RHO.double()), softplus(NU.double())

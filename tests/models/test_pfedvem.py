@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from math import log, pi
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from checks import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from promises import Promises
-from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 from toys import last
@@ -25,7 +23,6 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, spread_out, total
@@ -46,21 +43,6 @@ TRACE = [
     ((1.410658, 1.737452), (0.380251, 1.051517)),
     ((1.633912, 2.601008), (0.370331, 1.181235)),
 ]
-
-
-class SigmaPoints(Messenger):
-    """Put the 2d draws of a normal [2d, C, 1, d] at mean +- sqrt(d) sd along every axis.
-
-    They match its mean and variance, so that the average of a quadratic is its expectation.
-    """
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if open_latent(msg):
-            d = msg["fn"].event_shape.numel()
-            axes = torch.eye(d, dtype=torch.float64) * d**0.5
-            points = torch.cat([axes, -axes])[:, None, None]
-            msg["value"] = msg["fn"].mean + points * msg["fn"].variance.sqrt()
-            msg["done"] = True
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
@@ -92,7 +74,7 @@ def head(*values: float) -> Tensors:
 def bound(method: Method, data: Federation, received: Tensors, local: Tensors) -> Tensor:
     """Return the exact ELBO of every client."""
     clients = torch.arange(data.clients)
-    with SigmaPoints():
+    with toys.SigmaPoints():
         return -elbo(2 * data.x.shape[1])(
             method.model, method.guide, received, local, data.batch(clients)
         )
@@ -177,7 +159,7 @@ def test_the_pull_towards_the_server_is_tau_times_the_distance():
     tau = torch.tensor([0.7, 3.0]).double()
     mu = torch.randn(2, 3, generator=rng, dtype=torch.float64).requires_grad_()
     local = {"mu/w": mu, "pi/w": torch.zeros(2, 3).double(), "tau": tau}
-    with SigmaPoints():
+    with toys.SigmaPoints():
         with_kl, without = (
             elbo(6, kl=kl)(method.model, method.guide, received, local, batch).sum()
             for kl in (1, 0)
