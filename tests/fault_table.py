@@ -67,13 +67,13 @@ FAULTS = (
     Fault(
         "a size that is zero, negative, NaN or infinite",
         r"::test_a_size_that_cannot_be",
-        "the same",
+        LEFT_OUT,
         2,
     ),
     Fault(
         "a variance, precision, weight or cluster out of range",
         r"::test_(what_must_be_positive|a_variance_of_zero|a_share_is)",
-        "the same",
+        LEFT_OUT,
         2,
     ),
     Fault(

@@ -91,7 +91,7 @@ SCORE = Row(
     "Score to compare by (default: accuracy, or error where the target is numeric).",
 )
 PREDICT: tuple[Any, ...] = (
-    Row("folder DIR", PATH, "Directory of pyrofl run or Run.save."),
+    Row("folder DIR", PATH, "Output directory of pyrofl run, or directory written by Run.save."),
     Row("--data FILE.csv", REQUIRED, "Rows to predict, with the feature columns of training."),
     Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
     Row("--client NAME", TEXT, "Name of the client to which all rows belong."),
@@ -116,7 +116,7 @@ PREDICT: tuple[Any, ...] = (
     Row("--overwrite", FLAG, "Overwrite an existing file.", False),
 )
 CONFORMAL: tuple[Any, ...] = (
-    Row("folder DIR", PATH, "Directory of pyrofl run."),
+    Row("folder DIR", PATH, "Output directory of pyrofl run."),
     Row("--alpha A", FRACTION, "Probability that a set does not contain the true value.", 0.1),
     Row(
         "--calibration-fraction F",

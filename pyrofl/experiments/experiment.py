@@ -107,7 +107,7 @@ class Experiment:
     # Partition
     class_weights: str | None = option("W", "Class weights: balanced or CLASS=WEIGHT,...")
     per_class: Count | None = option(
-        "N", "Number of training rows of each class in total (default: all)."
+        "N", "Number of training rows of each class, over all clients (default: all)."
     )
     partition: Path | None = option(
         "SPEC",
