@@ -172,7 +172,9 @@ def build(
 
     model = Supervised(net, likelihood, centred)
     loss: Loss = elbo(num_particles if q.random else None, kl=kl, mean=True)
+    reads: dict[str, Program] = {"guide": q}
     if is_chosen(sampling, reason_against(net, chosen, prior)):
+        reads["model"] = model
         loss = Activations(net, likelihood, num_particles).negative_elbo(q, model.weights, kl)
     descend = descended(loss, q.names, lr, steps)
 
@@ -278,9 +280,7 @@ def build(
             "personal": lambda _, local: posterior(local) | local,
             "global": lambda received, local: local | received | posterior(received),
         },
-        metadata=Metadata(
-            normals("loc", "log_scale", torch.exp) if q.random else {}, reads={"guide": q}
-        ),
+        metadata=Metadata(normals("loc", "log_scale", torch.exp) if q.random else {}, reads=reads),
     )
 
 

@@ -80,7 +80,7 @@ def build(
     init_scale: Positive = 0.05,
     kl: Positive = 0.1,
     num_particles: Count = 2,
-    sampling: Sampling = "weights",
+    sampling: Sampling = "auto",
     epochs: Whole = 5,
     batch: Count | None = 50,
     lr: NotNegative = 0.01,
@@ -104,7 +104,8 @@ def build(
         kl: weight of the KL divergence; 1 is exact Bayes. The default was chosen on handwritten
             digits, as that of pFedBayes.
         num_particles: Monte Carlo samples of every loss.
-        sampling: what a step draws, "weights" or "activations"; see `pfedbayes.build`.
+        sampling: what a step draws, "weights" or "activations"; see `pfedbayes.build`. On
+            handwritten digits the accuracy is 0.957 by activations, and 0.924 by weights.
         epochs: local epochs.
         batch: rows in a step; None takes all.
         lr: learning rate of Adam, which starts afresh each round; the loss is a mean over the rows.
@@ -177,7 +178,9 @@ def build(
 
     model = Supervised(net, likelihood, of_population)
     loss: Loss = elbo(num_particles if q.random else None, kl, mean=True)
+    reads: dict[str, Program] = {"guide": q}
     if by_outputs:
+        reads["model"] = model
         loss = Activations(net, likelihood, num_particles).negative_elbo(q, model.weights, kl)
     climb = GradientStep(q.names, adam(lr), loss)
     return Method(
@@ -193,8 +196,7 @@ def build(
         adapt=(Phase((begin,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
         views=personal_of(anyone, fine_tune),
         metadata=Metadata(
-            {"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)},
-            reads={"guide": q},
+            {"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)}, reads=reads
         ),
     )
 

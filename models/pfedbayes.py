@@ -29,6 +29,8 @@ more rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -144,7 +146,7 @@ def build(
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
     samples = num_particles if q.random else None
-    follow = Seen(divergence(q, weights, kl), own, return_received)
+    follow: Loss = Seen(replace(elbo(kl=kl, mean=True), likelihood=False), own, return_received)
 
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
@@ -156,8 +158,10 @@ def build(
         return fit + follow(model, guide, received, local, data)
 
     infer: Loss = faint
+    reads: dict[str, Program] = {"guide": q}
     if is_chosen(sampling, reason_against(net, guide, prior)):
-        outputs = Activations(net, likelihood, num_particles)
+        outputs, reads["model"] = Activations(net, likelihood, num_particles), model
+        follow = Seen(divergence(q, weights, kl), own, return_received)
         infer = Seen(outputs.negative_elbo(q, weights, kl, noise), own, return_received)
     elif noise == 1 or not q.random:
         infer = Seen(elbo(samples, kl, mean=True), own, return_received)
@@ -175,6 +179,6 @@ def build(
         metadata=Metadata(
             normals("w", "spread", softplus) if guide is guides.mean_field else {},
             train_all_clients=True,
-            reads={"guide": q},
+            reads=reads,
         ),
     )

@@ -316,6 +316,7 @@ def cases() -> dict[str, Case]:
         "fedhb",
         {"centres": {"centres": 2, "guide": guides.delta}, "median": {"aggregation": "median"}},
         fine_tune=2,
+        sampling="weights",
     )
     vary(
         "fedpop", {"cold": {"temperature": 0.0, "burn_in": 0}, "median": {"aggregation": "median"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyro.distributions as dist
@@ -215,6 +216,14 @@ def test_clients_train_alone_as_in_a_chunk_and_predictions_get_better(case):
     states = [first(method, data, 0), toys.last(method, data, 3)]
     before, after = (evaluate(method, data, state).mean("nll") for state in states)
     assert after < before
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_another_model_is_refused(case):
+    module, options = METHODS[case]
+    method = module.build(LINE, likelihood=NORMAL, sampling="activations", **options)
+    with pytest.raises(ValueError, match=r"^model was replaced"):
+        replace(method, model=Supervised(LINE, NORMAL, priors.flat))
 
 
 ALL = ("pfedbayes", "fedhb", "fedabml", "fedep")
