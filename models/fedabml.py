@@ -56,7 +56,7 @@ from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_family
-from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
+from pyrofl.models.pvi.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable

@@ -72,10 +72,10 @@ from pyrofl.models.fedpop import at, langevin
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.likelihoods import categorical
+from pyrofl.models.pvi.activations import Sampling, is_chosen, reason_against
 from pyrofl.models.pvi.gaussians import PARAMETERS, enough
 from pyrofl.models.pvi.mean_field import MeanField
 from pyrofl.models.pvi.partitioned import HALVINGS, Partitioned
-from pyrofl.models.shared.activations import Sampling, is_chosen, reason_against
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network

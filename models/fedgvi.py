@@ -41,9 +41,9 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi import STANDARD
+from pyrofl.models.pvi.activations import reason_against
 from pyrofl.models.pvi.mean_field import MeanField, of_parameters
 from pyrofl.models.pvi.unconstrained import of_network
-from pyrofl.models.shared.activations import reason_against
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 

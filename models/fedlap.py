@@ -1,4 +1,4 @@
-"""FedLap and FedLap-Cov: variational Bayes over clients by Laplace approximations, as an ADMM.
+"""FedLap: variational Bayes over clients by Laplace approximations, as an ADMM; and FedLap-Cov.
 
 Swaroop, Khan and Doshi-Velez, "Connecting Federated ADMM to Bayes", ICLR 2025.
 

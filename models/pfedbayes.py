@@ -49,7 +49,7 @@ from pyrofl.inference.programs import Likelihood, Loss, Program
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_family
-from pyrofl.models.shared.activations import (
+from pyrofl.models.pvi.activations import (
     Activations,
     Sampling,
     divergence,

@@ -35,9 +35,9 @@ from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
+from pyrofl.models.pvi.activations import Sampling
 from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
 from pyrofl.models.pvi.unconstrained import of_network
-from pyrofl.models.shared.activations import Sampling
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 

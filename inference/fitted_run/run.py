@@ -316,7 +316,7 @@ class Run(Pickled, Summarised):
             if last and fact.high is not None and last.watched.get(name, 0.0) > fact.high
         ]
         with suppress(*FAILURES):  # a program may only support training
-            if last and (widths := unlearned_widths(*self._fitted, self.seed)):
+            if last and last.number >= 3 and (widths := unlearned_widths(*self._fitted, self.seed)):
                 found.append(widths)
         return found
 

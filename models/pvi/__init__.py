@@ -81,6 +81,7 @@ from pyrofl.inference.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
+from pyrofl.models.pvi.activations import Sampling
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
@@ -88,7 +89,6 @@ from pyrofl.models.pvi.membership import join, leave
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
 from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.models.pvi.unconstrained import decentred, layouts, of_network, with_hidden_rows
-from pyrofl.models.shared.activations import Sampling
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 

@@ -20,10 +20,10 @@ from pyrofl.data import Batch, Cohort
 from pyrofl.inference.method import GradientStep, Phase, send_all
 from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised
+from pyrofl.models.pvi.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.models.pvi.gaussians import Normals, enough
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
 from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, like, pick
 

@@ -312,7 +312,7 @@ def refuse(module: nn.Module) -> None:
         if isinstance(layer, _BatchNorm) or getattr(layer, "track_running_stats", False):
             advice = "use GroupNorm, which keeps no statistics over rows"
         elif isinstance(rate, int | float) and rate > 0:
-            advice = f"set its dropout, {rate:g}, to 0, and put a prior on the weights instead"
+            advice = f"set its dropout, {rate:g}, to 0, and use a prior on the weights instead"
         elif isinstance(layer, nn.RNNBase | nn.LSTMCell):
             advice = "torch.vmap cannot run it; use GRUCell, or write it with linear layers"
         elif any(is_lazy(p) for p in layer.parameters(recurse=False)):

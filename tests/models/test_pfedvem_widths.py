@@ -188,12 +188,12 @@ def test_widths_without_a_closed_form_are_refused(options):
 
 def test_unlearned_widths_are_reported(capsys):
     data = toys.blobs()
-    run = pyrofl.fit(pfedvem.build(toys.net()), data, 2)
+    run = pyrofl.fit(pfedvem.build(toys.net()), data, 3)
     (found,) = run.warnings
     assert found.startswith("standard deviations of head.weight, head.bias are still those of the")
     assert found.endswith("prior_scale=1 learns them in closed form")
     assert found in capsys.readouterr().err
-    learned = pyrofl.fit(pfedvem.build(toys.net(), prior_scale=1.0), data, 2, progress=False)
+    learned = pyrofl.fit(pfedvem.build(toys.net(), prior_scale=1.0), data, 3, progress=False)
     assert learned.warnings == []
 
 
@@ -219,12 +219,12 @@ LEARNED = {"guide": guides.mean_field, "init_scale": 0.3, "lr": 0.3, "epochs": 3
     ids=["a point", "learned by gradients", "learned by natural gradients"],
 )
 def test_guides_without_widths_and_learned_widths_are_not_reported(method):
-    assert pyrofl.fit(method, toys.blobs((12, 9, 20)), 2, progress=False).warnings == []
+    assert pyrofl.fit(method, toys.blobs((12, 9, 20)), 3, progress=False).warnings == []
 
 
 def test_the_same_guide_is_reported_if_its_rate_is_small():
     options = LEARNED | {"lr": 1e-3, "epochs": 5, "init_scale": 0.01}
     (found,) = pyrofl.fit(
-        fedavg.build(toys.net(), **options), toys.blobs((12, 9, 20)), 2, progress=False
+        fedavg.build(toys.net(), **options), toys.blobs((12, 9, 20)), 3, progress=False
     ).warnings
     assert "raise the learning rate of the guide's scales" in found

@@ -37,7 +37,7 @@ def list_all(args: Namespace) -> None:
 def sections() -> dict[str, Mapping[str, str]]:
     """Return all methods, data sets, networks etc. with descriptions: section -> name -> text."""
     partitions = dict(text.split(": ", 1) for text in PARTITIONS.values())
-    methods = {n: "; ".join(filter(None, (about(n), summary(n)))) for n in builds()}
+    methods = {n: "\n".join(filter(None, (about(n), summary(n)))) for n in builds()}
     found = (methods, DATASETS, partitions, TEST_POLICIES, NETWORKS)
     return dict(zip(SECTIONS, (*found, LIKELIHOODS), strict=True))
 
@@ -45,7 +45,8 @@ def sections() -> dict[str, Mapping[str, str]]:
 def entries(lines: Mapping[str, str]) -> str:
     """Format names and their descriptions as text, one per line."""
     width = max(map(len, lines))
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
+    below = "\n" + " " * (width + 4)
+    return "\n".join(f"  {n:<{width}}  {text.replace(chr(10), below)}" for n, text in lines.items())
 
 
 def explain(args: Namespace) -> None:

@@ -25,8 +25,8 @@ from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.models import fedabml, fedep, fedhb, guides, likelihoods, pfedbayes, priors
 from pyrofl.models.likelihoods import categorical
+from pyrofl.models.pvi.activations import Activations
 from pyrofl.models.pvi.gaussians import Normals
-from pyrofl.models.shared.activations import Activations
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, pick, under
 
