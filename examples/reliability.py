@@ -1,7 +1,7 @@
 """Plot reliability diagrams of FedAvg and four posteriors, with tuned settings.
 
 Settings, partition, network and participation are those of `examples/tuned.py`; predictions are
-averaged over posterior draws, or use the one model of FedAvg. The bins are written to
+those of the posterior's mean, or averaged over posterior draws. The bins are written to
 reliability.csv.
 
 Run: python examples/reliability.py [--data npz:fashion_mnist.npz] [--quick] [--out FOLDER]
@@ -34,7 +34,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--data", default="digits", help="Data set with classes.")
 parser.add_argument("--quick", action="store_true", help="Short run with two rounds.")
 parser.add_argument("--seeds", type=int, default=3, help="Number of seeds.")
-parser.add_argument("--draws", type=int, default=50, help="Posterior draws of a prediction.")
+parser.add_argument("--draws", type=int, help="Posterior draws (default: use the mean).")
 parser.add_argument("--out", type=Path, default=Path("results/reliability"))
 args = parser.parse_args()
 torch.set_num_threads(1)
