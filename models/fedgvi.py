@@ -36,9 +36,10 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 
-from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
+from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi import STANDARD
 from pyrofl.models.pvi.activations import reason_against
@@ -69,6 +70,7 @@ def build(
     renyi_order: Positive = 2.5,
     likelihood: Likelihood = categorical,
     prior: Prior = STANDARD,
+    guide: guides.Family = guides.mean_field,
     warm_start: Whole = 5,
     damping: PositiveShare | None = None,
     init_scale: Positive = 0.5,
@@ -89,6 +91,7 @@ def build(
         likelihood: of a row, given the network's outputs: categorical, Bernoulli or, with "log" and
             "beta", normal.
         prior: on the parameters; independent normals, such as dist.Normal(0.0, 1.0).
+        guide: family of q(w), `mean_field`.
         warm_start: rounds of federated averaging with this loss before the first of FedGVI.
         damping: fraction of the update that the server applies; see `pvi.hierarchical`.
         init_scale: standard deviation of q(w) before round one; see `pvi.build` for its unit.
@@ -107,6 +110,10 @@ def build(
     if not bool(sites[0].each("exact").all()):
         raise ValueError(
             "prior is not a normal with fixed moments; expected such as dist.Normal(0.0, 1.0)"
+        )
+    if guide is not guides.mean_field:
+        raise ValueError(
+            f"guide is {described(guide)}, not independent normals; expected mean_field"
         )
     if why := reason_against(net):
         raise ValueError(
