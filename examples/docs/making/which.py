@@ -14,7 +14,7 @@ QUESTIONS = (
         ("one or few rounds; full covariance", "fisher  fola"),
         ("a posterior for each client", "fedhb"),
     )),
-    ("approximate uncertainty enough?", (
+    ("rough uncertainty enough?", (
         ("clients of unequal size", "pfedvem"),
         ("few rows", "pfedbayes  pfedgp"),
         ("new clients join often", "fedabml  metavd"),
