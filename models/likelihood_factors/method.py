@@ -166,6 +166,7 @@ class LikelihoodFactors:
         search = torch.optim.LBFGS([mode], max_iter=STEPS, line_search_fn="strong_wolfe")
 
         def cost() -> Tensor:
+            """Return the negative log density, with its gradient for the search."""
             search.zero_grad()
             value = -self.log_density(mode, factors).sum()
             value.backward()

@@ -7,8 +7,7 @@ import torch
 import toys
 from checks import close
 from promises import Promises
-from regressions import PRIOR, posterior
-from torch.nn.functional import softplus
+from regressions import PRIOR, assert_mean_field, normal, posterior
 
 import pyrofl
 from pyrofl.data.loaders.conjugate import linear_regression
@@ -16,7 +15,6 @@ from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.federate import federate
 from pyrofl.models import fedivon, likelihoods
 from pyrofl.nets import build
-from pyrofl.tensors import Tensors
 
 PROMISES = {
     "fedivon": Promises(
@@ -25,13 +23,6 @@ PROMISES = {
         any_number="shift",
     )
 }
-
-
-def normal(server: Tensors) -> Tensors:
-    """Return the natural parameters of the server's posterior, [d] each."""
-    mean = torch.cat([v.flatten() for n, v in server.items() if n.startswith("w/")])
-    sd = torch.cat([softplus(v.flatten()) for n, v in server.items() if n.startswith("spread/")])
-    return {"shift": mean / sd**2, "precision": sd**-2}
 
 
 def test_the_server_multiplies_the_clients_normals():
@@ -58,7 +49,6 @@ def test_clients_start_from_their_part_of_the_precision():
         close(two.message[n], value * share, 1e-7 * float(value.abs().max()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch", [None, 8])
 def test_one_client_finds_its_mean_field_posterior(batch):
     """Averages of rounds equal the optimum within four standard errors, from ten blocks of rounds.
@@ -81,14 +71,7 @@ def test_one_client_finds_its_mean_field_posterior(batch):
         batch=batch,
     )
     found = [normal(s.server) for s in federate(method, task.federation, 400) if s.number > 200]
-    widths = torch.stack([q["precision"] for q in found])
-    means = torch.stack([q["shift"] for q in found]) / widths
-    far = ((means - exact) * precision.sqrt()).view(10, -1, 3).mean(1)
-    ratio = (widths / precision).view(10, -1, 3).mean(1)
-    assert bool((far.mean(0).abs() < 4 * far.std(0) / 10**0.5).all()), far.mean(0)
-    away = (ratio.mean(0) - 1).abs()
-    assert bool((away < 0.02 + 4 * ratio.std(0) / 10**0.5).all()), ratio.mean(0)
-    assert float(ratio.std(0).max()) < 0.2  # so that the bound excludes a wrong factor
+    assert_mean_field(found, exact, precision)
 
 
 def test_it_learns():

@@ -8,8 +8,7 @@ import torch
 import toys
 from checks import close
 from promises import Promises
-from regressions import PRIOR, posterior
-from torch.nn.functional import softplus
+from regressions import PRIOR, assert_mean_field, normal, posterior
 
 import pyrofl
 from pyrofl.data.loaders.conjugate import linear_regression
@@ -17,7 +16,6 @@ from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.federate import federate
 from pyrofl.models import ivonadmm, likelihoods, priors
 from pyrofl.nets import build
-from pyrofl.tensors import Tensors
 
 PROMISES = {
     "ivonadmm": Promises(
@@ -27,13 +25,6 @@ PROMISES = {
         any_number="shift",
     )
 }
-
-
-def normal(server: Tensors) -> Tensors:
-    """Return the natural parameters of the server's posterior, [d] each."""
-    mean = torch.cat([v.flatten() for n, v in server.items() if n.startswith("w/")])
-    sd = torch.cat([softplus(v.flatten()) for n, v in server.items() if n.startswith("spread/")])
-    return {"shift": mean / sd**2, "precision": sd**-2}
 
 
 @pytest.mark.parametrize("damping", [0.3, 1.0])
@@ -66,7 +57,6 @@ def test_clients_and_server_make_the_steps_of_the_paper(damping):
             close(found[n], value, 1e-7 * float(value.abs().max()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "epochs"), [(None, 20), (8, 10)])
 def test_its_limit_is_the_mean_field_posterior(batch, epochs):
     """Averages of rounds equal the optimum within four standard errors, from ten blocks of rounds.
@@ -89,14 +79,7 @@ def test_its_limit_is_the_mean_field_posterior(batch, epochs):
         **settings,
     )
     found = [normal(s.server) for s in federate(method, task.federation, 400) if s.number > 200]
-    widths = torch.stack([q["precision"] for q in found])
-    means = torch.stack([q["shift"] for q in found]) / widths
-    far = ((means - exact) * precision.sqrt()).view(10, -1, 3).mean(1)
-    ratio = (widths / precision).view(10, -1, 3).mean(1)
-    assert bool((far.mean(0).abs() < 4 * far.std(0) / 10**0.5).all()), far.mean(0)
-    away = (ratio.mean(0) - 1).abs()
-    assert bool((away < 0.02 + 4 * ratio.std(0) / 10**0.5).all()), ratio.mean(0)
-    assert float(ratio.std(0).max()) < 0.2  # so that the bound excludes a wrong factor
+    assert_mean_field(found, exact, precision)
 
 
 def test_it_learns():
