@@ -367,11 +367,9 @@ def _reads(structure: Structure, batch: Batch) -> Structure:
     u, eta = random_points(structure, batch)
     u.requires_grad_()
     with torch.enable_grad():
-        grown = structure.evaluate(u, eta, batch).roots.square().sum()
-        (of_roots,) = torch.autograd.grad(grown, u, allow_unused=True)
-    scales = torch.zeros(structure.ours.size, dtype=torch.bool)
-    if of_roots is not None:
-        scales = of_roots.abs().sum((0, 1)) > 0
+        grown = structure.evaluate(u, eta, batch).roots.square().sum() + 0 * u.sum()
+        (of_roots,) = torch.autograd.grad(grown, u)
+    scales = of_roots.abs().sum((0, 1)) > 0
     left = of_u.abs().amax(0) < EXACT
     mixed = bool((scales & ~left).any())
     return replace(structure, reads=(~(scales & left)).nonzero()[:, 0], mixed=mixed)
