@@ -1,0 +1,383 @@
+"""Two-stage method: an exact hierarchical posterior from posterior draws of each client alone.
+
+Lunn, Barrett, Sweeting and Thompson, "Fully Bayesian hierarchical modelling in two stages, with
+application to meta-analysis", JRSS C 62, 2013.
+
+    p(g, z, y) = p(g) prod_j p(z_j | g) p(y_j | z_j)     z_j of a client, g shared by all
+
+    client   z_js, s = 1 ... S, from  p_1(z_j) p(y_j | z_j)        with a prior p_1 of its own
+    server   (g, z)  from  p(g) prod_j p(z_j | g) p(y_j | z_j),  each z_j one of the client's z_js
+
+In the paper, z_js is accepted with the ratio of p(z_j | g) / p_1(z_j) in a Metropolis-Hastings
+step, and g drawn given z. That chain has the law
+
+    p(g) prod_j L_j(g),    L_j(g) = mean_s p(z_js | g) / p_1(z_js)    in proportion to p(y_j | g)
+
+for g, and given g takes z_js with a probability in proportion to its term of L_j. The server draws
+g from it by Hamiltonian Monte Carlo, and z given g, which has the same law and is faster.
+
+One exchange is exact up to Monte Carlo error. The relative variance of an average of S terms is 1 /
+ESS, where ESS is the effective number of terms, so that log prod_j L_j has a variance of about
+sum_j 1 / ESS_j. A warning is given where that is above 0.1 on average over the draws: terms are few
+where the clients are much alike. The next round then takes as p_1 a t distribution with the moments
+of all clients' z. Sites z_j may be of any continuous distribution: `likelihood_factors` needs
+normal ones, and PVI many rounds.
+
+What leaves a client: S posterior draws of its own parameters under p_1. The server thus knows the
+client's posterior as well as the client does, and from it p(y_j | z_j) up to a constant.
+
+Departures from the paper: the sampler of the server, as above; p_1 is a t distribution with five
+degrees of freedom, without constraints, around the median of the program's prior.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.arguments import Count, Positive, checked
+from pyrofl.data import Batch, Cohort, Federation
+from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
+from pyrofl.inference.metadata import PER_CLIENT, SHARED, Metadata, Moments, Monitor
+from pyrofl.inference.method import Method, Phase, View
+from pyrofl.inference.programs import Program
+from pyrofl.models.likelihood_factors.sampler import KEPT, hmc
+from pyrofl.models.likelihood_factors.structure import CLIENTS, EXACT, blank, on_cpu, precise
+from pyrofl.models.pvi.declared import Declared
+from pyrofl.models.pvi.sites import Layout
+from pyrofl.models.pvi.unconstrained import layouts
+from pyrofl.tensors import Tensors, default_type, generator, matches, spread_out
+
+__all__ = ["hierarchical"]
+
+FREEDOM = 5.0  # degrees of freedom of p_1
+CHAINS = 64  # of the server
+NOISE = 0.1  # variance of the log density, above which draws of clients are too few
+MIXED = 1.1  # R-hat above which chains have not mixed
+PLACE = "_place"  # auxiliary site: which draw of the server
+OTHERS = "use likelihood_factors.hierarchical or pvi.hierarchical for this program"
+
+
+@dataclass(frozen=True)
+class TwoStage:
+    """Hierarchical program with d shared variables g and m own variables z, unconstrained.
+
+    The server holds clients' draws [J, S, m] with log p_1 [J, S]; those of a client without rows
+    [S, m]; and N posterior draws of g [N, d], of all z [J, N, m] and of a new client's [N, m].
+    """
+
+    program: Program
+    ours: Layout
+    mine: Layout
+    blank: Batch  # one client with one row of zeros
+    draws: int  # S
+
+    def method(self, text: str) -> Method:
+        """Return the federated method, with a description of the program's sites."""
+        few = "variance of the log density: the clients' draws are too few, raise draws or rounds"
+        mixed = "chains of the clients or the server have not mixed: draws are unreliable"
+        absent = "that many clients have not reported: the posterior lacks their rows"
+        return Method(
+            name="two_stage",
+            init=self.init,
+            model=self.program,
+            guide=self.guide,
+            phases=(Phase((self.sample,)),),
+            aggregate=self.aggregate,
+            download=lambda server, cohort: spread_out(
+                {n: server[n] for n in ("middle", "width")}, len(cohort.ids)
+            ),
+            upload=lambda received, local: {n: local[n] for n in ("draws", "log_p1", "r_hat")},
+            views={"personal": View(self.read, self.sent, exact=lambda server: True)},
+            metadata=Metadata(
+                {
+                    f"{self.ours.names} {PLACE}": SHARED,
+                    "server/draws server/log_p1 server/known server/own": PER_CLIENT,
+                    "mean sd": Moments(self.moments),
+                    "server/noise": Monitor(NOISE, few),
+                    "server/r_hat": Monitor(MIXED, mixed),
+                    "server/missing": Monitor(0.0, absent),
+                },
+                reads={"model": self.program},
+                sites=text,
+            ),
+        )
+
+    def check(self, batch: Batch) -> None:
+        """Raise ValueError unless rows depend on own sites alone, and these not on data."""
+        source, shape = generator("two_stage"), (8, len(batch))
+        (mean, sd), (middle, width) = self.ours.prior(), self.mine.prior()
+        u = mean + 0.5 * sd.clamp(max=1.0) * torch.randn(*shape, len(mean), generator=source)
+        z = middle + 0.5 * width.clamp(max=1.0) * torch.randn(*shape, len(middle), generator=source)
+        u, z = u.double(), z.double()
+        with torch.no_grad():
+            rows, others = (self.evaluate(v, z, batch, "") for v in (u, u.flip(0)))
+            own = self.evaluate(u, z, batch, self.mine.names)
+            blank = self.blank.select_clients(torch.zeros(len(batch), dtype=torch.long))
+            at_server = self.evaluate(u, z, blank, self.mine.names)
+        if not torch.allclose(rows, others, rtol=EXACT, equal_nan=True):
+            raise ValueError(
+                "the rows depend on shared sites, given each client's own; write own sites in "
+                f"centered form, such as theta ~ Normal(mu, tau); otherwise {OTHERS}"
+            )
+        if not torch.allclose(own, at_server, rtol=EXACT, equal_nan=True):
+            raise ValueError(
+                f"the prior of {self.mine.names} depends on a client's data, which the server "
+                f"does not have; {OTHERS}"
+            )
+
+    # The server
+
+    def init(self, source: Generator, clients: int) -> Tensors:
+        """Initialize the draws of g and z with normals that stand for their priors."""
+        mean, sd = (v.double() for v in self.ours.prior())
+        count, (middle, width) = CHAINS * KEPT, (v.double() for v in self.mine.prior())
+        shared = mean + sd * torch.randn(count, len(mean), generator=source).double()
+        z = middle + width * self._noise(self.draws, source)
+        own = middle + width * self._noise(count, source)
+        found = {"draws": z, "log_p1": self._first_prior(z, middle, width), "own": own}
+        found = {n: v.expand(clients, *v.shape).clone() for n, v in found.items()}
+        found |= {"new_draws": z, "new_own": own, "g": shared, "known": torch.zeros(clients)}
+        found |= {"noise": torch.zeros(()), "r_hat": torch.ones(())}
+        found["missing"] = torch.tensor(float(clients))
+        first = {"middle": middle, "width": width, "mean": mean, "sd": sd}
+        return first | {f"server/{n}": v.double() for n, v in found.items()}
+
+    def aggregate(
+        self, server: Tensors, message: Tensors, cohort: Cohort, source: Generator
+    ) -> Tensors:
+        """Replace the draws of reporting clients, and draw from the posterior again."""
+        ids = cohort.ids.cpu()
+        new = {n: precise(message[n]) for n in ("draws", "log_p1")}
+        new["known"] = torch.ones(len(ids)).double()
+        held = {n: precise(server[f"server/{n}"]).index_copy(0, ids, v) for n, v in new.items()}
+        known, z, log_p1 = held["known"] > 0, held["draws"], held["log_p1"]
+
+        def log_density(u: Tensor) -> Tensor:
+            terms = self._terms(u, z[known], log_p1[known])
+            prior: Tensor = self._prior(u) + (terms.logsumexp(-1) - math.log(self.draws)).sum(-1)
+            return prior
+
+        with torch.no_grad():
+            tried = precise(server["server/g"])
+            value = torch.cat([log_density(part) for part in tried.split(CHAINS)])
+            weight = value.nan_to_num(nan=-torch.inf).softmax(0).clamp(max=4 / CHAINS) + 1e-300
+        start = tried[torch.multinomial(weight, CHAINS, True, generator=source)]
+        found = hmc(log_density, start, source)
+        none = z.new_zeros(0)
+        new_draws = precise(server["server/new_draws"])[None]
+        first = self._first_prior(new_draws, *(v.double() for v in self.mine.prior()))
+        # A client that has not reported is like a new one: it has only a prior.
+        z = torch.where(known[:, None, None], z, new_draws)
+        log_p1 = torch.where(known[:, None], log_p1, first)
+        both = torch.cat([z, new_draws]), torch.cat([log_p1, first])
+        own, inverse = self._resampled(found.u, *both, source)
+        noise = inverse[:, :-1][:, known].sum(-1).mean() if bool(known.any()) else none.sum()
+        pooled = own[:-1][known].flatten(0, 1)
+        state = held | {"own": own[:-1], "new_own": own[-1], "g": found.u, "noise": noise}
+        r_hat = max(found.r_hat, float(message["r_hat"].max()))
+        state |= {"r_hat": noise.new_tensor(r_hat), "missing": (~known).sum().double()}
+        moments = {"mean": found.u.mean(0), "sd": found.u.std(0)}
+        moments |= {"middle": pooled.mean(0), "width": pooled.std(0)}
+        return server | moments | {f"server/{n}": v for n, v in state.items()}
+
+    def _resampled(
+        self, u: Tensor, z: Tensor, log_p1: Tensor, source: Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return z [J, N, m] given each u [N, d], from draws [J, S, m], and 1 / ESS [N, J]."""
+        found, worth = [], []
+        with torch.no_grad():
+            for part in u.split(CHAINS):
+                w = self._terms(part, z, log_p1).softmax(-1)  # [K, J, S]
+                at = torch.multinomial(w.flatten(0, 1), 1, generator=source).view(w.shape[:2])
+                found.append(z[torch.arange(len(z)), at])
+                worth.append(w.square().sum(-1))
+        return torch.cat(found).movedim(0, 1), torch.cat(worth)
+
+    def _terms(self, u: Tensor, z: Tensor, log_p1: Tensor) -> Tensor:
+        """Return log p(z | u) - log p_1(z), [K, J, S], for u [K, d] and z [J, S, m]."""
+        flat = z.flatten(0, 1)
+        many = self.blank.select_clients(torch.zeros(len(flat), dtype=torch.long))
+        points = u[:, None], flat[None]
+        value = self.evaluate(*points, many, self.mine.names)
+        return value.view(len(u), *z.shape[:2]) - log_p1
+
+    def _prior(self, u: Tensor) -> Tensor:
+        """Return log p(u), [K]."""
+        z = self.mine.prior()[0].to(u).expand(len(u), 1, -1)
+        return self.evaluate(u[:, None], z, self.blank, self.ours.names)[:, 0]
+
+    def evaluate(self, u: Tensor, z: Tensor, batch: Batch, names: str) -> Tensor:
+        """Return log densities [S, C] at u [S, C, d] and z [S, C, m]: of latent sites, or of rows.
+
+        `names` are sites, whose densities are those of unconstrained variables; "" stands for rows.
+        """
+
+        def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+            zero = u.new_zeros(*u.shape[:-1], 1)
+            with batch.clients():
+                self.ours.sample(u[..., None, :], zero, 1.0)
+                self.mine.sample(z[..., None, :], zero, 1.0)
+
+        with pyro.validation_enabled(False), default_type(u.dtype):
+            q, p = traces(self.program, guide, {}, {}, batch, len(u))
+        total = u.new_zeros(u.shape[:-1])
+        for name, site in latent(q) if names else observed(p):
+            if not names:
+                total = total + per_draw(weighed(site, log_prob(name, site)), len(batch))
+            elif matches(name, names):
+                stated = p.nodes[name]
+                total = total - per_draw(site["fn"].log_density, len(batch))  # log Jacobian
+                if not isinstance(base_of(stated["fn"]), dist.ImproperUniform):
+                    density = weighed(stated, log_prob(name, stated))
+                    total = total + per_draw(density, len(batch))
+        return total
+
+    def moments(self, server: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return mean and standard deviation of each unconstrained shared site."""
+        sizes = [len(site.mean) for site in self.ours.sites]
+        parts = zip(server["mean"].split(sizes), server["sd"].split(sizes), strict=True)
+        return {site.name: part for site, part in zip(self.ours.sites, parts, strict=True)}
+
+    # A client
+
+    def sample(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Draw each client's own variables from p_1 times its likelihood."""
+        with batch.clients():  # one number of the client's own random stream
+            normal = dist.Normal(torch.zeros_like(batch.size)[:, None].double(), 1.0)
+            seeds = pyro.sample("_seed", normal)[:, 0].tolist()
+        rows, found = on_cpu(batch), []
+        for c, seed in enumerate(seeds):
+            one = rows.select_clients(slice(c, c + 1))
+            middle, width = (precise(received[n][c]) for n in ("middle", "width"))
+            found.append(
+                self._sampled(one, middle, width, generator("two_stage", int(abs(seed) * 2**40)))
+            )
+        draws, log_p1, r_hat = (
+            torch.stack(v).to(batch.size.device) for v in zip(*found, strict=True)
+        )
+        return {"draws": draws, "log_p1": log_p1, "r_hat": r_hat, "middle": received["middle"]}
+
+    def _sampled(
+        self, one: Batch, middle: Tensor, width: Tensor, source: Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return draws [S, m] of one client, their log p_1 [S], and R-hat."""
+        u = self.ours.prior()[0].double()
+
+        def log_density(z: Tensor) -> Tensor:
+            shared = u.expand(len(z), 1, -1)
+            rows = self.evaluate(shared, z[:, None], one, "")[:, 0]
+            return rows + self._first_prior(z, middle, width)
+
+        start = middle + width * self._noise(math.ceil(self.draws / KEPT), source)
+        found = hmc(log_density, start, source)
+        z = found.u[: self.draws]
+        return z, self._first_prior(z, middle, width), z.new_tensor(found.r_hat)
+
+    def _first_prior(self, z: Tensor, middle: Tensor, width: Tensor) -> Tensor:
+        """Return log p_1(z), [...]."""
+        value: Tensor = dist.StudentT(FREEDOM, middle, width).log_prob(z).sum(-1)
+        return value
+
+    def _noise(self, count: int, source: Generator) -> Tensor:
+        """Return noise [count, m] of the t distribution of p_1."""
+        normal = torch.randn(count, self.mine.size, generator=source, dtype=torch.float64)
+        squares = torch.randn(count, self.mine.size, int(FREEDOM), generator=source).double()
+        return normal * (FREEDOM / squares.square().sum(-1)).sqrt()
+
+    # Posterior draws
+
+    def sent(self, server: Tensors, cohort: Cohort) -> Tensors:
+        """Send each client the draws of the shared variables, with its own."""
+        own, ids = server["server/own"], cohort.ids.to(server["server/own"].device)
+        mine = own[ids.clamp(max=len(own) - 1)]
+        mine = torch.where((ids < len(own))[:, None, None], mine, server["server/new_own"])
+        return spread_out({"g": server["server/g"]}, len(ids)) | {"own": mine}
+
+    def read(self, received: Tensors, local: Tensors) -> Tensors:
+        """Return the received draws, which the guide reads."""
+        return received
+
+    def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Select one of the server's draws."""
+        if "own" in local:
+            u, z = local["g"], local["own"]
+        else:  # while clients train
+            z = local["middle"][..., None, :]
+            u = self.ours.prior()[0].to(z).expand(*z.shape[:-1], -1)
+        count = u.shape[-2]
+        with batch.clients():
+            listed: Any = {"is_auxiliary": True, "listed": count}
+            standard = dist.Normal(u.new_zeros(len(batch), 1), 1.0)
+            place = pyro.sample(PLACE, standard.mask(False), infer=listed)
+            at = (torch.special.ndtr(place) * count).long().clamp(0, count - 1)
+            client = torch.arange(len(batch), device=u.device)[:, None].expand_as(at)
+            middle = (place == 0)[..., None]  # as of the mean of the guide
+            u, z = (torch.where(middle, v.mean(-2), v[client, 0, at]) for v in (u, z))
+            zero = torch.zeros_like(u[..., 0])
+            self.ours.sample(u, zero, 1.0)
+            self.mine.sample(z, zero, 1.0)
+
+
+@checked
+def hierarchical(
+    model: Program, data: Federation, *, shared: str, draws: Count = 1024, wide: Positive = 10.0
+) -> Method:
+    """Build the two-stage method for your own hierarchical Pyro program; one round suffices.
+
+    Args:
+        model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
+            reads neither of the first two. Given a client's own sites, its rows do not depend on
+            the shared ones: write theta ~ Normal(mu, tau), not mu + tau * eta, and give each client
+            its own noise scale.
+        data: the federation; the model is run on its first clients to validate it.
+        shared: patterns of the sites that are one for all clients; others are each client's own.
+        draws: posterior draws S that a client sends; the work of the server grows with S and the
+            number of clients.
+        wide: standard deviation of improper priors to start with; no trace of it is left.
+
+    Returns:
+        A method whose server draws from the posterior in every round. The second round has less
+        Monte Carlo error than the first where clients are much alike.
+
+    Raises:
+        ValueError: if a pattern of shared matches no site, rows depend on a shared site given the
+            own ones, or an own site has a value for each row or a prior that depends on data; then
+            use `likelihood_factors.hierarchical` or `pvi.hierarchical`.
+
+    Examples:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> from pyrofl import datasets, federations
+        >>> from pyrofl.inference.fit import fit
+        >>> data = federations.split(datasets.load("eight_schools"), "groups", 8)
+        >>> def schools(received, local, batch):
+        ...     with batch.clients():
+        ...         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        ...         tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        ...         theta = pyro.sample("theta", dist.Normal(mu, tau))
+        ...         with batch.rows():
+        ...             pyro.sample("y", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
+        >>> method = hierarchical(schools, data, shared="mu tau", draws=64)
+        >>> run = fit(method, data, rounds=1, progress=False)
+        >>> tuple(run.posterior(10)["theta"].shape)
+        (10, 8)
+    """
+    one = on_cpu(data.batch(torch.tensor([0])))
+    ours, mine = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
+    declared = Declared(model, data, ours, mine)
+    declared.check()
+    if not mine.size:
+        raise ValueError(f"all sites are shared, and no site is a client's own; {OTHERS}")
+    if mine.of_rows:
+        raise ValueError(f"site {mine.of_rows[0]!r} has a value for every row; {OTHERS}")
+    some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
+    core = TwoStage(model, ours, mine, blank(some), draws)
+    core.check(some)
+    return core.method(declared.text())
