@@ -47,7 +47,7 @@ from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw,
 from pyrofl.inference.metadata import PER_CLIENT, SHARED, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.inference.programs import Program
-from pyrofl.models.likelihood_factors.sampler import KEPT, hmc
+from pyrofl.models.likelihood_factors.sampler import KEPT, LogDensity, hmc
 from pyrofl.models.likelihood_factors.structure import CLIENTS, EXACT, blank, on_cpu, precise
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.sites import Layout
@@ -57,7 +57,8 @@ from pyrofl.tensors import Tensors, default_type, generator, matches, spread_out
 __all__ = ["hierarchical"]
 
 FREEDOM = 5.0  # degrees of freedom of p_1
-CHAINS = 64  # of the server
+WIDER = 1.5  # p_1 after round one, relative to the standard deviation of all z
+CHAINS, TRIED = 64, 1024  # of the server, and points among which chains start
 NOISE = 0.1  # variance of the log density, above which draws of clients are too few
 MIXED = 1.1  # R-hat above which chains have not mixed
 PLACE = "_place"  # auxiliary site: which draw of the server
@@ -68,8 +69,8 @@ OTHERS = "use likelihood_factors.hierarchical or pvi.hierarchical for this progr
 class TwoStage:
     """Hierarchical program with d shared variables g and m own variables z, unconstrained.
 
-    The server holds clients' draws [J, S, m] with log p_1 [J, S]; those of a client without rows
-    [S, m]; and N posterior draws of g [N, d], of all z [J, N, m] and of a new client's [N, m].
+    The server holds clients' draws [J, S, m] with log p_1 [J, S], and N posterior draws of g [N, d]
+    and of all z [J, N, m]; and draws of a client without rows, under "server/new_...".
     """
 
     program: Program
@@ -143,7 +144,8 @@ class TwoStage:
         own = middle + width * self._noise(count, source)
         found = {"draws": z, "log_p1": self._first_prior(z, middle, width), "own": own}
         found = {n: v.expand(clients, *v.shape).clone() for n, v in found.items()}
-        found |= {"new_draws": z, "new_own": own, "g": shared, "known": torch.zeros(clients)}
+        found |= {f"new_{n}": v[0] for n, v in found.items()}
+        found |= {"g": shared, "known": torch.zeros(clients)}
         found |= {"noise": torch.zeros(()), "r_hat": torch.ones(())}
         found["missing"] = torch.tensor(float(clients))
         first = {"middle": middle, "width": width, "mean": mean, "sd": sd}
@@ -154,9 +156,9 @@ class TwoStage:
     ) -> Tensors:
         """Replace the draws of reporting clients, and draw from the posterior again."""
         ids = cohort.ids.cpu()
-        new = {n: precise(message[n]) for n in ("draws", "log_p1")}
-        new["known"] = torch.ones(len(ids)).double()
-        held = {n: precise(server[f"server/{n}"]).index_copy(0, ids, v) for n, v in new.items()}
+        sent = {n: precise(message[n]) for n in ("draws", "log_p1")}
+        sent["known"] = torch.ones(len(ids)).double()
+        held = {n: precise(server[f"server/{n}"]).index_copy(0, ids, v) for n, v in sent.items()}
         known, z, log_p1 = held["known"] > 0, held["draws"], held["log_p1"]
 
         def log_density(u: Tensor) -> Tensor:
@@ -164,27 +166,21 @@ class TwoStage:
             prior: Tensor = self._prior(u) + (terms.logsumexp(-1) - math.log(self.draws)).sum(-1)
             return prior
 
-        with torch.no_grad():
-            tried = precise(server["server/g"])
-            value = torch.cat([log_density(part) for part in tried.split(CHAINS)])
-            weight = value.nan_to_num(nan=-torch.inf).softmax(0).clamp(max=4 / CHAINS) + 1e-300
-        start = tried[torch.multinomial(weight, CHAINS, True, generator=source)]
+        mean, sd = (v.double() for v in self.ours.prior())
+        normal = dist.Normal(mean, sd).to_event(1)
+        tried = mean + sd * torch.randn(TRIED, len(mean), generator=source).double()
+        start = _starts(log_density, tried, normal.log_prob(tried), CHAINS, source)
         found = hmc(log_density, start, source)
-        none = z.new_zeros(0)
-        new_draws = precise(server["server/new_draws"])[None]
-        first = self._first_prior(new_draws, *(v.double() for v in self.mine.prior()))
-        # A client that has not reported is like a new one: it has only a prior.
-        z = torch.where(known[:, None, None], z, new_draws)
-        log_p1 = torch.where(known[:, None], log_p1, first)
-        both = torch.cat([z, new_draws]), torch.cat([log_p1, first])
-        own, inverse = self._resampled(found.u, *both, source)
-        noise = inverse[:, :-1][:, known].sum(-1).mean() if bool(known.any()) else none.sum()
-        pooled = own[:-1][known].flatten(0, 1)
-        state = held | {"own": own[:-1], "new_own": own[-1], "g": found.u, "noise": noise}
+        # A client that has not reported holds draws of its prior, as a new one.
+        new = (precise(server[f"server/new_{n}"])[None] for n in ("draws", "log_p1"))
+        z, log_p1 = (torch.cat(pair) for pair in zip((z, log_p1), new, strict=True))
+        own, inverse = self._resampled(found.u, z, log_p1, source)
+        pooled, noise = own[:-1][known].flatten(0, 1), inverse[:, :-1][:, known].sum(-1).mean()
         r_hat = max(found.r_hat, float(message["r_hat"].max()))
+        state = held | {"own": own[:-1], "new_own": own[-1], "g": found.u, "noise": noise}
         state |= {"r_hat": noise.new_tensor(r_hat), "missing": (~known).sum().double()}
         moments = {"mean": found.u.mean(0), "sd": found.u.std(0)}
-        moments |= {"middle": pooled.mean(0), "width": pooled.std(0)}
+        moments |= {"middle": pooled.mean(0), "width": WIDER * pooled.std(0)}
         return server | moments | {f"server/{n}": v for n, v in state.items()}
 
     def _resampled(
@@ -275,8 +271,10 @@ class TwoStage:
             rows = self.evaluate(shared, z[:, None], one, "")[:, 0]
             return rows + self._first_prior(z, middle, width)
 
-        start = middle + width * self._noise(math.ceil(self.draws / KEPT), source)
-        found = hmc(log_density, start, source)
+        tried = middle + width * self._noise(TRIED, source)
+        first = self._first_prior(tried, middle, width)
+        count = math.ceil(self.draws / KEPT)
+        found = hmc(log_density, _starts(log_density, tried, first, count, source), source)
         z = found.u[: self.draws]
         return z, self._first_prior(z, middle, width), z.new_tensor(found.r_hat)
 
@@ -323,6 +321,17 @@ class TwoStage:
             zero = torch.zeros_like(u[..., 0])
             self.ours.sample(u, zero, 1.0)
             self.mine.sample(z, zero, 1.0)
+
+
+def _starts(
+    log_density: LogDensity, tried: Tensor, log_q: Tensor, count: int, source: Generator
+) -> Tensor:
+    """Return starts of chains [count, d], by importance weights of points [S, d] from q."""
+    with torch.no_grad():
+        value = torch.cat([log_density(part) for part in tried.split(CHAINS)])
+    weight = (value - log_q).nan_to_num(nan=-torch.inf).softmax(0).nan_to_num(0.0)
+    weight = weight.clamp(max=4 / count) + 1e-300
+    return tried[torch.multinomial(weight, count, True, generator=source)]
 
 
 @checked

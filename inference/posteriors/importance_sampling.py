@@ -224,6 +224,11 @@ class Weighing:
                 "use a guide with some spread, such as guide='mean_field'",
                 quiet=True,
             )
+        if all(is_point(s["fn"]) or s["infer"].get("listed") for _, s in self._guided):
+            raise CannotCorrect(
+                "the guide selects among draws of the server, which have no density",
+                "use the draws as they are, with corrected=False",
+            )
         if (variables := sum(s["value"][0, 0].numel() for s in sites.values())) > LARGEST:
             raise CannotCorrect(
                 f"a client has {variables:,} variables",
