@@ -19,6 +19,17 @@ contains what no average of the w_j does: each client's information on each para
 rounds clients start from the mean and q is computed again, from the rows of those that reported
 alone; so nothing is counted twice.
 
+With `local_prior` this is Bayesian federated inference (BFI; Jonker, Pazira and Coolen, Statistics
+in Medicine 2024): clients find the mode of their own posterior, so that no client's rows need to
+determine all parameters, and the server takes out the priors that were counted J times,
+
+    client   w_j = argmax p(D_j | w) p(w),   A_j = F_j + S0^-1
+    server   A   = S0^-1 + sum_j (A_j - S0^-1),   mean  A^-1 (sum_j A_j w_j - (J - 1) S0^-1 m0)
+
+With `strata`, as in BFI, some parameters c_j of the last ones differ between clients, with the
+prior of each, such as intercepts of hospitals. A client integrates c_j out of its normal factor,
+keeps c_j given the others, and sends nothing of it; results are those of one product over all.
+
 Use it where there is one round and no second: each parameter is weighed by what a client knows of
 it. It assumes that clients end near an optimum, and that a normal fits there.
 
@@ -31,23 +42,30 @@ here: a sum over clients of Kronecker products is none.
 
 from __future__ import annotations
 
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Generator, Tensor
+
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
-from pyrofl.data import Batch
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
 from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.method import Method, Phase, as_received
-from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.inference.metadata import SHARED, Metadata
+from pyrofl.inference.method import Method, Phase, as_received, keep_nothing
+from pyrofl.inference.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
+from pyrofl.models.guides.correlated import parted, standard_noise
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, role
+from pyrofl.tensors import Tensors, role, times, under
 
 STANDARD = fixed()  # Normal(0, 1)
-
+NOISE = "_spread", "_strata"  # auxiliary sites of shared and of other parameters
 
 TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "momentum": (0.0, 0.9), "epochs": (2, 5)}
 
@@ -64,6 +82,8 @@ def build(
     batch: Count | None = 10,
     lr: NotNegative = 0.01,
     momentum: ShareBelowOne = 0.9,
+    local_prior: bool = False,
+    strata: str | None = None,
     aggregation: str | Combine = "mean",
 ) -> Method:
     """Build the Fisher merging method (Fisher-weighted averaging of models).
@@ -79,34 +99,139 @@ def build(
             number of slopes; None takes all.
         lr: learning rate; the loss is a mean over the rows.
         momentum: of SGD, which starts afresh each round.
+        local_prior: whether clients maximize the prior times their likelihood, as BFI does, not the
+            likelihood alone.
+        strata: patterns of parameters that each client has for itself, the last ones of the
+            network, such as its intercept; needs `full_covariance`. The view "personal" has them.
         aggregation: of factors; other than "mean" it is their number times the median or the like.
 
     Raises:
-        ValueError: if the prior is not normal, the guide another one, or a full covariance too big.
+        ValueError: if the prior is not normal, the guide another one, a full covariance too big, or
+            strata are not the last parameters.
     """
     core = Laplace(net, likelihood, prior, guide)
+    own = Strata(core, strata) if strata else None
 
     def times_prior(factor: Tensors) -> Tensors:
         """Return the natural parameters of a normal factor multiplied by the prior."""
         return {n: core.factor_of_prior[n].to(v) + v for n, v in factor.items()}
 
+    def begin(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Set the prior under which the client's optimum is found."""
+        mean, sd = (v.to(data.size).expand(len(data), -1) for v in core.layout.prior())
+        return {
+            "prior/mean": mean,
+            "prior/precision": core.normals.independent(mean, sd)["precision"],
+        }
+
     def settle(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's posterior, and the normal approximation of its likelihood."""
         factor = core.factor(local["information"], flattened(role("w", local)))
-        return factor | core.stated(*core.normals.moments(times_prior(factor)))
+        if local_prior:  # the optimum is that of the factor times the prior
+            precision = local["prior/precision"]
+            pull = core.factor(precision, flattened(role("w", local)) - local["prior/mean"])
+            factor["shift"] = factor["shift"] + pull["shift"]
+        kept: Tensors = {}
+        if own:
+            factor, kept = own.integrated(factor)
+        return factor | kept | core.stated(*core.normals.moments(times_prior(factor)))
 
     def product(server: Tensors, pooled: Tensors) -> Tensors:
         """Return the server's posterior: the prior times the aggregated factors."""
         return core.posterior(times_prior(pooled))
 
+    q: Program = own.guide if own else core.q
+    first = (Phase((begin,)),) if local_prior else ()
+    phases = (*first, *core.training(epochs, batch, lr, momentum, float(local_prior)))
     return Method(
         name="fisher",
         init=core.init,
         model=core.model,
-        guide=core.q,
-        phases=(*core.training(epochs, batch, lr, momentum), Phase((settle,))),
+        guide=q,
+        init_client=own.start if own else keep_nothing,
+        phases=(*phases, Phase((settle,))),
         upload=core.upload,
         aggregate=Aggregator({"*": WeightedSum(uniform)}, product, aggregation),
-        views={"global": as_received},
-        metadata=core.metadata,
+        views=({"personal": own.personal} if own else {}) | {"global": as_received},
+        metadata=own.metadata(q) if own else core.metadata,
     )
+
+
+class Strata:
+    """Parameters that each client has for itself, in a normal posterior of all parameters.
+
+    A client keeps "stratum/shift" and "stratum/precision", the natural parameters of p(c_j | s) as
+    a function of all parameters (s, c_j), where s are those that all clients share.
+    """
+
+    def __init__(self, core: Laplace, patterns: str) -> None:
+        """Validate that strata are the last parameters, and the guide has a full covariance."""
+        shapes = core.net.shapes
+        if not core.normals.full:
+            raise ValueError("strata need all covariances; expected guide=guides.full_covariance")
+        mine = list(core.net.select_params(patterns))
+        if list(shapes)[-len(mine) :] != mine or len(mine) == len(shapes):
+            raise ValueError(
+                f"strata are {', '.join(mine)}; expected some of the last of {', '.join(shapes)}"
+            )
+        shared = [n for n in shapes if n not in mine]
+        self.core, self.shared = core, " ".join(shared)
+        self.size = sum(shapes[n].numel() for n in shared)  # of s
+
+    def integrated(self, factor: Tensors) -> tuple[Tensors, Tensors]:
+        """Return the factor of s, with c_j integrated out under its prior; and what is kept."""
+        normals, k = self.core.normals, self.size
+        whole = {n: factor[n] + v for n, v in self._prior(factor["shift"]).items()}
+        p, h = normals.matrix(whole["precision"]), whole["shift"]
+        across = p[..., :k, k:]
+        solved = torch.linalg.solve(p[..., k:, k:], torch.cat([across.mT, h[..., k:, None]], -1))
+        off = across @ solved
+        alone, shift = torch.zeros_like(p), torch.zeros_like(h)
+        alone[..., :k, :k] = p[..., :k, :k] - off[..., :k]
+        shift[..., :k] = h[..., :k] - off[..., k]
+        found = {"shift": shift, "precision": normals.packed(alone)}
+        return found, under("stratum", {n: whole[n] - v for n, v in found.items()})
+
+    def start(self, received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
+        """Start with the prior of c_j."""
+        zero = torch.zeros_like(flattened(role("w", received)))
+        return under("stratum", {n: v.expand(len(zero), -1) for n, v in self._prior(zero).items()})
+
+    def personal(self, received: Tensors, local: Tensors) -> Tensors:
+        """Return the client's posterior of all parameters: that of s, times p(c_j | s)."""
+        normals, k = self.core.normals, self.size
+        precision = normals.matrix(self.core.precision(received))
+        precision[..., k:, :] = precision[..., :, k:] = 0.0
+        q = self.core.factor(normals.packed(precision), flattened(role("w", received)))
+        joint = {n: v + local[f"stratum/{n}"] for n, v in q.items()}
+        return self.core.stated(*normals.moments(joint))
+
+    def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Draw s by noise that all clients share, and c_j by the client's own."""
+        own, k = role("spread", local), self.size
+        width = own["log_sd"].exp()
+        row, column = torch.tril_indices(width.shape[-1], width.shape[-1], -1)
+        root = torch.diag_embed(width)
+        root[..., row, column] = own["below"] * width[..., row]
+        mean = torch.cat([local[f"w/{n}"].flatten(2) for n in self.core.net.shapes], -1)
+        with batch.clients():
+            parts = zip(NOISE, mean.tensor_split([k], -1), strict=True)
+            w = mean + times(root, torch.cat([standard_noise(n, v) for n, v in parts], -1))
+            density = parted(-own["log_sd"], self.core.net.shapes)  # of w, less that of the noise
+            for n, value in parted(w, self.core.net.shapes).items():
+                log_q = density[n].flatten(2).sum(-1)
+                pyro.sample(n, dist.Delta(value, log_q, event_dim=value.dim() - 2))
+
+    def metadata(self, guide: Program) -> Metadata:
+        """Return metadata of the method's tensors, in which strata are not shared."""
+        known = {n: v for n, v in self.core.metadata.tensors.items() if v is not SHARED}
+        reads: dict[str, Program] = {"model": self.core.model, "guide": guide}
+        return Metadata({f"{self.shared} {NOISE[0]}": SHARED, **known}, reads=reads)
+
+    def _prior(self, like: Tensor) -> Tensors:
+        """Return natural parameters of the prior of c_j, 0 for s."""
+        mean, sd = (v.to(like) for v in self.core.layout.prior())
+        precision = sd**-2
+        precision[: self.size] = 0.0
+        whole = self.core.normals.packed(torch.diag(precision))
+        return {"shift": precision * mean, "precision": whole}

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import toys
 from checks import close
 from promises import Promises
-from regressions import PRIOR, TASK, posterior, q_of
+from regressions import MEAN, PRIOR, SD, TASK, posterior, q_of
 from torch import Tensor
 from torch.nn.functional import softplus
 
 import pyrofl
+from pyrofl.data import Federation
+from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
+from pyrofl.inference.programs import Likelihood
 from pyrofl.models import fedavg, fisher, guides, likelihoods
 from pyrofl.models.shared.laplace import diagonal, slopes, whole
 from pyrofl.nets import build
-from pyrofl.tensors import Tensors, generator
+from pyrofl.tensors import Tensors, generator, spread_out
 
 PROMISES = {
     "fisher": Promises(
@@ -106,3 +112,109 @@ def test_draws_have_the_moments_of_q():
     assert bool(((drawn.T.cov() - covariance).abs() < 4 * wide.sqrt()).all())
     found = run.to_arviz(50)
     assert "client" not in found["posterior"]["w"].dims
+
+
+def hospitals() -> Federation:
+    """Return four hospitals with 6 to 40 patients, whose intercepts differ.
+
+    Rows of the first do not determine its coefficients without a prior.
+    """
+    rng, parts = np.random.default_rng(4), {}
+    for j, size in enumerate((6, 40, 25, 12)):
+        x = rng.normal(size=(size, 2))
+        p = 1 / (1 + np.exp(-(x @ [1.0, -0.7] + j - 2)))
+        parts[f"hospital {j}"] = (torch.tensor(x), torch.tensor(rng.binomial(1, p)).double())
+    return Federation.from_arrays(parts).to("cpu", torch.float64)
+
+
+def design(data: Federation, j: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return covariates with a last column of ones, and responses of a client."""
+    x = data.x[data.train[j]].numpy()
+    return np.concatenate([x, np.ones((len(x), 1))], 1), data.y[data.train[j]].numpy()
+
+
+def mode(x: np.ndarray, y: np.ndarray, precision: np.ndarray, m: np.ndarray, logistic: bool) -> Any:
+    """Return the posterior mode and the curvature of the likelihood there, by Newton's method."""
+    w = np.zeros_like(m)
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-x @ w)) if logistic else x @ w
+        f = x.T @ ((p * (1 - p) if logistic else np.ones_like(p))[:, None] * x)
+        w = w + np.linalg.solve(f + precision, x.T @ (y - p) - precision @ (w - m))
+    return w, f
+
+
+def stratified(data: Federation, logistic: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return BFI's mean and covariance of (coefficients, all intercepts), by its own formula.
+
+    A = Lambda + sum_j Z_j'(A_j - Lambda_j) Z_j and A mean = Lambda m + sum_j Z_j'(A_j w_j - ...),
+    with Z_j that selects coefficients and the intercept of j.
+    """
+    count = data.clients
+    a, b = np.eye(2 + count) / SD**2, np.full(2 + count, MEAN) / SD**2
+    local, m = np.eye(3) / SD**2, np.full(3, MEAN)
+    for j in range(count):
+        x, y = design(data, j)
+        w, f = mode(x, y, local, m, logistic)
+        at = np.r_[0, 1, 2 + j]
+        a[np.ix_(at, at)] += f
+        b[at] += (f + local) @ w - local @ m
+    return np.linalg.solve(a, b), np.linalg.inv(a)
+
+
+def pooled_row(data: Federation, j: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a client's covariates with an indicator of each client, and its responses."""
+    x, y = design(data, j)
+    found = np.zeros((len(x), 2 + data.clients))
+    found[:, :2], found[:, 2 + j] = x[:, :2], 1
+    return found, y
+
+
+def normal_of(q: Tensors) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance root of three parameters, as the guide reads them."""
+    root = torch.eye(3, dtype=torch.float64)
+    root[*torch.tril_indices(3, 3, -1)] = q["spread/below"]
+    mean = torch.cat([v.flatten() for n, v in q.items() if n.startswith("w/")])
+    return mean, q["spread/log_sd"].exp()[:, None] * root
+
+
+def bfi(likelihood: Likelihood, **options: Any) -> Method:
+    usual = {"likelihood": likelihood, "prior": PRIOR, "guide": guides.full_covariance}
+    usual |= {"epochs": 3000, "batch": None, "lr": 0.3, "momentum": 0.9, "local_prior": True}
+    return fisher.build(build("softmax", (2,), 1), **(usual | options))
+
+
+@pytest.mark.parametrize("likelihood", [likelihoods.normal(), likelihoods.bernoulli])
+@pytest.mark.parametrize("chunk_size", [1, 4])
+def test_strata_are_those_of_bayesian_federated_inference(likelihood, chunk_size):
+    """And of the pooled posterior exactly, where the likelihood is normal."""
+    data, logistic = hospitals(), likelihood is likelihoods.bernoulli
+    options = {} if logistic else {"lr": 0.1, "epochs": 1000}
+    method = bfi(likelihood, strata="head.bias", **options)
+    *_, state = federate(method, data, 1, chunk_size=chunk_size)
+    mean, covariance = stratified(data, logistic)
+    sd = np.sqrt(covariance.diagonal())
+    found, root = normal_of(state.server)
+    close(found[:2], mean[:2], 1e-8)
+    close((root @ root.mT)[:2, :2], covariance[:2, :2], 1e-8)
+    # A new client's intercept has the prior.
+    close(found[2], MEAN, 1e-8)
+    close(root[2], [0.0, 0.0, SD], 1e-8)
+    received = spread_out(state.server, 4)
+    personal = method.read_view("personal", received, state.get_client_states(torch.arange(4)))
+    for j in range(4):
+        at = np.r_[0, 1, 2 + j]
+        found, root = normal_of({n: v[j] for n, v in personal.items()})
+        close(found, mean[at], 1e-8)
+        close(root @ root.mT, covariance[np.ix_(at, at)], 1e-8)
+    if not logistic:
+        x = np.concatenate([pooled_row(data, j)[0] for j in range(4)])
+        y = np.concatenate([pooled_row(data, j)[1] for j in range(4)])
+        precision = np.eye(6) / SD**2 + x.T @ x
+        exact = np.linalg.solve(precision, np.full(6, MEAN) / SD**2 + x.T @ y)
+        np.testing.assert_allclose(mean, exact, atol=1e-10)
+        np.testing.assert_allclose(covariance, np.linalg.inv(precision), atol=1e-10)
+    else:  # one normal for each hospital is not far from one for all
+        x = np.concatenate([pooled_row(data, j)[0] for j in range(4)])
+        y = np.concatenate([pooled_row(data, j)[1] for j in range(4)])
+        exact, _ = mode(x, y, np.eye(6) / SD**2, np.full(6, MEAN), True)
+        assert np.abs((mean - exact) / sd).max() < 0.3
