@@ -219,8 +219,9 @@ class Strata:
             w = mean + times(root, torch.cat([standard_noise(n, v) for n, v in parts], -1))
             density = parted(-own["log_sd"], self.core.net.shapes)  # of w, less that of the noise
             for n, value in parted(w, self.core.net.shapes).items():
-                log_q = density[n].flatten(2).sum(-1)
-                pyro.sample(n, dist.Delta(value, log_q, event_dim=value.dim() - 2))
+                axes = density[n].dim() - 2
+                log_q = density[n].flatten(2).sum(-1).expand(value.shape[: value.dim() - axes])
+                pyro.sample(n, dist.Delta(value, log_q, event_dim=axes))
 
     def metadata(self, guide: Program) -> Metadata:
         """Return metadata of the method's tensors, in which strata are not shared."""

@@ -218,3 +218,64 @@ def test_strata_are_those_of_bayesian_federated_inference(likelihood, chunk_size
         y = np.concatenate([pooled_row(data, j)[1] for j in range(4)])
         exact, _ = mode(x, y, np.eye(6) / SD**2, np.full(6, MEAN), True)
         assert np.abs((mean - exact) / sd).max() < 0.3
+
+
+def test_draws_of_strata_are_joint_over_clients():
+    """Draws of all intercepts and coefficients together have the moments of BFI's normal."""
+    data = hospitals()
+    run = pyrofl.fit(bfi(likelihoods.bernoulli, strata="head.bias"), data, 1, progress=False)
+    drawn = run.posterior(4000)
+    weight, bias = (drawn[f"head.{n}"].flatten(2) for n in ("weight", "bias"))
+    close(weight[:, 0], weight[:, 3], 1e-10)  # up to rounding
+    values = torch.cat([weight[:, 0], bias[..., 0]], 1)
+    mean, covariance = (torch.tensor(v) for v in stratified(data, True))
+    variance = covariance.diagonal()
+    assert bool(((values.mean(0) - mean).abs() < 4 * (variance / 4000).sqrt()).all())
+    wide = (variance.outer(variance) + covariance**2) / 4000
+    assert bool(((values.T.cov() - covariance).abs() < 4.5 * wide.sqrt()).all())  # of 21 entries
+    axes = run.to_arviz(10, corrected=False, progress=False)["posterior"]
+    assert "client" not in axes["head.weight"].dims
+    assert "client" in axes["head.bias"].dims
+
+
+def test_absent_clients_have_the_prior_of_their_stratum():
+    data = hospitals()
+    run = pyrofl.fit(
+        bfi(likelihoods.bernoulli, strata="head.bias", epochs=1),
+        data,
+        1,
+        participation=lambda *_: torch.tensor([1, 2]),
+        progress=False,
+    )
+    bias = run.posterior(4000)["head.bias"][..., 0]
+    for j in (0, 3):
+        assert abs(float(bias[:, j].mean()) - MEAN) < 4 * SD / 4000**0.5
+        assert abs(float(bias[:, j].std()) / SD - 1) < 4 / 8000**0.5
+
+
+def test_a_local_prior_makes_one_round_possible_where_a_client_has_no_optimum():
+    """Six rows of the first hospital determine no coefficients; without strata, all is shared."""
+    data = hospitals()
+    (state,) = federate(bfi(likelihoods.bernoulli), data, 1)
+    a, b = np.eye(3) / SD**2, np.full(3, MEAN) / SD**2
+    local, m = a.copy(), np.full(3, MEAN)
+    for j in range(4):
+        w, f = mode(*design(data, j), local, m, True)
+        a, b = a + f, b + (f + local) @ w - local @ m
+    mean, root = normal_of(state.server)
+    close(mean, np.linalg.solve(a, b), 1e-8)
+    close(root @ root.mT, np.linalg.inv(a), 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"strata": "head.weight"}, "strata are head.weight; expected some of the last of"),
+        ({"strata": "*"}, "strata are head.weight, head.bias; expected some of the last of"),
+        ({"strata": "bias"}, "no parameter matches 'bias'"),
+        ({"strata": "head.bias", "guide": guides.mean_field}, "strata need all covariances"),
+    ],
+)
+def test_strata_that_do_not_fit_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        bfi(likelihoods.bernoulli, **options)
