@@ -5,7 +5,7 @@ Diaconis and Ylvisaker, "Conjugate Priors for Exponential Families", Annals of S
     p(g)        proportional to  exp(a' t(g))      a Beta, Gamma or Dirichlet distribution
     p(y_j | g)  = c_j exp(h_j' t(g))               the likelihood of client j, conjugate to it
 
-    client   sends its sufficient statistics h_j: counts of successes and failures, say
+    client   sends its sufficient statistics h_j, such as counts of successes and failures
     server   q(g) proportional to  exp((a + sum_j h_j)' t(g)),  in the family of the prior
 
 The h_j need no table of likelihoods: where p(y_j | g) has this form, log p(y_j | g) is linear in
