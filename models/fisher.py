@@ -166,10 +166,9 @@ class Strata:
 
     def __init__(self, core: Laplace, patterns: str) -> None:
         """Validate that strata are the last parameters, and the guide has a full covariance."""
-        shapes = core.net.shapes
+        shapes, mine = core.net.shapes, list(core.net.select_params(patterns))
         if not core.normals.full:
             raise ValueError("strata need all covariances; expected guide=guides.full_covariance")
-        mine = list(core.net.select_params(patterns))
         if list(shapes)[-len(mine) :] != mine or len(mine) == len(shapes):
             raise ValueError(
                 f"strata are {', '.join(mine)}; expected some of the last of {', '.join(shapes)}"
