@@ -28,7 +28,7 @@ DOCS = ROOT / "examples" / "docs"
 CARD = re.compile(r"\]\(\.\./\.\./models/(\w+)(?:/__init__)?\.py\)")
 INTERVALS = r"\*\*Do you need calibrated intervals\?\*\*"
 ROUGH = r"\*\*Are approximate uncertainties enough\?\*\*"
-PROGRAMS = {"likelihood_factors", "two_stage", "conjugate"}  # of hierarchical programs, not of networks
+PROGRAMS = {"likelihood_factors", "two_stage", "conjugate"}  # of programs, not of networks
 UNMEASURED = "These methods are not part of the simulation:"
 
 
