@@ -14,14 +14,13 @@ step, and g drawn given z. That chain has the law
     p(g) prod_j L_j(g),    L_j(g) = mean_s p(z_js | g) / p_1(z_js)    in proportion to p(y_j | g)
 
 for g, and given g takes z_js with a probability in proportion to its term of L_j. The server draws
-g from it by Hamiltonian Monte Carlo, and z given g, which has the same law and is faster.
+g from it by Hamiltonian Monte Carlo, and z given g.
 
-One exchange is exact up to Monte Carlo error. The relative variance of an average of S terms is 1 /
-ESS, where ESS is the effective number of terms, so that log prod_j L_j has a variance of about
-sum_j 1 / ESS_j. A warning is given where that is above 0.1 on average over the draws: terms are few
-where the clients are much alike. The next round then takes as p_1 a t distribution with the moments
-of all clients' z. Sites z_j may be of any continuous distribution: `likelihood_factors` needs
-normal ones, and PVI many rounds.
+One exchange is exact up to Monte Carlo error: log prod_j L_j has a variance of about sum_j 1 /
+ESS_j, with ESS_j effective terms of L_j. A warning is given where that is above 0.1 on average over
+the draws, as terms are few where clients are much alike. From round two p_1 is a t distribution
+with the moments of all clients' z, for which they are more. Sites z_j may be of any continuous
+distribution: `likelihood_factors` needs normal ones, and PVI many rounds.
 
 What leaves a client: S posterior draws of its own parameters under p_1. The server thus knows the
 client's posterior as well as the client does, and from it p(y_j | z_j) up to a constant.
@@ -91,11 +90,9 @@ class TwoStage:
             guide=self.guide,
             phases=(Phase((self.sample,)),),
             aggregate=self.aggregate,
-            download=lambda server, cohort: spread_out(
-                {n: server[n] for n in ("middle", "width")}, len(cohort.ids)
-            ),
+            download=self.first_prior,
             upload=lambda received, local: {n: local[n] for n in ("draws", "log_p1", "r_hat")},
-            views={"personal": View(self.read, self.sent, exact=lambda server: True)},
+            views={"personal": View(self.read, self.sent, exact=self.is_reliable)},
             metadata=Metadata(
                 {
                     f"{self.ours.names} {PLACE}": SHARED,
@@ -137,19 +134,22 @@ class TwoStage:
 
     def init(self, source: Generator, clients: int) -> Tensors:
         """Initialize the draws of g and z with normals that stand for their priors."""
-        mean, sd = (v.double() for v in self.ours.prior())
-        count, (middle, width) = CHAINS * KEPT, (v.double() for v in self.mine.prior())
-        shared = mean + sd * torch.randn(count, len(mean), generator=source).double()
-        z = middle + width * self._noise(self.draws, source)
-        own = middle + width * self._noise(count, source)
-        found = {"draws": z, "log_p1": self._first_prior(z, middle, width), "own": own}
-        found = {n: v.expand(clients, *v.shape).clone() for n, v in found.items()}
-        found |= {f"new_{n}": v[0] for n, v in found.items()}
-        found |= {"g": shared, "known": torch.zeros(clients)}
-        found |= {"noise": torch.zeros(()), "r_hat": torch.ones(())}
-        found["missing"] = torch.tensor(float(clients))
+        both = ((v.double() for v in layout.prior()) for layout in (self.ours, self.mine))
+        (mean, sd), (middle, width) = both
+        shared = mean + sd * torch.randn(CHAINS * KEPT, len(mean), generator=source).double()
+        z, own = (middle + width * self._noise(n, source) for n in (self.draws, len(shared)))
+        new = {"draws": z, "log_p1": self._first_prior(z, middle, width), "own": own}
+        found = {n: v.expand(clients, *v.shape).clone() for n, v in new.items()}
+        found |= {f"new_{n}": v for n, v in new.items()}
+        found |= {"g": shared, "known": torch.zeros(clients), "noise": torch.zeros(())}
+        found |= {"r_hat": torch.ones(()), "missing": torch.tensor(float(clients))}
         first = {"middle": middle, "width": width, "mean": mean, "sd": sd}
         return first | {f"server/{n}": v.double() for n, v in found.items()}
+
+    def first_prior(self, server: Tensors, cohort: Cohort) -> Tensors:
+        """Send each client the location and the scale of p_1."""
+        known = {n: server[n].to(cohort.size.device) for n in ("middle", "width")}
+        return spread_out(known, len(cohort.ids))
 
     def aggregate(
         self, server: Tensors, message: Tensors, cohort: Cohort, source: Generator
@@ -200,8 +200,7 @@ class TwoStage:
         """Return log p(z | u) - log p_1(z), [K, J, S], for u [K, d] and z [J, S, m]."""
         flat = z.flatten(0, 1)
         many = self.blank.select_clients(torch.zeros(len(flat), dtype=torch.long))
-        points = u[:, None], flat[None]
-        value = self.evaluate(*points, many, self.mine.names)
+        value = self.evaluate(u[:, None], flat[None], many, self.mine.names)
         return value.view(len(u), *z.shape[:2]) - log_p1
 
     def _prior(self, u: Tensor) -> Tensor:
@@ -240,6 +239,11 @@ class TwoStage:
         sizes = [len(site.mean) for site in self.ours.sites]
         parts = zip(server["mean"].split(sizes), server["sd"].split(sizes), strict=True)
         return {site.name: part for site, part in zip(self.ours.sites, parts, strict=True)}
+
+    def is_reliable(self, server: Tensors) -> bool:
+        """Return whether the draws are of the posterior of all clients, up to a small error."""
+        limits = {"noise": NOISE, "r_hat": MIXED, "missing": 0.0}
+        return all(float(server[f"server/{n}"]) <= limit for n, limit in limits.items())
 
     # A client
 
@@ -293,10 +297,12 @@ class TwoStage:
 
     def sent(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the draws of the shared variables, with its own."""
-        own, ids = server["server/own"], cohort.ids.to(server["server/own"].device)
-        mine = own[ids.clamp(max=len(own) - 1)]
-        mine = torch.where((ids < len(own))[:, None, None], mine, server["server/new_own"])
-        return spread_out({"g": server["server/g"]}, len(ids)) | {"own": mine}
+        names, device = ("g", "own", "new_own"), cohort.size.device
+        g, own, new = (server[f"server/{n}"].to(device) for n in names)
+        ids = cohort.ids.to(device)
+        known = (ids < len(own))[:, None, None]
+        mine = torch.where(known, own[ids.clamp(max=len(own) - 1)], new)
+        return spread_out({"g": g}, len(ids)) | {"own": mine}
 
     def read(self, received: Tensors, local: Tensors) -> Tensors:
         """Return the received draws, which the guide reads."""
