@@ -17,8 +17,9 @@ for g, and given g takes z_js with a probability in proportion to its term of L_
 g from it by Hamiltonian Monte Carlo, and z given g.
 
 One exchange is exact up to Monte Carlo error: log prod_j L_j has a variance of about sum_j 1 /
-ESS_j, with ESS_j effective terms of L_j. A warning is given where that is above 0.1 on average over
-the draws, as terms are few where clients are much alike. From round two p_1 is a t distribution
+ESS_j, with ESS_j effective terms of L_j. Its square root bounds the error of means, in standard
+deviations. A warning is given where it is above 0.05 on average over the draws, as terms are few
+where clients are much alike, most of all where a scale of z is near 0. From round two p_1 is a t distribution
 with the moments of all clients' z, for which they are more. Sites z_j may be of any continuous
 distribution: `likelihood_factors` needs normal ones, and PVI many rounds.
 
@@ -58,7 +59,7 @@ __all__ = ["hierarchical"]
 FREEDOM = 5.0  # degrees of freedom of p_1
 WIDER = 1.5  # p_1 after round one, relative to the standard deviation of all z
 CHAINS, TRIED = 64, 1024  # of the server, and points among which chains start
-NOISE = 0.1  # variance of the log density, above which draws of clients are too few
+NOISE = 0.05  # variance of the log density, above which draws of clients are too few
 MIXED = 1.1  # R-hat above which chains have not mixed
 PLACE = "_place"  # auxiliary site: which draw of the server
 OTHERS = "use likelihood_factors.hierarchical or pvi.hierarchical for this program"
