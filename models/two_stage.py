@@ -17,11 +17,11 @@ for g, and given g takes z_js with a probability in proportion to its term of L_
 g from it by Hamiltonian Monte Carlo, and z given g.
 
 One exchange is exact up to Monte Carlo error: log prod_j L_j has a variance of about sum_j 1 /
-ESS_j, with ESS_j effective terms of L_j. Its square root bounds the error of means, in standard
-deviations. A warning is given where it is above 0.05 on average over the draws, as terms are few
-where clients are much alike, most of all where a scale of z is near 0. From round two p_1 is a t distribution
-with the moments of all clients' z, for which they are more. Sites z_j may be of any continuous
-distribution: `likelihood_factors` needs normal ones, and PVI many rounds.
+ESS_j, with ESS_j effective terms of L_j. Errors of means, in standard deviations, are at most about
+its square root. A warning is given where it is above 0.05 on average over the draws, as terms are
+few where clients are much alike, most of all where a scale of z is near 0. From round two p_1 is a
+t distribution with the moments of all clients' z, which gives more. Sites z_j may be of any
+continuous distribution: `likelihood_factors` needs normal ones, and PVI many rounds.
 
 What leaves a client: S posterior draws of its own parameters under p_1. The server thus knows the
 client's posterior as well as the client does, and from it p(y_j | z_j) up to a constant.
