@@ -80,9 +80,12 @@ class Moments:
 
     Attributes:
         of: all tensors -> site -> mean and standard deviation, [*p] each.
+        undamped: whether a round in which all clients report applies their updates in full, so
+            that one small change shows convergence.
     """
 
     of: Callable[[Tensors], dict[str, tuple[Tensor, Tensor]]]
+    undamped: bool = False
 
     def compute(self, tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the mean and standard deviation of each sample site, [*p] each."""
@@ -122,11 +125,17 @@ class Monitor:
         high: limit above which `Run.warnings` reports `why` after the last round; None for none.
         why: meaning and remedy of a high value, the end of a sentence.
         words: label of the number in figures; "" is its name.
+        required: whether a run has not converged while the number is above its limit.
     """
 
     high: Number | None = None
     why: str = ""
     words: str = ""
+    required: bool = False
+
+    def exceeded(self, value: float) -> bool:
+        """Return whether a value is above the limit."""
+        return self.high is not None and value > self.high
 
 
 @dataclass(frozen=True)
@@ -269,6 +278,15 @@ def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
     for name, value in seen.items():
         as_numbers(f"{name!r}, which a Monitor watches,", value, (), None)
     return {n.removeprefix("server/"): float(v) for n, v in seen.items()}
+
+
+def unfinished(metadata: MetadataByPattern, seen: Mapping[str, float]) -> str:
+    """Return why a run cannot have converged, given its monitored numbers; "" if it can."""
+    return "; ".join(
+        f"{name} is {seen[name]:.2g}: {fact.why}"
+        for names, fact in of_kind(metadata, Monitor).items()
+        if fact.required and fact.exceeded(seen[name := names.removeprefix("server/")])
+    )
 
 
 def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:

@@ -38,6 +38,7 @@ from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.tuning.tune import tune
 from pyrofl.inference.validation.validate import validate_method
+from pyrofl.models.hierarchical import hierarchical
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -67,6 +68,7 @@ __all__ = [
     "federate",
     "fit",
     "get_dependencies",
+    "hierarchical",
     "load",
     "posterior",
     "recordings",

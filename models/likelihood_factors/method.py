@@ -65,12 +65,14 @@ class LikelihoodFactors:
                 {
                     names: SHARED,
                     " ".join(f"server/{part}" for part in self.parts): PER_CLIENT,
-                    "mean sd": Moments(self.moments),
+                    "mean sd": Moments(self.moments, undamped=True),
                     "server/r_hat": Monitor(
                         MIXED, "the server's chains have not mixed: its draws are unreliable"
                     ),
                     "server/missing": Monitor(
-                        0.0, "that many clients have not reported: the posterior lacks their rows"
+                        0.0,
+                        "that many clients have not reported: the posterior lacks their rows",
+                        required=True,
                     ),
                 },
                 reads={"model": self.structure},

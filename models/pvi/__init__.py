@@ -268,6 +268,7 @@ def hierarchical(
         )
     declared = Declared(program, data, *sites)
     declared.check()
+    declared.warn()
     model = with_hidden_rows(model, sites[1])
     size = sum(layout.size for layout in sites)
     samples = enough(num_particles or max(USUAL, 4 * size), size, covariance)
