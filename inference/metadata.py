@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_args
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from pyrofl.arguments import Number, check_fields
 from pyrofl.data import Batch, Cohort
@@ -108,12 +108,15 @@ class Factors:
         densities: (server, cohort, draws of shared sites [S, *p], their log prior [S]) -> log
             densities [S], the first two normalized: under the factors of all clients; under those
             of all others; and the latter with the part of the prior in this client's factor.
+        replace: (server, factors of all clients by name [J, ...], generator) -> server with these
+            factors; AggregationError if their product is not a distribution.
         without: (run, client, rounds) -> its last `RoundState` after further rounds without the
             client; the client's own factor and state are unchanged.
     """
 
     others: Callable[[Tensors, Tensors], Any]
     densities: Callable[[Tensors, Any, Tensors, Tensor], tuple[Tensor, Tensor, Tensor]]
+    replace: Callable[[Tensors, Tensors, Generator], Tensors]
     without: Callable[[Any, str, int], Any]
 
 

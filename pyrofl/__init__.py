@@ -28,6 +28,7 @@ from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Chains
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.membership import join, leave
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
@@ -69,6 +70,8 @@ __all__ = [
     "fit",
     "get_dependencies",
     "hierarchical",
+    "join",
+    "leave",
     "load",
     "posterior",
     "recordings",

@@ -31,7 +31,7 @@ from pyrofl.arguments import Range, Whole, checked
 from pyrofl.inference.checks.elpd import elpd_data
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.metadata import Factors, of_kind
+from pyrofl.inference.membership import get_factors
 from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
 from pyrofl.inference.posteriors.export import refuse_no_runs, smoothed
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
@@ -69,7 +69,7 @@ def loco(
     -138), and 0.05 after 8 rounds; that of the others is at most 0.01.
 
     Args:
-        found: a run of `pvi.build` or `pvi.hierarchical`, or several as chains.
+        found: a run of `pyrofl.hierarchical` or PVI, or several as chains.
         draws: number of draws of each run.
         rounds: rounds of the other clients before the estimate; 0 only divides the factor out.
         allow_diverged: accept diverged runs.
@@ -107,7 +107,7 @@ def loco(
     names = list(data.names[: data.clients])
     for run in runs:
         refuse_other_data(run.data, data)
-        _factors(run)
+        get_factors(run)
     each = [[_estimate(run, name, draws, rounds) for name in names] for run in runs]
     elpd, error, known, k = np.moveaxis(np.array(each), -1, 0)
     # Runs count the same: their densities are averaged.
@@ -128,20 +128,9 @@ def loco(
     return made
 
 
-def _factors(run: Run) -> Factors:
-    """Return the metadata of the clients' posterior factors; raise ValueError if there are none."""
-    found = of_kind(run.method.metadata.tensors, Factors)
-    if not found:
-        raise ValueError(
-            "the server of this run keeps no factors of clients; pass a run of pvi.build or "
-            "pvi.hierarchical, or use `loo`, which leaves out rows"
-        )
-    return next(iter(found.values()))
-
-
 def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
     """Estimate the log density of a client's rows given all other clients."""
-    factors, data = _factors(run), run.data
+    factors, data = get_factors(run), run.data
     state = factors.without(run, client, rounds)
     ids = torch.tensor([data.names.index(client)])
     method = replace(run.method, views={**run.method.views, "others": factors.others})

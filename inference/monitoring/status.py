@@ -193,7 +193,7 @@ def _unchanged(moved: Sequence[Moved], trained: str) -> str:
 
 
 def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
-    """Return the status of a run that its last aggregations decide; None where others are needed."""
+    """Return the status of a run that its last two aggregations decide; None if they do not."""
     merged = [record for record in records if record.moved is not None]
     last, count = merged[-1], len(merged)
     if last.unfinished:

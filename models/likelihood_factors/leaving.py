@@ -1,0 +1,65 @@
+"""Posterior of the shared variables given all clients but one, whose factor is known.
+
+Draws from the product of all factors are resampled with weights 1 / t_j, or, where few of them have
+most of the weight, the server draws from the product of the others' factors. Neither needs an
+exchange with clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyrofl.inference.engine.state import RoundState
+from pyrofl.inference.fit import fit
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.membership import leave
+from pyrofl.inference.seeds import Stream, stream
+from pyrofl.tensors import Tensors
+
+if TYPE_CHECKING:
+    from pyrofl.models.likelihood_factors.method import LikelihoodFactors
+
+ENOUGH = 0.1  # effective part of the draws that are resampled
+
+
+def truncated(log_weight: Tensor) -> Tensor:
+    """Return normalized weights [S, ...], truncated, as weights of few draws have heavy tails."""
+    weight = log_weight.softmax(0).clamp(max=len(log_weight) ** -0.5)
+    normalized: Tensor = weight / weight.sum(0)
+    return normalized
+
+
+def without(method: LikelihoodFactors, run: Run, client: str, rounds: int) -> RoundState:
+    """Return a run's state with draws given all other clients, after rounds without the client.
+
+    The state has these draws as server/others [S, d], and as server/level the log of the ratio of
+    the normalizing constants of the products of the others' and of all factors.
+    """
+    server, at = run.state.server, run.data.names.index(client)
+    left = _refitted(run, client, rounds) if rounds else None
+    if left is not None:
+        names = [f"server/{part}" for part in method.parts]
+        tables = {n: torch.cat([left[n][:at], server[n][at, None], left[n][at:]]) for n in names}
+        server = method.replace(server, tables, stream(run.seed, Stream.MERGE, run.state.number))
+    u, cohort = server["server/draws"], run.data.cohort(torch.tensor([at]))
+    own = method.factors_at(u, server, cohort)
+    weight, count = (-own).softmax(0), torch.tensor(float(len(u)), dtype=own.dtype)
+    if left is None and float(1 / weight.square().sum()) > ENOUGH * len(u):
+        places = (torch.arange(len(u), dtype=own.dtype) + 0.5) / len(u)
+        others = u[torch.searchsorted(weight.cumsum(0), places).clamp(max=len(u) - 1)]
+        level = (-own).logsumexp(0) - count.log()
+    else:
+        left = leave(run, client).state.server if left is None else left
+        others = left["server/draws"]
+        level = count.log() - method.factors_at(others, server, cohort).logsumexp(0)
+    return replace(run.state, server=server | {"server/others": others, "server/level": level})
+
+
+def _refitted(run: Run, client: str, rounds: int) -> Tensors:
+    """Return the server's state after further rounds without a client."""
+    left, end = leave(run, client), run.state.number + rounds
+    return fit(run.method, left.data, end, resume_from=left, progress=False).state.server
