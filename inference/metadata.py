@@ -106,18 +106,21 @@ class Factors:
     Attributes:
         others: the `View` in which shared sites follow the product of all other clients' factors.
         densities: (server, cohort, draws of shared sites [S, *p], their log prior [S]) -> log
-            densities [S], the first two normalized: under the factors of all clients; under those
-            of all others; and the latter with the part of the prior in this client's factor.
+            densities [S] under the factors of all clients; under those of all others; and the
+            latter with the part of the prior in this client's factor.
         replace: (server, factors of all clients by name [J, ...], generator) -> server with these
             factors; AggregationError if their product is not a distribution.
         without: (run, client, rounds) -> its last `RoundState` after further rounds without the
             client; the client's own factor and state are unchanged.
+        normalized: whether the first two densities are normalized; if not, their common constant
+            and the estimate of their ratio do not matter.
     """
 
     others: Callable[[Tensors, Tensors], Any]
     densities: Callable[[Tensors, Any, Tensors, Tensor], tuple[Tensor, Tensor, Tensor]]
     replace: Callable[[Tensors, Tensors, Generator], Tensors]
     without: Callable[[Any, str, int], Any]
+    normalized: bool = True
 
 
 @dataclass(frozen=True)

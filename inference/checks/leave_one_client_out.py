@@ -10,10 +10,11 @@ Half of the draws of g are from q / t_j and half from q, z_j from its guide give
     w = (q / t_j)(g) / m(g)  p(z_j | g) p(y_j | g, z_j) / q(z_j | g),    m = (q / t_j + q) / 2
 
 Their variance is small where q is exact, as q is then the best proposal, and they are bounded in g
-otherwise. As the mean of (q / t_j) / m under m is 1, (q / t_j) / m - 1 is a control variate, with
-which no other mixture of the two is better; the variance is zero if all densities are normal. Owen
-and Zhou, "Safe and Effective Importance Sampling", JASA 2000. Where p0 of PVI is not the prior,
-q / t_j is weighted by the ratio of prior and p0 that t_j contained.
+otherwise. Where both densities are normalized, the mean of (q / t_j) / m under m is 1, so that
+(q / t_j) / m - 1 is a control variate, with which no other mixture of the two is better; the
+variance is zero if all densities are normal. Owen and Zhou, "Safe and Effective Importance
+Sampling", JASA 2000. Where p0 of PVI is not the prior, q / t_j is weighted by the ratio of prior
+and p0 that t_j contained.
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
         known.append(_log_likelihood(said, method.shared))
     (top, w), (below, v) = (_scaled(torch.stack(value)) for value in (log_w, log_v))
     # Draws of q and of q / t_j use the same noise, so that each pair is averaged first.
-    (w_mean, w_rest), (v_mean, v_rest) = (_mean(x, torch.stack(excess).mean(0)) for x in (w, v))
+    control = torch.stack(excess).mean(0) * factors.normalized
+    (w_mean, w_rest), (v_mean, v_rest) = (_mean(x, control) for x in (w, v))
     rest = w_rest / w_mean - v_rest / v_mean
     elpd = float(top - below + (w_mean / v_mean).log())
     if not np.isfinite(elpd):

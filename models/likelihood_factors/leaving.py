@@ -7,6 +7,7 @@ exchange with clients.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ from pyrofl.tensors import Tensors
 if TYPE_CHECKING:
     from pyrofl.models.likelihood_factors.method import LikelihoodFactors
 
-ENOUGH = 0.1  # effective part of the draws that are resampled
+ENOUGH = 0.8  # effective part of the draws that are resampled, as few have heavy tails
+BRIDGES = 50  # iterations of the ratio of normalizing constants
 
 
 def truncated(log_weight: Tensor) -> Tensor:
@@ -47,16 +49,32 @@ def without(method: LikelihoodFactors, run: Run, client: str, rounds: int) -> Ro
         server = method.replace(server, tables, stream(run.seed, Stream.MERGE, run.state.number))
     u, cohort = server["server/draws"], run.data.cohort(torch.tensor([at]))
     own = method.factors_at(u, server, cohort)
-    weight, count = (-own).softmax(0), torch.tensor(float(len(u)), dtype=own.dtype)
+    weight = (-own).softmax(0)
     if left is None and float(1 / weight.square().sum()) > ENOUGH * len(u):
         places = (torch.arange(len(u), dtype=own.dtype) + 0.5) / len(u)
         others = u[torch.searchsorted(weight.cumsum(0), places).clamp(max=len(u) - 1)]
-        level = (-own).logsumexp(0) - count.log()
     else:
         left = leave(run, client).state.server if left is None else left
         others = left["server/draws"]
-        level = count.log() - method.factors_at(others, server, cohort).logsumexp(0)
+    level = bridge(-own, -method.factors_at(others, server, cohort))
     return replace(run.state, server=server | {"server/others": others, "server/level": level})
+
+
+def bridge(first: Tensor, second: Tensor) -> Tensor:
+    """Return the log ratio Z2 / Z1 of the normalizing constants of two densities.
+
+    Meng and Wong, "Simulating Ratios of Normalizing Constants via a Simple Identity", Statistica
+    Sinica 1996, eq. 4.1.
+
+    Args:
+        first: log of the second density over the first, at draws of the first [S].
+        second: the same at as many draws of the second [S].
+    """
+    level = first.logsumexp(0) - math.log(len(first))
+    for _ in range(BRIDGES):
+        above = (first - torch.logaddexp(first, level)).logsumexp(0)
+        level = above - (-torch.logaddexp(second, level)).logsumexp(0)
+    return level
 
 
 def _refitted(run: Run, client: str, rounds: int) -> Tensors:

@@ -54,7 +54,7 @@ class LikelihoodFactors:
         """Return the federated method, with a description of the program's sites."""
         names = f"{self.structure.ours.names} {PLACE}"
         others = View(self.read, self.others)
-        factors = Factors(others, self.densities, self.replace, partial(without, self))
+        factors = Factors(others, self.densities, self.replace, partial(without, self), False)
         return Method(
             name="likelihood_factors",
             init=self.init,

@@ -217,6 +217,10 @@ def find_structure(
         OtherStructure: if the program has no such structure.
         ValueError: if a pattern of shared, or the prior of a shared site, is invalid.
     """
+    if data.is_outline:
+        raise OtherStructure(
+            "the clients' rows are not available, which show the structure of a program"
+        )
     one = on_cpu(data.batch(torch.tensor([0])))
     rows = int(data.sizes.max())
     declared = Declared(program, data, *layouts(program, one, shared, wide, rows=rows))
@@ -377,11 +381,9 @@ def _reads(structure: Structure, batch: Batch) -> Structure:
     u, eta = random_points(structure, batch)
     u.requires_grad_()
     with torch.enable_grad():
-        grown = structure.evaluate(u, eta, batch).roots.square().sum()
-        (of_roots,) = torch.autograd.grad(grown, u, allow_unused=True)
-    scales = torch.zeros(structure.ours.size, dtype=torch.bool)
-    if of_roots is not None:
-        scales = of_roots.abs().sum((0, 1)) > 0
+        grown = structure.evaluate(u, eta, batch).roots.square().sum() + 0 * u.sum()
+        (of_roots,) = torch.autograd.grad(grown, u)
+    scales = of_roots.abs().sum((0, 1)) > 0
     left = of_u.abs().amax(0) < EXACT
     mixed = bool((scales & ~left).any())
     return replace(structure, reads=(~(scales & left)).nonzero()[:, 0], mixed=mixed)
