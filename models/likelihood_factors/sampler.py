@@ -124,9 +124,15 @@ def _iterated(
 
 def _at(log_density: LogDensity, u: Tensor) -> _Point:
     u = u.detach().requires_grad_()
-    with torch.enable_grad():
-        value = log_density(u)
-        (slope,) = torch.autograd.grad(value.sum(), u)
+    try:
+        with torch.enable_grad():
+            value = log_density(u)
+            (slope,) = torch.autograd.grad(value.sum(), u)
+    except torch.linalg.LinAlgError:  # at some point, as a matrix of the program is singular there
+        if len(u) == 1:
+            return _Point(u.detach(), u.new_full((1,), -torch.inf), torch.zeros_like(u))
+        parts = [_at(log_density, half) for half in u.tensor_split(2)]
+        return _Point(*(torch.cat(part) for part in zip(*parts, strict=True)))
     value = value.detach().nan_to_num(nan=-torch.inf)
     return _Point(u.detach(), value, slope.nan_to_num(0.0, 0.0, 0.0))
 
