@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
+from pyrofl.data import Cohort
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
@@ -21,11 +22,22 @@ from pyrofl.inference.membership import leave
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors
 
-if TYPE_CHECKING:
-    from pyrofl.models.likelihood_factors.method import LikelihoodFactors
-
 ENOUGH = 0.8  # effective part of the draws that are resampled, as few have heavy tails
 BRIDGES = 50  # iterations of the ratio of normalizing constants
+
+
+class Factored(Protocol):
+    """What `without` needs of likelihood factors, whose module imports this one."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors of a factor."""
+
+    def factors_at(self, u: Tensor, server: Tensors, cohort: Cohort) -> Tensor:
+        """Return the log [S] of one client's factor at draws [S, d]."""
+
+    def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
+        """Draw the shared variables again, with other factors of clients."""
 
 
 def truncated(log_weight: Tensor) -> Tensor:
@@ -35,7 +47,7 @@ def truncated(log_weight: Tensor) -> Tensor:
     return normalized
 
 
-def without(method: LikelihoodFactors, run: Run, client: str, rounds: int) -> RoundState:
+def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:
     """Return a run's state with draws given all other clients, after rounds without the client.
 
     The state has these draws as server/others [S, d], and as server/level the log of the ratio of

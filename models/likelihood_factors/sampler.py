@@ -23,6 +23,7 @@ SHORTEST, LONGEST = 0.2, 2.0  # trajectory, in quarters of the period of a norma
 WINDOWS, WARM = 4, 10  # updates of the metric during the warm-up, and iterations before each
 TARGET = 0.8  # mean probability of acceptance
 MOST_STEPS = 32  # of a trajectory
+SINGULAR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 SHRINK = 1e-3  # of a covariance towards its diagonal
 
 LogDensity = Callable[[Tensor], Tensor]
@@ -128,7 +129,7 @@ def _at(log_density: LogDensity, u: Tensor) -> _Point:
         with torch.enable_grad():
             value = log_density(u)
             (slope,) = torch.autograd.grad(value.sum(), u)
-    except torch.linalg.LinAlgError:  # at some point, as a matrix of the program is singular there
+    except SINGULAR:  # a matrix of the program, at some point
         if len(u) == 1:
             return _Point(u.detach(), u.new_full((1,), -torch.inf), torch.zeros_like(u))
         parts = [_at(log_density, half) for half in u.tensor_split(2)]
