@@ -11,9 +11,10 @@ A run has converged if over its last 5 aggregations, and at least 3,
 
 Where every round applies the updates of all clients in full, as with likelihood factors, two
 aggregations suffice: a run has converged if the last one changed nothing by more than five times
-these limits, nor would the rest of a geometric series with the ratio of the last two changes. It has converged at once if the draws of its server are of the exact posterior. No run has
-converged while a number of the server that must be small is above its limit, such as the number of
-clients that have not reported.
+these limits, nor would the rest of a geometric series with the ratio of the last two changes. It
+has converged at once if the draws of its server are of the exact posterior. No run has converged
+while a number of the server that must be small is above its limit, such as the number of clients
+that have not reported.
 
 Constant learning rates on minibatches keep parameters fluctuating, which is not convergence. At the
 end of `fit`, for methods with an optimal normal of the shared sites, such as PVI, the gradient of
