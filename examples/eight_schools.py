@@ -1,7 +1,8 @@
 """Fit the eight-schools model without pooling the data, and compare its posterior with NUTS.
 
-The effect of a school is a local parameter. Each school sends one normal factor for the mean and
-the standard deviation of the population. Both fits use the same model.
+The effect of a school is a local parameter. Each school sends one normal factor of its likelihood,
+and the server draws the mean and the standard deviation of the population. Both fits use the same
+model.
 
 Run: python examples/eight_schools.py [--quick] [--out FOLDER]
 """
@@ -15,7 +16,6 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, federations, figures, reference
-from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
@@ -38,8 +38,8 @@ def model(received, local, batch):
 schools = datasets.load("eight_schools")
 data = federations.split(schools, "groups").to("cpu", torch.float64)
 
-method = pvi.hierarchical(model, data, shared="mu tau")
-run = pyrofl.fit(method, data, rounds=2 if args.quick else 30)
+method = pyrofl.hierarchical(model, data, shared="mu tau")
+run = pyrofl.fit(method, data, 1 if args.quick else None)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)

@@ -23,7 +23,6 @@ import torch
 
 import pyrofl
 from pyrofl import figures, reference
-from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--data", type=Path, required=True, help="Table, a CSV file.")
@@ -59,8 +58,8 @@ x, y = (torch.tensor(v.to_numpy()) for v in (x.fillna(0.0), 1.0 * (table["target
 none = [torch.zeros(0, dtype=torch.long)] * len(rows)
 data = pyrofl.Federation(x, y, list(rows.values()), none, tuple(rows))
 
-method = pvi.hierarchical(model, data, shared="beta tau", num_particles=96, steps=5)
-run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
+method = pyrofl.hierarchical(model, data, shared="beta tau")
+run = pyrofl.fit(method, data, 1 if args.quick else None)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(

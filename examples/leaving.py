@@ -43,7 +43,7 @@ data = federations.split(datasets.load("eight_schools"), "groups").to("cpu", tor
 method = pvi.hierarchical(model, data, shared="mu tau")
 run = pyrofl.fit(method, data, rounds, progress=False)
 
-left = pvi.leave(run, args.school)
+left = pyrofl.leave(run, args.school)
 never = pyrofl.fit(method, left.data, rounds, seed=1, progress=False)
 later = left
 for after in (0, 1, 2, 4, 8)[: 2 if args.quick else 5]:

@@ -17,7 +17,6 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, federations, figures, reference
-from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--data", type=Path, required=True, help="Table, a CSV file.")
@@ -52,8 +51,8 @@ scaled = pyrofl.Federation(
     (data.x - start) / span, (data.y - centre) / unit, data.train, data.test, data.names
 )
 
-method = pvi.hierarchical(model, scaled, shared="beta sd sigma", num_particles=32, steps=20)
-run = pyrofl.fit(method, scaled, rounds=2 if args.quick else 50)
+method = pyrofl.hierarchical(model, scaled, shared="beta sd sigma")
+run = pyrofl.fit(method, scaled, 1 if args.quick else None)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(

@@ -16,7 +16,6 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, federations, figures, reference
-from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--data", type=Path, required=True, help="Table, a CSV file.")
@@ -51,8 +50,8 @@ homes = datasets.load(
 )
 data = federations.split(homes, "groups").to("cpu", torch.float64)
 
-method = pvi.hierarchical(model, data, shared="gamma sd sigma", num_particles=32, steps=5)
-run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
+method = pyrofl.hierarchical(model, data, shared="gamma sd sigma")
+run = pyrofl.fit(method, data, 1 if args.quick else None)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(

@@ -15,7 +15,6 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, federations, figures, reference
-from pyrofl.models import pvi
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
@@ -40,8 +39,8 @@ def model(received, local, batch):
 experiments = datasets.load("rat_tumours")
 data = federations.split(experiments, "groups").to("cpu", torch.float64)
 
-method = pvi.hierarchical(model, data, shared="mu tau", num_particles=32, steps=5)
-run = pyrofl.fit(method, data, rounds=2 if args.quick else 60)
+method = pyrofl.hierarchical(model, data, shared="mu tau")
+run = pyrofl.fit(method, data, 1 if args.quick else None)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
 exact = reference.nuts(

@@ -24,6 +24,7 @@ from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.seeds import Seed, continued
 from pyrofl.tensors import Tensors
 
+MOST = 100  # rounds, unless their number is given
 WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is at its optimum
 
 
@@ -31,7 +32,7 @@ WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is
 def fit(
     method: Fitting,
     data: Federation,
-    rounds: int,
+    rounds: int | None = None,
     *,
     seeds: None = None,
     resume_from: RoundState | Run | None = None,
@@ -41,7 +42,7 @@ def fit(
 def fit(
     method: Fitting,
     data: Federation,
-    rounds: int,
+    rounds: int | None = None,
     *,
     seeds: int | Sequence[Seed],
     **how: Unpack[FitOptions],
@@ -50,7 +51,7 @@ def fit(
 def fit(
     method: Fitting,
     data: Federation,
-    rounds: int,
+    rounds: int | None = None,
     *,
     resume_from: Chains,
     **how: Unpack[FitOptions],
@@ -59,7 +60,7 @@ def fit(
 def fit(
     method: Fitting,
     data: Federation,
-    rounds: Whole,
+    rounds: Whole | None = None,
     *,
     seed: Seed | None = None,
     seeds: Count | Sequence[Seed] | None = None,
@@ -79,7 +80,8 @@ def fit(
     Args:
         method: a method, or round number (from 0) -> method.
         data: the federation.
-        rounds: number of the last round (the maximum, with `stop_when`).
+        rounds: number of the last round (the maximum, with `stop_when`). None: as
+            `stop_when="converged"`, with at most 100 rounds after those of `resume_from`.
         seed: fixes all random numbers; `Seeds` sets several seeds. None is the seed of a resumed
             Run, otherwise 0.
         seeds: number of seeds (`seed` and the following ones) or a list of seeds. One run is
@@ -89,7 +91,8 @@ def fit(
             continued separately), of the same clients with the same training rows.
         eval_every: rounds between evaluations; 0 disables them.
         stop_when: "converged" stops early once `Run.status` reports a converged, stuck or diverged
-            run (checked from round 3 on). Each of several seeds stops separately.
+            run. Each of several seeds stops separately. Methods that need several rounds to judge
+            this run at least 3.
         draws: number of posterior draws for predictions; None uses the mean of the guide, or the
             number of a resumed Run.
         metrics: name -> custom metric, computed in addition to the built-in ones; see `evaluate`.
@@ -134,6 +137,9 @@ def fit(
         same |= {"logger": logger, **loop}
         each = beginnings(seeds, seed, resume_from)
         return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
+    if rounds is None:
+        past = resume_from.state if isinstance(resume_from, Run) else resume_from
+        rounds, stop_when = MOST + (past.number if past else 0), "converged"
     draw = loop.get("participation", everyone)
     method = with_privacy(method, loop.pop("privacy", None), data.clients, draw)
     at = by_round(method)
@@ -172,7 +178,10 @@ def fit(
             run.record_scores()
 
     states = federate(method, data, rounds, seed=seed, resume_from=state, **loop)
-    with closing(states), Progress(rounds, state.number, data.sizes, progress) as shown:
+    with (
+        closing(states),
+        Progress(rounds, state.number, data.sizes, progress, judge is not None) as shown,
+    ):
         if progress and run.method.metadata.sites and not state.number:
             shown.tell(run.method.metadata.sites)
         if known and all(row["round"] != state.number for row in run.history):

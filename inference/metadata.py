@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_args
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from pyrofl.arguments import Number, check_fields
 from pyrofl.data import Batch, Cohort
@@ -80,9 +80,12 @@ class Moments:
 
     Attributes:
         of: all tensors -> site -> mean and standard deviation, [*p] each.
+        undamped: whether a round in which all clients report applies their updates in full, so
+            that one small change shows convergence.
     """
 
     of: Callable[[Tensors], dict[str, tuple[Tensor, Tensor]]]
+    undamped: bool = False
 
     def compute(self, tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the mean and standard deviation of each sample site, [*p] each."""
@@ -103,15 +106,21 @@ class Factors:
     Attributes:
         others: the `View` in which shared sites follow the product of all other clients' factors.
         densities: (server, cohort, draws of shared sites [S, *p], their log prior [S]) -> log
-            densities [S], the first two normalized: under the factors of all clients; under those
-            of all others; and the latter with the part of the prior in this client's factor.
+            densities [S] under the factors of all clients; under those of all others; and the
+            latter with the part of the prior in this client's factor.
+        replace: (server, factors of all clients by name [J, ...], generator) -> server with these
+            factors; AggregationError if their product is not a distribution.
         without: (run, client, rounds) -> its last `RoundState` after further rounds without the
             client; the client's own factor and state are unchanged.
+        normalized: whether the first two densities are normalized; if not, their common constant
+            and the estimate of their ratio do not matter.
     """
 
     others: Callable[[Tensors, Tensors], Any]
     densities: Callable[[Tensors, Any, Tensors, Tensor], tuple[Tensor, Tensor, Tensor]]
+    replace: Callable[[Tensors, Tensors, Generator], Tensors]
     without: Callable[[Any, str, int], Any]
+    normalized: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,11 +131,17 @@ class Monitor:
         high: limit above which `Run.warnings` reports `why` after the last round; None for none.
         why: meaning and remedy of a high value, the end of a sentence.
         words: label of the number in figures; "" is its name.
+        required: whether a run has not converged while the number is above its limit.
     """
 
     high: Number | None = None
     why: str = ""
     words: str = ""
+    required: bool = False
+
+    def exceeded(self, value: float) -> bool:
+        """Return whether a value is above the limit."""
+        return self.high is not None and value > self.high
 
 
 @dataclass(frozen=True)
@@ -269,6 +284,15 @@ def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
     for name, value in seen.items():
         as_numbers(f"{name!r}, which a Monitor watches,", value, (), None)
     return {n.removeprefix("server/"): float(v) for n, v in seen.items()}
+
+
+def unfinished(metadata: MetadataByPattern, seen: Mapping[str, float]) -> str:
+    """Return why a run cannot have converged, given its monitored numbers; "" if it can."""
+    return "; ".join(
+        f"{name} is {seen[name]:.2g}: {fact.why}"
+        for names, fact in of_kind(metadata, Monitor).items()
+        if fact.required and fact.exceeded(seen[name := names.removeprefix("server/")])
+    )
 
 
 def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:

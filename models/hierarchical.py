@@ -1,41 +1,73 @@
 """The method that fits a hierarchical program in the fewest rounds.
 
-These are likelihood factors (`pyrofl.models.likelihood_factors`, about three rounds), if each
-client's own sites are normal given the shared ones, and otherwise PVI (`pyrofl.models.pvi`, some 10
-to 60 rounds). Both take the same programs, and `to_arviz` corrects the draws of both.
+These are likelihood factors (`pyrofl.models.likelihood_factors`, 1 to 7 rounds), if each client's
+own sites are normal given the shared ones, and otherwise PVI (`pyrofl.models.pvi`, some 10 to 60
+rounds). Both take the same programs, and `to_arviz` corrects the draws of both.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from pyrofl.arguments import Positive, checked
 from pyrofl.data import Federation
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Program
 from pyrofl.models import likelihood_factors, pvi
-from pyrofl.models.likelihood_factors.structure import OTHERS
+from pyrofl.models.likelihood_factors.structure import OtherStructure
 
-__all__ = ["method"]
+__all__ = ["hierarchical"]
 
 
 @checked
-def method(model: Program, data: Federation, *, shared: str, wide: Positive = 10.0) -> Method:
-    """Build likelihood factors for a hierarchical program if it has their structure, else PVI.
+def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positive = 10.0) -> Method:
+    """Build the method with the fewest rounds for your own hierarchical Pyro program.
+
+    The method is `likelihood_factors.hierarchical` if each client's own sites are normal given the
+    shared ones, otherwise `pvi.hierarchical`. `print(method)` and the first line of a fit state
+    which one it is, and which site prevents likelihood factors. To set options of PVI, such as
+    `guide`, call `pvi.hierarchical`.
 
     Args:
-        model: a program (received, local, batch), as of `pvi.hierarchical`.
-        data: the federation.
+        model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
+            reads neither of the first two. A latent site may also be inside `batch.rows()`.
+        data: the federation; the model is run on its first clients to find its structure.
         shared: patterns of the sites that are one for all clients; others are each client's own.
-        wide: standard deviation of improper priors before round one.
+            Both are shown before the fit, and by `print(method)`; a warning names own sites that
+            no client can learn from its rows.
+        wide: standard deviation of improper priors before round one; no trace of it is left.
 
     Returns:
-        The method; its name is "likelihood_factors" or "pvi".
+        The method, for `fit`; its name is "likelihood_factors" or "pvi".
 
     Raises:
         ValueError: if neither method can fit the program; see `pvi.hierarchical`.
+
+    Examples:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> import pyrofl
+        >>> from pyrofl import datasets, federations
+        >>> data = federations.split(datasets.load("eight_schools"), "groups", 8)
+        >>> def schools(received, local, batch):
+        ...     with batch.clients():
+        ...         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        ...         tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        ...         theta = pyro.sample("theta", dist.Normal(mu, tau))
+        ...         with batch.rows():
+        ...             pyro.sample("y", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
+        >>> method = pyrofl.hierarchical(schools, data, shared="mu tau")
+        >>> method.name
+        'likelihood_factors'
+        >>> run = pyrofl.fit(method, data, progress=False)
+        >>> run.status.kind
+        'converged'
     """
     try:
-        return likelihood_factors.hierarchical(model, data, shared=shared, wide=wide)
-    except ValueError as error:
-        if not str(error).endswith(OTHERS):
-            raise
-    return pvi.hierarchical(model, data, shared=shared, wide=wide)
+        method = likelihood_factors.hierarchical(model, data, shared=shared, wide=wide)
+        chosen = "likelihood factors, 1 to 7 rounds"
+    except OtherStructure as error:
+        method = pvi.hierarchical(model, data, shared=shared, wide=wide)
+        chosen = f"PVI, 10 to 60 rounds, as {error.reason}"
+    sites = f"{method.metadata.sites}; method: {chosen}"
+    return replace(method, metadata=replace(method.metadata, sites=sites))

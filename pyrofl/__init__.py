@@ -28,6 +28,7 @@ from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Chains
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.membership import join, leave
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
@@ -38,6 +39,7 @@ from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.tuning.tune import tune
 from pyrofl.inference.validation.validate import validate_method
+from pyrofl.models.hierarchical import hierarchical
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -67,6 +69,9 @@ __all__ = [
     "federate",
     "fit",
     "get_dependencies",
+    "hierarchical",
+    "join",
+    "leave",
     "load",
     "posterior",
     "recordings",

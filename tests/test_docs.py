@@ -33,6 +33,8 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.template import new
 from pyrofl.inference.posteriors import corrected, importance_sampling
+from pyrofl.models import pvi
+from pyrofl.models.likelihood_factors import sampler
 
 DOCS = Path(__file__).parent.parent / "examples" / "docs"
 BEGIN, *SECTIONS = re.split(r"(?m)^(?=## )", (DOCS / "programs.md").read_text())
@@ -89,13 +91,22 @@ def test_noise_and_secure_sums_are_as_the_page_says():
     assert printed(text, {}) == told(text)
 
 
-@pytest.mark.parametrize("section", others_slow(SECTIONS, SECTIONS[::4]), ids=title)
-def test_programs_run(section, monkeypatch):
-    """In a round of one step, with few weights; a site of every line of the table is there."""
+@pytest.fixture
+def few(monkeypatch):
+    """Shorten importance sampling and the chains of likelihood factors."""
     monkeypatch.setattr(corrected, "TRIED", 40)
     monkeypatch.setattr(importance_sampling, "PILOT", 10)
     monkeypatch.setattr(importance_sampling, "MOST_TRIED", 40)
-    short = BEGIN.replace("steps=10", "steps=1").replace("rounds=20", "rounds=1")
+    for name, value in {"WINDOWS": 1, "WARM": 4, "KEPT": 4, "THINNING": 1}.items():
+        monkeypatch.setattr(sampler, name, value)
+    monkeypatch.setattr(pvi, "USUAL", 2)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("section", others_slow(SECTIONS, SECTIONS[::4]), ids=title)
+def test_programs_run(section):
+    """In one round, with few weights; a site of every line of the table is there."""
+    short = BEGIN.replace("fit(method, data,", "fit(method, data, 1,")
     names: dict[str, object] = {}
     printed(short.replace("draws=4000", "draws=4"), names)
     assert printed(section, names) == told(section)
@@ -141,15 +152,13 @@ def drawn(names: dict[str, Any], site: str, place: str) -> np.ndarray:
     return values.reshape(values.shape[0] * values.shape[1], -1)[:, int(place or 0)]
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("section", COOKBOOK, ids=title)
-def test_recipes_run_and_their_tables_have_the_truth(section, monkeypatch):
-    """One round of one step; the page's posterior is within 3 standard deviations of the truth."""
-    monkeypatch.setattr(corrected, "TRIED", 40)
-    monkeypatch.setattr(importance_sampling, "PILOT", 10)
-    monkeypatch.setattr(importance_sampling, "MOST_TRIED", 40)
-    short = RECIPES.replace("shared=shared", "shared=shared, steps=1, num_particles=2")
+def test_recipes_run_and_their_tables_have_the_truth(section):
+    """In one round; the page's posterior is within 3 standard deviations of the truth."""
+    short = RECIPES.replace("fit(method, data,", "fit(method, data, 1,")
     names: dict[str, Any] = {}
-    printed(short.replace("rounds=40", "rounds=1").replace("draws=2000", "draws=4"), names)
+    printed(short.replace("draws=2000", "draws=4"), names)
     printed(section, names)
     rows = TRUE.findall(section)
     assert len(rows) >= 3
@@ -294,7 +303,9 @@ def test_the_start_leads_to_a_posterior(tmp_path, monkeypatch):
     text = (DOCS / "start.md").read_text()
     first = (DOCS.parent.parent / "README.md").read_text()
     assert code(text).startswith(code(first).partition("print(")[0])  # tests/test_readme.py fits it
-    short = text.replace("rounds=30", "rounds=2").replace("draws=4000", "draws=10")
+    short = text.replace("fit(method, schools)", "fit(method, schools, 1)").replace(
+        "draws=4000", "draws=10"
+    )
     told = printed(short, {})
     assert all(name in told for name in ("mu", "tau", "theta"))
     assert (tmp_path / "schools.png").exists()

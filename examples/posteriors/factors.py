@@ -4,6 +4,7 @@ The tables lie in the folder that the variable HIERARCHICAL of the environment n
 and standard deviations are in exact.json, see compare.py.
 
 Run: HIERARCHICAL=FOLDER python examples/posteriors/factors.py [--only NAMES] [--rounds N ...]
+     [--seeds N ...]
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import time
 import warnings
+from itertools import product
 
 import torch
 from compare import DRAWS, EXACT
@@ -21,14 +23,16 @@ from problems import PROBLEMS, Problem
 import pyrofl
 from pyrofl.models import likelihood_factors
 
-COLUMNS = "| | problem | rounds | shift of a mean (sd) | lowest ratio of sds | highest | k | s |"
+COLUMNS = (
+    "| | problem | rounds | seed | shift of a mean (sd) | lowest ratio of sds | highest | k | s |"
+)
 
 
-def row_of(problem: Problem, rounds: int) -> str:
+def row_of(problem: Problem, rounds: int, seed: int) -> str:
     """Fit a problem, and return a row of the table: the worst coordinates, and CPU seconds."""
     data, exact, began = problem.load(), json.loads(EXACT.read_text()), time.process_time()
     method = likelihood_factors.hierarchical(problem.program, data, shared=problem.shared)
-    run = pyrofl.fit(method, data, rounds, progress=False)
+    run = pyrofl.fit(method, data, rounds, seed=seed, progress=False)
     found = run.to_arviz(DRAWS, progress=False)
     seconds = time.process_time() - began
     draws = {n: found["posterior"][n].values[0] for n in problem.compared}
@@ -41,7 +45,7 @@ def row_of(problem: Problem, rounds: int) -> str:
     good = abs(shift[far]) <= FAR and RATIOS[0] <= ratio[low] and ratio[high] <= RATIOS[1]
     stats = found["sample_stats"]
     k = f"{float(stats['pareto_k'][0]):.2f}" if "pareto_k" in stats else "exact"
-    cells = ["accurate" if good else "**inaccurate**", problem.name, str(rounds)]
+    cells = ["accurate" if good else "**inaccurate**", problem.name, str(rounds), str(seed)]
     cells += [f"{shift[far]:.2f} {far}", f"{ratio[low]:.2f} {low}", f"{ratio[high]:.2f} {high}"]
     return f"| {' | '.join([*cells, k, f'{seconds:.0f}'])} |"
 
@@ -53,16 +57,17 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--rounds", nargs="+", type=int, default=[3])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    print(COLUMNS, "|" + " --- |" * 8, sep="\n", flush=True)
+    print(COLUMNS, "|" + " --- |" * 9, sep="\n", flush=True)
     for name in args.only:
-        for rounds in args.rounds:
+        for rounds, seed in product(args.rounds, args.seeds):
             try:
-                print(row_of(PROBLEMS[name], rounds), flush=True)
+                print(row_of(PROBLEMS[name], rounds, seed), flush=True)
             except ValueError as error:
-                print(f"| refused | {name}: {error} | | | | | | |", flush=True)
+                print(f"| refused | {name}: {error} | | | | | | | |", flush=True)
 
 
 if __name__ == "__main__":

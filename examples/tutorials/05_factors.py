@@ -228,7 +228,7 @@ for j, name in enumerate(data.names):
 # Client "middle" withdraws its data. Divide the posterior by its factor, and compare with a fit without this client:
 
 # %%
-left = pvi.leave(run, "middle")
+left = pyrofl.leave(run, "middle")
 without = Federation.from_arrays({n: v for n, v in sites.items() if n != "middle"}).to(
     "cpu", torch.float64
 )

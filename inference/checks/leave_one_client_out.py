@@ -10,10 +10,11 @@ Half of the draws of g are from q / t_j and half from q, z_j from its guide give
     w = (q / t_j)(g) / m(g)  p(z_j | g) p(y_j | g, z_j) / q(z_j | g),    m = (q / t_j + q) / 2
 
 Their variance is small where q is exact, as q is then the best proposal, and they are bounded in g
-otherwise. As the mean of (q / t_j) / m under m is 1, (q / t_j) / m - 1 is a control variate, with
-which no other mixture of the two is better; the variance is zero if all densities are normal. Owen
-and Zhou, "Safe and Effective Importance Sampling", JASA 2000. Where p0 of PVI is not the prior,
-q / t_j is weighted by the ratio of prior and p0 that t_j contained.
+otherwise. Where both densities are normalized, the mean of (q / t_j) / m under m is 1, so that
+(q / t_j) / m - 1 is a control variate, with which no other mixture of the two is better; the
+variance is zero if all densities are normal. Owen and Zhou, "Safe and Effective Importance
+Sampling", JASA 2000. Where p0 of PVI is not the prior, q / t_j is weighted by the ratio of prior
+and p0 that t_j contained.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pyrofl.arguments import Range, Whole, checked
 from pyrofl.inference.checks.elpd import elpd_data
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.metadata import Factors, of_kind
+from pyrofl.inference.membership import get_factors
 from pyrofl.inference.posteriors.arviz import refuse_diverged, refuse_other_data
 from pyrofl.inference.posteriors.export import refuse_no_runs, smoothed
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
@@ -69,7 +70,7 @@ def loco(
     -138), and 0.05 after 8 rounds; that of the others is at most 0.01.
 
     Args:
-        found: a run of `pvi.build` or `pvi.hierarchical`, or several as chains.
+        found: a run of `pyrofl.hierarchical` or PVI, or several as chains.
         draws: number of draws of each run.
         rounds: rounds of the other clients before the estimate; 0 only divides the factor out.
         allow_diverged: accept diverged runs.
@@ -107,7 +108,7 @@ def loco(
     names = list(data.names[: data.clients])
     for run in runs:
         refuse_other_data(run.data, data)
-        _factors(run)
+        get_factors(run)
     each = [[_estimate(run, name, draws, rounds) for name in names] for run in runs]
     elpd, error, known, k = np.moveaxis(np.array(each), -1, 0)
     # Runs count the same: their densities are averaged.
@@ -128,20 +129,9 @@ def loco(
     return made
 
 
-def _factors(run: Run) -> Factors:
-    """Return the metadata of the clients' posterior factors; raise ValueError if there are none."""
-    found = of_kind(run.method.metadata.tensors, Factors)
-    if not found:
-        raise ValueError(
-            "the server of this run keeps no factors of clients; pass a run of pvi.build or "
-            "pvi.hierarchical, or use `loo`, which leaves out rows"
-        )
-    return next(iter(found.values()))
-
-
 def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
     """Estimate the log density of a client's rows given all other clients."""
-    factors, data = _factors(run), run.data
+    factors, data = get_factors(run), run.data
     state = factors.without(run, client, rounds)
     ids = torch.tensor([data.names.index(client)])
     method = replace(run.method, views={**run.method.views, "others": factors.others})
@@ -161,7 +151,8 @@ def _estimate(run: Run, client: str, draws: int, rounds: int) -> Estimate:
         known.append(_log_likelihood(said, method.shared))
     (top, w), (below, v) = (_scaled(torch.stack(value)) for value in (log_w, log_v))
     # Draws of q and of q / t_j use the same noise, so that each pair is averaged first.
-    (w_mean, w_rest), (v_mean, v_rest) = (_mean(x, torch.stack(excess).mean(0)) for x in (w, v))
+    control = torch.stack(excess).mean(0) * factors.normalized
+    (w_mean, w_rest), (v_mean, v_rest) = (_mean(x, control) for x in (w, v))
     rest = w_rest / w_mean - v_rest / v_mean
     elpd = float(top - below + (w_mean / v_mean).log())
     if not np.isfinite(elpd):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.metadata import watched
+from pyrofl.inference.metadata import Moments, of_kind, unfinished, watched
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
 from pyrofl.inference.monitoring.status import comparable
@@ -32,10 +32,17 @@ class RoundRecord:
     first_loss: Tensors  # loss of the first of these steps, as `loss`, where rounds are comparable
     moved: Moved | None  # changes of sites, see `movement`; None: nothing was aggregated
     watched: dict[str, float]  # monitored numbers of the server, see `Monitor`
+    undamped: bool = False  # all clients reported, and their updates were applied in full
+    exact: bool = False  # the server's draws are of the exact posterior
+    unfinished: str = ""  # why the run cannot have converged
 
     @classmethod
     def of(cls, state: RoundState, old: RoundState, method: Method, seconds: float) -> RoundRecord:
         """Create the record of a round from the states after and before the round."""
+        tensors = method.metadata.tensors
+        seen = watched(tensors, state.server)
+        is_exact = getattr(method.views[method.posterior_view], "exact", None)
+        everyone = len(state.reporters.ids) == len(state.seen) and not state.rejected
         return cls(
             number=state.number,
             seconds=seconds,
@@ -47,9 +54,12 @@ class RoundRecord:
             reported=state.reporters.ids.tolist(),
             silent=state.silent.tolist(),
             loss=state.of_all(state.loss),
-            first_loss=state.of_all(comparable(method.metadata.tensors, state.first_loss)),
-            moved=movement(method.metadata.tensors, old, state),
-            watched=watched(method.metadata.tensors, state.server),
+            first_loss=state.of_all(comparable(tensors, state.first_loss)),
+            moved=movement(tensors, old, state),
+            watched=seen,
+            undamped=everyone and any(m.undamped for m in of_kind(tensors, Moments).values()),
+            exact=is_exact is not None and is_exact(state.server),
+            unfinished=unfinished(tensors, seen),
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:

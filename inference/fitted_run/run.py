@@ -313,7 +313,7 @@ class Run(Pickled, Summarised):
         found = [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
             for name, fact in self.monitors.items()
-            if last and fact.high is not None and last.watched.get(name, 0.0) > fact.high
+            if last and fact.exceeded(last.watched.get(name, 0.0))
         ]
         with suppress(*FAILURES):  # a program may only support training
             if last and last.number >= 3 and (widths := unlearned_widths(*self._fitted, self.seed)):

@@ -15,14 +15,21 @@ from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.programs import Guide
 
 LINES = 10  # lines of a run without a bar
+FIRST = 5  # rounds that are all printed in a run that may stop early
 
 
 class Progress:
     """Progress display on stderr: completed rounds, losses and messages."""
 
-    def __init__(self, rounds: int, begun: int, sizes: Tensor, shown: bool) -> None:
-        """Create the display of a fit with `rounds` rounds, of which `begun` are complete."""
+    def __init__(
+        self, rounds: int, begun: int, sizes: Tensor, shown: bool, early: bool = False
+    ) -> None:
+        """Create the display of a fit with `rounds` rounds, of which `begun` are complete.
+
+        `early` states whether it may stop before.
+        """
         self.rounds, self.sizes, self.shown = rounds, sizes, shown
+        self.first = begun + FIRST if early else 0
         self.bar: Any = None
         if shown and (sys.stderr.isatty() or in_notebook()):
             from tqdm.auto import tqdm
@@ -54,7 +61,7 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix_str(loss)
             self.bar.update()
-        elif self.shown and _is_told(state.number, self.rounds):
+        elif self.shown and (state.number <= self.first or _is_told(state.number, self.rounds)):
             self.tell(f"round {state.number}/{self.rounds}{loss and f'  {loss}'}")
 
 

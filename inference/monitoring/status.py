@@ -9,6 +9,13 @@ A run has converged if over its last 5 aggregations, and at least 3,
   with strong damping; and no steadily growing change would exceed them within the same number of
   further aggregations.
 
+Where every round applies the updates of all clients in full, as with likelihood factors, two
+aggregations suffice: a run has converged if the last one changed nothing by more than five times
+these limits, nor would the rest of a geometric series with the ratio of the last two changes. It
+has converged at once if the draws of its server are of the exact posterior. No run has converged
+while a number of the server that must be small is above its limit, such as the number of clients
+that have not reported.
+
 Constant learning rates on minibatches keep parameters fluctuating, which is not convergence. At the
 end of `fit`, for methods with an optimal normal of the shared sites, such as PVI, the gradient of
 the ELBO is tested too: a run with decayed learning rates has not converged if a natural-gradient
@@ -129,7 +136,8 @@ class ConvergenceMonitor:
     @property
     def over(self) -> bool:
         """Whether training should stop: the run has converged, diverged or is stuck."""
-        return len(self.records) >= LEAST and self.status().kind != "not converged"
+        kind = self.status().kind
+        return kind == "converged" or (len(self.records) >= LEAST and kind != "not converged")
 
     def status(self) -> ConvergenceStatus:
         """Return the run's convergence status, given the round records added so far."""
@@ -145,7 +153,7 @@ class ConvergenceMonitor:
         whole = self.records[0].number == 1  # later rounds may begin at the optimum
         if whole and self.trained is not None and (why := _unchanged(moved, self.trained)):
             return ConvergenceStatus("stuck", why, len(moved))
-        judged = _of_movement(moved)
+        judged = _at_once(self.records) or _of_movement(moved)
         idle = self.trained is None and judged.kind == "converged"
         return replace(judged, why=f"{judged.why}, as {IDLE}") if idle else judged
 
@@ -182,6 +190,27 @@ def _unchanged(moved: Sequence[Moved], trained: str) -> str:
         what = f"{shown} {'is' if len(idle) == 1 else 'are'} trained, but unchanged in every round"
         return f"{what}; check the upload and the aggregation for it, and the guide for .detach()"
     return ""
+
+
+def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
+    """Return the status of a run that its last two aggregations decide; None if they do not."""
+    merged = [record for record in records if record.moved is not None]
+    last, count = merged[-1], len(merged)
+    if last.unfinished:
+        return ConvergenceStatus("not converged", last.unfinished, count)
+    if last.exact:
+        return ConvergenceStatus("converged", "the draws are of the exact posterior", count)
+    if not last.undamped or count < 2:
+        return None
+    before = merged[-2].moved
+    for site, parts in last.moved.items():
+        for part, now in parts.items():
+            limit, ratio = FAR * SMALL[part], now / max(_of(before, site, part), 1e-300)
+            steady = ratio < 1 and now * ratio / (1 - ratio) <= limit
+            if now > limit or not (steady or now <= SMALL[part] / 2):
+                return None
+    why = f"the last aggregation changed nothing by more than {FAR * SMALL['mean']} sd"
+    return ConvergenceStatus("converged", f"{why}, and updates are not damped", count)
 
 
 def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:

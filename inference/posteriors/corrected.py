@@ -68,7 +68,7 @@ def reason_against(method: Method, data: Federation, ids: Tensor, asked: Evaluat
         return "the server draws from its own posterior, which has no density"
     if method.metadata.privacy is not None:
         return "the run is private, and corrected draws would exceed its privacy budget"
-    if not any((*data.x.stride(), *data.y.stride())) and len(data.y) > 1:
+    if data.is_outline:
         return "the clients' rows are not available"
     if not method.shared:
         return "clients share no random variable, and the server state is a point"

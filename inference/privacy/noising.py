@@ -28,7 +28,7 @@ from pyrofl.arguments import Count, checked
 from pyrofl.data import Cohort
 from pyrofl.inference.budget import Privacy, PrivacyAccountant, too_large
 from pyrofl.inference.engine.participation import Draw, everyone, sampling_of
-from pyrofl.inference.metadata import CHANGES, marked
+from pyrofl.inference.metadata import CHANGES, Factors, marked, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.sums import (
     AT,
@@ -103,6 +103,11 @@ def private(
             method,
             download=download,
             metadata=replace(without_rules(method.metadata), privacy=promise),
+        )
+    if of_kind(method.metadata.tensors, Factors):
+        raise ValueError(
+            f"{method.name}: its server needs the factor of every client, which noise on a sum "
+            "would not protect; use pvi.hierarchical with Privacy(..., where='client')"
         )
     sums = Sums(poolable(method), promise.sampling.expected, privacy.max_weight, least=1.0)
     told = summed(method, sums)

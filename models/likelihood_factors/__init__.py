@@ -1,4 +1,4 @@
-"""Likelihood factors: an accurate posterior of a hierarchical program in about three exchanges.
+"""Likelihood factors: an accurate posterior of a hierarchical program in one to seven exchanges.
 
 Normal factors of each client's likelihood, in the space where it is nearly normal, and the exact
 hierarchy at the server: Vehtari et al., "Expectation Propagation as a Way of Life", JMLR 2020, with
@@ -25,6 +25,9 @@ which each client reports L_j at every draw. Pareto k measures the remaining err
 The program may be centered or not; see `pyrofl.models.likelihood_factors.structure`. A client that
 has not reported has the factor 1, and `Run.warnings` counts these clients. The server learns each
 client's factor, so it knows as much of a client's effects as the client does.
+
+Use it for a hierarchical program of your own (`pyrofl.hierarchical`). It assumes that each client's
+own variables are normal given the shared ones.
 
 Departures from the papers: factors match the marginal likelihood of a client, not moments of a
 joint tilted distribution, which is unstable for many clients, nor the curvature at a joint mode,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyro
@@ -13,10 +14,11 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import AggregationError
-from pyrofl.inference.metadata import PER_CLIENT, SHARED, Metadata, Moments, Monitor
+from pyrofl.inference.metadata import PER_CLIENT, SHARED, Factors, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.likelihood_factors.factors import Factor, integrate
+from pyrofl.models.likelihood_factors.leaving import truncated, without
 from pyrofl.models.likelihood_factors.linear import statistics
 from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, hmc
 from pyrofl.models.likelihood_factors.structure import Structure, on_cpu, precise
@@ -51,6 +53,8 @@ class LikelihoodFactors:
     def method(self, text: str) -> Method:
         """Return the federated method, with a description of the program's sites."""
         names = f"{self.structure.ours.names} {PLACE}"
+        others = View(self.read, self.others)
+        factors = Factors(others, self.densities, self.replace, partial(without, self), False)
         return Method(
             name="likelihood_factors",
             init=self.init,
@@ -64,13 +68,15 @@ class LikelihoodFactors:
             metadata=Metadata(
                 {
                     names: SHARED,
-                    " ".join(f"server/{part}" for part in self.parts): PER_CLIENT,
-                    "mean sd": Moments(self.moments),
+                    " ".join(f"server/{part}" for part in self.parts): (PER_CLIENT, factors),
+                    "mean sd": Moments(self.moments, undamped=True),
                     "server/r_hat": Monitor(
                         MIXED, "the server's chains have not mixed: its draws are unreliable"
                     ),
                     "server/missing": Monitor(
-                        0.0, "that many clients have not reported: the posterior lacks their rows"
+                        0.0,
+                        "that many clients have not reported: the posterior lacks their rows",
+                        required=True,
                     ),
                 },
                 reads={"model": self.structure},
@@ -95,9 +101,7 @@ class LikelihoodFactors:
         """Send each client the moments of all draws, weighted by the inverse of its own factor."""
         u, reads = precise(server["server/draws"]), self.structure.reads
         value, *_ = self._integrals(u, self._own(server, cohort))
-        weight = (-value).softmax(0)  # truncated, as the weights of few draws have heavy tails
-        weight = weight.clamp(max=len(u) ** -0.5)
-        weight = weight / weight.sum(0)
+        weight = truncated(-value)
         mean = weight.mT @ u
         center, sd = u.mean(0)[reads], u.std(0)[reads].clamp(min=1e-150)
         scaled, middle = (u[:, reads] - center) / sd, (mean[:, reads] - center) / sd
@@ -117,9 +121,14 @@ class LikelihoodFactors:
         """Replace the factors of reporting clients, and draw the shared variables again."""
         ids = cohort.ids.cpu()
         factors = {
-            n: precise(server[f"server/{n}"]).index_copy(0, ids, precise(message[n]))
+            f"server/{n}": precise(server[f"server/{n}"]).index_copy(0, ids, precise(message[n]))
             for n in self.parts
         }
+        return self.replace(server, factors, source)
+
+    def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
+        """Draw the shared variables again, with other factors of clients."""
+        factors = {n: precise(factors[f"server/{n}"]) for n in self.parts}
         u, old = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
         begun = bool(server["server/precision"].any())
         if not begun:  # the prior may be wide: start from its product with factors at its middle
@@ -138,7 +147,32 @@ class LikelihoodFactors:
         if begun and float(1 / weight.square().sum()) > FEW * len(u):
             new |= self._moved(server, u, weight)
         missing = (~factors["precision"].flatten(1).any(1)).sum().double()
-        return new | under("server", factors) | {"server/missing": missing}
+        return server | new | under("server", factors) | {"server/missing": missing}
+
+    def others(self, server: Tensors, cohort: Cohort) -> Tensors:
+        """Send one client draws of the posterior given all other clients; see `without`."""
+        u = precise(server["server/others"])
+        return self._given(u, self.log_density(u, self._factors(server)), server, cohort)
+
+    def densities(
+        self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log densities [S] of shared draws, up to one constant; see `Factors`."""
+        u = precise(self.structure.ours.freed(sites)[0])
+        with torch.no_grad():
+            every = self.log_density(u, self._factors(server))
+        own = self.factors_at(u, server, cohort)
+        others = every - own - precise(server["server/level"])
+        return every.to(log_prior), others.to(log_prior), others.to(log_prior)
+
+    def factors_at(self, u: Tensor, server: Tensors, cohort: Cohort) -> Tensor:
+        """Return the log [S] of one client's factor at draws [S, d]."""
+        value, *_ = self._integrals(precise(u), self._own(server, cohort))
+        return value[:, 0]
+
+    def _factors(self, server: Tensors) -> Tensors:
+        """Return the factors of all clients."""
+        return {n: precise(server[f"server/{n}"]) for n in self.parts}
 
     def _moved(self, server: Tensors, u: Tensor, weight: Tensor) -> Tensors:
         """Return mean and sd, changed as those of the old draws under new weights.
@@ -246,12 +280,16 @@ class LikelihoodFactors:
 
     def posterior(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the server's draws, and its own effects given each of them."""
-        u = precise(server["server/draws"])
+        u, log_density = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
+        return self._given(u, log_density, server, cohort)
+
+    def _given(self, u: Tensor, log_density: Tensor, server: Tensors, cohort: Cohort) -> Tensors:
+        """Return shared draws, and the own effects of clients given each of them."""
         _, b, lower = self._integrals(u, self._own(server, cohort))
         one = torch.eye(lower.shape[-1], dtype=lower.dtype)
         root = torch.linalg.solve_triangular(lower.mT, one.expand_as(lower), upper=True)
         mean = (root @ (root.mT @ b[..., None]))[..., 0]
-        shared = {"draws": u, "log_density": server["server/log_density"]}
+        shared = {"draws": u, "log_density": log_density}
         own = {"own_mean": mean.movedim(1, 0), "own_root": root.movedim(1, 0)}
         shared, own = ({n: v.to(cohort.size) for n, v in part.items()} for part in (shared, own))
         return spread_out(shared, len(cohort.ids)) | own

@@ -35,7 +35,14 @@ POINTS, NEAR = 24, 0.5  # random points, and their distance from the prior's mid
 EXACT = 1e-6  # relative error of derivatives that count as equal
 CLIENTS = 8  # clients whose likelihood is differentiated
 ROWS = 16  # largest number of rows of a client whose rows have effects
-OTHERS = "use pvi.hierarchical for this program"
+
+
+class OtherStructure(ValueError):
+    """A program that likelihood factors cannot fit, and the reason, which names a site."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; use pvi.hierarchical for this program")
+        self.reason = reason
 
 
 class NonCentered(Messenger):
@@ -207,8 +214,13 @@ def find_structure(
     """Return the structure of a program, and a description of its sites.
 
     Raises:
-        ValueError: if the program has no such structure; the message names the site.
+        OtherStructure: if the program has no such structure.
+        ValueError: if a pattern of shared, or the prior of a shared site, is invalid.
     """
+    if data.is_outline:
+        raise OtherStructure(
+            "the clients' rows are not available, which show the structure of a program"
+        )
     one = on_cpu(data.batch(torch.tensor([0])))
     rows = int(data.sizes.max())
     declared = Declared(program, data, *layouts(program, one, shared, wide, rows=rows))
@@ -217,22 +229,24 @@ def find_structure(
     bare = Structure(program, centered, declared.ours, declared.mine, torch.zeros(0, 0))
     ours, mine = layouts(bare, one, shared, wide, rows=rows)
     if not mine.size:
-        raise ValueError(f"all sites are shared, and no effect is a client's own; {OTHERS}")
+        raise OtherStructure("all sites are shared, and no effect is a client's own")
     if mine.of_rows and rows > ROWS:
         name = mine.of_rows[0].removesuffix(DECENTRED)
-        raise ValueError(
+        raise OtherStructure(
             f"site {name!r} has a value for every row, and a client has {rows} rows; likelihood "
-            f"factors take at most {ROWS}; {OTHERS}"
+            f"factors take at most {ROWS}"
         )
     none = torch.zeros(mine.size, ours.size, dtype=torch.float64)
     found = replace(bare, ours=ours, mine=mine, powers=none)
     _check_roots(found, data)
     some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
-    return _reads(_scaled(_correlated(found, some), some), some), declared.text()
+    found = _reads(_scaled(_correlated(found, some), some), some)
+    declared.warn()
+    return found, declared.text()
 
 
 def _centered(program: Program, batch: Batch, own: set[str]) -> frozenset[str]:
-    """Return the own sites that are normal but not standard; raise ValueError for any other."""
+    """Return the own sites that are normal but not standard; OtherStructure for any other."""
     found = set()
     for name, site in latent(traced(program, batch, 3, 1.0)):
         if name not in own:
@@ -241,9 +255,9 @@ def _centered(program: Program, batch: Batch, own: set[str]) -> frozenset[str]:
         if isinstance(base, torch.distributions.MultivariateNormal):
             found.add(name)
         elif not isinstance(base, torch.distributions.Normal):
-            raise ValueError(
+            raise OtherStructure(
                 f"site {name!r} of each client is a {type(base).__name__}; likelihood factors need "
-                f"normal own sites, given the shared ones; {OTHERS}"
+                "normal own sites, given the shared ones"
             )
         elif bool((base.loc != 0).any()) or bool((base.scale != 1).any()):
             found.add(name)
@@ -284,7 +298,7 @@ def random_points(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor
 
 
 def _check_roots(structure: Structure, data: Federation) -> None:
-    """Raise ValueError if the scale of an own site depends on data or on other own sites."""
+    """Raise OtherStructure if the scale of an own site depends on data or other own sites."""
     both = on_cpu(data.batch(torch.tensor([0, data.clients - 1])))
     u, eta = random_points(structure, both)
     u = u[:, :1].expand_as(u)
@@ -296,10 +310,10 @@ def _check_roots(structure: Structure, data: Federation) -> None:
         server = structure.evaluate(u[:, :1], eta[:, :1], blank(both)).roots
     names = ", ".join(site.name.removesuffix(DECENTRED) for site in structure.mine.sites)
     if not torch.allclose(found, other, equal_nan=True):
-        raise ValueError(f"the scale of {names} depends on another own site; {OTHERS}")
+        raise OtherStructure(f"the scale of {names} depends on another own site")
     alike = torch.allclose(found, of_last_row, equal_nan=True)
     if not alike or not torch.allclose(found, server.expand_as(found)):
-        raise ValueError(f"the scale of {names} depends on a client's data; {OTHERS}")
+        raise OtherStructure(f"the scale of {names} depends on a client's data")
 
 
 def _slopes(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -311,7 +325,7 @@ def _slopes(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor, Tens
     u, e = u.requires_grad_(), e.requires_grad_()
     with torch.enable_grad():
         eta = torch.linalg.solve(structure.evaluate(u, eta, batch).roots, e[..., None])[..., 0]
-        total = structure.evaluate(u, eta, batch).likelihood.sum()
+        total = structure.evaluate(u, eta, batch).likelihood.sum() + 0 * (u.sum() + e.sum())
         of_u, of_e = torch.autograd.grad(total, (u, e))
     size = torch.cat([of_u, of_e * e], -1).abs().amax(-1, keepdim=True)
     size = torch.where(size.isfinite() & (size > 0), size, torch.inf)

@@ -23,7 +23,8 @@ For networks, `build` draws the outputs of linear layers and convolutions for ev
 the weights (local reparametrization, as the authors' code), computes the KL divergence in closed
 form, and minimizes by Adam. Its first rounds (`warm_start`) are federated averaging of the means.
 
-A client leaves by dividing its factor out, and joins with a factor of 1: `leave` and `join`.
+A client leaves by dividing its factor out, and joins with a factor of 1: `pyrofl.leave` and
+`pyrofl.join`.
 
 The powers c in [-1, 1] are learned, with covariance="full", for own variables with a fixed normal
 prior (v normal and linear in g; c = 0 elsewhere). In a non-centred program the rows rule
@@ -85,14 +86,13 @@ from pyrofl.models.pvi.activations import Sampling
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
-from pyrofl.models.pvi.membership import join, leave
 from pyrofl.models.pvi.partitioned import Covariance, Partitioned
 from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.models.pvi.unconstrained import decentred, layouts, of_network, with_hidden_rows
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
-__all__ = ["build", "hierarchical", "join", "leave"]
+__all__ = ["build", "hierarchical"]
 
 STANDARD = fixed()  # Normal(0, 1)
 USUAL = 128  # Monte Carlo draws of a client with few variables
@@ -268,6 +268,7 @@ def hierarchical(
         )
     declared = Declared(program, data, *sites)
     declared.check()
+    declared.warn()
     model = with_hidden_rows(model, sites[1])
     size = sum(layout.size for layout in sites)
     samples = enough(num_particles or max(USUAL, 4 * size), size, covariance)

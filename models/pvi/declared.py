@@ -41,7 +41,7 @@ class Declared:
         return f"{shared}; own to each client: {_listed(self.mine.sites) or 'none'}"
 
     def check(self) -> None:
-        """Validate the sites declared as shared; warn of sites that are probably missing.
+        """Validate the sites declared as shared.
 
         Raises:
             ValueError: if the prior of a shared site depends on what a client has for itself, or on
@@ -59,6 +59,9 @@ class Declared:
                 f"{name!r} is in shared, and its prior depends on the client's data; use the same "
                 f"prior for all clients, or remove {name!r} from shared"
             )
+
+    def warn(self) -> None:
+        """Warn of sites that are probably missing in the declaration."""
         if forgotten := ", ".join(self.forgotten()):
             warnings.warn(
                 f"each client has its own {forgotten}, and its rows cannot separate them from its "

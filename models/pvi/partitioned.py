@@ -37,7 +37,7 @@ from pyrofl.inference.programs import Program
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.centring import Centring
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked
-from pyrofl.models.pvi.membership import without
+from pyrofl.models.pvi.leaving import without
 from pyrofl.models.pvi.natural_gradient import halved, natural
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import Scaled, scaling
@@ -50,6 +50,7 @@ NOISE = ("_shared", "_own")  # auxiliary sites of the guide
 REACH = 2.0  # longest step of a mean, in standard deviations of the prior
 NARROW = 0.1  # of the prior's standard deviation: where clients start
 FASTER, SLOWER = 3.0, 6.0  # what the damping is multiplied or divided by at most
+AGAIN = 0.5  # damping that adapts, after a change of the clients
 HALVINGS = 30  # of the server's step, before it stays where it is
 SHORT = 10  # of these, for the sake of what clients are sent
 
@@ -84,7 +85,7 @@ class Partitioned:
         Arguments are the local steps, batch size and learning rate.
         """
         guide = self.guide
-        factors = Factors(View(self.together, self.cavity), self.densities, without)
+        factors = Factors(View(self.together, self.cavity), self.densities, self.replace, without)
         proper = Rule("a precision of a normal distribution", self.normals.proper)
         return Method(
             name="pvi",
@@ -172,6 +173,21 @@ class Partitioned:
         )
         share = server.get("share", torch.zeros(())).to(u)
         return every, others, others + share * (log_prior + growth - prior)
+
+    def replace(self, server: Tensors, factors: Tensors, _: Generator) -> Tensors:
+        """Return the server state with other factors of clients, whose number may differ."""
+        totals = {
+            n: factors[f"server/{n}"].sum(0) - server[f"server/{n}"].sum(0) for n in PARAMETERS
+        }
+        q = {n: server[n] + v for n, v in totals.items()}
+        if not bool(self.normals.proper(q["precision"])):
+            raise AggregationError("the posterior is no distribution yet")
+        if "share" in server:  # of what the prior is more than p0
+            q["share"] = torch.full_like(server["share"], 1 / len(factors["server/shift"]))
+        if self.damping is None:  # it may have fallen for want of anything but noise to follow
+            q["server/damping"] = torch.full_like(server["server/damping"], AGAIN)
+            q |= {n: torch.zeros_like(v) for n, v in pick(server, "server/last/*").items()}
+        return server | factors | q
 
     def aggregate(self, server: Tensors, message: Tensors, cohort: Cohort, _: Generator) -> Tensors:
         """Update client factors by all messages; AggregationError if the posterior is improper.

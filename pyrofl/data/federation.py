@@ -257,6 +257,11 @@ class Federation(FederationFields, Summarised):
         return self.weights.to(self.x.device, self.dtype)
 
     @property
+    def is_outline(self) -> bool:
+        """Whether the rows are only shapes, as of `outline` and of a run loaded without data."""
+        return len(self.y) > 1 and not any((*self.x.stride(), *self.y.stride()))
+
+    @property
     def device(self) -> torch.device:
         """Torch device of the rows."""
         return self.x.device

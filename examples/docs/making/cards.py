@@ -11,7 +11,7 @@ import matplotlib
 import pyrofl
 from making import formulas
 from making.which import which
-from pyrofl import figures, nets
+from pyrofl import docstrings, figures, nets
 from pyrofl.cli.output import calibration, cards
 from pyrofl.experiments.methods import builds
 
@@ -26,6 +26,8 @@ def card_pages() -> Iterator[tuple[str, str | bytes]]:
     for one in found:
         yield f"methods/{one.key}.svg", diagram(one.key)
         yield f"methods/{one.key}.md", page(one)
+    for name in cards.OF_PROGRAMS:
+        yield f"methods/{name}.md", program_page(cards.paper(name))
     yield "methods_table.md", table(found)
     yield "which.svg", which()
 
@@ -33,9 +35,7 @@ def card_pages() -> Iterator[tuple[str, str | bytes]]:
 def page(card: cards.Card) -> str:
     """Write a card."""
     paper, wire = card.paper, card.wire
-    parts = [f"# {paper.name}", f"**{capital(paper.headline)}.**"]
-    parts += [text(re.sub(":$", ".", paper.source))] if paper.source else []
-    parts += [f":::{{admonition}} When to use it\n{text(paper.use)}\n:::"]
+    parts = head(paper)
     if intervals := calibration.sentence(card.key):
         parts += [f"{text(intervals)} See [calibration](../../calibration.md)."]
     parts += [
@@ -43,11 +43,7 @@ def page(card: cards.Card) -> str:
         "Boxes are tensors of the server (blue) or client states (orange); circles are random "
         "variables, and gray ones are observed. Names are those of a small network."
     ]
-    parts += ["## Equations"]
-    for part in paper.parts:
-        parts.append(
-            text(part) if isinstance(part, str) else f"```{{raw}} html\n{formulas.block(part)}\n```"
-        )
+    parts += equations(paper)
     parts += ["## Messages", text(card.bytes)]
     kept = f"Sent to the server: {names(wire.sent)}. Client state: {names(wire.kept)}."
     parts += [f"{kept} Models for predictions: {', '.join(card.views)}."]
@@ -56,10 +52,39 @@ def page(card: cards.Card) -> str:
     parts += [
         f"```python\nfrom pyrofl.models import {card.key}\n\nmethod = {card.key}.build(net)\n```"
     ]
-    if paper.departures:
-        whole, _, listed = paper.departures.partition(": ")
-        parts += ["## Departures from the paper", text(capital(listed) if listed else whole)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *departures(paper)]) + "\n"
+
+
+def program_page(paper: docstrings.Paper) -> str:
+    """Write the page of a method for a user's program, which has no network and no command."""
+    code = f"```python\n{cards.SCRIPT}\n```"
+    parts = [*head(paper), *equations(paper), "## In a script", code]
+    parts += ["[Hierarchical models](../../hierarchical.md) describes programs and options."]
+    return "\n\n".join([*parts, *departures(paper)]) + "\n"
+
+
+def head(paper: docstrings.Paper) -> list[str]:
+    """Write the title of a card, its source, and when to use the method."""
+    parts = [f"# {paper.name}", f"**{capital(paper.headline)}.**"]
+    parts += [text(re.sub(":$", ".", paper.source))] if paper.source else []
+    return [*parts, f":::{{admonition}} When to use it\n{text(paper.use)}\n:::"]
+
+
+def equations(paper: docstrings.Paper) -> list[str]:
+    """Write the equations of a card, and the text around them."""
+    parts = ["## Equations"]
+    for part in paper.parts:
+        parts.append(
+            text(part) if isinstance(part, str) else f"```{{raw}} html\n{formulas.block(part)}\n```"
+        )
+    return parts
+
+
+def departures(paper: docstrings.Paper) -> list[str]:
+    """Write what is not as in the paper."""
+    whole, _, listed = paper.departures.partition(": ")
+    found = text(capital(listed) if listed else whole)
+    return ["## Departures from the paper", found] if paper.departures else []
 
 
 def settings(card: cards.Card) -> str:

@@ -9,6 +9,7 @@ from pyrofl.figures import style
 
 QUESTIONS = (
     ("calibrated intervals needed?", (
+        ("a hierarchical program", "likelihood_factors"),
         ("one posterior; full covariance", "pvi  fedep  fedlap"),
         ("one posterior, as a Markov chain", "fald"),
         ("one or few rounds; full covariance", "fisher  fola"),
@@ -44,9 +45,9 @@ QUESTIONS = (
 
 def which() -> bytes:
     """Draw the figure as SVG."""
-    figure = style.canvas(9.6, 10.1)
+    figure = style.canvas(9.6, 10.5)
     axes = figure.subplots()
-    axes.set(xlim=(0, 9.6), ylim=(-25.2, 0.8))
+    axes.set(xlim=(0, 9.6), ylim=(-26.2, 0.8))
     axes.set_axis_off()
     line = 0
     for i, (question, answers) in enumerate(QUESTIONS):

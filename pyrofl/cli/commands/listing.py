@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from textwrap import TextWrapper
 from typing import Any, get_args
 
+from pyrofl.cli.output import cards
 from pyrofl.cli.output.calibration import summary
-from pyrofl.cli.output.cards import card
 from pyrofl.data.loaders.csv_files import LIKELIHOODS
 from pyrofl.data.loaders.datasets import DATASETS
 from pyrofl.experiments.console import show
@@ -51,7 +51,7 @@ def entries(lines: Mapping[str, str]) -> str:
 
 def explain(args: Namespace) -> None:
     """Print the documentation card of a method: equations, settings and message sizes."""
-    show(card(args.method).told())
+    show(cards.text(args.method))
 
 
 def variants() -> str:

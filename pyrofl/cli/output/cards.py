@@ -25,6 +25,8 @@ from pyrofl.inference.method import Method
 from pyrofl.nets import Network
 
 WIDTH = 100  # of a card in a terminal
+SCRIPT = 'method = pyrofl.hierarchical(program, data, shared="mu tau")'
+OF_PROGRAMS = ("likelihood_factors",)  # methods for a user's program, without a network
 INPUTS, OUTPUTS, SPEC = 64, 10, "mlp:50"  # the network of the digits
 
 
@@ -85,13 +87,31 @@ class Card:
         )
 
 
+def text(name: str) -> str:
+    """Return the documentation of a method, as text for a terminal."""
+    known(name, (*builds(), *OF_PROGRAMS), "method")
+    if name not in OF_PROGRAMS:
+        return card(name).told()
+    found = paper(name)
+    words = [f"{found.name} ({name}): {found.headline}.", found.source, found.use]
+    words += ["It has no command: in a script, write", found.departures]
+    parts = [fill(one, WIDTH) for one in words]
+    parts[2:2] = ["\n".join(f"    {line}" for line in block) for block in found.equations]
+    parts[-1:-1] = [f"    {SCRIPT}"]
+    return "\n\n".join(parts)
+
+
+def paper(name: str) -> docstrings.Paper:
+    """Return the parts of the documentation of a method's module."""
+    return docstrings.paper(import_module(f"pyrofl.models.{name}").__doc__ or "")
+
+
 def card(name: str) -> Card:
     """Return the documentation card of a method with default settings."""
     known(name, builds(), "method")
     module = import_module(f"pyrofl.models.{name}")
     views = tuple(made(name, network()).views)
-    paper = docstrings.paper(module.__doc__ or "")
-    return Card(name, paper, tuple(settings(module.build)), views, wire(name), wire("fedavg"))
+    return Card(name, paper(name), tuple(settings(module.build)), views, wire(name), wire("fedavg"))
 
 
 def network() -> Network:

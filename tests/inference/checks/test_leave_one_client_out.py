@@ -27,7 +27,7 @@ from pyrofl.inference.metadata import PER_CLIENT, Factors, of_kind
 from pyrofl.inference.posteriors.export import import_arviz, smoothed
 from pyrofl.models import fedavg, likelihoods, pvi
 from pyrofl.models.pvi.gaussians import Normals
-from pyrofl.models.pvi.membership import without
+from pyrofl.models.pvi.leaving import without
 from pyrofl.nets import build
 from pyrofl.partitions import federations
 from pyrofl.tensors import Tensors, generator
@@ -267,7 +267,7 @@ def with_refits(run: pyrofl.Run, seed: int = 1) -> pyrofl.Run:
     """Return the run with a method that fits all others from the start, with this seed."""
 
     def refitted(run: pyrofl.Run, client: str, rounds: int) -> pyrofl.RoundState:
-        data = pvi.leave(run, client).data
+        data = pyrofl.leave(run, client).data
         others = pyrofl.fit(run.method, data, 30, seed=seed, progress=False).state.server
         server, at = run.state.server, run.data.names.index(client)
         q = {n: others[n] + server[f"server/{n}"][at] for n in ("shift", "precision")}
@@ -323,7 +323,7 @@ def test_rounds_without_the_client_leave_the_run_as_it_was():
     toys.assert_same(run.state.server, before)
     assert state.server["share"] == 0
     at = run.data.names.index("H")
-    left = pvi.leave(run, "H")
+    left = pyrofl.leave(run, "H")
     others = pyrofl.fit(
         left.method, left.data, left.state.number + 1, resume_from=left, progress=False
     )

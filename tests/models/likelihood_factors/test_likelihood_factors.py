@@ -398,3 +398,17 @@ def test_a_posterior_of_several_modes_is_reported():
     assert run.status.kind == "not converged"
     with pytest.warns(UserWarning, match="draws are not corrected.*Pareto k is"):
         run.to_arviz(500, progress=False)
+
+
+def test_points_where_a_matrix_is_singular_have_no_density():
+    """A normal that is cut off where the Cholesky factor of 2 - u does not exist."""
+
+    def log_density(u: Tensor) -> Tensor:
+        return torch.linalg.cholesky((2 - u)[..., None]).flatten() * 0 - u.square().sum(-1) / 2
+
+    start = torch.randn(CHAINS, 1, generator=generator("start")).double().clamp(max=1.0)
+    drawn = hmc(log_density, start, generator("draws"))
+    assert drawn.u.max() < 2
+    # The mean of a normal below 2 is -phi(2) / Phi(2).
+    expected = -math.exp(-2) / math.sqrt(2 * math.pi) / 0.97725
+    assert abs(float(drawn.u.mean()) - expected) < 4 / FEW**0.5

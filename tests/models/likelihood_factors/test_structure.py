@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyrofl.data import Federation
-from pyrofl.models import hierarchical, likelihood_factors
+from pyrofl.models import likelihood_factors
 from pyrofl.models.likelihood_factors.structure import Structure, find_structure
 
 
@@ -155,16 +155,3 @@ def test_the_printed_method_has_the_sites():
     assert "shared by all clients: beta (2), sd (2), sigma; own to each client: w (2)" in str(
         method
     )
-
-
-@pytest.mark.parametrize(
-    ("program", "shared", "name"),
-    [(programs.lines, "beta sd sigma", "likelihood_factors"), (gamma_effects, "shape", "pvi")],
-)
-def test_the_method_with_the_fewest_rounds_is_chosen(program, shared, name):
-    assert hierarchical.method(program, lines(), shared=shared).name == name
-
-
-def test_other_errors_are_those_of_the_user():
-    with pytest.raises(ValueError, match="expected patterns of some of beta, sd, sigma, w"):
-        hierarchical.method(programs.lines, lines(), shared="mu")

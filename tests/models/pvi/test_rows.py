@@ -13,6 +13,7 @@ from pyro import poutine
 from pyro.infer.reparam import LocScaleReparam
 from torch import Tensor
 
+import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.evaluation.predict import predict
 from pyrofl.inference.fit import fit
@@ -226,7 +227,7 @@ def test_refuses():
         pvi.hierarchical(effects, data, shared="mu", batch=2)
     run = fitted(effects, "mu", data, 1)
     more = replace(federation((*SIZES, 7)), names=(*data.names, "new"))
-    joined = pvi.join(
+    joined = pyrofl.join(
         run, replace(more, x=torch.cat([data.x, more.x[9:]]), y=torch.cat([data.y, more.y[9:]]))
     )
     with pytest.raises(ValueError, match="a client has 7 rows, and the method was built for 5 at"):

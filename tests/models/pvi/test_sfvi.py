@@ -230,7 +230,7 @@ def test_all_that_reads_a_posterior_reads_this_one(bent):
     with pytest.warns(UserWarning, match="Pareto k is above"):  # each client has one row
         assert len(loo(bent, 400).pareto_k) == 6
     with pytest.raises(ValueError, match="the server of this run holds no factors of clients"):
-        pvi.leave(bent, bent.data.names[0])
+        pyrofl.leave(bent, bent.data.names[0])
 
 
 def test_a_newcomer_learns_of_itself_from_its_rows():

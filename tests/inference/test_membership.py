@@ -64,7 +64,7 @@ def exact(*names: str) -> tuple[float, float]:
 def test_where_all_is_normal_a_client_is_forgotten_at_once():
     run = fitted(people("Ada", "Bea", "Cleo", "Dora"))
     close(moments(run), exact("Ada", "Bea", "Cleo", "Dora"), 1e-6)
-    left = pvi.leave(run, "Bea")
+    left = pyrofl.leave(run, "Bea")
     close(moments(left), exact("Ada", "Cleo", "Dora"), 1e-6)
     assert left.data.names == ("Ada", "Cleo", "Dora")
     again = fitted(left.data, 2, left)
@@ -80,11 +80,11 @@ def test_where_all_is_normal_a_client_is_forgotten_at_once():
 @pytest.mark.parametrize("order", [("Ada", "Bea", "Cleo", "Dora"), ("Dora", "Cleo", "Ada", "Bea")])
 def test_who_joins_counts_after_a_round(order):
     run = fitted(people("Ada", "Cleo"))
-    more = pvi.join(run, people(*order))
+    more = pyrofl.join(run, people(*order))
     close(moments(more), exact("Ada", "Cleo"), 1e-6)
     assert more.state.seen.tolist() == [n in ("Ada", "Cleo") for n in order]
     close(moments(fitted(more.data, 1, more)), exact(*order), 1e-6)
-    gone = pvi.leave(fitted(more.data, 1, more), "Dora")
+    gone = pyrofl.leave(fitted(more.data, 1, more), "Dora")
     close(moments(gone), exact("Ada", "Bea", "Cleo"), 1e-6)
 
 
@@ -96,7 +96,7 @@ def test_damping_that_adapts_begins_anew_at_a_half(change):
     run = pyrofl.fit(method, trio, 25, progress=False)
     close(moments(run), exact("Ada", "Cleo", "Dora"), 1e-6)
     everybody = ("Ada", "Bea", "Cleo", "Dora")
-    other = pvi.join(run, people(*everybody)) if change == "join" else pvi.leave(run, "Ada")
+    other = pyrofl.join(run, people(*everybody)) if change == "join" else pyrofl.leave(run, "Ada")
     assert float(other.state.server["server/damping"]) == 0.5
     after = pyrofl.fit(method, other.data, 26, resume_from=other, progress=False)
     expected = exact(*(everybody if change == "join" else ("Cleo", "Dora")))
@@ -106,7 +106,7 @@ def test_damping_that_adapts_begins_anew_at_a_half(change):
 
 def test_a_held_out_client_joins():
     run = fitted(people("Ada", "Cleo", "Bea", held_out=1))
-    more = pvi.join(run, people("Ada", "Cleo", "Bea"))
+    more = pyrofl.join(run, people("Ada", "Cleo", "Bea"))
     close(moments(fitted(more.data, 1, more)), exact("Ada", "Bea", "Cleo"), 1e-6)
 
 
@@ -115,10 +115,10 @@ def test_a_prior_that_is_not_normal_is_shared_out_anew():
     data = federations.split(datasets.load("eight_schools"), "groups").to("cpu", torch.float64)
     method = pvi.hierarchical(programs.eight_schools, data, shared="mu tau", steps=2)
     run = pyrofl.fit(method, data, 2, progress=False)
-    left = pvi.leave(run, data.names[2])
+    left = pyrofl.leave(run, data.names[2])
     assert float(run.state.server["share"]) == 1 / 8
     assert float(left.state.server["share"]) == 1 / 7
-    more = pvi.join(left, data)
+    more = pyrofl.join(left, data)
     assert float(more.state.server["share"]) == 1 / 8
     after = pyrofl.fit(method, left.data, 4, resume_from=left, progress=False)
     assert not any(record.rejected for record in after.records)
@@ -127,12 +127,27 @@ def test_a_prior_that_is_not_normal_is_shared_out_anew():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda run: pvi.leave(run, "Eve"), "unknown client that trains 'Eve'; expected one of A"),
-        (lambda run: pvi.leave(run, "Dora"), "unknown client that trains 'Dora'"),
-        (lambda run: pvi.leave(pvi.leave(run, "Ada"), "Bea"), "'Bea' is the only client that tra"),
-        (lambda run: pvi.join(run, run.data), "have the 2 clients of the run; expected one more"),
-        (lambda run: pvi.join(run, people("Ada", "Cleo", "Dora")), "unknown client of the run .*B"),
-        (lambda run: pvi.join(run, shifted()), "'Ada' has other training rows in the run; expect"),
+        (
+            lambda run: pyrofl.leave(run, "Eve"),
+            "unknown client that trains 'Eve'; expected one of A",
+        ),
+        (lambda run: pyrofl.leave(run, "Dora"), "unknown client that trains 'Dora'"),
+        (
+            lambda run: pyrofl.leave(pyrofl.leave(run, "Ada"), "Bea"),
+            "'Bea' is the only client that tra",
+        ),
+        (
+            lambda run: pyrofl.join(run, run.data),
+            "have the 2 clients of the run; expected one more",
+        ),
+        (
+            lambda run: pyrofl.join(run, people("Ada", "Cleo", "Dora")),
+            "unknown client of the run .*B",
+        ),
+        (
+            lambda run: pyrofl.join(run, shifted()),
+            "'Ada' has other training rows in the run; expect",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(change, told):
@@ -147,8 +162,8 @@ def shifted() -> Federation:
 
 def test_a_run_without_factors_is_refused():
     run = pyrofl.fit(fedavg.build(toys.net()), toys.blobs(), 1, progress=False)
-    with pytest.raises(ValueError, match="holds no factors of clients; expected a run of pvi"):
-        pvi.leave(run, "client 0")
+    with pytest.raises(ValueError, match="keeps no factors of clients; expected a run of"):
+        pyrofl.leave(run, "client 0")
 
 
 @pytest.mark.slow
@@ -162,7 +177,7 @@ def test_after_some_rounds_it_is_a_fit_of_the_others():
         found = (posterior["mu"].values, np_log(posterior["tau"].values))
         return torch.tensor([float(v.mean()) for v in found] + [float(v.std()) for v in found])
 
-    left = pvi.leave(pyrofl.fit(method, data, 30, progress=False), data.names[0])
+    left = pyrofl.leave(pyrofl.fit(method, data, 30, progress=False), data.names[0])
     after = pyrofl.fit(method, left.data, 42, resume_from=left, progress=False)
     alone = pyrofl.fit(method, left.data, 30, seed=1, progress=False)
     found, expected = map(means, (after, alone))

@@ -1,0 +1,95 @@
+"""Posterior of the shared variables given all clients but one, whose factor is known.
+
+Draws from the product of all factors are resampled with weights 1 / t_j, or, where few of them have
+most of the weight, the server draws from the product of the others' factors. Neither needs an
+exchange with clients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from pyrofl.data import Cohort
+from pyrofl.inference.engine.state import RoundState
+from pyrofl.inference.fit import fit
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.membership import leave
+from pyrofl.inference.seeds import Stream, stream
+from pyrofl.tensors import Tensors
+
+ENOUGH = 0.8  # effective part of the draws that are resampled, as few have heavy tails
+BRIDGES = 50  # iterations of the ratio of normalizing constants
+
+
+class Factored(Protocol):
+    """What `without` needs of likelihood factors, whose module imports this one."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors of a factor."""
+
+    def factors_at(self, u: Tensor, server: Tensors, cohort: Cohort) -> Tensor:
+        """Return the log [S] of one client's factor at draws [S, d]."""
+
+    def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
+        """Draw the shared variables again, with other factors of clients."""
+
+
+def truncated(log_weight: Tensor) -> Tensor:
+    """Return normalized weights [S, ...], truncated, as weights of few draws have heavy tails."""
+    weight = log_weight.softmax(0).clamp(max=len(log_weight) ** -0.5)
+    normalized: Tensor = weight / weight.sum(0)
+    return normalized
+
+
+def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:
+    """Return a run's state with draws given all other clients, after rounds without the client.
+
+    The state has these draws as server/others [S, d], and as server/level the log of the ratio of
+    the normalizing constants of the products of the others' and of all factors.
+    """
+    server, at = run.state.server, run.data.names.index(client)
+    left = _refitted(run, client, rounds) if rounds else None
+    if left is not None:
+        names = [f"server/{part}" for part in method.parts]
+        tables = {n: torch.cat([left[n][:at], server[n][at, None], left[n][at:]]) for n in names}
+        server = method.replace(server, tables, stream(run.seed, Stream.MERGE, run.state.number))
+    u, cohort = server["server/draws"], run.data.cohort(torch.tensor([at]))
+    own = method.factors_at(u, server, cohort)
+    weight = (-own).softmax(0)
+    if left is None and float(1 / weight.square().sum()) > ENOUGH * len(u):
+        places = (torch.arange(len(u), dtype=own.dtype) + 0.5) / len(u)
+        others = u[torch.searchsorted(weight.cumsum(0), places).clamp(max=len(u) - 1)]
+    else:
+        left = leave(run, client).state.server if left is None else left
+        others = left["server/draws"]
+    level = bridge(-own, -method.factors_at(others, server, cohort))
+    return replace(run.state, server=server | {"server/others": others, "server/level": level})
+
+
+def bridge(first: Tensor, second: Tensor) -> Tensor:
+    """Return the log ratio Z2 / Z1 of the normalizing constants of two densities.
+
+    Meng and Wong, "Simulating Ratios of Normalizing Constants via a Simple Identity", Statistica
+    Sinica 1996, eq. 4.1.
+
+    Args:
+        first: log of the second density over the first, at draws of the first [S].
+        second: the same at as many draws of the second [S].
+    """
+    level = first.logsumexp(0) - math.log(len(first))
+    for _ in range(BRIDGES):
+        above = (first - torch.logaddexp(first, level)).logsumexp(0)
+        level = above - (-torch.logaddexp(second, level)).logsumexp(0)
+    return level
+
+
+def _refitted(run: Run, client: str, rounds: int) -> Tensors:
+    """Return the server's state after further rounds without a client."""
+    left, end = leave(run, client), run.state.number + rounds
+    return fit(run.method, left.data, end, resume_from=left, progress=False).state.server
