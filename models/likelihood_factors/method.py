@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,12 @@ from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.metadata import PER_CLIENT, SHARED, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.models.guides.correlated import standard_noise
-from pyrofl.models.likelihood_factors.factors import Factor, integrate
+from pyrofl.models.likelihood_factors.factors import (
+    Factor,
+    integrate,
+    log_product,
+    normal_equations,
+)
 from pyrofl.models.likelihood_factors.linear import statistics
 from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, hmc
 from pyrofl.models.likelihood_factors.structure import Structure, on_cpu, precise
@@ -94,7 +100,8 @@ class LikelihoodFactors:
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the moments of all draws, weighted by the inverse of its own factor."""
         u, reads = precise(server["server/draws"]), self.structure.reads
-        value, *_ = self._integrals(u, self._own(server, cohort))
+        factors = self._own(server, cohort)
+        value = torch.cat([integrate(*some, factors) for some in self._pieces(u, factors)])
         weight = (-value).softmax(0)  # truncated, as the weights of few draws have heavy tails
         weight = weight.clamp(max=len(u) ** -0.5)
         weight = weight / weight.sum(0)
@@ -155,9 +162,7 @@ class LikelihoodFactors:
     def log_density(self, u: Tensor, factors: Tensors) -> Tensor:
         """Return the log density [S] of shared variables [S, d], up to a constant."""
         prior, roots, noise = self._evaluated(u)
-        values, *_ = integrate(u[:, self.structure.reads], roots, noise, factors)
-        total: Tensor = prior + values.sum(-1)
-        return total
+        return prior + log_product(u[:, self.structure.reads], roots, noise, factors)
 
     def _normal(self, factors: Tensors, count: int, source: Generator) -> tuple[Tensor, Tensor]:
         """Return draws [S, d] of a normal around the mode of the posterior, and log densities."""
@@ -200,15 +205,13 @@ class LikelihoodFactors:
         at, known = ids.clamp(max=clients - 1), (ids < clients).double()
         return {n: v[at] * like(known, v) for n, v in found.items()}
 
-    def _integrals(self, u: Tensor, factors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `integrate` at draws [S, d], in parts."""
+    def _pieces(self, u: Tensor, factors: Tensors) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield some draws [S, d] after the other, as the arguments of `integrate`."""
         with torch.no_grad():
             _, roots, noise = self._evaluated(u)
         step = max(1, CELLS // (len(factors["shift"]) * (roots.shape[-1] + 1) ** 2))
-        each = (v.split(step) for v in (u[:, self.structure.reads], roots, noise))
-        parts = [integrate(v, root, one, factors) for v, root, one in zip(*each, strict=True)]
-        value, b, lower = (torch.cat(one) for one in zip(*parts, strict=True))
-        return value, b, lower
+        parts = (v.split(step) for v in (u[:, self.structure.reads], roots, noise))
+        return zip(*parts, strict=True)
 
     def _evaluated(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""
@@ -247,12 +250,16 @@ class LikelihoodFactors:
     def posterior(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the server's draws, and its own effects given each of them."""
         u = precise(server["server/draws"])
-        _, b, lower = self._integrals(u, self._own(server, cohort))
-        one = torch.eye(lower.shape[-1], dtype=lower.dtype)
+        factors = self._own(server, cohort)
+        equations = [normal_equations(*some, factors) for some in self._pieces(u, factors)]
+        a, b = (torch.cat(parts, -2) for parts in zip(*equations, strict=True))
+        a, b = a.permute(3, 2, 0, 1), b.permute(2, 1, 0)
+        one = torch.eye(self.structure.mine.size).to(a)
+        lower = torch.linalg.cholesky_ex(a).L
         root = torch.linalg.solve_triangular(lower.mT, one.expand_as(lower), upper=True)
         mean = (root @ (root.mT @ b[..., None]))[..., 0]
         shared = {"draws": u, "log_density": server["server/log_density"]}
-        own = {"own_mean": mean.movedim(1, 0), "own_root": root.movedim(1, 0)}
+        own = {"own_mean": mean, "own_root": root}
         shared, own = ({n: v.to(cohort.size) for n, v in part.items()} for part in (shared, own))
         return spread_out(shared, len(cohort.ids)) | own
 
