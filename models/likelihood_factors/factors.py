@@ -123,7 +123,7 @@ class Factor(NamedTuple):
 
     def update(self) -> Tensors:
         """Return shift [C, n] and precision [C, n, n] of the factors, and where they are exact."""
-        at, near = self.u[:, self.structure.reads], torch.zeros_like(self.root[..., 0])
+        at, near = self.u[:, self.structure.reads], self.root.new_zeros(self.root.shape[:-1])
         for fine in (False, True):
             at, found = self._climb(at, near, fine)
             near = found.mode
@@ -265,8 +265,10 @@ def rule(m: int, fine: bool) -> tuple[Tensor, Tensor]:
     """Return nodes [S, m] and log weights [S] of integrals over densities, around a normal."""
     if m in NODES:
         x, w = np.polynomial.hermite_e.hermegauss(NODES[m][fine])
-        nodes = torch.tensor(list(product(x.tolist(), repeat=m)), dtype=torch.float64).view(-1, m)
-        weights = torch.tensor(list(product(w.tolist(), repeat=m)), dtype=torch.float64).view(-1, m)
+        nodes, weights = (
+            torch.tensor(list(product(v.tolist(), repeat=m)), dtype=torch.float64).view(len(v) ** m, m)
+            for v in (x, w)
+        )
         log_weight = weights.log().sum(-1)
     else:
         count = LATTICE[fine]

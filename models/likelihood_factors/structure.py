@@ -216,8 +216,6 @@ def find_structure(
     centered = _centered(program, one, {site.name for site in declared.mine.sites})
     bare = Structure(program, centered, declared.ours, declared.mine, torch.zeros(0, 0))
     ours, mine = layouts(bare, one, shared, wide, rows=rows)
-    if not mine.size:
-        raise ValueError(f"all sites are shared, and no effect is a client's own; {OTHERS}")
     if mine.of_rows and rows > ROWS:
         name = mine.of_rows[0].removesuffix(DECENTRED)
         raise ValueError(
@@ -226,6 +224,8 @@ def find_structure(
         )
     none = torch.zeros(mine.size, ours.size, dtype=torch.float64)
     found = replace(bare, ours=ours, mine=mine, powers=none)
+    if not mine.size:
+        return replace(found, reads=torch.arange(ours.size)), declared.text()
     _check_roots(found, data)
     some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
     return _reads(_scaled(_correlated(found, some), some), some), declared.text()
