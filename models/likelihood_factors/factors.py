@@ -97,7 +97,9 @@ def normal_equations(
     a = torch.einsum("sik,jil,slm->kmsj", scaled, precision[:, p:, p:], scaled)
     across = precision[:, p:, :p].flatten(0, 1)
     pull = shift[:, p:] - (u @ across.mT).unflatten(1, (len(shift), m))
-    return a + torch.eye(m).to(a)[:, :, None, None], torch.einsum("sik,sji,s->ksj", root, pull, noise)
+    return a + torch.eye(m).to(a)[:, :, None, None], torch.einsum(
+        "sik,sji,s->ksj", root, pull, noise
+    )
 
 
 class Expansion(NamedTuple):
@@ -266,7 +268,9 @@ def rule(m: int, fine: bool) -> tuple[Tensor, Tensor]:
     if m in NODES:
         x, w = np.polynomial.hermite_e.hermegauss(NODES[m][fine])
         nodes, weights = (
-            torch.tensor(list(product(v.tolist(), repeat=m)), dtype=torch.float64).view(len(v) ** m, m)
+            torch.tensor(list(product(v.tolist(), repeat=m)), dtype=torch.float64).view(
+                len(v) ** m, m
+            )
             for v in (x, w)
         )
         log_weight = weights.log().sum(-1)
