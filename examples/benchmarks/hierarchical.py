@@ -73,7 +73,8 @@ def federation(
 ) -> Federation:
     """Draw binary responses, and return the clients' rows."""
     pairs = [
-        (v, 1.0 * (rng.uniform(size=len(v)) < 1 / (1 + np.exp(-w)))) for v, w in zip(x, logits)
+        (v, 1.0 * (rng.uniform(size=len(v)) < 1 / (1 + np.exp(-w))))
+        for v, w in zip(x, logits, strict=True)
     ]
     parts = {str(j): (torch.tensor(v), torch.tensor(y)) for j, (v, y) in enumerate(pairs)}
     return Federation.from_arrays(parts)

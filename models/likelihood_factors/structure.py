@@ -128,8 +128,7 @@ class Structure:
     @property
     def effects(self) -> Tensor:
         """Mask [d] of the shared variables whose scale is another one."""
-        sites = self.ours.sites
-        return torch.cat([torch.full((len(s.mean),), s.name in self.spread) for s in sites])
+        return torch.cat([(s.mean == s.mean) & (s.name in self.spread) for s in self.ours.sites])
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""
@@ -168,8 +167,8 @@ class Structure:
         for name, site in observed(p):
             likelihood = likelihood + per_draw(weighed(site, log_prob(name, site)), len(batch))
         roots = self._roots(u, values, handler.roots)
-        zeros = [u.new_zeros(*u.shape[:-1], len(site.mean)) for site in self.ours.sites]
-        none = {s.name: (v, v + 1) for s, v in zip(self.ours.sites, zeros, strict=True)}
+        sizes = {s.name: (*u.shape[:-1], len(s.mean)) for s in self.ours.sites}
+        none = {name: (u.new_zeros(size), u.new_ones(size)) for name, size in sizes.items()}
         pairs = zip(*({**none, **moments}[name] for name in none), strict=True)
         loc, scale = (
             torch.cat([v.expand(*u.shape[:-1], -1) for v in parts], -1) for parts in pairs
@@ -234,8 +233,7 @@ def find_structure(
     Raises:
         ValueError: if the program has no such structure; the message names the site.
     """
-    one = on_cpu(data.batch(torch.tensor([0])))
-    rows = int(data.sizes.max())
+    one, rows = on_cpu(data.batch(torch.tensor([0]))), int(data.sizes.max())
     declared = Declared(program, data, *layouts(program, one, shared, wide, rows=rows))
     declared.check()
     sites = dict(latent(traced(program, one, 3, 1.0)))
@@ -249,8 +247,8 @@ def find_structure(
             f"site {name!r} has a value for every row, and a client has {rows} rows; likelihood "
             f"factors take at most {ROWS}; {OTHERS}"
         )
-    none = torch.zeros(mine.size, ours.size, dtype=torch.float64)
-    found = replace(bare, ours=ours, mine=mine, powers=none, spread=frozenset(spread))
+    powers = torch.zeros(mine.size, ours.size, dtype=torch.float64)
+    found = replace(bare, ours=ours, mine=mine, powers=powers, spread=frozenset(spread))
     if not mine.size:
         return replace(found, reads=torch.arange(ours.size)), declared.text()
     _check_roots(found, data)

@@ -1,7 +1,7 @@
 """Variables of the server's sampler: shared effects between their centered and non-centered form.
 
-A shared effect that is normal with a shared scale, u ~ N(loc, s), makes a funnel of u and s where
-rows say little of u; u / s and s make one where they say much. The server samples
+The joint density of a shared effect u ~ N(loc, s) and its shared scale s is a funnel if the rows
+carry little information on u; that of u / s and s is one if they carry much. The server samples
 
     w = (u - loc) / s^(1 - c),    c = h s^2 / (1 + h s^2),    h: precision of u in the factors
 
