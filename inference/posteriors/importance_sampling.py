@@ -142,8 +142,7 @@ class Weighing:
         The draws are of shared and client-specific sites.
         """
         size, draws = self.sizes[0], dict.fromkeys(self.clients, LEAST)
-        proposal, worth, count = self._first_proposal, 0.0, self.count
-        listed = isinstance(proposal, Listed)  # draws of the server, which nothing else is near
+        proposal, worth, count, listed = self._first_proposal, 0.0, self.count, bool(self._listed)
         modes: dict[int, Predicted] = {}
         for _ in range(TURNS if size else 0):
             # Pilot runs locate the posterior and determine the number of draws of z.
@@ -194,11 +193,19 @@ class Weighing:
     @property
     def _first_proposal(self) -> Any:
         """Distribution of the shared noise: normal, or a list of draws that the guide selects."""
-        counts = [site["infer"].get("listed") for _, site in self._guided]
-        if count := next(filter(None, counts), None):
-            return Listed(count)
+        if self._listed:
+            return Listed(self._listed)
         zero = torch.zeros(self.sizes[0], dtype=torch.float64)
         return dist.Normal(zero, 1.0).to_event(1)
+
+    @cached_property
+    def _listed(self) -> int:
+        """Number of the server's draws if the guide selects one of these, else 0.
+
+        No other proposal is near, and a client's own noise is around 0, given such a draw.
+        """
+        counts = [site["infer"].get("listed") for _, site in self._guided]
+        return next(filter(None, counts), 0)
 
     @cached_property
     def _guided(self) -> list[tuple[str, Any]]:
@@ -306,7 +313,7 @@ class Weighing:
         size = self.sizes[1]
         at, root = noise.new_zeros(len(noise), size), torch.eye(size).double()
         root = root.repeat(len(noise), 1, 1)
-        if not 0 < size <= MOST:
+        if not 0 < size <= MOST or self._listed:
             return at, root
         at = at if near is None else near(noise)
         left = torch.arange(len(noise))

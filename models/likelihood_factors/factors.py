@@ -34,17 +34,15 @@ from pyrofl.models.likelihood_factors.structure import Structure
 from pyrofl.models.pvi.gaussians import balanced
 from pyrofl.tensors import Tensors, generator, like, times
 
-NODES = {0: 1, 1: 31, 2: 11}  # per effect; of more effects LATTICE in all
-LATTICE = 128
+NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, and at the maximum
+LATTICE = 32, 128  # of more effects, in all
 STEPS, MODES = 40, 40  # Newton steps at most, by u and by eta
 CLOSE = 1e-10  # Newton decrement that ends them
 INDEFINITE = 0.5  # negative curvature of log L that is kept, relative to that of the cavity
 
 
-def integrate(
-    u: Tensor, root: Tensor, noise: Tensor, factors: Tensors
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log t(u, T) [S, J] of J factors, b [S, J, m] and a Cholesky root of A [S, J, m, m].
+def integrate(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
+    """Return log t(u, T) [S, J] of J factors.
 
     Args:
         u: the p shared variables that likelihoods read, [S, p].
@@ -53,20 +51,55 @@ def integrate(
         factors: shift h [J, p + m], precision P [J, p + m, p + m]; and of linear models square and
             count [J], see `linear`.
     """
+    return without_effects(u, noise, factors) + of_effects(u, root, noise, factors)
+
+
+def log_product(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
+    """Return the log product [S] of J factors; the arguments are those of `integrate`."""
+    sums = {name: part.sum(0, keepdim=True) for name, part in factors.items()}
+    each = of_effects(u, root, noise, factors)
+    total: Tensor = without_effects(u, noise, sums)[:, 0] + each.sum(-1)
+    return total
+
+
+def without_effects(u: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
+    """Return log t(u, 0) [S, J], as `integrate` for effects e = 0; it is linear in the factors."""
     p, shift, precision = u.shape[-1], factors["shift"], factors["precision"]
-    of_u, of_e = precision[:, :p, :p], precision[:, p:, p:]
-    root = root * noise.sqrt()[:, None, None]
-    a = torch.einsum("sik,jil,slm->sjkm", root, of_e, root)
-    lower = torch.linalg.cholesky_ex(a + torch.eye(a.shape[-1], dtype=a.dtype)).L
-    pull = shift[:, p:] - torch.einsum("jik,sk->sji", precision[:, p:, :p], u)
-    b = torch.einsum("sik,sji->sjk", root, pull * noise.sqrt()[:, None, None])
-    half = torch.linalg.solve_triangular(lower, b[..., None], upper=False)[..., 0]
-    value = 0.5 * half.square().sum(-1) - lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    of_shared = u @ shift[:, :p].mT - 0.5 * torch.einsum("si,jik,sk->sj", u, of_u, u)
-    if "count" in factors:
-        value = value + 0.5 * noise.log()[:, None] * factors["count"]
-        of_shared = of_shared - 0.5 * factors["square"]
-    return value + noise[:, None] * of_shared, b, lower
+    squares = (u[:, :, None] * u[:, None]).flatten(1)
+    value = u @ shift[:, :p].mT - 0.5 * squares @ precision[:, :p, :p].flatten(1).mT
+    if "count" not in factors:
+        return value
+    value = noise[:, None] * (value - 0.5 * factors["square"])
+    return value + 0.5 * noise.log()[:, None] * factors["count"]
+
+
+def of_effects(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
+    """Return b' A^-1 b / 2 - log det A / 2 [S, J], by elimination of one effect after the other.
+
+    Whole tensors [S, J] are many times as fast as small matrices one by one.
+    """
+    a, b = normal_equations(u, root, noise, factors)
+    value = u.new_zeros(len(u), len(factors["shift"]))
+    while len(b):
+        scale = a[0, 0].rsqrt()
+        column, first = a[1:, 0] * scale, b[0] * scale
+        value = value + 0.5 * first.square() + scale.log()
+        a, b = a[1:, 1:] - column[:, None] * column, b[1:] - column * first
+    return value
+
+
+def normal_equations(
+    u: Tensor, root: Tensor, noise: Tensor, factors: Tensors
+) -> tuple[Tensor, Tensor]:
+    """Return A [m, m, S, J] and b [m, S, J]; the arguments are those of `integrate`."""
+    p, shift, precision = u.shape[-1], factors["shift"], factors["precision"]
+    scaled, m = root * noise.sqrt()[:, None, None], root.shape[-1]
+    a = torch.einsum("sik,jil,slm->kmsj", scaled, precision[:, p:, p:], scaled)
+    across = precision[:, p:, :p].flatten(0, 1)
+    pull = shift[:, p:] - (u @ across.mT).unflatten(1, (len(shift), m))
+    return a + torch.eye(m).to(a)[:, :, None, None], torch.einsum(
+        "sik,sji,s->ksj", root, pull, noise
+    )
 
 
 class Expansion(NamedTuple):
@@ -92,18 +125,21 @@ class Factor(NamedTuple):
 
     def update(self) -> Tensors:
         """Return shift [C, n] and precision [C, n, n] of the factors, and where they are exact."""
-        at, found = self._climb()
+        at, near = self.u[:, self.structure.reads], self.root.new_zeros(self.root.shape[:-1])
+        for fine in (False, True):
+            at, found = self._climb(at, near, fine)
+            near = found.mode
         return self._stated(at, found) | {"mean": self.u.index_copy(1, self.structure.reads, at)}
 
-    def _climb(self) -> tuple[Tensor, Expansion]:
+    def _climb(self, at: Tensor, near: Tensor, fine: bool) -> tuple[Tensor, Expansion]:
         """Return the maximum of L(u) times the cavity, [C, p], and the expansion there."""
-        reads = self.structure.reads
-        at = start = self.u[:, reads]
-        best = self._expand(at, self.root.new_zeros(self.root.shape[:-1]))
-        height, share = best.value, torch.ones_like(best.value)
+        off = at - self.u[:, self.structure.reads]
+        best = self._expand(at, near, fine)
+        height = best.value - 0.5 * (off * times(self.precision, off)).sum(-1)
+        share = torch.ones_like(height)
         done = torch.zeros_like(share, dtype=torch.bool)
         for _ in range(STEPS):
-            slope = best.score - times(self.precision, at - start)
+            slope = best.score - times(self.precision, off)
             way = torch.linalg.solve(self.precision + self._curvature(best), slope[..., None])[
                 ..., 0
             ]
@@ -111,11 +147,12 @@ class Factor(NamedTuple):
             if bool(done.all()):
                 break
             new = at + torch.where(done, 0.0, share)[:, None] * way
-            there = self._expand(new, best.mode)
-            off = new - start
-            level = there.value - 0.5 * (off * times(self.precision, off)).sum(-1)
+            there = self._expand(new, best.mode, fine)
+            far = off + new - at
+            level = there.value - 0.5 * (far * times(self.precision, far)).sum(-1)
             good = (level >= height - 1e-9 * height.abs()) & ~done
             at, height = torch.where(good[:, None], new, at), torch.where(good, level, height)
+            off = torch.where(good[:, None], far, off)
             best = Expansion(
                 *(torch.where(like(good, a), a, b) for a, b in zip(there, best, strict=True))
             )
@@ -152,12 +189,12 @@ class Factor(NamedTuple):
             "precision": torch.where(known[:, None, None], precision, 0.0),
         }
 
-    def _expand(self, at: Tensor, near: Tensor) -> Expansion:
+    def _expand(self, at: Tensor, near: Tensor, fine: bool) -> Expansion:
         """Return the expansion of the clients' log marginal likelihoods at `at` [C, p]."""
         reads, m = self.structure.reads, self.root.shape[-1]
         u = self.u.index_copy(1, reads, at)
         mode, root = self._mode(u, near)
-        nodes, log_weight = rule(m)
+        nodes, log_weight = rule(m, fine)
         inner = torch.einsum("cij,sj->sci", root, nodes.to(u))
         eta = mode + inner
         u = u.expand(len(nodes), -1, -1).clone().requires_grad_()
@@ -226,15 +263,20 @@ class Factor(NamedTuple):
 
 
 @cache
-def rule(m: int) -> tuple[Tensor, Tensor]:
+def rule(m: int, fine: bool) -> tuple[Tensor, Tensor]:
     """Return nodes [S, m] and log weights [S] of integrals over densities, around a normal."""
     if m in NODES:
-        x, w = np.polynomial.hermite_e.hermegauss(NODES[m])
-        nodes = torch.tensor(list(product(x.tolist(), repeat=m)), dtype=torch.float64).view(-1, m)
-        weights = torch.tensor(list(product(w.tolist(), repeat=m)), dtype=torch.float64).view(-1, m)
+        x, w = np.polynomial.hermite_e.hermegauss(NODES[m][fine])
+        nodes, weights = (
+            torch.tensor(list(product(v.tolist(), repeat=m)), dtype=torch.float64).view(
+                len(v) ** m, m
+            )
+            for v in (x, w)
+        )
         log_weight = weights.log().sum(-1)
     else:
-        nodes = balanced(evenly(1, LATTICE, m, generator("likelihood factors"))[0])
-        log_weight = torch.full((LATTICE,), -float(np.log(LATTICE)), dtype=torch.float64)
+        count = LATTICE[fine]
+        nodes = balanced(evenly(1, count, m, generator("likelihood factors"))[0])
+        log_weight = torch.full((count,), -float(np.log(count)), dtype=torch.float64)
         log_weight = log_weight + 0.5 * m * float(np.log(2 * np.pi))
     return nodes, log_weight + 0.5 * nodes.square().sum(-1)

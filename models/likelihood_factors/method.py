@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,11 +18,22 @@ from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.metadata import PER_CLIENT, SHARED, Factors, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.models.guides.correlated import standard_noise
-from pyrofl.models.likelihood_factors.factors import Factor, integrate
+from pyrofl.models.likelihood_factors.factors import (
+    Factor,
+    integrate,
+    log_product,
+    normal_equations,
+)
 from pyrofl.models.likelihood_factors.leaving import truncated, without
 from pyrofl.models.likelihood_factors.linear import statistics
-from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, hmc
-from pyrofl.models.likelihood_factors.structure import Structure, on_cpu, precise
+from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, LogDensity, hmc
+from pyrofl.models.likelihood_factors.structure import (
+    Evaluated,
+    Structure,
+    on_cpu,
+    precise,
+)
+from pyrofl.models.likelihood_factors.variables import Variables
 from pyrofl.tensors import Tensors, like, spread_out, under
 
 PLACE, OWN = "_place", "_own"  # auxiliary sites: which draw of the server, and a client's noise
@@ -100,7 +112,8 @@ class LikelihoodFactors:
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the moments of all draws, weighted by the inverse of its own factor."""
         u, reads = precise(server["server/draws"]), self.structure.reads
-        value, *_ = self._integrals(u, self._own(server, cohort))
+        factors = self._own(server, cohort)
+        value = torch.cat([integrate(*some, factors) for some in self._pieces(u, factors)])
         weight = truncated(-value)
         mean = weight.mT @ u
         center, sd = u.mean(0)[reads], u.std(0)[reads].clamp(min=1e-150)
@@ -111,7 +124,7 @@ class LikelihoodFactors:
         one = torch.eye(len(reads), dtype=u.dtype)
         precision = torch.linalg.inv(spread + LEAST * one) / (sd[:, None] * sd)
         with torch.no_grad():
-            _, roots, _ = self._evaluated(mean)
+            _, roots, _ = self._stated(self._evaluated(mean))
         found = {"mean": mean, "cavity": precision, "root": roots}
         return {n: v.to(cohort.size.device) for n, v in found.items()}
 
@@ -131,10 +144,12 @@ class LikelihoodFactors:
         factors = {n: precise(factors[f"server/{n}"]) for n in self.parts}
         u, old = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
         begun = bool(server["server/precision"].any())
-        if not begun:  # the prior may be wide: start from its product with factors at its middle
-            u, old = self._normal(factors, len(u), source)
-        with torch.no_grad():
-            change = (self.log_density(u, factors) - old).nan_to_num(nan=-torch.inf)
+        if begun:
+            with torch.no_grad():
+                change = self.log_density(u, factors) - old
+        else:  # the prior may be wide: start from its product with factors at its middle
+            u, change = self._normal(factors, len(u), source)
+        change = change.nan_to_num(nan=-torch.inf)
         if not bool(change.isfinite().any()):
             raise AggregationError(
                 "the product of prior and factors has no point of finite density"
@@ -142,8 +157,11 @@ class LikelihoodFactors:
         weight = change.softmax(0)
         starts = weight.clamp(max=4 / CHAINS) + 1e-300
         start = u[torch.multinomial(starts, CHAINS, True, generator=source)]
-        found = hmc(lambda u: self.log_density(u, factors), start, source)
-        new = self._drawn(*found)
+        variables = self._variables(factors, start)
+        found = hmc(self._sampled(factors, variables), variables.sampled(start), source)
+        with torch.no_grad():
+            drawn, _, growth = variables.shared(found.u)
+        new = self._drawn(drawn, found.log_density - growth, found.r_hat)
         if begun and float(1 / weight.square().sum()) > FEW * len(u):
             new |= self._moved(server, u, weight)
         missing = (~factors["precision"].flatten(1).any(1)).sum().double()
@@ -167,8 +185,9 @@ class LikelihoodFactors:
 
     def factors_at(self, u: Tensor, server: Tensors, cohort: Cohort) -> Tensor:
         """Return the log [S] of one client's factor at draws [S, d]."""
-        value, *_ = self._integrals(precise(u), self._own(server, cohort))
-        return value[:, 0]
+        factors = self._own(server, cohort)
+        pieces = self._pieces(precise(u), factors)
+        return torch.cat([integrate(*some, factors) for some in pieces])[:, 0]
 
     def _factors(self, server: Tensors) -> Tensors:
         """Return the factors of all clients."""
@@ -188,34 +207,52 @@ class LikelihoodFactors:
 
     def log_density(self, u: Tensor, factors: Tensors) -> Tensor:
         """Return the log density [S] of shared variables [S, d], up to a constant."""
-        prior, roots, noise = self._evaluated(u)
-        values, *_ = integrate(u[:, self.structure.reads], roots, noise, factors)
-        total: Tensor = prior + values.sum(-1)
-        return total
+        return self._product(u, self._evaluated(u), factors)
+
+    def _product(self, u: Tensor, found: Evaluated, factors: Tensors) -> Tensor:
+        """Return the log density [S] at u [S, d], given the prior there."""
+        prior, roots, noise = self._stated(found)
+        return prior + log_product(u[:, self.structure.reads], roots, noise, factors)
+
+    def _sampled(self, factors: Tensors, variables: Variables) -> LogDensity:
+        """Return the log density of the variables w that are sampled."""
+
+        def log_density(w: Tensor) -> Tensor:
+            u, found, growth = variables.shared(w)
+            return self._product(u, found, factors) + growth
+
+        return log_density
 
     def _normal(self, factors: Tensors, count: int, source: Generator) -> tuple[Tensor, Tensor]:
-        """Return draws [S, d] of a normal around the mode of the posterior, and log densities."""
-        mean, sd = (v.double() for v in self.structure.ours.prior())
+        """Return draws u [S, d] of a normal around the mode, and their log importance weights.
+
+        It is a normal of non-centered variables, as the mode of others may be at a scale of 0.
+        """
+        mean, sd = self.structure.ours.prior()
+        variables = Variables(self.structure, self._evaluated, torch.zeros_like(mean).double())
+        log_density, (mean, sd) = self._sampled(factors, variables), variables.start()
         mode = mean.clone()[None].requires_grad_()
         search = torch.optim.LBFGS([mode], max_iter=STEPS, line_search_fn="strong_wolfe")
 
         def cost() -> Tensor:
             """Return the negative log density, with its gradient for the search."""
             search.zero_grad()
-            value = -self.log_density(mode, factors).sum()
+            value = -log_density(mode).sum()
             value.backward()
             return value
 
         with torch.enable_grad():
             search.step(cost)
             at = torch.where(mode.isfinite(), mode, mean).detach().requires_grad_()
-            value = self.log_density(at, factors).sum()
+            value = log_density(at).sum()
             (slope,) = torch.autograd.grad(value, at, create_graph=True)
             rows = [torch.autograd.grad(v, at, retain_graph=True)[0] for v in slope[0]]
         values, vectors = torch.linalg.eigh(-torch.cat(rows).nan_to_num(0.0, 0.0, 0.0))
         half = vectors * torch.maximum(values, sd.max() ** -2).rsqrt()
         noise = torch.randn(count, len(mean), generator=source, dtype=mean.dtype)
-        return at.detach() + noise @ half.mT, -noise.square().sum(-1) / 2
+        with torch.no_grad():
+            w = at.detach() + noise @ half.mT
+            return variables.shared(w)[0], log_density(w) + noise.square().sum(-1) / 2
 
     def _drawn(self, u: Tensor, log_density: Tensor, r_hat: float) -> Tensors:
         """Return the part of the server's state that describes the draws."""
@@ -234,23 +271,33 @@ class LikelihoodFactors:
         at, known = ids.clamp(max=clients - 1), (ids < clients).double()
         return {n: v[at] * like(known, v) for n, v in found.items()}
 
-    def _integrals(self, u: Tensor, factors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `integrate` at draws [S, d], in parts."""
+    def _pieces(self, u: Tensor, factors: Tensors) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield some draws [S, d] after the other, as the arguments of `integrate`."""
         with torch.no_grad():
-            _, roots, noise = self._evaluated(u)
+            _, roots, noise = self._stated(self._evaluated(u))
         step = max(1, CELLS // (len(factors["shift"]) * (roots.shape[-1] + 1) ** 2))
-        each = (v.split(step) for v in (u[:, self.structure.reads], roots, noise))
-        parts = [integrate(v, root, one, factors) for v, root, one in zip(*each, strict=True)]
-        value, b, lower = (torch.cat(one) for one in zip(*parts, strict=True))
-        return value, b, lower
+        parts = (v.split(step) for v in (u[:, self.structure.reads], roots, noise))
+        return zip(*parts, strict=True)
 
-    def _evaluated(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""
+    def _variables(self, factors: Tensors, u: Tensor) -> Variables:
+        """Choose the variables that are sampled, given draws [S, d] of the shared ones."""
+        p, h = len(self.structure.reads), torch.zeros_like(u[0])
+        h[self.structure.reads] = factors["precision"].sum(0).diagonal()[:p]
+        if self.structure.linear is not None:
+            with torch.no_grad():
+                h *= self._stated(self._evaluated(u))[2].median()
+        return Variables.of(self.structure, self._evaluated, u, h)
+
+    def _evaluated(self, u: Tensor) -> Evaluated:
+        """Run the program's prior at draws [S, d]."""
         none = u.new_zeros(len(u), 1, self.structure.mine.size)
-        found = self.structure.evaluate(u[:, None], none, self.blank)
-        noise = u.new_ones(len(u))
+        return self.structure.evaluate(u[:, None], none, self.blank)
+
+    def _stated(self, found: Evaluated) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""
+        noise = torch.ones_like(found.prior[:, 0])
         if self.structure.linear is not None and found.response is not None:
-            noise = found.response.sd.expand(len(u), 1, 1)[:, 0, 0] ** -2
+            noise = found.response.sd.expand(len(noise), 1, 1)[:, 0, 0] ** -2
         return found.prior[:, 0], found.roots[:, 0], noise
 
     def moments(self, server: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
@@ -285,12 +332,16 @@ class LikelihoodFactors:
 
     def _given(self, u: Tensor, log_density: Tensor, server: Tensors, cohort: Cohort) -> Tensors:
         """Return shared draws, and the own effects of clients given each of them."""
-        _, b, lower = self._integrals(u, self._own(server, cohort))
-        one = torch.eye(lower.shape[-1], dtype=lower.dtype)
+        factors = self._own(server, cohort)
+        equations = [normal_equations(*some, factors) for some in self._pieces(u, factors)]
+        a, b = (torch.cat(parts, -2) for parts in zip(*equations, strict=True))
+        a, b = a.permute(3, 2, 0, 1), b.permute(2, 1, 0)
+        one = torch.eye(self.structure.mine.size).to(a)
+        lower = torch.linalg.cholesky_ex(a).L
         root = torch.linalg.solve_triangular(lower.mT, one.expand_as(lower), upper=True)
         mean = (root @ (root.mT @ b[..., None]))[..., 0]
         shared = {"draws": u, "log_density": log_density}
-        own = {"own_mean": mean.movedim(1, 0), "own_root": root.movedim(1, 0)}
+        own = {"own_mean": mean, "own_root": root}
         shared, own = ({n: v.to(cohort.size) for n, v in part.items()} for part in (shared, own))
         return spread_out(shared, len(cohort.ids)) | own
 
@@ -313,7 +364,7 @@ class LikelihoodFactors:
         else:  # while clients train: the middle of the cavity, and the prior of the effects
             u = local["mean"][..., None, :]
             root = torch.eye(self.structure.mine.size).to(u).expand(*u.shape[:-1], -1, -1)
-            log_density, mean = torch.zeros_like(u[..., 0]), torch.zeros_like(root[..., 0])
+            log_density, mean = torch.zeros_like(u[..., 0]), root.new_zeros(root.shape[:-1])
         count = u.shape[-2]
         with batch.clients():
             listed: Any = {"is_auxiliary": True, "listed": count}

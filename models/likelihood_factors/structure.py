@@ -28,7 +28,13 @@ from pyrofl.inference.programs import Program
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.pvi.unconstrained import DECENTRED, RowsFilled, layouts, traced
+from pyrofl.models.pvi.unconstrained import (
+    DECENTRED,
+    RowsFilled,
+    layouts,
+    spread_by_others,
+    traced,
+)
 from pyrofl.tensors import Tensors, default_type, generator, matches
 
 POINTS, NEAR = 24, 0.5  # random points, and their distance from the prior's middle, in its sds
@@ -88,6 +94,8 @@ class Evaluated(NamedTuple):
     likelihood: Tensor  # log p(y | u, eta), [S, C]
     roots: Tensor  # T, [S, C, m, m]
     response: Response | None
+    loc: Tensor  # of the normal priors of `Structure.spread`, else 0, [S, C, d]
+    scale: Tensor  # of these, else 1
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,7 @@ class Structure:
         correlated: own site -> shared site that is a root of its correlation matrix.
         reads: indices [p] of the shared variables that the likelihood reads, given the effects.
         mixed: whether any of these enters the roots T, too.
+        spread: names of the shared sites that are normal with a scale that is another shared site.
         linear: mask [p] of those that the mean of a normal response is linear in, if the others
             rule its variance alone; None for other likelihoods.
     """
@@ -115,12 +124,18 @@ class Structure:
     correlated: Mapping[str, str] = field(default_factory=dict)
     reads: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     mixed: bool = False
+    spread: frozenset[str] = frozenset()
     linear: Tensor | None = None
 
     @property
     def __name__(self) -> str:
         """Name of the user's program."""
         return getattr(self.program, "__name__", type(self.program).__name__)
+
+    @property
+    def effects(self) -> Tensor:
+        """Mask [d] of the shared variables whose scale is another one."""
+        return torch.cat([(s.mean == s.mean) & (s.name in self.spread) for s in self.ours.sites])
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Run the user's program with its own sites in non-centered form."""
@@ -144,7 +159,7 @@ class Structure:
         with pyro.validation_enabled(False), default_type(u.dtype):
             q, p = traces(model, guide, {}, {}, batch, len(u))
         zero = u.new_zeros(u.shape[:-1])
-        prior, likelihood, values = zero, zero, {}
+        prior, likelihood, values, moments = zero, zero, {}, {}
         for name, site in latent(q):
             if matches(name, self.ours.names):
                 values[name] = site["value"]
@@ -153,10 +168,19 @@ class Structure:
                 if not isinstance(base_of(stated["fn"]), dist.ImproperUniform):
                     density = weighed(stated, log_prob(name, stated))
                     prior = prior + per_draw(density, len(batch))
+                if name in self.spread:
+                    base, like = base_of(stated["fn"]), site["value"]
+                    moments[name] = [v.expand_as(like).flatten(2) for v in (base.loc, base.scale)]
         for name, site in observed(p):
             likelihood = likelihood + per_draw(weighed(site, log_prob(name, site)), len(batch))
         roots = self._roots(u, values, handler.roots)
-        return Evaluated(prior, likelihood, roots, _response(p, batch))
+        sizes = {s.name: (*u.shape[:-1], len(s.mean)) for s in self.ours.sites}
+        none = {name: (u.new_zeros(size), u.new_ones(size)) for name, size in sizes.items()}
+        pairs = zip(*({**none, **moments}[name] for name in none), strict=True)
+        loc, scale = (
+            torch.cat([v.expand(*u.shape[:-1], -1) for v in parts], -1) for parts in pairs
+        )
+        return Evaluated(prior, likelihood, roots, _response(p, batch), loc, scale)
 
     def _roots(
         self, u: Tensor, values: Tensors, stated: Mapping[str, tuple[Tensor, bool]]
@@ -221,23 +245,24 @@ def find_structure(
         raise OtherStructure(
             "the clients' rows are not available, which show the structure of a program"
         )
-    one = on_cpu(data.batch(torch.tensor([0])))
-    rows = int(data.sizes.max())
+    one, rows = on_cpu(data.batch(torch.tensor([0]))), int(data.sizes.max())
     declared = Declared(program, data, *layouts(program, one, shared, wide, rows=rows))
     declared.check()
-    centered = _centered(program, one, {site.name for site in declared.mine.sites})
+    sites = dict(latent(traced(program, one, 3, 1.0)))
+    centered = _centered(sites, {site.name for site in declared.mine.sites})
+    spread = {s.name for s in declared.ours.sites if spread_by_others(sites[s.name]["fn"])}
     bare = Structure(program, centered, declared.ours, declared.mine, torch.zeros(0, 0))
     ours, mine = layouts(bare, one, shared, wide, rows=rows)
-    if not mine.size:
-        raise OtherStructure("all sites are shared, and no effect is a client's own")
     if mine.of_rows and rows > ROWS:
         name = mine.of_rows[0].removesuffix(DECENTRED)
         raise OtherStructure(
             f"site {name!r} has a value for every row, and a client has {rows} rows; likelihood "
             f"factors take at most {ROWS}"
         )
-    none = torch.zeros(mine.size, ours.size, dtype=torch.float64)
-    found = replace(bare, ours=ours, mine=mine, powers=none)
+    powers = torch.zeros(mine.size, ours.size, dtype=torch.float64)
+    found = replace(bare, ours=ours, mine=mine, powers=powers, spread=frozenset(spread))
+    if not mine.size:
+        return replace(found, reads=torch.arange(ours.size)), declared.text()
     _check_roots(found, data)
     some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
     found = _reads(_scaled(_correlated(found, some), some), some)
@@ -245,13 +270,11 @@ def find_structure(
     return found, declared.text()
 
 
-def _centered(program: Program, batch: Batch, own: set[str]) -> frozenset[str]:
+def _centered(sites: Mapping[str, Any], own: set[str]) -> frozenset[str]:
     """Return the own sites that are normal but not standard; OtherStructure for any other."""
     found = set()
-    for name, site in latent(traced(program, batch, 3, 1.0)):
-        if name not in own:
-            continue
-        base = base_of(site["fn"])
+    for name in own:
+        base = base_of(sites[name]["fn"])
         if isinstance(base, torch.distributions.MultivariateNormal):
             found.add(name)
         elif not isinstance(base, torch.distributions.Normal):

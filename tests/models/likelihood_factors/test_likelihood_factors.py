@@ -412,3 +412,39 @@ def test_points_where_a_matrix_is_singular_have_no_density():
     # The mean of a normal below 2 is -phi(2) / Phi(2).
     expected = -math.exp(-2) / math.sqrt(2 * math.pi) / 0.97725
     assert abs(float(drawn.u.mean()) - expected) < 4 / FEW**0.5
+
+
+def shared_slopes(received, local, batch):
+    """Have no site of a client's own; the slopes are a normal population with a shared scale."""
+    with batch.clients():
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        zero = batch.x.new_zeros(3)
+        beta = pyro.sample("beta", dist.Normal(zero, tau[..., None]).to_event(1))
+        with batch.rows():
+            x = batch.x[..., 0]
+            mean = beta[..., 0] + beta[..., 1] * x + beta[..., 2] * x.square()
+            pyro.sample("y", dist.Normal(mean, SIGMA), obs=batch.y)
+
+
+def test_a_model_without_own_sites_has_a_posterior_by_quadrature():
+    """Given tau the slopes are normal; tau is integrated over a grid."""
+    data = ragged(3).to("cpu", torch.float64)
+    method = likelihood_factors.hierarchical(shared_slopes, data, shared="beta tau")
+    assert method.model.spread == {"beta"}
+    run = pyrofl.fit(method, data, rounds=1, chunk_size=2, progress=False)
+    rows = torch.cat(list(data.train))
+    x, y = data.x[rows, 0], data.y[rows]
+    z = torch.stack([torch.ones_like(x), x, x.square()], 1)
+    taus = (torch.arange(4000).double() + 0.5) / 1000
+    noise = taus.square()[:, None, None] * (z @ z.T) + SIGMA**2 * torch.eye(len(y)).double()
+    normal = torch.distributions.MultivariateNormal(torch.zeros_like(y), noise)
+    w = (normal.log_prob(y) - taus.square() / 2).softmax(0)
+    gain = taus.square()[:, None, None] * torch.linalg.solve(noise, z.expand(4000, -1, -1)).mT
+    mean = gain @ y
+    var = (taus.square()[:, None, None] * (torch.eye(3).double() - gain @ z)).diagonal(0, 1, 2)
+    means = torch.cat([mean, taus[:, None]], 1)
+    squares = torch.cat([var, torch.zeros_like(taus)[:, None]], 1) + means.square()
+    expected = w @ means, (w @ squares - (w @ means).square()).sqrt()
+    drawn = run.to_arviz(4000, progress=False)["posterior"]
+    values = torch.tensor(np.c_[drawn["beta"].values[0], drawn["tau"].values[0]])
+    assert_near((values.mean(0), values.std(0)), expected)

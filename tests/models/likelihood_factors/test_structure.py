@@ -124,13 +124,6 @@ def of_rows(received, local, batch):
             pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
 
 
-def none_of_its_own(received, local, batch):
-    with batch.clients():
-        tau = pyro.sample("tau", dist.HalfNormal(1.0))
-        with batch.rows():
-            pyro.sample("y", dist.Normal(0.0, tau), obs=batch.y)
-
-
 @pytest.mark.filterwarnings("ignore:each client has its own a")
 @pytest.mark.parametrize(
     ("program", "shared", "text"),
@@ -139,7 +132,6 @@ def none_of_its_own(received, local, batch):
         (scaled_by_data, "tau", "the scale of a depends on a client's data"),
         (scaled_by_another, "tau", "the scale of a, b depends on another own site"),
         (of_rows, "tau", "site 'a' has a value for every row, and a client has 20 rows"),
-        (none_of_its_own, "tau", "all sites are shared"),
     ],
 )
 def test_other_programs_are_refused_in_a_line(program, shared, text):

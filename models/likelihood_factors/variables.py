@@ -1,0 +1,68 @@
+"""Variables of the server's sampler: shared effects between their centered and non-centered form.
+
+The joint density of a shared effect u ~ N(loc, s) and its shared scale s is a funnel if the rows
+carry little information on u; that of u / s and s is one if they carry much. The server samples
+
+    w = (u - loc) / s^(1 - c),    c = h s^2 / (1 + h s^2),    h: precision of u in the factors
+
+(Gorinova, Moore and Hoffman, "Automatic Reparameterisation of Probabilistic Programs", ICML 2020),
+with the median of s. Factors stay normal in u, in which the likelihoods are nearly normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyrofl.models.likelihood_factors.structure import Evaluated, Structure
+
+
+@dataclass(frozen=True)
+class Variables:
+    """Change of variables between shared variables u [S, d] and those that are sampled, w [S, d].
+
+    Attributes:
+        structure: the hierarchical program.
+        prior: the program's prior at points u [S, d], with one client.
+        power: exponents c, [d].
+    """
+
+    structure: Structure
+    prior: Callable[[Tensor], Evaluated]
+    power: Tensor
+
+    @classmethod
+    def of(
+        cls, structure: Structure, prior: Callable[[Tensor], Evaluated], u: Tensor, h: Tensor
+    ) -> Variables:
+        """Choose the exponents, given draws u [S, d] and the precision h [d] of the factors."""
+        with torch.no_grad():
+            rows = h.clamp(min=0.0) * prior(u).scale[:, 0].median(0).values.square()
+        return cls(structure, prior, rows / (1 + rows))
+
+    def start(self) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation [d] of the variables w under the prior."""
+        mean, sd = (v.double() for v in self.structure.ours.prior())
+        effects = self.structure.effects
+        return torch.where(effects, 0.0, mean), torch.where(effects, 1.0, sd)
+
+    def sampled(self, u: Tensor) -> Tensor:
+        """Return the variables w [S, d] at u."""
+        with torch.no_grad():
+            found = self.prior(u)
+            w: Tensor = (u - found.loc[:, 0]) / found.scale[:, 0] ** (1 - self.power)
+        return w
+
+    def shared(self, w: Tensor) -> tuple[Tensor, Evaluated, Tensor]:
+        """Return u at w [S, d], the prior there, and the log Jacobian [S]."""
+        u = w
+        for _ in range(len(self.structure.spread) + 1):  # scales may be effects themselves
+            found = self.prior(u)
+            growth = found.scale[:, 0] ** (1 - self.power)
+            before, u = u, found.loc[:, 0] + growth * w
+            if torch.equal(before, u):
+                break
+        return u, found, growth.log().sum(-1)
