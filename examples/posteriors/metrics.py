@@ -7,14 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.spatial.distance import cdist
 
 from pyrofl.inference.posteriors.export import import_arviz
 
-MAX_SHIFT, RATIOS = 0.1, (0.9, 1.1)  # limits of accurate results
+MAX_SHIFT, RATIOS, MAX_ENERGY = 0.1, (0.9, 1.1), 0.01  # limits of accurate results
 SURE = 2  # standard errors by which an inaccurate result exceeds them
 ENERGY = 1000  # draws for the energy distance
 
@@ -113,8 +113,9 @@ def statistics(
             math.sqrt(1 / float(az.ess(values, method=how)) + 1 / resampled) if sd else 0.0
             for how in ("mean", "sd")
         )
-        numbers = (mean, sd, sd * of_mean, sd * of_sd * math.sqrt(max(fourth - 1, 0) / 4))
-        found[label] = Statistics(*(float(f"{v:.4g}") for v in numbers))
+        errors = (sd * of_mean, sd * of_sd * math.sqrt(max(fourth - 1, 0) / 4))
+        digits = 4 - math.floor(math.log10(sd)) if sd else 9
+        found[label] = Statistics(*(round(float(v), digits) for v in (mean, sd, *errors)))
     return found
 
 
@@ -147,17 +148,19 @@ def compare(found: Draws, known: Reference, population: Sequence[str]) -> dict[s
     return worst
 
 
-def accurate(row: Mapping[str, Any]) -> bool:
-    """Return whether no mean and no standard deviation is off by more than the limits.
+def accurate(worst: Mapping[str, Worst]) -> bool:
+    """Return whether all limits hold, up to two Monte Carlo standard errors.
 
-    That is more than 0.1 standard deviations, or a ratio outside 0.9 to 1.1, by two Monte Carlo
-    standard errors.
+    Means are off by at most 0.1 standard deviations, ratios of standard deviations are 0.9 to 1.1,
+    and the energy distance is at most 0.01.
     """
-    shift, low, high = (row[n] for n in ("shift", "low", "high"))
+    shift, low, high = (worst[n] for n in ("shift", "low", "high"))
+    far = worst.get("energy", Worst(0.0, "", 0.0))
     return bool(
         abs(shift.value) - SURE * shift.error <= MAX_SHIFT
         and low.value + SURE * low.error >= RATIOS[0]
         and high.value - SURE * high.error <= RATIOS[1]
+        and far.value - SURE * far.error <= MAX_ENERGY
     )
 
 

@@ -246,7 +246,7 @@ def make(problem: Problem, seed: int = 0) -> Reference:
     thin = np.linspace(0, len(found.u) - 1, KEPT_DRAWS).astype(int)
     return Reference(
         problem.made_by,
-        float(f"{found.diagnostic:.3g}"),
+        round(found.diagnostic, 3),
         None if math.isinf(found.effective) else round(found.effective),
         round(time.process_time() - began, 1),
         statistics(draws, names, found.effective),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
+import runpy
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,7 +29,12 @@ from problems import HERE, NAMES, Problem, load
 
 KEY = ("problem", "method", "rounds", "seed")
 WORST = ("shift", "low", "high", "energy")
-COLUMNS = [*KEY, "verdict", "warning", *(f"{n}{end}" for n in WORST for end in ("", "_at", "_error"))]
+COLUMNS = [
+    *KEY,
+    "verdict",
+    "warning",
+    *(f"{n}{end}" for n in WORST for end in ("", "_at", "_error")),
+]
 COLUMNS += ["own", "pareto_k", "exchanges", "bytes_up", "bytes_down", "seconds"]
 RELIABLE = 0.7  # largest Pareto k
 
@@ -51,7 +56,9 @@ def evaluate(method: Method, problem: Problem) -> dict[str, Any]:
             missing = [n for n in problem.population if n not in found["posterior"]]
             if missing:
                 raise ValueError(f"the posterior lacks {', '.join(missing)}")
-            draws = {n: found["posterior"][n].values for n in problem.compared if n in found["posterior"]}
+            draws = {
+                n: found["posterior"][n].values for n in problem.compared if n in found["posterior"]
+            }
             wrong = [n for n, v in draws.items() if not np.isfinite(v).all()]
             if wrong:
                 raise ValueError(f"draws of {', '.join(wrong)} are not finite")
@@ -65,7 +72,7 @@ def evaluate(method: Method, problem: Problem) -> dict[str, Any]:
     row: dict[str, Any] = {"seconds": round(time.process_time() - began, 1)}
     for name, one in worst.items():
         row |= flat(name, one)
-    stats = found["sample_stats"] if "sample_stats" in found else {}
+    stats = found.get("sample_stats", {})
     k = float(np.max(stats["pareto_k"])) if "pareto_k" in stats else None
     told = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
     status = str(found.attrs.get("status", ""))
@@ -101,11 +108,7 @@ def find(spec: str) -> Method:
         raise ValueError(
             f"method {spec!r} does not exist; expected FILE.py:NAME or one of {', '.join(METHODS)}"
         )
-    made = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert made is not None and made.loader is not None
-    module = importlib.util.module_from_spec(made)
-    made.loader.exec_module(module)
-    found: Method = getattr(module, name)
+    found: Method = runpy.run_path(path)[name]
     return found
 
 
@@ -118,7 +121,11 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def results(
-    methods: dict[str, Method], problems: list[Problem], rounds: list[int | None], seeds: list[int], done: set[tuple[str, ...]]
+    methods: dict[str, Method],
+    problems: list[Problem],
+    rounds: list[int | None],
+    seeds: list[int],
+    done: set[tuple[str, ...]],
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of all methods on all problems, except for keys that are done."""
     for one in problems:

@@ -222,11 +222,11 @@ def partitioned(data: Federation, name: str) -> Federation:
         return data
     if name == "one_large":
         rows = rows[torch.randperm(len(rows), generator=generator(0))]
-        parts = (rows[: -len(rows) // 10], *rows[-len(rows) // 10 :].chunk(5))
+        parts = (rows[: -len(rows) // 10], *rows[-len(rows) // 10 :].tensor_split(5))
     elif name == "one_row":
         parts = rows.split(1)
     elif name == "by_class":
-        parts = rows[data.y[rows].argsort(stable=True)].chunk(5)
+        parts = rows[data.y[rows].argsort(stable=True)].tensor_split(5)
     elif name == "by_level":
         _, level = data.x[rows, 1:].unique(dim=0, return_inverse=True)
         parts = tuple(rows[level == i] for i in range(int(level.max()) + 1))
