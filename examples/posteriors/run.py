@@ -162,7 +162,7 @@ def main(words: list[str] | None = None) -> None:
     print("A full run takes some hours on one core; --problems selects problems.", flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w" if not old else "a", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS, restval="")
+        table = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
         if not old:
             table.writeheader()
         done = {tuple(row[n] for n in KEY) for row in old}
