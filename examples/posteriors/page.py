@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from methods import METHODS
 from metrics import MAX_SHIFT, Reference
 from problems import HERE, NAMES, load
 
@@ -140,11 +141,11 @@ def reasons(rows: list[Row], kind: str) -> str:
 def not_run(rows: list[Row]) -> str:
     """Return the problems without a result, for each method."""
     lines = []
-    for method in dict.fromkeys(row["method"] for row in rows):
+    for method in dict.fromkeys([*METHODS, *(row["method"] for row in rows)]):
         done = {row["problem"] for row in rows if row["method"] == method}
         left = [name for name in NAMES if name not in done]
         if len(left) > len(NAMES) / 2:
-            lines.append(f"- `{method}`: all except {', '.join(sorted(done))}")
+            lines.append(f"- `{method}`: all{' except ' * bool(done)}{', '.join(sorted(done))}")
         elif left:
             lines.append(f"- `{method}`: {', '.join(left)}")
     return "\n".join(lines) or "None."
