@@ -196,6 +196,6 @@ def draw(rows: list[Row], path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="exchanges between server and clients")
     axes.set_ylabel("largest error of a mean (posterior sd)")
     if shown:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper center")
     figure.savefig(path, dpi=120)
     plt.close(figure)
