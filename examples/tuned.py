@@ -27,6 +27,7 @@ CHEAPER = {
     "fedabml": ["steps=1", "num_particles=1"],
     "pfedme": ["epochs=2"],
     "pfedbayes": ["epochs=1", "num_particles=1"],
+    "lrbpfl": ["num_particles=1"],
 }
 METHODS = (
     "local fedavg perfedavg ifca fedabml ditto pfedvem fedper apfl reptile pvi fedprox fedopt "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import math
 import re
@@ -312,20 +313,19 @@ def test_worst_ratios_of_the_hierarchical_page_are_those_of_posteriors():
         "baseball": "baseball",
         "sleep study, correlated": "sleepstudy_lkj",
     }
-    worst: dict[tuple[str, bool], tuple[float, str]] = {}
-    for line in (ROOT / "examples" / "POSTERIORS.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        ratios = [re.fullmatch(r"([\d.]+) ± [\d.]+ (\w+).*", cell) for cell in cells[6:8]]
-        if len(cells) > 8 and all(ratios):
-            both = [(float(m.group(1)), m.group(2)) for m in ratios if m]
-            corrected = cells[2].startswith("default")
-            worst[cells[1], corrected] = max(both, key=lambda one: abs(math.log(one[0])))
+    worst: dict[tuple[str, str], tuple[float, str]] = {}
+    with (ROOT / "examples" / "posteriors" / "results.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["method"].startswith("pvi") and row["shift"] and not row["rounds"]:
+                both = [(round(float(row[n]), 2), row[f"{n}_at"]) for n in ("low", "high")]
+                ratio, at = max(both, key=lambda one: abs(math.log(one[0])))
+                worst[row["problem"], row["method"]] = ratio, at.partition("[")[0]
     rows = re.findall(r"(?m)^\|.*\|$", page("hierarchical"))
     begin = next(i for i, row in enumerate(rows) if row.startswith("| | eight schools |"))
     head, _, corrected, plain = rows[begin : begin + 4]
     columns = [cell.strip() for cell in head.strip("|").split("|")][1:]
     assert columns == [*names]
-    for line, kind in ((plain, False), (corrected, True)):
+    for line, kind in ((plain, "pvi_guide"), (corrected, "pvi")):
         cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
         for cell, name in zip(cells, names.values(), strict=True):
             ratio, site = worst[name, kind]

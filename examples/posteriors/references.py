@@ -1,191 +1,146 @@
-"""What the posteriors are, all rows pooled: by NUTS, or by numerical integration.
+"""Reference posteriors: all rows pooled, by numerical integration or with many chains.
 
-A client's own variables are taken standard normal: a centred program is stated non-centred. Where
-there is one z, it is integrated out by the trapezoid rule on 121 points of [-6, 6], which is exact
-to many digits for what is as smooth as this; where log p(y | g, z) is quadratic in z, it is in
-closed form. What remains, p(g | y), has few variables, and is drawn from by importance resampling:
-from Student's t around its mode, which is fitted to the draws a few times. z follows given g.
-Otherwise NUTS draws both.
+A client's own variables z are standard normal, as all programs are stated in non-centered form.
+
+    quadrature  the one z of a client is integrated out by the trapezoid rule on 121 points of
+                [-6, 6]; there may also be none
+    normal      where log p(y | u, z) is quadratic in z, it is integrated out in closed form
+    grid        no z, and one or two shared variables u: draws from the cells of a grid
+    hmc         u and all z are drawn together, by 256 chains of Hamiltonian Monte Carlo
+
+What remains for the first two, p(u | y), has few variables. It is drawn from by importance
+resampling: from Student's t around its mode, fitted to the draws a few times. z follows given u.
+
+Run: python examples/posteriors/references.py [--problems NAMES]
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pyro
 import torch
-from problems import Problem
-from pyro import poutine
+from density import Density
+from metrics import Reference, statistics
+from problems import HERE, NAMES, Problem, load
 from torch import Generator, Tensor
 
-from pyrofl import reference
-from pyrofl.data import Batch
-from pyrofl.inference.elbo import latent, log_prob, observed, weighed
-from pyrofl.inference.posteriors.export import import_arviz
-from pyrofl.inference.programs import Program
-from pyrofl.models.pvi.unconstrained import Layout, decentred, layouts
-from pyrofl.tensors import generator, matches
+from pyrofl.inference.posteriors.export import smoothed
+from pyrofl.models.likelihood_factors.sampler import CHAINS, hmc
+from pyrofl.tensors import generator
 
 POINTS, FARTHEST = 121, 6.0
-CHAINS, DRAWS = 4, 1000  # that are kept
+DRAWS, CELLS_OF_GRID = 4_000, 40_000  # draws that are kept; from a grid
 PROPOSED = (8_000, 64_000)  # as many as are needed for
 ENOUGH = 4_000  # effective draws
 ROUNDS, FIRST, FREEDOM = 4, 1_000, 5.0  # fits of Student's t, their draws, its degrees of freedom
-WIDER = 1.2  # covariance of the proposals, than that of the draws
+WIDER = 1.2  # covariance of the proposals, relative to that of the draws
 CELLS = 4_000_000  # numbers in a tensor
+KEPT_DRAWS = 1_000  # of the population, in a file
+FINE = 400  # cells of a grid along each axis
 
 
-class Reference(NamedTuple):
-    """Draws of what is compared, and what they cost.
+class Drawn(NamedTuple):
+    """Draws of u [S, d] and z [S, C, m] in chains, and their quality.
 
     Attributes:
-        draws: [chain, draw, *p], own sites [chain, draw, C, *p].
-        seconds: of a processor.
-        quality: R-hat of NUTS, the largest; or Pareto k of the importance weights.
-        effective: draws, the least of NUTS; or those of the importance weights.
+        u: shared variables.
+        z: own variables.
+        diagnostic: R-hat of chains, or Pareto k of importance weights; 0 for a grid.
+        effective: number of draws that they were resampled from.
+        chains: draws of all chains at one iteration are adjacent.
     """
 
-    draws: dict[str, np.ndarray]
-    seconds: float
-    quality: float
-    effective: float
+    u: Tensor
+    z: Tensor
+    diagnostic: float
+    effective: float = math.inf
+    chains: int = 4
 
 
 @dataclass(frozen=True)
-class Aggregator:
-    """All rows of all clients under a program whose own sites, z [k], are standard normal.
+class Integrated:
+    """A density with the own variables z integrated out."""
 
-    Attributes:
-        program: a program.
-        batch: all clients.
-        ours: the shared sites as one vector without constraints.
-        sizes: entries of each own site; None where it has no axis of its own.
-        normal: whether log p(y | g, z) is quadratic in z; otherwise k is 1.
-    """
-
-    program: Program
-    batch: Batch
-    ours: Layout
-    sizes: Mapping[str, int | None]
-    normal: bool
-
-    def values(self, u: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the shared sites [S, 1, 1, *p] at points u [S, d], and the log Jacobian [S]."""
-        found, log_jacobian = {}, torch.zeros(len(u)).to(u)
-        parts = u.split([len(site.mean) for site in self.ours.sites], -1)
-        for site, part in zip(self.ours.sites, parts, strict=True):
-            free = part.reshape(len(u), 1, 1, *site.shape)
-            found[site.name] = site.transform(free)
-            growth = site.transform.log_abs_det_jacobian(free, found[site.name])
-            log_jacobian = log_jacobian + growth.reshape(len(u), -1).sum(-1)
-        return found, log_jacobian
+    density: Density
+    normal: bool  # whether log p(y | u, z) is quadratic in z
 
     def log_density(self, u: Tensor) -> Tensor:
-        """Return log p(g, y) + the log Jacobian at points u [S, d], z integrated out."""
-        known, log_jacobian = self.values(u)
-        log_prior, log_p = self.looked_at(known)
+        """Return log p(u, y) [S] at points u [S, d]."""
+        log_prior, log_p = self._likelihoods(u)
         value = self._normal(log_p)[0] if self.normal else self._weights(log_p)[0]
-        return log_prior + log_jacobian + value.sum(-1)
+        return log_prior + value.sum(-1)
 
-    def looked_at(self, known: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return log p(g) [S], and log p(y_j | g, z) [K, S, C] at the points z."""
-        z = self.points()[:, None, None, None]  # [K, S, C, row, k]
-        inner = run(self.program, {**known, **self._own(z)}, self.batch)
-        seen = dict(observed(inner))
-        rows = (n for n in seen if n not in known and n not in self.sizes)
-        log_p = sum(weighed(seen[n], log_prob(n, seen[n])).sum(-1) for n in rows)
-        prior = (log_prob(n, seen[n])[:, 0, 0] for n in known)
-        return sum(prior), log_p  # type: ignore[return-value]
-
-    def points(self) -> Tensor:
-        """Return where log p(y | g, z) is looked at, [K, k]."""
-        like, k = self.batch.x, sum(size or 1 for size in self.sizes.values())
-        if not self.normal:
-            return torch.linspace(-FARTHEST, FARTHEST, POINTS).to(like)[:, None]
-        one = torch.eye(k).to(like)
-        pairs = (one[i] + one[j] for i, j in combinations(range(k), 2))
-        return torch.cat([0 * one[:1], one, -one, *(v[None] for v in pairs)])
-
-    def own(self, known: Mapping[str, Tensor], source: Generator) -> dict[str, Tensor]:
-        """Draw own sites [S, C, 1, size] given shared ones [S, 1, 1, *p]."""
-        _, log_p = self.looked_at(known)
+    def own(self, u: Tensor, source: Generator) -> Tensor:
+        """Draw z [S, C, m] given u [S, d]."""
+        _, log_p = self._likelihoods(u)
         if self.normal:
             _, mean, root = self._normal(log_p)
             noise = torch.randn(mean.shape, generator=source, dtype=mean.dtype)[..., None]
-            z = mean + torch.linalg.solve_triangular(root.mT, noise, upper=True)[..., 0]
-        else:
-            share = self._weights(log_p)[1]
-            at = torch.multinomial(share.flatten(1).T, 1, generator=source)[:, 0]
-            z = self.points()[at].reshape(*share.shape[1:], 1)
-        return self._own(z[..., None, :])
+            return mean + torch.linalg.solve_triangular(root.mT, noise, upper=True)[..., 0]
+        share = self._weights(log_p)[1]
+        at = torch.multinomial(share.flatten(1).T, 1, generator=source)[:, 0]
+        return self.points[at].reshape(*share.shape[1:], -1)
 
-    def _own(self, z: Tensor) -> dict[str, Tensor]:
-        """Part z [..., k] into own sites."""
-        parts = z.split([size or 1 for size in self.sizes.values()], -1)
-        own = zip(self.sizes.items(), parts, strict=True)
-        return {n: part if size else part[..., 0] for (n, size), part in own}
+    @property
+    def points(self) -> Tensor:
+        """Points of z where log p(y | u, z) is evaluated, [K, m]."""
+        like, m = self.density.batch.x, self.density.sizes[2]
+        if m == 0:
+            return like.new_zeros(1, 0)
+        if not self.normal:
+            return torch.linspace(-FARTHEST, FARTHEST, POINTS).to(like)[:, None]
+        one = torch.eye(m).to(like)
+        pairs = (one[i] + one[j] for i, j in combinations(range(m), 2))
+        return torch.cat([0 * one[:1], one, -one, *(v[None] for v in pairs)])
+
+    def _likelihoods(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p(u) [S], and log p(y_j | u, z) [K, S, C] at the points z."""
+        z, clients = self.points, self.density.sizes[1]
+        each = z[:, None, None].expand(-1, len(u), clients, -1).flatten(0, 1)
+        prior, likelihood = self.density.evaluate(u.repeat(len(z), 1), each)
+        return prior[: len(u), 0], likelihood.unflatten(0, (len(z), len(u)))
 
     def _weights(self, log_p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log of the integral over z and the share of every point in it."""
-        z = self.points()[:, 0]
+        """Return the log of the integral over z [S, C], and the weight of each point in it."""
+        if len(log_p) == 1:
+            return log_p[0], torch.ones_like(log_p)
+        z = self.points[:, 0]
         log_prior = -(z**2) / 2 - math.log(2 * math.pi) / 2 + (z[1] - z[0]).log()
         joint = log_p + log_prior[:, None, None]
         return joint.logsumexp(0), joint.softmax(0)
 
     def _normal(self, log_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the log of the integral over z, mean of z given g and root of its precision."""
-        k = self.points().shape[1]
+        """Return the log of the integral over z, mean of z given u and root of its precision."""
+        k = self.points.shape[1]
         none, up, down = log_p[0], log_p[1 : k + 1], log_p[k + 1 : 2 * k + 1]
         slope = (up - down).movedim(0, -1) / 2
         precision = torch.diag_embed(1 + (2 * none - up - down).movedim(0, -1))
         for at, (i, j) in enumerate(combinations(range(k), 2)):
+            cross = up[i] + up[j] - none - log_p[2 * k + 1 + at]
             unit = torch.zeros_like(precision[0, 0])
             unit[i, j] = unit[j, i] = 1.0
-            precision = (
-                precision + (up[i] + up[j] - none - log_p[2 * k + 1 + at])[..., None, None] * unit
-            )
+            precision = precision + cross[..., None, None] * unit
         root = torch.linalg.cholesky(precision)
         mean = torch.cholesky_solve(slope[..., None], root)[..., 0]
         log_det = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return none + (slope * mean).sum(-1) / 2 - log_det / 2, mean, root
 
 
-def run(program: Program, known: Mapping[str, Tensor], batch: Batch) -> Any:
-    """Run a program with known sites, and return its trace."""
-    with pyro.validation_enabled(False):
-        return poutine.trace(poutine.condition(program, known)).get_trace({}, {}, batch)
-
-
-def pooled(problem: Problem) -> Aggregator:
-    """Return the non-centred program with all rows."""
-    program, data = problem.pooled()
-    one = data.batch(torch.tensor([0]))
-    program = decentred(program, one)
-    ours, _ = layouts(program, one, problem.shared, 10.0)
-    with torch.no_grad():
-        trace = run(program, {}, one)
-    sizes: dict[str, int | None] = {
-        n: site["fn"].event_shape.numel() if site["fn"].event_shape else None
-        for n, site in latent(trace)
-        if not matches(n, ours.names)
-    }
-    everybody = data.batch(torch.arange(data.clients))
-    return Aggregator(program, everybody, ours, sizes, problem.exact == "normal")
-
-
 def mode(log_density: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mode [d] and inverse curvature there [d, d]."""
+    """Return the mode [d] and the inverse curvature there [d, d]."""
     u = start.clone().requires_grad_()
     climb = torch.optim.LBFGS([u], max_iter=300, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
+        """Return the negative log density."""
         climb.zero_grad()
         loss = -log_density(u[None])[0]
         loss.backward()
@@ -199,7 +154,7 @@ def mode(log_density: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor
 
 
 def students(mean: Tensor, cov: Tensor, draws: int, source: Generator) -> tuple[Tensor, Tensor]:
-    """Draw from Student's t [S, d]; return the log density, but for a constant, too."""
+    """Draw from Student's t [S, d]; also return the log density up to a constant."""
     root, d = torch.linalg.cholesky(cov), len(mean)
     normal = torch.randn(draws, d, generator=source, dtype=mean.dtype)
     halves = torch.randn(draws, int(FREEDOM), generator=source, dtype=mean.dtype)
@@ -209,84 +164,111 @@ def students(mean: Tensor, cov: Tensor, draws: int, source: Generator) -> tuple[
     return mean + (normal * wide) @ root.mT, log_q
 
 
-def resampled(problem: Problem, seed: int) -> tuple[dict[str, Tensor], float, float]:
-    """Return draws of the compared sites, Pareto k and the effective number of draws."""
-    all_rows, source = pooled(problem), generator(seed)
-    cells = len(all_rows.points()) * all_rows.batch.mask.numel()
-    part = max(1, CELLS // cells)
+def resampled(density: Density, normal: bool, source: Generator) -> Drawn:
+    """Draw by importance resampling from Student's t, with z integrated out."""
+    marginal = Integrated(density, normal)
+    part = max(1, CELLS // (len(marginal.points) * density.batch.mask.numel()))
 
     def in_parts(u: Tensor) -> Tensor:
-        return torch.cat([all_rows.log_density(some) for some in u.split(part)])
+        return torch.cat([marginal.log_density(some) for some in u.split(part)])
 
-    at, cov = mode(all_rows.log_density, all_rows.ours.prior()[0].to(all_rows.batch.x))
+    at, cov = mode(marginal.log_density, density.start())
     with torch.no_grad():
         for draws in [FIRST] * ROUNDS + list(PROPOSED):
             u, log_q = students(at, cov, draws, source)
-            log_w = in_parts(u) - log_q
-            smooth, k = import_arviz().psislw(log_w.numpy())
-            w = torch.tensor(smooth).exp()
-            w = w / w.sum()
+            log_w, k = smoothed(in_parts(u) - log_q)
+            w = log_w.exp() / log_w.exp().sum()
             effective = float(1 / w.square().sum())
             if draws in PROPOSED and effective > ENOUGH:
                 break
             at = w @ u
             cov = WIDER * (u - at).mT @ ((u - at) * w[:, None])
-        chosen = u[torch.multinomial(w, CHAINS * DRAWS, replacement=True, generator=source)]
-        parts = []
-        for some in chosen.split(part):
-            known, _ = all_rows.values(some)
-            own = all_rows.own(known, source)
-            parts.append(said(problem, all_rows, known | own))
-    return joined(parts), float(k), effective
+        u = u[torch.multinomial(w, DRAWS, replacement=True, generator=source)]
+        z = torch.cat([marginal.own(some, source) for some in u.split(part)])
+    return Drawn(u, z, k, effective)
 
 
-def sampled(problem: Problem, seed: int) -> tuple[dict[str, Tensor], float, float]:
-    """Return draws of NUTS of the compared sites, R-hat and the least effective draws."""
-    program, data = problem.pooled()
-    one = data.batch(torch.tensor([0]))
-    program = decentred(program, one)
-    shared = layouts(program, one, problem.shared, 10.0)[0].names
-    draws, warmup = problem.nuts
-    found = reference.nuts(
-        program, data, draws, warmup, CHAINS, seed=seed, shared=shared, jit=True
-    )["posterior"][list(problem.compared)]
-    az = import_arviz()
-    worst = [float(of(found).to_array().max()) for of in (az.rhat, lambda v: -az.ess(v))]
-    return {n: torch.tensor(found[n].values) for n in problem.compared}, worst[0], -worst[1]
+def from_grid(density: Density, problem: Problem, source: Generator) -> Drawn:
+    """Draw from the cells of a grid in the box of the problem."""
+    marginal, cells = Integrated(density, False), [(b - a) / FINE for a, b in problem.box]
+    axes = [
+        a + width * (torch.arange(FINE, dtype=density.batch.x.dtype) + 0.5)
+        for (a, _), width in zip(problem.box, cells, strict=True)
+    ]
+    u = torch.cartesian_prod(*axes).reshape(-1, len(axes))
+    with torch.no_grad():
+        log_p = torch.cat([marginal.log_density(some) for some in u.split(FINE)])
+    at = u[torch.multinomial(log_p.softmax(0), CELLS_OF_GRID, True, generator=source)]
+    jitter = torch.rand(at.shape, generator=source, dtype=at.dtype) - 0.5
+    at = at + jitter * torch.tensor(cells).to(at)
+    return Drawn(at, at.new_zeros(len(at), density.sizes[1], 0), 0.0)
 
 
-def said(problem: Problem, rows: Aggregator, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the compared sites, [S, *p] or [S, C, *p], in draws of the latent ones."""
-    inner = run(rows.program, known, rows.batch)
-    values = {n: inner.nodes[n]["value"] for n in problem.compared}
-    own = problem.own.split()
-    return {n: v[:, :, 0] if n in own else v[:, 0, 0] for n, v in values.items()}
+def sampled(density: Density, source: Generator) -> Drawn:
+    """Draw u and z together, by Hamiltonian Monte Carlo from around the mode."""
+    d, clients, own = density.sizes
+    middle = torch.cat([density.start(), density.start().new_zeros(clients * own)])
+    start = mode_only(density.joint, middle)
+    noise = torch.randn(CHAINS, len(start), generator=source, dtype=start.dtype)
+    found = hmc(density.joint, start + 0.1 * noise, source)
+    z = found.u[:, d:].reshape(-1, clients, own)
+    return Drawn(found.u[:, :d], z, found.r_hat, chains=CHAINS)
 
 
-def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Put parts one behind the other, and name their axes chain and draw."""
-    return {
-        n: torch.cat([part[n] for part in parts]).unflatten(0, (CHAINS, DRAWS)) for n in parts[0]
-    }
+def mode_only(log_density: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Return the point with the highest log density, [d]."""
+    u = start.clone().requires_grad_()
+    climb = torch.optim.Adam([u], lr=0.05)
+    for _ in range(200):
+        climb.zero_grad()
+        (-log_density(u[None])[0]).backward()  # type: ignore[no-untyped-call]
+        climb.step()
+    return u.detach()
 
 
-def drawn(problem: Problem, seed: int = 0) -> Reference:
-    """Return draws of what is compared."""
-    began = time.process_time()
-    make = sampled if problem.exact == "nuts" else resampled
-    found, quality, effective = make(problem, seed)
-    draws = {n: v.numpy() for n, v in found.items()}
-    return Reference(draws, time.process_time() - began, quality, effective)
+def make(problem: Problem, seed: int = 0) -> Reference:
+    """Return the reference posterior of a problem."""
+    began, source = time.process_time(), generator(seed)
+    density = Density.of(*problem.pooled(), problem.shared)
+    if problem.made_by == "hmc":
+        found = sampled(density, source)
+    elif problem.made_by == "grid":
+        found = from_grid(density, problem, source)
+    else:
+        found = resampled(density, problem.made_by == "normal", source)
+    part = max(1, CELLS // (10 * density.batch.mask.numel()))
+    pieces = zip(found.u.split(part), found.z.split(part), strict=True)
+    names, own = problem.compared, problem.own.split()
+    each = [density.values(u, z, names, own) for u, z in pieces]
+    flat = {n: torch.cat([one[n] for one in each]).numpy() for n in names}
+    # [draw, chain] -> [chain, draw]
+    draws = {n: v.reshape(-1, found.chains, *v.shape[1:]).swapaxes(0, 1) for n, v in flat.items()}
+    thin = np.linspace(0, len(found.u) - 1, KEPT_DRAWS).astype(int)
+    return Reference(
+        problem.made_by,
+        round(found.diagnostic, 3),
+        None if math.isinf(found.effective) else round(found.effective),
+        round(time.process_time() - began, 1),
+        statistics(draws, names, found.effective),
+        {n: flat[n][thin].astype(np.float32) for n in problem.population},
+    )
 
 
-def cached(problem: Problem, folder: Path) -> Reference:
-    """Return `drawn`, which is kept in a folder from the first time on."""
-    path = folder / f"{problem.name}.npz"
-    if not path.exists():
-        made = drawn(problem)
-        folder.mkdir(parents=True, exist_ok=True)
-        numbers = {"seconds": made.seconds, "quality": made.quality, "effective": made.effective}
-        np.savez_compressed(path, **made.draws, **numbers)
-    with np.load(path) as kept:
-        draws = {n: kept[n] for n in problem.compared}
-        return Reference(draws, *(float(kept[n]) for n in ("seconds", "quality", "effective")))
+def main() -> None:
+    """Make and store references."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--problems", nargs="+", default=NAMES, choices=NAMES)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in args.problems:
+        if (problem := load(name)).reference == name:
+            made = make(problem)
+            made.save(HERE / "references", name)
+            told = {n: getattr(made, n) for n in ("diagnostic", "effective", "seconds")}
+            print(name, json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()

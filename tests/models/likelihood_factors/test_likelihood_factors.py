@@ -256,7 +256,7 @@ def test_the_sampler_has_the_moments_of_a_heavy_tail():
 
 
 def test_hospitals_are_accurate_after_two_exchanges_and_a_correction():
-    """Rat tumours, 71 clients; exact moments by quadrature, in examples/posteriors/exact.json."""
+    """Rat tumours, 71 clients; moments in examples/posteriors/references/rat_tumours.json."""
     data = federations.split(datasets.load("rat_tumours"), "groups").to("cpu", torch.float64)
     method = likelihood_factors.hierarchical(programs.hospitals, data, shared="mu tau")
     run = pyrofl.fit(method, data, rounds=2, progress=False)

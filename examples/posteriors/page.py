@@ -1,0 +1,201 @@
+"""Page and figure of the benchmark's results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from methods import METHODS
+from metrics import MAX_SHIFT, Reference
+from problems import HERE, NAMES, load
+
+Row = Mapping[str, str]
+
+VERDICTS = (
+    "accurate",
+    "accurate, warned",
+    "inaccurate, warned",
+    "inaccurate, silent",
+    "failed",
+    "not applicable",
+)
+
+
+def verdict(row: Row) -> str:
+    """Return the verdict of a result, and whether anything has warned."""
+    if row["verdict"] == "accurate":
+        return "accurate, warned" if row["warning"] else "accurate"
+    if row["verdict"] == "inaccurate":
+        return f"inaccurate, {'warned' if row['warning'] else 'silent'}"
+    return row["verdict"]
+
+
+def table(columns: Sequence[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows]
+    )
+
+
+def summary(rows: list[Row]) -> str:
+    """Return one line for each method: its verdicts, and the medians of what it costs."""
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method]
+        counts = Counter(map(verdict, mine))
+        cost = []
+        for name, unit in (
+            ("exchanges", 1),
+            ("bytes_up", 1000),
+            ("bytes_down", 1000),
+            ("seconds", 1),
+        ):
+            known = [float(row[name]) / unit for row in mine if row[name] and row["shift"]]
+            cost.append(f"{median(known):.3g}" if known else "-")
+        lines.append([f"`{method}`", *(str(counts[v] or "-") for v in VERDICTS), *cost])
+    head = ["method", *VERDICTS, "exchanges", "kB up", "kB down", "CPU s"]
+    return table(head, lines)
+
+
+def cell(row: Row | None) -> str:
+    """Return a result in short."""
+    if row is None:
+        return ""
+    if not row["shift"]:
+        return "-" if row["verdict"] == "not applicable" else row["verdict"]
+    text = f"{float(row['shift']):.2f}, {float(row['low']):.2f} to {float(row['high']):.2f}"
+    text += "" if row["own"] == "compared" or not load(row["problem"]).own else " †"
+    text = text if row["verdict"] == "accurate" else f"**{text}**"
+    return text + "!" * bool(row["warning"])
+
+
+def matrix(rows: list[Row]) -> str:
+    """Return one line for each problem, and one column for each method."""
+    found = {(row["problem"], row["method"]): row for row in rows}
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    lines = []
+    for name in NAMES:
+        problem = load(name)
+        each = [cell(found.get((name, method))) for method in methods]
+        if any(each):
+            lines.append([name, f"{problem.responses}; {problem.partition}", *each])
+    return table(["problem", "responses; partition", *(f"`{m}`" for m in methods)], lines)
+
+
+def energies(rows: list[Row]) -> str:
+    """Return the energy distances of all results that have one."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    found = {(row["problem"], row["method"]): row for row in rows if row["energy"]}
+    lines = []
+    for name in dict.fromkeys(problem for problem, _ in found):
+        each = [found.get((name, method)) for method in methods]
+        error = next(row["energy_error"] for row in each if row)
+        numbers = (f"{float(row['energy']):.4f}" if row else "" for row in each)
+        lines.append([name, f"{float(error):.4f}", *numbers])
+    return table(["problem", "error", *(f"`{m}`" for m in methods)], lines)
+
+
+def references() -> str:
+    """Return one line for each reference."""
+    lines = []
+    for name in NAMES:
+        if load(name).reference != name or not (HERE / "references" / f"{name}.json").exists():
+            continue
+        made = Reference.load(HERE / "references", name)
+        far = max(one.mcse_mean / one.sd for one in made.statistics.values())
+        wide = max(one.mcse_sd / one.sd for one in made.statistics.values())
+        lines.append(
+            [
+                name,
+                made.made_by,
+                f"{made.diagnostic:.2f}",
+                str(made.effective or "-"),
+                f"{far:.3f}",
+                f"{wide:.3f}",
+            ]
+        )
+    head = ["problem", "made by", "diagnostic", "effective draws", "error of means", "error of sds"]
+    return table(head, lines)
+
+
+def reasons(rows: list[Row], kind: str) -> str:
+    """Return a list of the results with a verdict, with their values or reasons."""
+    lines = []
+    for row in rows:
+        if verdict(row) == kind:
+            more = row["warning"].replace("|", "/")
+            if row["shift"]:
+                shift = f"mean of {row['shift_at']} {float(row['shift']):.2f} sd"
+                low, high = (f"{row[f'{n}_at']} {float(row[n]):.2f}" for n in ("low", "high"))
+                more = f"{shift}, ratios of sds {low} to {high}. {more}".strip()
+            lines.append(f"- `{row['method']}`, {row['problem']}: {more}")
+    return "\n".join(lines) or "None."
+
+
+def not_run(rows: list[Row]) -> str:
+    """Return the problems without a result, for each method."""
+    lines = []
+    for method in dict.fromkeys([*METHODS, *(row["method"] for row in rows)]):
+        done = {row["problem"] for row in rows if row["method"] == method}
+        left = [name for name in NAMES if name not in done]
+        if len(left) > len(NAMES) / 2:
+            lines.append(f"- `{method}`: all{' except ' * bool(done)}{', '.join(sorted(done))}")
+        elif left:
+            lines.append(f"- `{method}`: {', '.join(left)}")
+    return "\n".join(lines) or "None."
+
+
+def write(rows: list[Row], path: Path) -> None:
+    """Write the page: results of the default rounds and of the first seed."""
+    main = [row for row in rows if not row["rounds"] and row["seed"] == rows[0]["seed"]]
+    text = (HERE / "words.md").read_text()
+    parts = {
+        "SUMMARY": summary(main),
+        "MATRIX": matrix(main),
+        "ENERGIES": energies(main),
+        "SILENT": reasons(main, "inaccurate, silent"),
+        "WARNED": reasons(main, "inaccurate, warned"),
+        "FAILED": reasons(main, "failed"),
+        "MISSING": not_run(main),
+        "REFERENCES": references(),
+    }
+    for name, part in parts.items():
+        text = text.replace(f"@{name}@", part)
+    path.write_text(text)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Draw the largest error of a mean against the exchanges; lines join numbers of rounds."""
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    shown = [row for row in rows if row["shift"] and row["exchanges"]]
+    for i, method in enumerate(dict.fromkeys(row["method"] for row in shown)):
+        mine = [row for row in shown if row["method"] == method]
+        for name in dict.fromkeys(row["problem"] for row in mine):
+            points = sorted(
+                (float(row["exchanges"]), max(abs(float(row["shift"])), 0.01))
+                for row in mine
+                if row["problem"] == name
+            )
+            label = method if name == mine[0]["problem"] else None
+            axes.plot(
+                *zip(*points, strict=True),
+                "o-",
+                color=f"C{i}",
+                ms=4,
+                lw=0.8,
+                alpha=0.7,
+                label=label,
+            )
+    axes.axhline(MAX_SHIFT, color="gray", ls="--", lw=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="exchanges between server and clients")
+    axes.set_ylabel("largest error of a mean (posterior sd)")
+    if shown:
+        axes.legend(fontsize=8, loc="upper center")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
