@@ -10,6 +10,7 @@ from typing import Any, Unpack, overload
 
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
+from pyrofl.data.frames import Tables
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.engine.state import RoundState
@@ -30,7 +31,7 @@ WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is
 @overload
 def fit(
     method: Fitting,
-    data: Federation,
+    data: Federation | Tables,
     rounds: int,
     *,
     seeds: None = None,
@@ -40,7 +41,7 @@ def fit(
 @overload
 def fit(
     method: Fitting,
-    data: Federation,
+    data: Federation | Tables,
     rounds: int,
     *,
     seeds: int | Sequence[Seed],
@@ -49,7 +50,7 @@ def fit(
 @overload
 def fit(
     method: Fitting,
-    data: Federation,
+    data: Federation | Tables,
     rounds: int,
     *,
     resume_from: Chains,
@@ -58,7 +59,7 @@ def fit(
 @checked
 def fit(
     method: Fitting,
-    data: Federation,
+    data: Federation | Tables,
     rounds: Whole,
     *,
     seed: Seed | None = None,
@@ -78,7 +79,7 @@ def fit(
 
     Args:
         method: a method, or round number (from 0) -> method.
-        data: the federation.
+        data: the federation, or tables, if the method is a `regression`.
         rounds: number of the last round (the maximum, with `stop_when`).
         seed: fixes all random numbers; `Seeds` sets several seeds. None is the seed of a resumed
             Run, otherwise 0.
@@ -135,6 +136,7 @@ def fit(
         each = beginnings(seeds, seed, resume_from)
         return Chains(tuple(fit(method, data, rounds, **one, **same) for one in each))
     draw = loop.get("participation", everyone)
+    data = by_round(method)(0).prepare(data)
     method = with_privacy(method, loop.pop("privacy", None), data.clients, draw)
     at = by_round(method)
     known, begun = (

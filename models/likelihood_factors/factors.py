@@ -230,9 +230,9 @@ def rule(m: int) -> tuple[Tensor, Tensor]:
     """Return nodes [S, m] and log weights [S] of integrals over densities, around a normal."""
     if m in NODES:
         x, w = np.polynomial.hermite_e.hermegauss(NODES[m])
-        nodes = torch.tensor(list(product(x.tolist(), repeat=m)), dtype=torch.float64).view(-1, m)
-        weights = torch.tensor(list(product(w.tolist(), repeat=m)), dtype=torch.float64).view(-1, m)
-        log_weight = weights.log().sum(-1)
+        nodes = torch.tensor(list(product(x.tolist(), repeat=m)), dtype=torch.float64)
+        weights = torch.tensor(list(product(w.tolist(), repeat=m)), dtype=torch.float64)
+        log_weight = weights.log().sum(-1)  # [1] for the one node of no effect
     else:
         nodes = balanced(evenly(1, LATTICE, m, generator("likelihood factors"))[0])
         log_weight = torch.full((LATTICE,), -float(np.log(LATTICE)), dtype=torch.float64)

@@ -275,7 +275,7 @@ class LikelihoodFactors:
         else:  # while clients train: the middle of the cavity, and the prior of the effects
             u = local["mean"][..., None, :]
             root = torch.eye(self.structure.mine.size).to(u).expand(*u.shape[:-1], -1, -1)
-            log_density, mean = torch.zeros_like(u[..., 0]), torch.zeros_like(root[..., 0])
+            log_density, mean = torch.zeros_like(u[..., 0]), root.diagonal(dim1=-2, dim2=-1) * 0.0
         count = u.shape[-2]
         with batch.clients():
             listed: Any = {"is_auxiliary": True, "listed": count}

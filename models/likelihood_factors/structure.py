@@ -216,8 +216,6 @@ def find_structure(
     centered = _centered(program, one, {site.name for site in declared.mine.sites})
     bare = Structure(program, centered, declared.ours, declared.mine, torch.zeros(0, 0))
     ours, mine = layouts(bare, one, shared, wide, rows=rows)
-    if not mine.size:
-        raise ValueError(f"all sites are shared, and no effect is a client's own; {OTHERS}")
     if mine.of_rows and rows > ROWS:
         name = mine.of_rows[0].removesuffix(DECENTRED)
         raise ValueError(
@@ -312,7 +310,7 @@ def _slopes(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor, Tens
     with torch.enable_grad():
         eta = torch.linalg.solve(structure.evaluate(u, eta, batch).roots, e[..., None])[..., 0]
         total = structure.evaluate(u, eta, batch).likelihood.sum()
-        of_u, of_e = torch.autograd.grad(total, (u, e))
+        of_u, of_e = torch.autograd.grad(total + 0 * e.sum(), (u, e))  # there may be no e
     size = torch.cat([of_u, of_e * e], -1).abs().amax(-1, keepdim=True)
     size = torch.where(size.isfinite() & (size > 0), size, torch.inf)
     good = (size < torch.inf)[..., 0]
@@ -337,6 +335,8 @@ def _correlated(structure: Structure, batch: Batch) -> Structure:
 
 def _scaled(structure: Structure, batch: Batch) -> Structure:
     """Return the structure with the powers by which shared variables scale the own noise."""
+    if not structure.mine.size:
+        return structure
     e, of_u, of_e = (v.detach() for v in _slopes(structure, batch))
     raw = torch.cat(
         [torch.full((len(s.mean),), not s.name.endswith(DECENTRED)) for s in structure.mine.sites]
@@ -367,11 +367,9 @@ def _reads(structure: Structure, batch: Batch) -> Structure:
     u, eta = random_points(structure, batch)
     u.requires_grad_()
     with torch.enable_grad():
-        grown = structure.evaluate(u, eta, batch).roots.square().sum()
-        (of_roots,) = torch.autograd.grad(grown, u, allow_unused=True)
-    scales = torch.zeros(structure.ours.size, dtype=torch.bool)
-    if of_roots is not None:
-        scales = of_roots.abs().sum((0, 1)) > 0
+        grown = structure.evaluate(u, eta, batch).roots.square().sum() + 0 * u.sum()
+        (of_roots,) = torch.autograd.grad(grown, u)
+    scales = of_roots.abs().sum((0, 1)) > 0
     left = of_u.abs().amax(0) < EXACT
     mixed = bool((scales & ~left).any())
     return replace(structure, reads=(~(scales & left)).nonzero()[:, 0], mixed=mixed)
