@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,8 @@ class Regression(Method):
 
     def axes(self) -> tuple[dict[str, tuple[str, ...]], dict[str, list[Any]]]:
         """Return names of the axes of sites, and labels of the axes, for ArviZ."""
-        assert self.design is not None and self.chosen is not None
+        assert self.design is not None
+        assert self.chosen is not None
         return _axes(self.design, self.chosen)
 
 
@@ -80,7 +81,7 @@ def regression(
     priors: Mapping[str, Any] | None = None,
     weights: str | None = None,
     client: str = "client",
-    functions: Mapping[str, Callable[..., Any]] | None = None,
+    namespace: Mapping[str, Any] | None = None,
 ) -> Regression:
     """Build a Bayesian multilevel regression from a formula, as of lme4, brms and Bambi.
 
@@ -103,7 +104,8 @@ def regression(
             that at the mean of all columns.
         weights: column of row weights, the exponents of their likelihoods.
         client: name of the column that identifies the client; tables need not have it.
-        functions: name -> function that formulas may call, besides those of numpy as np.
+        namespace: name -> function or value that the formula may use, such as knots of bs();
+            np is numpy.
 
     Returns:
         A method for `pyrofl.fit(method, data, rounds=4)`; with normal responses, one round.
@@ -133,7 +135,7 @@ def regression(
     kind = family_of(family)
     named = kind.link(link)
     design = make_design(
-        read(formula), data, kind, client=client, weights=weights, functions=functions or {}
+        read(formula), data, kind, client=client, weights=weights, namespace=namespace or {}
     )
     _refuse_unsupported(design, family)
     design.check_responses()

@@ -18,8 +18,7 @@ import pandas as pd
 from pyrofl.models.regression.rows import Clients, mean_of, quantiles, total
 
 UNSUPPORTED = {"cr", "cc", "tp", "hsgp"}
-LOCAL = {"binary", "B", "p", "prop", "proportion"}  # functions of the response
-Functions = Mapping[str, Callable[..., Any]]
+Namespace = Mapping[str, Any]
 
 
 class Columns:
@@ -30,7 +29,7 @@ class Columns:
         has_intercept: whether the formula has an intercept.
     """
 
-    def __init__(self, text: str, clients: Clients, functions: Functions) -> None:
+    def __init__(self, text: str, clients: Clients, namespace: Namespace) -> None:
         """Agree on the columns of a right-hand side.
 
         Raises:
@@ -42,8 +41,8 @@ class Columns:
 
         self.text, self.clients = text, clients
         self.model = described(text)
-        namespace = {"np": np, "numpy": np, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
-        self._env = Environment([{**namespace, **functions}])
+        usual = {"np": np, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
+        self._env = Environment([{**usual, **namespace}])
         calls = Environment([{**TRANSFORMS, **_contrasts()}])
         self._calls = calls.with_outer_namespace(self._env.namespace)
         self._known: dict[str, Any] = {}
@@ -206,7 +205,7 @@ def variables(text: str) -> tuple[set[str], set[str]]:
             for call in _calls(getattr(component, "call", None)):
                 if str(call.callee) in ("C", "S", "T"):
                     factors |= set(re.findall(r"[A-Za-z_]\w*", str(call.args[0])))
-    names = set(model.var_names)
+    names = set(model.var_names) - {"", "True", "False", "None", *_contrasts()}
     return names, factors & names
 
 

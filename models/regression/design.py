@@ -15,7 +15,7 @@ import torch
 from pyrofl.data import Federation
 from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
 from pyrofl.data.tables.source import Source
-from pyrofl.models.regression.columns import Columns, Functions, variables
+from pyrofl.models.regression.columns import Columns, Namespace, variables
 from pyrofl.models.regression.families import SUPPORTS, Family
 from pyrofl.models.regression.formula import Formula, Group
 from pyrofl.models.regression.rows import Clients, Level, agreed, frames_of, tensor
@@ -79,7 +79,7 @@ class Design:
         answers: levels of a categorical response, the first being the reference; else empty.
         client: name of the column that identifies the client.
         weights: name of the column of row weights.
-        functions: user's functions, by their names in the formula.
+        namespace: functions and values of the user, by their names in the formula.
     """
 
     formula: Formula
@@ -90,7 +90,7 @@ class Design:
     answers: tuple[Level, ...]
     client: str
     weights: str | None
-    functions: Functions
+    namespace: Namespace
 
     @property
     def terms(self) -> list[str]:
@@ -160,7 +160,7 @@ class Design:
     @cached_property
     def _response(self) -> Columns:
         """Columns of a response that is an expression."""
-        return Columns(f"0 + {self.formula.response}", self.clients, self.functions)
+        return Columns(f"0 + {self.formula.response}", self.clients, self.namespace)
 
     def check_responses(self) -> None:
         """Raise ValueError if a response is not in the support of the family."""
@@ -213,13 +213,15 @@ def make_design(
     *,
     client: str,
     weights: str | None,
-    functions: Functions,
+    namespace: Namespace,
 ) -> Design:
     """Return the design that the clients agree on; see `regression`."""
     right = [formula.population, *(group.text for group in formula.groups)]
     seen = [variables(text) for text in right]
     names, factors = (set().union(*part) for part in zip(*seen, strict=True))
     frames = frames_of(data, client)
+    columns = {str(name) for frame in frames.values() for name in frame.columns}
+    names -= set(namespace) - columns
     factors |= {name for group in formula.groups for name in group.factors}
     plain, answer = formula.response.isidentifier(), {formula.response}
     if not plain:
@@ -236,12 +238,12 @@ def make_design(
     # The levels of grouping factors may be many; only those of the columns' own factors matter.
     within = {n for n in clients.levels if n in names or n in seen[0][1]}
     clients = clients.restrict({n: v for n, v in clients.levels.items() if n in within})
-    population = Columns(formula.population, clients, functions)
+    population = Columns(formula.population, clients, namespace)
     groups = tuple(
-        _grouped(group, Columns(group.text, clients, functions), clients, client)
+        _grouped(group, Columns(group.text, clients, namespace), clients, client)
         for group in formula.groups
     )
-    return Design(formula, family, clients, population, groups, answers, client, weights, functions)
+    return Design(formula, family, clients, population, groups, answers, client, weights, namespace)
 
 
 def _check_answers(
