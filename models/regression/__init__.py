@@ -80,6 +80,7 @@ def regression(
     link: str | None = None,
     priors: Mapping[str, Any] | None = None,
     weights: str | None = None,
+    center: bool = True,
     client: str = "client",
     namespace: Mapping[str, Any] | None = None,
 ) -> Regression:
@@ -100,9 +101,10 @@ def regression(
         link: name of the link; None is the usual one.
         priors: parameter -> distribution of single numbers that replaces the default; see
             `Regression.priors` for the names. "b" and "sd" replace those of all coefficients and
-            of all groups, "corr" the concentration of LKJ priors. The prior of the intercept is
-            that at the mean of all columns.
+            of all groups, "corr" the concentration of LKJ priors.
         weights: column of row weights, the exponents of their likelihoods.
+        center: whether the prior of the intercept is that at the mean of all columns, as in brms
+            and rstanarm, rather than at 0.
         client: name of the column that identifies the client; tables need not have it.
         namespace: name -> function or value that the formula may use, such as knots of bs();
             np is numpy.
@@ -141,7 +143,7 @@ def regression(
     design.check_responses()
     warn_of_design(design)
     chosen = make_priors(design, named, priors or {})
-    text, shared = source(design, chosen, named, f"family {family}, link {named}")
+    text, shared = source(design, chosen, named, f"family {family}, link {named}", center=center)
     prepared = design.federation()
     method = hierarchical.method(compile_program(text), prepared, shared=" ".join(shared))
     return Regression(**vars(method), design=design, chosen=chosen, text=text)

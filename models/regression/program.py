@@ -18,7 +18,9 @@ from pyrofl.models.regression.priors import Priors
 DOC, LINE = '"""', 96
 
 
-def source(design: Design, priors: Priors, link: str, name: str) -> tuple[str, list[str]]:
+def source(
+    design: Design, priors: Priors, link: str, name: str, *, center: bool
+) -> tuple[str, list[str]]:
     """Return the source of the program, and the names of its shared sites."""
     family, x, inside, shared = design.family, design.places, [], []
     listed = _wrapped("Columns of batch.x: " + ", ".join(f"{i} {n}" for n, i in x.items()) + ".")
@@ -40,7 +42,7 @@ def source(design: Design, priors: Priors, link: str, name: str) -> tuple[str, l
         more = f".expand([{size}]).to_event(1)" if size else ""
         inside.append(f'{site} = pyro.sample("{site}", {priors.coefficients[n]}{more})')
         shared.append(site)
-    is_centered = design.population.has_intercept and bool(used)
+    is_centered = center and design.population.has_intercept and bool(used)
     means = dict(zip(design.terms, priors.means, strict=True))
     parts = _predictor(normal, single, x, size)
     if is_centered:
