@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Whole, check_fields
 from pyrofl.data import Batch, Cohort, Federation
+from pyrofl.data.frames import Tables
 from pyrofl.files.pickles import Pickled
 from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator
 from pyrofl.inference.elbo import elbo
@@ -247,7 +248,7 @@ class Method(Pickled, Summarised):
                     f"functions too and remove {kind!r} from metadata.reads"
                 )
 
-    def prepare(self, data: Any) -> Federation:
+    def prepare(self, data: Federation | Tables) -> Federation:
         """Return the federation that the model reads: the given one.
 
         Methods that are made from a formula return the columns of their design.

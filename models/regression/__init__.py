@@ -8,6 +8,7 @@ from typing import Any
 
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
+from pyrofl.data.frames import Tables
 from pyrofl.inference.method import Method
 from pyrofl.models import hierarchical
 from pyrofl.models.regression.data_checks import warn_of_design
@@ -43,7 +44,7 @@ class Regression(Method):
         assert self.chosen is not None
         return self.chosen.text()
 
-    def prepare(self, data: Any) -> Federation:
+    def prepare(self, data: Federation | Tables) -> Federation:
         """Return the federation that the program reads, of the clients that the design is of.
 
         Raises:
@@ -56,7 +57,7 @@ class Regression(Method):
                 return data
             names = data.names[: data.clients]
         else:
-            names = tuple(map(str, getattr(data, "frames", data)))
+            names = tuple(data.frames)
         if not set(made.names) <= set(names):
             raise ValueError(
                 "data has other clients than the regression was made of; call "
@@ -74,7 +75,7 @@ class Regression(Method):
 @checked
 def regression(
     formula: str,
-    data: Any,
+    data: Federation | Tables,
     *,
     family: str = "gaussian",
     link: str | None = None,
@@ -95,8 +96,8 @@ def regression(
             the library formulae. A response may be p(successes, trials) or censored(time, event),
             with event 1 for an event and 0 for a censored time. `(x || g)` has no correlations,
             and `(1 | a/b)` is `(1 | a) + (1 | a:b)`. offset(x) adds a known column.
-        data: `federations.from_frames({client: frame})`, that dict, or a federation with named
-            numeric features.
+        data: `federations.from_frames({client: frame})`, or a federation with named numeric
+            features.
         family: name of the family, one of `families.FAMILIES`.
         link: name of the link; None is the usual one.
         priors: parameter -> distribution of single numbers that replaces the default; see
@@ -122,12 +123,13 @@ def regression(
 
     Examples:
         >>> import pandas as pd
-        >>> import pyrofl
+        >>> from pyrofl import federations
         >>> frames = {
         ...     name: pd.DataFrame({"y": [1.0 + k, 2.5 + k, 2.0 + k], "x": [0.0, 1.0, 2.0]})
         ...     for k, name in enumerate(["bern", "basel", "chur"])
         ... }
-        >>> method = regression("y ~ x + (1 | client)", frames)
+        >>> data = federations.from_frames(frames)
+        >>> method = regression("y ~ x + (1 | client)", data)
         >>> print(method.priors())
         b[x] ~ Normal(0.0, 3.134)
         Intercept ~ Normal(2.833, 2.559)
@@ -196,7 +198,7 @@ def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
         effect = () if single else (axis,)
         if one.kind == "shared":
             levels = [":".join(map(str, v)) if isinstance(v, tuple) else v for v in one.levels[""]]
-            dims[f"z_{name}"] = dims[f"r_{name}"] = (name, axis)
+            dims[f"r_{name}"] = (name, axis)
             coords[name] = levels
         else:
             dims[f"r_{name}"] = effect

@@ -205,16 +205,13 @@ def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
         )
         shared.append(root)
     if one.kind == "shared":
-        levels = one.count
-        lines.append(
-            f'z_{name} = pyro.sample("z_{name}", '
-            f"dist.Normal(x.new_zeros({levels}, {k}), 1.0).to_event(2))"
-        )
-        scaled = f"z_{name} * {sd}[..., None, :]" if k > 1 else f"z_{name} * {sd}[..., None, None]"
+        zeros = f"x.new_zeros({one.count}, {k})"
+        scale = f"{sd}[..., None, :]" if k > 1 else f"{sd}[..., None, None]"
+        effect = f"dist.Normal({zeros}, {scale}).to_event(2)"
         if is_correlated:
-            scaled = f"z_{name} @ ({sd}[..., None] * {root}).mT"
-        lines.append(f'{r} = pyro.deterministic("{r}", {scaled}, event_dim=2)')
-        return lines, [*shared, f"z_{name}"]
+            scale = f"({sd}[..., None] * {root})[..., None, :, :]"
+            effect = f"dist.MultivariateNormal({zeros}, scale_tril={scale}).to_event(1)"
+        return [*lines, f'{r} = pyro.sample("{r}", {effect})'], [*shared, r]
     if is_correlated:
         effect = f"dist.MultivariateNormal(x.new_zeros({k}), scale_tril={sd}[..., None] * {root})"
     else:

@@ -62,17 +62,14 @@ class Clients:
         return pd.DataFrame(columns), count
 
 
-def frames_of(data: Any, client: str) -> dict[str, pd.DataFrame]:
+def frames_of(data: Federation | Tables, client: str) -> dict[str, pd.DataFrame]:
     """Return the training rows of each client as a data frame with a column of its name.
 
     Args:
-        data: tables, a mapping of client to data frame, or a federation with named features.
+        data: tables, or a federation with named features.
         client: name of the column that identifies the client.
     """
-    if isinstance(data, Federation):
-        frames = _of_federation(data)
-    else:
-        frames = dict((data if isinstance(data, Tables) else Tables(data)).frames)
+    frames = data.frames if isinstance(data, Tables) else _of_federation(data)
     found = {}
     for name, frame in frames.items():
         if client in frame and frame[client].nunique() > 1:

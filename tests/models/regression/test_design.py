@@ -6,6 +6,7 @@ import pytest
 
 formulae = pytest.importorskip("formulae")
 
+from pyrofl import federations  # noqa: E402
 from pyrofl.models.regression.design import make_design  # noqa: E402
 from pyrofl.models.regression.families import FAMILIES  # noqa: E402
 from pyrofl.models.regression.formula import read  # noqa: E402
@@ -59,7 +60,9 @@ def table(seed=0, rows=60):
 
 
 def parts(frame):
-    return {name: rows.reset_index(drop=True) for name, rows in frame.groupby("client")}
+    return federations.from_frames(
+        {name: rows.reset_index(drop=True) for name, rows in frame.groupby("client")}
+    )
 
 
 def design_of(formula, frame, family="gaussian", **how):
