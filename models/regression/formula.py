@@ -58,7 +58,9 @@ def read(text: str) -> Formula:
         raise ValueError(f"formula is {text!r}; its parentheses do not match")
     response, second, kind = _response(left)
     population, groups = [], []
-    for part in _split(right, "+"):
+    for whole in _split(right, "+"):
+        part, *less = _split(whole, "-") if "|" in whole else [whole]
+        population += [f"-{one}" for one in less]
         inner = _inside(part)
         if inner is not None and "|" in inner:
             groups += _groups(inner, text)
@@ -69,7 +71,14 @@ def read(text: str) -> Formula:
             )
         else:
             population.append(part)
-    return Formula(text, response, second, kind, " + ".join(population) or "1", tuple(groups))
+    return Formula(text, response, second, kind, _joined(population), tuple(groups))
+
+
+def _joined(parts: list[str]) -> str:
+    """Return terms as one text; without any, only the intercept is left."""
+    return (" + ".join(p for p in parts if p[0] != "-") or "1") + "".join(
+        f" - {p[1:]}" for p in parts if p[0] == "-"
+    )
 
 
 def _response(left: str) -> tuple[str, str, str]:
