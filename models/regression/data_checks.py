@@ -86,7 +86,7 @@ def _columns(design: Design) -> list[str]:
     if aliased:
         texts.append(
             f"column {listed(aliased)} is a combination of the others (aliased); only the prior "
-            "tells their coefficients apart"
+            "separates their coefficients"
         )
     return texts
 

@@ -56,7 +56,7 @@ class Grouped:
         return max(map(len, self.levels.values()), default=1)
 
     def factors(self, client: str) -> tuple[str, ...]:
-        """Return the factors that tell levels of one client apart."""
+        """Return the factors that distinguish levels of one client."""
         return tuple(name for name in self.group.factors if name != client)
 
     def codes(self, frame: pd.DataFrame, site: str, client: str) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Tables:
-    """Data frames of the clients, by name; a formula says which columns a model uses.
+    """Data frames of the clients, by name; a formula names the columns that a model uses.
 
     Examples:
         >>> import pandas as pd

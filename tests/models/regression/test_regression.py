@@ -106,14 +106,16 @@ def test_normal_regression_has_the_posterior_in_closed_form():
 
 def test_arviz_names_terms_and_levels():
     frames = tables()
-    method = quiet("y ~ x * g + (x || client) + (1 | item)", frames)
+    method = quiet("y ~ x * g + (x || client)", frames)
     run = pyrofl.fit(method, federations.from_frames(frames), rounds=1, progress=False)
     found = run.to_arviz(10, progress=False).posterior
     assert found["term"].values.tolist() == ["x", "g[yes]", "x:g[yes]"]
-    assert found["item"].values.tolist() == ["a", "b", "c"]
     assert found["r_client"].dims == ("chain", "draw", "client", "client_term")
     assert found["client_term"].values.tolist() == ["Intercept", "x"]
     assert found["client"].values.tolist() == list(frames)
+    dims, coords = quiet("y ~ x + (1 | item)", frames).axes()
+    assert dims["r_item"] == ("item", "item_term")
+    assert coords["item"] == ["a", "b", "c"]
 
 
 def test_default_priors_follow_from_sums():
