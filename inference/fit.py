@@ -10,6 +10,7 @@ from typing import Any, Unpack, overload
 
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
+from pyrofl.data.frames import Tables
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.engine.state import RoundState
@@ -31,7 +32,7 @@ WAIT = 5  # rounds, or a tenth of them, between two tests whether a quiet run is
 @overload
 def fit(
     method: Fitting,
-    data: Federation,
+    data: Federation | Tables,
     rounds: int | None = None,
     *,
     seeds: None = None,
@@ -41,7 +42,7 @@ def fit(
 @overload
 def fit(
     method: Fitting,
-    data: Federation,
+    data: Federation | Tables,
     rounds: int | None = None,
     *,
     seeds: int | Sequence[Seed],
@@ -50,7 +51,7 @@ def fit(
 @overload
 def fit(
     method: Fitting,
-    data: Federation,
+    data: Federation | Tables,
     rounds: int | None = None,
     *,
     resume_from: Chains,
@@ -59,7 +60,7 @@ def fit(
 @checked
 def fit(
     method: Fitting,
-    data: Federation,
+    data: Federation | Tables,
     rounds: Whole | None = None,
     *,
     seed: Seed | None = None,
@@ -79,7 +80,7 @@ def fit(
 
     Args:
         method: a method, or round number (from 0) -> method.
-        data: the federation.
+        data: the federation, or tables, if the method is a `regression`.
         rounds: number of the last round (the maximum, with `stop_when`). None: as
             `stop_when="converged"`, with at most 100 rounds after those of `resume_from`.
         seed: fixes all random numbers; `Seeds` sets several seeds. None is the seed of a resumed
@@ -141,6 +142,7 @@ def fit(
         past = resume_from.state if isinstance(resume_from, Run) else resume_from
         rounds, stop_when = MOST + (past.number if past else 0), "converged"
     draw = loop.get("participation", everyone)
+    data = by_round(method)(0).prepare(data)
     method = with_privacy(method, loop.pop("privacy", None), data.clients, draw)
     at = by_round(method)
     known, begun = (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Whole, check_fields
-from pyrofl.data import Batch, Cohort
+from pyrofl.data import Batch, Cohort, Federation
+from pyrofl.data.frames import Tables
 from pyrofl.files.pickles import Pickled
 from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator
 from pyrofl.inference.elbo import elbo
@@ -245,6 +247,25 @@ class Method(Pickled, Summarised):
                     f"pass your prior, likelihood or guide to build(...), or replace these "
                     f"functions too and remove {kind!r} from metadata.reads"
                 )
+
+    def prepare(self, data: Federation | Tables) -> Federation:
+        """Return the federation that the model reads: the given one.
+
+        Methods that are made from a formula return the columns of their design.
+
+        Raises:
+            ValueError: if data is not a federation.
+        """
+        if not isinstance(data, Federation):
+            raise ValueError(
+                f"data is a {type(data).__name__}; expected a Federation, as this method has no "
+                "formula that makes features of tables"
+            )
+        return data
+
+    def axes(self) -> tuple[dict[str, tuple[str, ...]], dict[str, list[Any]]]:
+        """Return names of the axes of sites, and labels of the axes, for ArviZ: none by default."""
+        return {}, {}
 
     @property
     def main_view(self) -> str:

@@ -14,7 +14,7 @@ begin_command()
 # ruff: noqa: E402 (an interrupt of what follows has to end the command in one line)
 from importlib import import_module
 from importlib.metadata import version
-from types import ModuleType
+from typing import Any
 
 from pyrofl.data import Batch, Federation, Preprocessor
 from pyrofl.inference.aggregation.aggregator import Aggregator
@@ -102,9 +102,15 @@ MODULES = {
 }
 """name after `pyrofl.` -> the module that it stands for."""
 
+FUNCTIONS = {"regression": "pyrofl.models.regression"}
+"""name after `pyrofl.` -> the module of the function of this name."""
 
-def __getattr__(name: str) -> ModuleType:
-    """Import and return a module of the package when it is first accessed."""
+
+def __getattr__(name: str) -> Any:
+    """Import and return a module or function of the package when it is first accessed."""
+    if name in FUNCTIONS:
+        globals()[name] = found = getattr(import_module(FUNCTIONS[name]), name)
+        return found
     if name not in MODULES:
         raise AttributeError(f"module 'pyrofl' has no attribute {name!r}")
     globals()[name] = found = import_module(MODULES[name])
@@ -113,4 +119,4 @@ def __getattr__(name: str) -> ModuleType:
 
 def __dir__() -> list[str]:
     """Return the public names of the package, including modules not yet imported."""
-    return sorted([*__all__, *MODULES, "__version__"])
+    return sorted([*__all__, *MODULES, *FUNCTIONS, "__version__"])

@@ -63,7 +63,7 @@ def title(text: str) -> str:
     return text.partition("\n")[0].removeprefix("## ")
 
 
-PRINTING = ["conformal", "what_leaves_a_client", "own_tables", "../../CONTRIBUTING"]
+PRINTING = ["conformal", "what_leaves_a_client", "own_tables", "regression", "../../CONTRIBUTING"]
 
 
 @pytest.mark.parametrize("page", PRINTING)

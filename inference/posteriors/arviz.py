@@ -147,18 +147,22 @@ def to_arviz(
         )
     verdicts = refuse_diverged(runs, allow_diverged)
     clients = those(data, ids)
-    refuse_bad_axes(dims or {})
+    of_method, of_axes = runs[0].method.axes()
+    asked_dims, dims = dims or {}, {**of_method, **(dims or {})}
+    refuse_bad_axes(dims)
     made, corrections = [], []
     for run, verdict in zip(runs, verdicts, strict=True):
         refuse_other_data(run.data, data)
         how = asked_of(run.method, {"seed": run.seed, **asked, "draws": draws})
         own = read_own(run.method, run.data, run.state, clients, how)
-        axes = ClientAxes(run.data, clients, run.method.shared, dims or {}, own)
+        axes = ClientAxes(run.data, clients, run.method.shared, dims, own)
         correction = Correction(corrected, progress, verdict)
         made.append(_groups(run, axes, chosen, how, everything, correction))
         corrections.append(correction.outcome)
         _check_sites(made[-1], made[0])
-    named = _refuse_unknown_names(made[0], runs[0].state, dims or {}, coords or {})
+    used = {axis for group in made[0].values() for v in group.values() for axis in v.axes}
+    coords = {**{n: v for n, v in of_axes.items() if n in used}, **(coords or {})}
+    named = _refuse_unknown_names(made[0], runs[0].state, asked_dims, coords)
     trained = int(clients.max()) < data.clients and any(run.records for run in runs)
     if "sample_stats" in chosen and trained:
         loss, named["round"], named["step"] = losses(runs)

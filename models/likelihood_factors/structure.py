@@ -374,6 +374,8 @@ def _correlated(structure: Structure, batch: Batch) -> Structure:
 
 def _scaled(structure: Structure, batch: Batch) -> Structure:
     """Return the structure with the powers by which shared variables scale the own noise."""
+    if not structure.mine.size:
+        return structure
     e, of_u, of_e = (v.detach() for v in _slopes(structure, batch))
     raw = torch.cat(
         [torch.full((len(s.mean),), not s.name.endswith(DECENTRED)) for s in structure.mine.sites]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked, known
 from pyrofl.data import Dataset, Federation, Source
+from pyrofl.data.frames import Tables
 from pyrofl.data.roster import names_of
 from pyrofl.data.tables.column_summary import told_of
 from pyrofl.data.tables.data_quality import of_units
@@ -26,7 +27,7 @@ from pyrofl.data.tables.wording import listed
 from pyrofl.partitions import allocation, by_label
 from pyrofl.partitions.allocation import Ints, Parts
 
-__all__ = ["PARTITIONS", "TEST_POLICIES", "class_counts", "split"]
+__all__ = ["PARTITIONS", "TEST_POLICIES", "class_counts", "from_frames", "split"]
 
 _LINES = (
     "iid: all rows at random, equal sizes",
@@ -74,6 +75,24 @@ TEST_POLICIES: dict[str, str] = {
     "independent": "the same kind of partition, drawn independently for the test rows",
     "uniform": "test rows at random",
 }
+
+
+def from_frames(frames: Mapping[str, Any]) -> Tables:
+    """Return tables of named columns, one for each client, for `pyrofl.regression`.
+
+    Args:
+        frames: name of the client -> data frame of pandas, with equal columns at all clients.
+
+    Raises:
+        ValueError: if there is no client, or a client has no data frame or no row.
+
+    Examples:
+        >>> import pandas as pd
+        >>> bern = pd.DataFrame({"age": [50, 61], "died": [0, 1]})
+        >>> from_frames({"bern": bern, "basel": bern[:1]})
+        Tables of 2 clients with 3 rows: age, died
+    """
+    return Tables(frames)
 
 
 @checked

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pyrofl.data import Federation
+from pyrofl.inference.fit import fit
 from pyrofl.models import likelihood_factors
 from pyrofl.models.likelihood_factors.structure import Structure, find_structure
 
@@ -139,6 +140,24 @@ def test_other_programs_are_refused_in_a_line(program, shared, text):
         likelihood_factors.hierarchical(program, lines(20), shared=shared)
     assert str(error.value).endswith("use pvi.hierarchical for this program")
     assert "\n" not in str(error.value)
+
+
+def test_a_model_without_own_effects_has_the_posterior_of_the_pooled_rows():
+    def normal(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(1.0, 2.0))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(mu, 0.5), obs=batch.y)
+
+    data = lines()
+    method = likelihood_factors.hierarchical(normal, data, shared="mu")
+    run = fit(method, data, rounds=1, progress=False)
+    y = torch.cat([data.y[rows] for rows in data.train]).double()
+    precision = 1 / 4 + len(y) / 0.25
+    mean, sd = (0.25 + y.sum() / 0.25) / precision, precision**-0.5
+    found = run.posterior(4000)["mu"].double()
+    assert abs(found.mean() - mean) < 4 * sd / len(found) ** 0.5 * 2  # half are effective
+    assert abs(found.std() / sd - 1) < 4 / len(found) ** 0.5
 
 
 def test_the_printed_method_has_the_sites():

@@ -1,0 +1,229 @@
+"""Columns of design matrices, computed by formulae at each client with states that all agree on.
+
+Contrasts follow from the union of the levels. The states of center, scale, standardize, poly and
+bs follow from sums, extremes and counts over clients, so that each client's columns equal its rows
+of the matrix that formulae makes of the pooled rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pyrofl.models.regression.rows import Clients, mean_of, quantiles, total
+
+UNSUPPORTED = {"cr", "cc", "tp", "hsgp"}
+Namespace = Mapping[str, Any]
+
+
+class Columns:
+    """Columns of a right-hand side, such as "1 + x + bs(z, df=4)".
+
+    Attributes:
+        labels: names of the columns, without the intercept and offsets.
+        has_intercept: whether the formula has an intercept.
+    """
+
+    def __init__(self, text: str, clients: Clients, namespace: Namespace) -> None:
+        """Agree on the columns of a right-hand side.
+
+        Raises:
+            ValueError: if formulae cannot read or evaluate it, or a transform is not supported.
+        """
+        from formulae.environment import Environment
+        from formulae.terms.terms import Intercept
+        from formulae.transforms import TRANSFORMS
+
+        self.text, self.clients = text, clients
+        self.model = described(text)
+        usual = {"np": np, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
+        self._env = Environment([{**usual, **namespace}])
+        calls = Environment([{**TRANSFORMS, **_contrasts()}])
+        self._calls = calls.with_outer_namespace(self._env.namespace)
+        self._known: dict[str, Any] = {}
+        for term in self.model.common_terms:
+            for component in getattr(term, "components", ()):
+                for call in _calls(getattr(component, "call", None)):
+                    self._agree(call)
+        first = next(iter(clients.frames.values()))
+        try:
+            with np.errstate(all="ignore"):
+                self.model.eval(clients.padded(first)[0], self._env)
+        except Exception as error:
+            raise ValueError(f"{text!r} cannot be evaluated: {_line(error)}") from error
+        terms = self.model.common_terms
+        self.has_intercept = any(isinstance(term, Intercept) for term in terms)
+        self.offsets = [t for t in terms if getattr(t, "kind", "") == "offset"]
+        self.terms = [t for t in terms if not isinstance(t, Intercept) and t not in self.offsets]
+        self.labels = [label for term in self.terms for label in term.labels]
+
+    def evaluate(self, frame: pd.DataFrame) -> np.ndarray:
+        """Return the columns of a client's rows, [N, P], without intercept and offsets."""
+        return self._evaluated(self.terms, frame)
+
+    def offset(self, frame: pd.DataFrame) -> np.ndarray:
+        """Return the sum of the offsets of a client's rows, [N]."""
+        found: np.ndarray = self._evaluated(self.offsets, frame).sum(1)
+        return found
+
+    def _evaluated(self, terms: list[Any], frame: pd.DataFrame) -> np.ndarray:
+        if not terms:
+            return np.zeros((len(frame), 0))
+        full, extra = self.clients.padded(frame)
+        try:
+            with np.errstate(all="ignore"):
+                parts = [np.asarray(t.eval_new_data(full), dtype=np.float64) for t in terms]
+        except Exception as error:
+            raise ValueError(f"{self.text!r} cannot be evaluated: {_line(error)}") from error
+        return np.column_stack(parts)[extra:]
+
+    def _agree(self, call: Any) -> None:
+        """Set the state of a transform to that of the rows of all clients."""
+        name = str(call.callee)
+        if name in UNSUPPORTED:
+            raise ValueError(
+                f"{name}() in {self.text!r} is not supported; expected bs(), poly(), center(), "
+                "scale(), standardize() or a function of single rows"
+            )
+        make = {
+            "center": self._center,
+            "scale": self._scale,
+            "standardize": self._scale,
+            "poly": self._poly,
+            "bs": self._spline,
+        }.get(name)
+        if make is None:
+            return
+        key = str(call)
+        if key not in self._known:
+            try:
+                self._known[key] = make(call)
+            except Exception as error:
+                raise ValueError(f"{key} cannot be evaluated: {_line(error)}") from error
+        call.stateful_transform = self._known[key]
+
+    def _values(self, call: Any) -> Callable[[pd.DataFrame], np.ndarray]:
+        """Return the function of a table that evaluates the first argument of a call."""
+
+        def values(frame: pd.DataFrame) -> np.ndarray:
+            full, extra = self.clients.padded(frame)
+            return np.asarray(call.args[0].eval(full, self._calls), dtype=np.float64)[extra:]
+
+        return values
+
+    def _given(self, call: Any, function: Any) -> dict[str, Any]:
+        """Return the arguments of a call after the first, by name."""
+        first = self.clients.padded(next(iter(self.clients.frames.values())))[0]
+        args = [arg.eval(first, self._calls) for arg in call.args]
+        kwargs = {n: arg.eval(first, self._calls) for n, arg in call.kwargs.items()}
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(list(bound.arguments.items())[1:])
+
+    def _center(self, call: Any) -> Any:
+        from formulae.transforms import Center
+
+        made = Center()
+        made.mean, _ = mean_of(self.clients, self._values(call))
+        made.params_set = True
+        return made
+
+    def _scale(self, call: Any) -> Any:
+        from formulae.transforms import Scale
+
+        made = Scale()
+        made.mean, square = mean_of(self.clients, self._values(call))
+        made.std = float(np.sqrt(square))
+        made.params_set = True
+        return made
+
+    def _poly(self, call: Any) -> Any:
+        """Return orthogonal polynomials, by one exchange of sums for each degree."""
+        from formulae.transforms import Polynomial
+
+        made = Polynomial()
+        given = self._given(call, made.__call__)
+        arrays = self.clients.report(self._values(call))
+        before = [np.zeros_like(x) for x in arrays]
+        now = [np.ones_like(x) for x in arrays]
+        for k in range(given["degree"] + 1):
+            made.norms2[k] = total([(p**2).sum() for p in now])
+            made.alpha[k] = total([(x * p**2).sum() for x, p in zip(arrays, now, strict=True)])
+            made.alpha[k] /= made.norms2[k]
+            beta = made.norms2[k] / made.norms2[k - 1] if k else 0.0
+            after = [
+                (x - made.alpha[k]) * p - beta * q
+                for x, p, q in zip(arrays, now, before, strict=True)
+            ]
+            before, now = now, after
+        return made
+
+    def _spline(self, call: Any) -> Any:
+        """Return a B-spline basis, by extremes, quantiles and the sums of its columns."""
+        from formulae.transforms import BSpline
+        from formulae.utils import get_centering_matrix
+
+        made = BSpline()
+        given = self._given(call, made.__call__)
+        arrays = self.clients.report(self._values(call))
+        for name, extreme in (("lower_bound", min), ("upper_bound", max)):
+            if given[name] is None:
+                given[name] = extreme(extreme(x.tolist()) for x in arrays)
+        center = given["center"] if given["intercept"] is None else not given["intercept"]
+        if given["knots"] is None and given["df"] is not None:
+            inner = given["df"] - given["degree"] - 1 + bool(center)
+            parts = np.linspace(0, 1, max(inner, 0) + 2)[1:-1].tolist()
+            given["knots"] = quantiles(arrays, parts)
+            given["df"] = given["df"] if inner < 0 else None  # formulae refuses too small a df
+        made(np.array([given["lower_bound"], given["upper_bound"]]), **given)
+        if center:
+            sums = total([made._eval_basis(x).sum(0) for x in arrays])
+            made._centering_matrix = get_centering_matrix(sums[None] / sum(map(len, arrays)))
+        return made
+
+
+def described(text: str) -> Any:
+    """Return formulae's description of a right-hand side."""
+    from formulae import model_description
+
+    try:
+        return model_description(text)
+    except Exception as error:
+        raise ValueError(f"{text!r} is not a formula: {_line(error)}") from error
+
+
+def variables(text: str) -> tuple[set[str], set[str]]:
+    """Return the columns that a right-hand side uses, and those among them inside C(), S(), T()."""
+    model, factors = described(text), set()
+    for term in model.common_terms:
+        for component in getattr(term, "components", ()):
+            for call in _calls(getattr(component, "call", None)):
+                if str(call.callee) in ("C", "S", "T"):
+                    factors |= set(re.findall(r"[A-Za-z_]\w*", str(call.args[0])))
+    names = set(model.var_names) - {"", "True", "False", "None", *_contrasts()}
+    return names, factors & names
+
+
+def _calls(lazy: Any) -> Iterator[Any]:
+    """Yield the calls of a lazy expression, those inside of others first."""
+    if lazy is None:
+        return
+    for part in (*getattr(lazy, "args", ()), *getattr(lazy, "kwargs", {}).values()):
+        yield from _calls(part)
+    if hasattr(lazy, "callee"):
+        yield lazy
+
+
+def _contrasts() -> dict[str, Any]:
+    from formulae.categorical import ENCODINGS
+
+    return dict(ENCODINGS)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,117 @@
+"""Warnings before a fit: levels of one client, separation, constant and aliased columns.
+
+They follow from counts, extremes and sums of products of the clients' columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from warnings import warn
+
+import numpy as np
+import pandas as pd
+
+from pyrofl.data.tables.wording import listed
+from pyrofl.models.regression.design import Design
+from pyrofl.models.regression.rows import mean_of, total
+
+ALIASED = 1e-10  # part of a column's variance that others leave, below which it is aliased
+
+
+def warn_of_design(design: Design) -> None:
+    """Warn of what makes coefficients depend on their priors.
+
+    Warns:
+        UserWarning: if only one client has a level, a column is constant or aliased, or it
+            separates the two responses.
+    """
+    texts = [*_lonely_levels(design), *_columns(design), *_separated(design)]
+    for text in texts:
+        warn(text, UserWarning, stacklevel=5)
+
+
+def _lonely_levels(design: Design) -> list[str]:
+    """Return texts on the levels of population factors that only one client has."""
+    clients, found = design.clients, []
+    for name, levels in clients.levels.items():
+        if name == design.client or name in {n for one in design.groups for n in one.group.factors}:
+            continue
+        seen = [set(frame[name].unique().tolist()) for frame in clients.frames.values()]
+        lonely = [str(v) for v in levels if sum(v in one for one in seen) == 1]
+        if lonely and len(seen) > 1:
+            found.append(
+                f"only one client has level {listed(lonely)} of {name}: that client learns its "
+                "coefficient alone, and the coefficient reveals that client"
+            )
+    return found
+
+
+def _columns(design: Design) -> list[str]:
+    """Return texts on constant columns, and on columns that others determine."""
+    if not design.terms:
+        return []
+    clients, columns = design.clients, design.population
+    means, squares = (np.atleast_1d(v) for v in mean_of(clients, columns.evaluate))
+    has_intercept = columns.has_intercept or design.family.kind in ("ordinal", "cox")
+    size = np.sqrt(squares + means**2)
+    spread = np.sqrt(squares) if has_intercept else size
+    fixed = spread <= 1e-12 * np.maximum(size, 1e-300)
+    texts = []
+    if fixed.any():
+        names = [n for n, is_fixed in zip(design.terms, fixed, strict=True) if is_fixed]
+        texts.append(
+            f"column {listed(names)} is constant; only the prior determines its coefficient"
+        )
+    middle = means if has_intercept else 0 * means
+    scale = np.where(fixed, 1.0, spread)
+
+    def products(frame: pd.DataFrame) -> Any:
+        z = (columns.evaluate(frame) - middle) / scale
+        return z.T @ z
+
+    gram = total(clients.report(products)) / sum(map(len, clients.frames.values()))
+    aliased: list[str] = []
+    kept: list[int] = []
+    for place, name in enumerate(design.terms):
+        if fixed[place]:
+            continue
+        left = gram[place, place]
+        if kept:
+            cross = gram[kept, place]
+            left = left - cross @ np.linalg.lstsq(gram[np.ix_(kept, kept)], cross, rcond=None)[0]
+        if left < ALIASED:
+            aliased.append(name)
+        else:
+            kept.append(place)
+    if aliased:
+        texts.append(
+            f"column {listed(aliased)} is a combination of the others (aliased); only the prior "
+            "separates their coefficients"
+        )
+    return texts
+
+
+def _separated(design: Design) -> list[str]:
+    """Return texts on columns that separate responses 0 from 1, alone."""
+    if design.family.support != "binary" or not design.terms:
+        return []
+    low, high = [], []
+    for value in (0.0, 1.0):
+        extremes = [
+            (x.min(0), x.max(0))
+            for frame in design.clients.frames.values()
+            if len(x := design.population.evaluate(frame)[design.y(frame) == value])
+        ]
+        if not extremes:
+            return [f"no response is {value:g}; only priors bound the intercept"]
+        low.append(np.min([a for a, _ in extremes], 0))
+        high.append(np.max([b for _, b in extremes], 0))
+    varies = np.maximum(*high) > np.minimum(*low)
+    apart = ((high[0] <= low[1]) | (high[1] <= low[0])) & varies
+    names = [n for n, is_apart in zip(design.terms, apart, strict=True) if is_apart]
+    if not names:
+        return []
+    return [
+        f"column {listed(names)} separates the responses 0 and 1; only the prior bounds its "
+        "coefficient"
+    ]

@@ -1,0 +1,195 @@
+"""Families of responses: links, Pyro distributions, auxiliary parameters and their priors.
+
+A likelihood is Pyro code of one line; it may use eta, the linear predictor [C, B], y, the
+responses, the auxiliary parameters by name, and the response's own columns (trials, event).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyrofl.arguments import known
+
+Floats = NDArray[np.float64]
+
+SUPPORTS = {
+    "real": "finite numbers",
+    "binary": "0 and 1, or two categories",
+    "count": "whole numbers of at least 0",
+    "trials": "whole numbers from 0 to the number of trials",
+    "positive": "numbers above 0",
+    "unit": "numbers between 0 and 1, both excluded",
+    "levels": "at least three categories, or whole numbers",
+}
+"""Name of a support -> the values that it admits."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Family of responses.
+
+    Attributes:
+        links: name of the link -> Pyro code of the likelihood; the first is the default.
+        support: one of `SUPPORTS`.
+        auxiliary: name of a positive parameter -> Pyro code of its prior, where S stands for the
+            standard deviation of the response.
+        kind: "rows" if a row has a distribution of its own, "factor" if a row has a log density,
+            "cox" if a client has one, "ordinal" or "categorical".
+        column: name of the response's second column, such as trials.
+        center: where the prior of the intercept is centered: at the link of the mean response,
+            "mean", or at 0, "zero".
+        scaled: whether the scales of priors are proportional to the response's deviation.
+        ratio: name of exp(b), such as "odds ratio"; empty if it has none.
+    """
+
+    links: Mapping[str, str]
+    support: str
+    auxiliary: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "rows"
+    column: str = ""
+    center: str = "zero"
+    scaled: bool = False
+    ratio: Mapping[str, str] = field(default_factory=dict)
+
+    def link(self, name: str | None) -> str:
+        """Return the name of a link after validation; None is the default."""
+        name = next(iter(self.links)) if name is None else name
+        known(name, self.links, "link")
+        return name
+
+    def admits(self, y: Floats, second: Floats | None) -> NDArray[np.bool_]:
+        """Return whether each response [N] is in the family's support."""
+        whole = (y == np.round(y)) & (y >= 0)
+        fits: NDArray[np.bool_] = {
+            "real": np.isfinite(y),
+            "binary": (y == 0) | (y == 1),
+            "count": whole,
+            "trials": whole & (y <= (np.inf if second is None else second)),
+            "positive": np.isfinite(y) & (y > 0),
+            "unit": (y > 0) & (y < 1),
+            "levels": whole,
+        }[self.support]
+        return fits
+
+
+_PROBIT = "torch.special.ndtr(eta).clamp(1e-12, 1 - 1e-12)"
+_CLOGLOG = "(-torch.expm1(-eta.exp())).clamp(1e-12, 1 - 1e-12)"
+_ODDS, _RATE, _HAZARD = {"logit": "odds ratio"}, {"log": "rate ratio"}, {"log": "hazard ratio"}
+_SIGMA, _SHAPE = {"sigma": "dist.Exponential(1 / S)"}, {"shape": "dist.Gamma(2.0, 0.1)"}
+_GATE = {"zi": "dist.Beta(1.0, 1.0)"}
+
+FAMILIES: dict[str, Family] = {
+    "gaussian": Family(
+        {"identity": "dist.Normal(eta, sigma)", "log": "dist.Normal(eta.exp(), sigma)"},
+        "real",
+        _SIGMA,
+        center="mean",
+        scaled=True,
+    ),
+    "student": Family(
+        {"identity": "dist.StudentT(nu, eta, sigma)"},
+        "real",
+        {**_SIGMA, "nu": "dist.Gamma(2.0, 0.1)"},
+        center="mean",
+        scaled=True,
+    ),
+    "bernoulli": Family(
+        {
+            "logit": "dist.Bernoulli(logits=eta)",
+            "probit": f"dist.Bernoulli({_PROBIT})",
+            "cloglog": f"dist.Bernoulli({_CLOGLOG})",
+        },
+        "binary",
+        ratio=_ODDS,
+    ),
+    "binomial": Family(
+        {
+            "logit": "dist.Binomial(trials, logits=eta)",
+            "probit": f"dist.Binomial(trials, {_PROBIT})",
+            "cloglog": f"dist.Binomial(trials, {_CLOGLOG})",
+        },
+        "trials",
+        column="trials",
+        ratio=_ODDS,
+    ),
+    "poisson": Family({"log": "dist.Poisson(eta.exp())"}, "count", center="mean", ratio=_RATE),
+    "negative_binomial": Family(
+        {"log": "dist.NegativeBinomial(shape, logits=eta - shape.log())"},
+        "count",
+        _SHAPE,
+        center="mean",
+        ratio=_RATE,
+    ),
+    "zero_inflated_poisson": Family(
+        {"log": "dist.ZeroInflatedPoisson(eta.exp(), gate=zi)"},
+        "count",
+        _GATE,
+        center="mean",
+        ratio=_RATE,
+    ),
+    "zero_inflated_negative_binomial": Family(
+        {"log": "dist.ZeroInflatedNegativeBinomial(shape, logits=eta - shape.log(), gate=zi)"},
+        "count",
+        {**_SHAPE, **_GATE},
+        center="mean",
+        ratio=_RATE,
+    ),
+    "gamma": Family(
+        {"log": "dist.Gamma(shape, shape * (-eta).exp())"},
+        "positive",
+        _SHAPE,
+        center="mean",
+    ),
+    "lognormal": Family(
+        {"identity": "dist.LogNormal(eta, sigma)"},
+        "positive",
+        _SIGMA,
+        center="mean",
+        scaled=True,
+    ),
+    "beta": Family(
+        {"logit": "dist.Beta(phi * eta.sigmoid(), phi * (-eta).sigmoid())"},
+        "unit",
+        {"phi": "dist.Gamma(2.0, 0.1)"},
+        ratio=_ODDS,
+    ),
+    "cumulative": Family(
+        {"logit": "dist.OrderedLogistic(eta, cutpoints)"}, "levels", kind="ordinal", ratio=_ODDS
+    ),
+    "categorical": Family(
+        {"logit": "dist.Categorical(logits=logits)"}, "levels", kind="categorical", ratio=_ODDS
+    ),
+    "exponential": Family(
+        {"log": "event * eta - y * eta.exp()"},
+        "positive",
+        kind="factor",
+        column="event",
+        ratio=_HAZARD,
+    ),
+    "weibull": Family(
+        {"log": "event * (shape.log() + (shape - 1) * y.log() + eta) - y**shape * eta.exp()"},
+        "positive",
+        {"shape": "dist.Gamma(2.0, 1.0)"},
+        kind="factor",
+        column="event",
+        ratio=_HAZARD,
+    ),
+    "cox": Family(
+        {"log": "cox(eta, y, event, batch.mask)"},
+        "positive",
+        kind="cox",
+        column="event",
+        ratio=_HAZARD,
+    ),
+}
+"""Name of a family -> its links, likelihood, auxiliary parameters and priors."""
+
+
+def family_of(name: str) -> Family:
+    """Return the family of the given name; raise ValueError with the nearest name if unknown."""
+    known(name, FAMILIES, "family")
+    return FAMILIES[name]

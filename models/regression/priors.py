@@ -1,0 +1,162 @@
+"""Weakly informative priors, scaled by sums over clients, and their replacement by name.
+
+The defaults are those of rstanarm (Gabry and Goodrich, "Prior Distributions for rstanarm Models"),
+with the scales of groups as in Bambi (Capretto et al., Journal of Statistical Software 2022). S is
+the standard deviation of the response, or 1 for families with other links, and s_j that of column
+j, over the rows of all clients:
+
+    b_j                 Normal(0, 2.5 S / s_j)
+    Intercept           Normal(m, 2.5 S), at the mean of all columns; m is the link of the mean
+                        response, or 0 for logit links
+    sd of a group       HalfNormal(2.5 S / s_j), with 1 for s_j of the intercept
+    correlations        LKJ(1)
+    sigma               Exponential(1 / S)
+    nu, shape, phi      Gamma(2, 0.1); shape of weibull Gamma(2, 1)
+    zi                  Beta(1, 1)
+    cutpoints           first Normal(0, 5), and differences HalfNormal(2.5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+
+from pyrofl.arguments import known
+from pyrofl.models.regression.design import Design
+from pyrofl.models.regression.rows import mean_of
+
+WIDE = 2.5  # of coefficients, in standard deviations of the response per deviation of the column
+Given = Mapping[str, Any]
+"""Name of a parameter -> Pyro distribution of single numbers, or concentration of an LKJ prior."""
+
+
+@dataclass(frozen=True)
+class Priors:
+    """Priors of a regression, as Pyro code.
+
+    Attributes:
+        means: means of the population columns over all rows, [P].
+        coefficients: name -> prior of each population coefficient, without the intercept.
+        others: name of a site -> prior, in the program's order.
+    """
+
+    means: list[float]
+    coefficients: dict[str, str]
+    others: dict[str, str]
+    scales: dict[str, list[float]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """Return all priors, one per line."""
+        found = {**{f"b[{n}]": v for n, v in self.coefficients.items()}, **self.others}
+        return "\n".join(f"{name} ~ {code.replace('dist.', '')}" for name, code in found.items())
+
+
+def make_priors(design: Design, link: str, given: Given) -> Priors:
+    """Return the priors of a design; those in `given` replace the defaults.
+
+    Raises:
+        ValueError: if a name is unknown, or a prior is not a distribution of single numbers.
+    """
+    family, clients = design.family, design.clients
+    names = _names(design)
+    for name in given:
+        known(name, names, "prior")
+    means, squares = mean_of(clients, design.population.evaluate)
+    means, deviations = np.atleast_1d(means), np.sqrt(np.atleast_1d(squares))
+    y_mean, y_scale = _response(design, link)
+    coefficients = {}
+    for name, scale in zip(design.terms, deviations.tolist(), strict=True):
+        usual = f"dist.Normal(0.0, {_short(WIDE * y_scale / (scale or 1.0))})"
+        coefficients[name] = _chosen(usual, given, name, "b")
+    others = {}
+    if design.population.has_intercept and family.kind in ("rows", "factor", "categorical"):
+        usual = f"dist.Normal({_short(y_mean)}, {_short(WIDE * y_scale)})"
+        others["Intercept"] = _chosen(usual, given, "Intercept")
+    if family.kind == "ordinal":
+        others["cut_first"] = _chosen("dist.Normal(0.0, 5.0)", given, "cut_first")
+        others["cut_gaps"] = _chosen("dist.HalfNormal(2.5)", given, "cut_gaps")
+    scales = {}
+    for one in design.groups:
+        _, square = mean_of(clients, one.columns.evaluate)
+        spread = [1.0] * one.columns.has_intercept + np.sqrt(np.atleast_1d(square)).tolist()
+        scales[one.name] = [float(_short(WIDE * y_scale / (s or 1.0))) for s in spread]
+        values = scales[one.name][0] if len(spread) == 1 else scales[one.name]
+        site = f"sd_{one.name}"
+        others[site] = _chosen(f"dist.HalfNormal({values})", given, site, "sd")
+        if len(spread) > 1 and one.group.correlated:
+            size = given.get(f"corr_{one.name}", given.get("corr", 1.0))
+            if isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
+                raise ValueError(
+                    f"prior of corr_{one.name} is {size!r}; expected the concentration of an LKJ "
+                    "prior, a number above 0"
+                )
+            others[f"corr_{one.name}"] = f"dist.LKJCholesky({len(spread)}, {float(size)})"
+    for name, code in family.auxiliary.items():
+        others[name] = _chosen(code.replace("1 / S", _short(1 / y_scale)), given, name)
+    return Priors(means.tolist(), coefficients, others, scales)
+
+
+def _names(design: Design) -> list[str]:
+    """Return the names of all parameters that have a prior."""
+    names = [*design.terms, "b", "Intercept", *design.family.auxiliary]
+    names += ["cut_first", "cut_gaps"] if design.family.kind == "ordinal" else []
+    for one in design.groups:
+        names += ["sd", f"sd_{one.name}", "corr", f"corr_{one.name}"]
+    return names
+
+
+def _response(design: Design, link: str) -> tuple[float, float]:
+    """Return location and scale of the linear predictor's prior, by sums over clients."""
+    family = design.family
+    if family.center == "zero":
+        return 0.0, 1.0
+    is_log = family.support == "positive" and link == "identity"
+    mean, square = mean_of(
+        design.clients, lambda frame: np.log(design.y(frame)) if is_log else design.y(frame)
+    )
+    middle = float(np.log(max(mean, 0.1))) if link == "log" else float(mean)
+    if family.scaled and link != "log":
+        return middle, float(np.sqrt(square)) or 1.0
+    return middle, 1.0
+
+
+def _chosen(usual: str, given: Given, *names: str) -> str:
+    """Return the code of a given prior by the first of its names, or the usual one."""
+    for name in names:
+        if name in given:
+            return code_of(given[name], name)
+    return usual
+
+
+def code_of(prior: Any, name: str) -> str:
+    """Return Pyro code of a distribution of single numbers."""
+    kinds = getattr(prior, "arg_constraints", None)
+    kind = type(prior).__name__
+    if isinstance(prior, dist.ImproperUniform):
+        return "dist.ImproperUniform(dist.constraints.real, (), ())"
+    if kinds is None or not hasattr(dist, kind) or not hasattr(prior, "log_prob"):
+        raise ValueError(
+            f"prior of {name} is {prior!r}; expected a distribution such as dist.Normal(0.0, 1.0)"
+        )
+    if tuple(prior.batch_shape) or tuple(prior.event_shape):
+        raise ValueError(
+            f"prior of {name} is of shape {list(prior.batch_shape + prior.event_shape)}; expected "
+            "a distribution of single numbers, such as dist.Normal(0.0, 1.0)"
+        )
+    parts = [f"{n}={_number(getattr(prior, n))}" for n in kinds if n not in ("logits",)]
+    return f"dist.{kind}({', '.join(parts)})"
+
+
+def _number(value: Any) -> str:
+    digits = 7 if torch.is_tensor(value) and value.dtype == torch.float32 else 15
+    return repr(float(f"{float(value):.{digits}g}"))
+
+
+def _short(value: float) -> str:
+    """Return a number as code, with the digits that a prior needs."""
+    return repr(float(f"{value:.4g}"))

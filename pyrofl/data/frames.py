@@ -1,0 +1,49 @@
+"""Tables of named columns, one for each client, before a formula makes features of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Tables:
+    """Data frames of the clients, by name; a formula names the columns that a model uses.
+
+    Examples:
+        >>> import pandas as pd
+        >>> bern = pd.DataFrame({"age": [50, 61], "died": [0, 1]})
+        >>> Tables({"bern": bern, "basel": bern[:1]})
+        Tables of 2 clients with 3 rows: age, died
+    """
+
+    def __init__(self, frames: Mapping[str, Any]) -> None:
+        """Validate and store the data frames.
+
+        Args:
+            frames: name of the client -> data frame with a column for each variable.
+
+        Raises:
+            ValueError: if there is no client, a client has no data frame, no row or two columns
+                of one name.
+        """
+        if not isinstance(frames, Mapping) or not frames:
+            raise ValueError(
+                f"frames is {'empty' if isinstance(frames, Mapping) else type(frames).__name__}; "
+                "expected a non-empty dict: client -> data frame"
+            )
+        for name, frame in frames.items():
+            if not hasattr(frame, "columns") or not hasattr(frame, "isna"):
+                raise ValueError(
+                    f"{name} has a {type(frame).__name__}; expected a data frame of pandas"
+                )
+            if not len(frame):
+                raise ValueError(f"{name} has no row; expected at least one")
+            if not frame.columns.is_unique:
+                raise ValueError(f"{name} has two columns of one name; expected distinct names")
+        self.frames = {str(name): frame for name, frame in frames.items()}
+
+    def __repr__(self) -> str:
+        """Return the numbers of clients and rows, and the names of the columns."""
+        columns = dict.fromkeys(str(n) for frame in self.frames.values() for n in frame.columns)
+        rows = sum(map(len, self.frames.values()))
+        return f"Tables of {len(self.frames)} clients with {rows} rows: {', '.join(columns)}"

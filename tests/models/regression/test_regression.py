@@ -1,0 +1,264 @@
+"""Regressions from formulas: programs, priors, closed forms, warnings and refusals."""
+
+import math
+import warnings
+
+import numpy as np
+import pandas as pd
+import pyro.distributions as dist
+import pytest
+import torch
+
+pytest.importorskip("formulae")
+
+import pyrofl
+from pyrofl import federations
+from pyrofl.models.regression.families import FAMILIES
+from pyrofl.models.regression.formula import read
+from pyrofl.models.regression.program import cox
+
+
+def tables(seed=0, sizes=(5, 8, 12, 9), **columns):
+    random = np.random.default_rng(seed)
+    frames = {}
+    for k, n in enumerate(sizes):
+        x = random.normal(size=n)
+        frame = pd.DataFrame({"x": x, "g": random.choice(["no", "yes"], n)})
+        frame["item"] = [["a", "b", "c"][i % 3] for i in range(n)]
+        frame["ward"] = [f"{k}{i % 2}" for i in range(n)]
+        frame["y"] = 1.0 + 0.5 * x + 0.4 * k + random.normal(size=n)
+        frame["died"] = random.integers(0, 2, n)
+        frame["count"] = random.poisson(3.0, n)
+        frame["time"] = random.gamma(2.0, size=n)
+        frame["grade"] = [["low", "mid", "top"][i % 3] for i in range(n)]
+        for name, value in columns.items():
+            frame[name] = value
+        frames[f"site {k}"] = frame
+    return frames
+
+
+def quiet(formula, frames, **how):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return pyrofl.regression(formula, federations.from_frames(frames), **how)
+
+
+def test_formulas_are_read_in_parts():
+    found = read("p(a, n) ~ x * (z + w) + (1 + x | g/h) + (0 + z || client) - 1")
+    assert (found.response, found.second, found.kind) == ("a", "n", "trials")
+    assert found.population == "x * (z + w) - 1"
+    assert [(g.text, g.name, g.correlated) for g in found.groups] == [
+        ("1 + x", "g", True),
+        ("1 + x", "g:h", True),
+        ("0 + z", "client", False),
+    ]
+
+
+def test_group_terms_have_the_levels_of_one_client_or_of_several():
+    method = quiet("y ~ x + (1 | client/ward) + (1 | item)", tables())
+    kinds = [(one.group.name, one.kind, one.count) for one in method.design.groups]
+    assert kinds == [
+        ("client", "client", 1),
+        ("client:ward", "nested", 2),
+        ("item", "shared", 3),
+    ]
+    assert "own to each client: r_client, r_client_ward (2)" in method.metadata.sites
+
+
+def test_a_column_that_identifies_the_client_is_the_client():
+    frames = tables()
+    for name, frame in frames.items():
+        frame["hospital"] = name.upper()
+    method = quiet("y ~ x + (1 | hospital)", frames)
+    assert method.design.groups[0].kind == "client"
+
+
+def test_the_printed_program_can_be_copied():
+    method = quiet("y ~ x + (1 | client)", tables())
+    found = {"pyro": __import__("pyro"), "dist": dist, "torch": torch}
+    exec(method.program(), found)
+    data = method.prepare(federations.from_frames(tables()))
+    shared = "b Intercept_centered sigma sd_client"
+
+    copied = pyrofl.hierarchical(found["program"], data, shared=shared)
+    one, other = (pyrofl.fit(m, data, rounds=1, progress=False) for m in (method, copied))
+    assert torch.equal(one.posterior(10)["sigma"], other.posterior(10)["sigma"])
+
+
+def test_normal_regression_has_the_posterior_in_closed_form():
+    frames = tables()
+    given = {"b": dist.Normal(0.0, 2.0), "Intercept": dist.Normal(0.5, 3.0)}
+    given["sigma"] = dist.Uniform(0.999, 1.001)
+    method = quiet("y ~ x", frames, priors=given, center=False)
+    run = pyrofl.fit(method, federations.from_frames(frames), rounds=1, progress=False)
+    pooled = pd.concat(frames.values())
+    design = np.column_stack([np.ones(len(pooled)), pooled["x"]])
+    precision = np.diag([1 / 9, 1 / 4]) + design.T @ design
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ (np.array([0.5 / 9, 0.0]) + design.T @ pooled["y"])
+    draws = run.posterior(4000)
+    found = np.column_stack([draws["Intercept"].flatten(), draws["b"].flatten()])
+    sd = np.sqrt(np.diag(covariance))
+    assert np.abs((found.mean(0) - mean) / sd).max() < 5 / math.sqrt(2000)
+    assert np.abs(found.std(0) / sd - 1).max() < 5 / math.sqrt(2000)
+
+
+def test_arviz_names_terms_and_levels():
+    frames = tables()
+    method = quiet("y ~ x * g + (x || client)", frames)
+    run = pyrofl.fit(method, federations.from_frames(frames), rounds=1, progress=False)
+    found = run.to_arviz(10, progress=False).posterior
+    assert found["term"].values.tolist() == ["x", "g[yes]", "x:g[yes]"]
+    assert found["r_client"].dims == ("chain", "draw", "client", "client_term")
+    assert found["client_term"].values.tolist() == ["Intercept", "x"]
+    assert found["client"].values.tolist() == list(frames)
+    dims, coords = quiet("y ~ x + (1 | item)", frames).axes()
+    assert dims["r_item"] == ("item", "item_term")
+    assert coords["item"] == ["a", "b", "c"]
+
+
+def test_default_priors_follow_from_sums():
+    frames = tables()
+    pooled = pd.concat(frames.values())
+    text = quiet("y ~ x + (1 | client)", frames).priors()
+    scale, spread = np.std(pooled["y"]), np.std(pooled["x"])
+    assert f"b[x] ~ Normal(0.0, {2.5 * scale / spread:.4g})" in text
+    assert f"Intercept ~ Normal({pooled['y'].mean():.4g}, {2.5 * scale:.4g})" in text
+    assert f"sd_client ~ HalfNormal({2.5 * scale:.4g})" in text
+    assert f"sigma ~ Exponential({1 / scale:.4g})" in text
+
+
+def test_priors_are_replaced_by_name():
+    given = {"x": dist.StudentT(3.0, 0.0, 1.5), "sd": dist.HalfCauchy(0.7), "corr": 2.0}
+    method = quiet("y ~ x + g + (x | client)", tables(), priors=given)
+    text = method.priors()
+    assert "b[x] ~ StudentT(df=3.0, loc=0.0, scale=1.5)" in text
+    assert "sd_client ~ HalfCauchy(scale=0.7)" in text
+    assert "corr_client ~ LKJCholesky(2, 2.0)" in text
+    assert "b_0 * (x[..., 0]" in method.program()
+
+
+def test_cox_sums_over_events_with_ties_as_efron():
+    eta = torch.tensor([[0.2, -0.5, 1.0, 0.3, 9.0]], dtype=torch.float64)
+    time = torch.tensor([[1.0, 2.0, 2.0, 3.0, 3.0]], dtype=torch.float64)
+    event = torch.tensor([[1.0, 1.0, 1.0, 0.0, 1.0]])
+    mask = torch.tensor([[True, True, True, True, False]])
+    a, b, c, d = eta[0, :4].exp().tolist()
+    expected = math.log(a / (a + b + c + d))
+    expected += math.log(b / (b + c + d)) + math.log(c / (0.5 * (b + c) + d))
+    assert float(cox(eta, time, event, mask)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rows_with_missing_values_are_dropped_with_a_warning():
+    frames = tables()
+    frames["site 0"].loc[[0, 2], "x"] = np.nan
+    with pytest.warns(UserWarning, match="2 of 34 rows are dropped, as values are missing .x 2."):
+        method = pyrofl.regression("y ~ x + (1 | client)", federations.from_frames(frames))
+    assert method.design.federation().sizes.tolist() == [3, 8, 12, 9]
+
+
+@pytest.mark.parametrize(
+    ("formula", "change", "family", "text"),
+    [
+        ("y ~ x + f", {"f": 1.0}, "gaussian", "column f is constant"),
+        ("y ~ x + {2 * x}", {}, "gaussian", "is a combination of the others"),
+        ("died ~ x", {"died": "sign"}, "bernoulli", "column x separates the responses"),
+        ("y ~ g", {"g": "lonely"}, "gaussian", "only one client has level yes of g"),
+    ],
+)
+def test_warnings_name_the_column(formula, change, family, text):
+    frames = tables()
+    for k, frame in enumerate(frames.values()):
+        for name, value in change.items():
+            if value == "sign":
+                frame[name] = 1 * (frame["x"] > 0)
+            elif value == "lonely":
+                frame[name] = ["yes" if not k and not i else "no" for i in range(len(frame))]
+            else:
+                frame[name] = value
+    with pytest.warns(UserWarning, match=text):
+        pyrofl.regression(formula, federations.from_frames(frames), family=family)
+
+
+@pytest.mark.parametrize(
+    ("formula", "how", "text"),
+    [
+        ("y ~ z", {}, "unknown column 'z'"),
+        ("y + x", {}, "expected one '~' with a response"),
+        ("y ~ (x | ", {}, "parentheses do not match"),
+        ("y ~ x | client", {}, "expected group terms in parentheses"),
+        ("y ~ x +* g", {}, "is not a formula"),
+        ("y ~ cr(x, df=4)", {}, r"cr\(\) in .* is not supported"),
+        ("y ~ x", {"family": "guassian"}, "did you mean gaussian"),
+        ("y ~ x", {"link": "logit"}, "unknown link 'logit'"),
+        ("y ~ x", {"family": "poisson"}, "expected whole numbers of at least 0"),
+        ("y ~ x", {"family": "bernoulli"}, "expected 0 and 1"),
+        ("y ~ x", {"family": "beta"}, "expected numbers between 0 and 1"),
+        ("count ~ x", {"family": "binomial"}, "needs the number of trials"),
+        ("p(count, 2) ~ x", {"family": "binomial"}, "from 0 to the number of trials"),
+        ("p(count, 20) ~ x", {"family": "poisson"}, "does not read"),
+        ("censored(time, count) ~ x", {"family": "cox"}, "expected 1 for an event"),
+        ("g ~ x", {}, "response g holds text"),
+        ("grade ~ x + (1 | client)", {"family": "categorical"}, "no group terms"),
+        ("y ~ x", {"priors": {"z": dist.Normal(0.0, 1.0)}}, "unknown prior 'z'"),
+        ("y ~ x", {"priors": {"b": 3}}, "expected a distribution"),
+        ("y ~ x + (x | client)", {"priors": {"corr": -1.0}}, "concentration of an LKJ"),
+    ],
+)
+def test_mistakes_are_refused_in_a_line(formula, how, text):
+    with pytest.raises(ValueError, match=text) as error:
+        quiet(formula, tables(), **how)
+    assert "\n" not in str(error.value)
+
+
+def test_other_methods_refuse_tables():
+    from pyrofl.models import pvi
+
+    frames = federations.from_frames(tables())
+    data = quiet("y ~ x", tables()).prepare(frames)
+    method = pvi.build(pyrofl.nets.build("softmax", (1,), 2))
+    with pytest.raises(ValueError, match="has no formula that makes features of tables"):
+        pyrofl.fit(method, frames, rounds=1, progress=False)
+    assert data.source.features == ("x",)
+
+
+RESPONSES = {
+    "bernoulli": "died",
+    "binomial": "p(died, 1)",
+    "poisson": "count",
+    "negative_binomial": "count",
+    "zero_inflated_poisson": "count",
+    "zero_inflated_negative_binomial": "count",
+    "gamma": "time",
+    "lognormal": "time",
+    "beta": "share",
+    "cumulative": "grade",
+    "categorical": "grade",
+    "exponential": "censored(time, died)",
+    "weibull": "censored(time, died)",
+    "cox": "censored(time, died)",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_program_with_finite_densities(family):
+    from pyrofl.inference.elbo import observed
+
+    frames = tables()
+    for frame in frames.values():
+        frame["share"] = 1 / (1 + np.exp(-frame["y"]))
+    groups = "" if family in ("categorical", "cox") else " + (x | client)"
+    for link in FAMILIES[family].links:
+        method = quiet(
+            f"{RESPONSES.get(family, 'y')} ~ x * g{groups}", frames, family=family, link=link
+        )
+        data = method.prepare(federations.from_frames(frames))
+        batch = data.batch(torch.arange(4))
+        from pyro import poutine
+
+        with poutine.trace() as tape:
+            method.model({}, {}, batch)
+        tape.trace.compute_log_prob()
+        found = [site["log_prob"] for _, site in observed(tape.trace)]
+        assert found
+        assert all(bool(v.isfinite().all()) for v in found)
