@@ -10,6 +10,7 @@ from pyrofl.figures import style
 QUESTIONS = (
     ("calibrated intervals needed?", (
         ("a hierarchical program", "likelihood_factors"),
+        ("the same, in one round", "two_stage  conjugate"),
         ("one posterior; full covariance", "pvi  fedep  fedlap"),
         ("one posterior, as a Markov chain", "fald"),
         ("one or few rounds; full covariance", "fisher  fola"),
@@ -45,9 +46,9 @@ QUESTIONS = (
 
 def which() -> bytes:
     """Draw the figure as SVG."""
-    figure = style.canvas(9.6, 10.5)
+    figure = style.canvas(9.6, 10.9)
     axes = figure.subplots()
-    axes.set(xlim=(0, 9.6), ylim=(-26.2, 0.8))
+    axes.set(xlim=(0, 9.6), ylim=(-27.2, 0.8))
     axes.set_axis_off()
     line = 0
     for i, (question, answers) in enumerate(QUESTIONS):
