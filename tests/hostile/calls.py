@@ -120,7 +120,7 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("fit(_,data,1,progress=False)", "method", f"{NO_METHOD}"),
     ("fit(_,data,1,progress=False)", "method", "(lambda~_:None) (lambda~_:3) [method]"),
     ("fit(method,_,1,progress=False)", "data", NO_DATA),
-    ("fit(method,data,_,progress=False)", "rounds", f"None {NO_WHOLE}"),
+    ("fit(method,data,_,progress=False)", "rounds", NO_WHOLE),
     ("fit(method,data,1,progress=False,seed=_)", "seed", NO_WHOLE),
     ("fit(method,data,1,progress=False,eval_every=_)", "eval_every", f"None {NO_WHOLE}"),
     (
@@ -150,7 +150,7 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("fit(method,data,1,progress=False,eval_every=1,metrics=_)", "metric", "{'m':3}"),
     ("fit(method,data,1,progress=False,callback=_)", "callback", "3 'x' [] {}"),
     ("fit(method,data,1,progress=False,_=3)", "", "nothing round lr Seed"),
-    ("fit(_)", "", "method method,data method,data,1,2"),
+    ("fit(_)", "", "method method,data,1,2"),
     ("participation.fixed(_)", "count", NO_COUNT),
     ("participation.fraction(_)", "share", f"0 {NO_SHARE}"),
     ("participation.bernoulli(_)", "probability", f"0 {NO_SHARE}"),

@@ -333,7 +333,7 @@ def test_rounds_without_the_client_leave_the_run_as_it_was():
 
 def test_what_cannot_be_left_out_is_said():
     run = pyrofl.fit(fedavg.build(toys.net()), toys.blobs(), 1, progress=False)
-    with pytest.raises(ValueError, match="keeps no factors of clients; pass a run of pvi"):
+    with pytest.raises(ValueError, match="keeps no factors of clients; expected a run of"):
         pyrofl.checks.loco(run)
     with pytest.raises(ValueError, match="runs hold a int; expected runs returned by `fit`"):
         pyrofl.checks.loco([3])  # type: ignore[list-item]

@@ -229,7 +229,7 @@ def test_all_that_reads_a_posterior_reads_this_one(bent):
     assert found["posterior"]["eta"].dims == ("chain", "draw", "client")
     with pytest.warns(UserWarning, match="Pareto k is above"):  # each client has one row
         assert len(loo(bent, 400).pareto_k) == 6
-    with pytest.raises(ValueError, match="the server of this run holds no factors of clients"):
+    with pytest.raises(ValueError, match="the server of this run keeps no factors of clients"):
         pyrofl.leave(bent, bent.data.names[0])
 
 
