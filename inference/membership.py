@@ -1,4 +1,4 @@
-"""Removal and addition of clients in a fitted run whose server keeps a factor for each client.
+"""Removal and addition of clients in a fitted run with one factor per client.
 
 These are runs of PVI and of likelihood factors. A client's factor t_j is all that the server knows
 of its rows. Divided out of the posterior it leaves the product of the others' factors. These were

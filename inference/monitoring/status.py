@@ -9,12 +9,10 @@ A run has converged if over its last 5 aggregations, and at least 3,
   with strong damping; and no steadily growing change would exceed them within the same number of
   further aggregations.
 
-Where every round applies the updates of all clients in full, as with likelihood factors, two
-aggregations suffice: a run has converged if the last one changed nothing by more than five times
-these limits, nor would the rest of a geometric series with the ratio of the last two changes. It
-has converged at once if the draws of its server are of the exact posterior. No run has converged
-while a number of the server that must be small is above its limit, such as the number of clients
-that have not reported.
+Where every round applies all clients' updates in full, as with likelihood factors, it suffices that
+the last of two aggregations, and the rest of a geometric series with their ratio, are within five
+times these limits. A run whose server draws from the exact posterior has converged. No run has
+while a monitored number, as of clients that have not reported, is above its limit.
 
 Constant learning rates on minibatches keep parameters fluctuating, which is not convergence. At the
 end of `fit`, for methods with an optimal normal of the shared sites, such as PVI, the gradient of

@@ -200,10 +200,8 @@ class Weighing:
 
     @cached_property
     def _listed(self) -> int:
-        """Number of the server's draws if the guide selects one of these, else 0.
-
-        No other proposal is near, and a client's own noise is around 0, given such a draw.
-        """
+        """Number of the server's draws if the guide selects one of these, else 0."""
+        # A client's own noise is around 0 given such a draw, and no other proposal is near.
         counts = [site["infer"].get("listed") for _, site in self._guided]
         return next(filter(None, counts), 0)
 

@@ -27,7 +27,7 @@ BRIDGES = 50  # iterations of the ratio of normalizing constants
 
 
 class Factored(Protocol):
-    """What `without` needs of likelihood factors, whose module imports this one."""
+    """Methods of likelihood factors that `without` calls."""
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
 from pyrofl.inference.programs import Program
-from pyrofl.inference.training.noise import open_latent
+from pyrofl.models.likelihood_factors.noncentered import NonCentered
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import (
@@ -49,33 +48,6 @@ class OtherStructure(ValueError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; use pvi.hierarchical for this program")
         self.reason = reason
-
-
-class NonCentered(Messenger):
-    """Pyro handler that writes own normal sites as loc + root NAME_decentred; it keeps each root.
-
-    A root is a matrix [..., k, k] of a multivariate normal, or scales [..., *p].
-    """
-
-    def __init__(self, names: frozenset[str]) -> None:
-        super().__init__()
-        self.names = names
-        self.roots: dict[str, tuple[Tensor, bool]] = {}
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] not in self.names or not open_latent(msg):
-            return
-        fn, base = msg["fn"], base_of(msg["fn"])
-        shape = fn.batch_shape + fn.event_shape
-        standard = dist.Normal(base.loc.new_zeros(shape), base.loc.new_ones(shape))
-        noise = pyro.sample(msg["name"] + DECENTRED, standard.to_event(fn.event_dim))
-        matrix = isinstance(base, torch.distributions.MultivariateNormal)
-        root = base.scale_tril if matrix else base.scale.expand(shape)
-        value = base.loc + ((root @ noise[..., None])[..., 0] if matrix else root * noise)
-        self.roots[msg["name"] + DECENTRED] = root, matrix
-        msg["fn"] = dist.Delta(value, event_dim=fn.event_dim).mask(False)  # pyro.deterministic
-        msg["value"], msg["is_observed"], msg["done"] = value, True, True
-        msg["infer"] = {**msg["infer"], "_deterministic": True}
 
 
 class Response(NamedTuple):

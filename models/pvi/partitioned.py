@@ -182,9 +182,9 @@ class Partitioned:
         q = {n: server[n] + v for n, v in totals.items()}
         if not bool(self.normals.proper(q["precision"])):
             raise AggregationError("the posterior is no distribution yet")
-        if "share" in server:  # of what the prior is more than p0
+        if "share" in server:  # of prior / p0, divided among the clients
             q["share"] = torch.full_like(server["share"], 1 / len(factors["server/shift"]))
-        if self.damping is None:  # it may have fallen for want of anything but noise to follow
+        if self.damping is None:  # only noise may have been left, which lowers it
             q["server/damping"] = torch.full_like(server["server/damping"], AGAIN)
             q |= {n: torch.zeros_like(v) for n, v in pick(server, "server/last/*").items()}
         return server | factors | q

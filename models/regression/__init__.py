@@ -23,7 +23,7 @@ __all__ = ["Regression", "regression"]
 
 @dataclass(frozen=True, repr=False)
 class Regression(Method):
-    """Regression from a formula: a method, and what it was made of.
+    """Regression from a formula: a method with its formula, family and data.
 
     Attributes:
         design: agreed columns, levels and rows.

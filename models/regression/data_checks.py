@@ -19,7 +19,7 @@ ALIASED = 1e-10  # part of a column's variance that others leave, below which it
 
 
 def warn_of_design(design: Design) -> None:
-    """Warn of what makes coefficients depend on their priors.
+    """Warn of columns that make coefficients depend on their priors.
 
     Warns:
         UserWarning: if only one client has a level, a column is constant or aliased, or it
