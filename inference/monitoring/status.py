@@ -11,7 +11,7 @@ A run has converged if over its last 5 aggregations, and at least 3,
 
 Where every round applies all clients' updates in full, as with likelihood factors, it suffices that
 the last of two aggregations, and the rest of a geometric series with their ratio, are within five
-times these limits. A run whose server draws from the exact posterior has converged. No run has
+times these limits. A run with draws from the exact posterior has converged. No run has converged
 while a monitored number, as of clients that have not reported, is above its limit.
 
 Constant learning rates on minibatches keep parameters fluctuating, which is not convergence. At the
