@@ -35,7 +35,7 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         shared: patterns of the sites that are one for all clients; others are each client's own.
             Both are shown before the fit, and by `print(method)`; a warning names own sites that
             no client can learn from its rows.
-        wide: standard deviation of improper priors before round one; it has no effect on the result.
+        wide: standard deviation of improper priors before round one; without effect on the result.
 
     Returns:
         The method, for `fit`; its name is "likelihood_factors" or "pvi".

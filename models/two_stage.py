@@ -356,7 +356,7 @@ def hierarchical(
         shared: patterns of the sites that are one for all clients; others are each client's own.
         draws: posterior draws S that a client sends; the work of the server grows with S and the
             number of clients.
-        wide: standard deviation of improper priors to start with; it has no effect on the result.
+        wide: standard deviation of improper priors to start with; without effect on the result.
 
     Returns:
         A method whose server draws from the posterior in every round. The second round has less

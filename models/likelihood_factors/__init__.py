@@ -62,7 +62,7 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         data: the federation; the model is run on its first clients to find its structure.
         shared: patterns of the sites that are one for all clients; others are each client's own.
             Both are shown before the fit, and by `print(method)`.
-        wide: standard deviation of improper priors before round one; it has no effect on the result.
+        wide: standard deviation of improper priors before round one; without effect on the result.
 
     Returns:
         A method whose server draws from the posterior in every round. One round suffices for linear
