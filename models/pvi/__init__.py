@@ -224,7 +224,7 @@ def hierarchical(
         batch: rows in a step; None takes all, as do the gradients that a guide needs, and as it
             must be with latent sites of rows.
         lr: of natural gradients; of all rates, where there is a guide.
-        wide: standard deviation to start with where the prior is improper; without effect on the result.
+        wide: initial standard deviation for improper priors, without effect on the result.
 
     Raises:
         ValueError: if num_particles is odd, a pattern of shared matches no site, the prior of a
