@@ -87,6 +87,7 @@ def drawn(run: Run, problem: Problem, **what: Any) -> Any:
         "exchanges": len(run.records) + corrected,
         "bytes_down": down + tried * size,
         "bytes_up": up + tried,
+        "warnings": "; ".join(run.warnings),
     }
     return found
 

@@ -78,6 +78,7 @@ def evaluate(method: Method, problem: Problem) -> dict[str, Any]:
     status = str(found.attrs.get("status", ""))
     told += [f"Pareto k is {k:.2f}"] if k is not None and k > RELIABLE else []
     told += [status] if status and not status.lower().startswith(("converged", "0 div")) else []
+    told += [found.attrs["warnings"]] if found.attrs.get("warnings") else []
     own = problem.own.split()
     return row | {
         "verdict": "accurate" if accurate(worst) else "inaccurate",

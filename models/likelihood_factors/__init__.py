@@ -21,8 +21,8 @@ Effects e_j of a client follow given each draw of g, in closed form.
 
 One more exchange corrects the draws: `to_arviz` weighs the server's draws by prod_j L_j / t_j, for
 which each client reports L_j at every draw. Pareto k measures the remaining error, except that of a
-mode that no draw has reached: if a posterior may have several modes, fit several seeds, and compare
-with `pvi.hierarchical`.
+mode that no draw has reached. Clients search for a second maximum of their likelihoods, and
+`Run.warnings` counts those that have found one; see `factors`.
 
 The program may be centered or not; see `pyrofl.models.likelihood_factors.structure`. A client that
 has not reported has the factor 1, and `Run.warnings` counts these clients. The server learns each

@@ -16,6 +16,11 @@ and s = dl / du,
 
 are those of the factor. Nodes of the expectations are those of Gauss and Hermite around the mode of
 eta, or, for more than two effects, a lattice with weights.
+
+Where log L plus the log cavity is not concave at the cavity's mean, it may have several maxima. The
+client then searches from two more points, on both sides of the mean in the direction of the most
+positive curvature, takes the highest maximum, and reports whether it has found another one. It
+searches in the same way for several modes of eta.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ LATTICE = 32, 128  # of more effects, in all
 STEPS, MODES = 40, 40  # Newton steps at most, by u and by eta
 CLOSE = 1e-10  # Newton decrement that ends them
 INDEFINITE = 0.5  # negative curvature of log L that is kept, relative to that of the cavity
+APART, LOWER = 4.0, 10.0  # distance in sds, and log density, of a second maximum that counts
 
 
 def integrate(u: Tensor, root: Tensor, noise: Tensor, factors: Tensors) -> Tensor:
@@ -124,12 +130,44 @@ class Factor(NamedTuple):
     batch: Batch
 
     def update(self) -> Tensors:
-        """Return shift [C, n] and precision [C, n, n] of the factors, and where they are exact."""
-        at, near = self.u[:, self.structure.reads], self.root.new_zeros(self.root.shape[:-1])
-        for fine in (False, True):
-            at, found = self._climb(at, near, fine)
-            near = found.mode
-        return self._stated(at, found) | {"mean": self.u.index_copy(1, self.structure.reads, at)}
+        """Return shift [C, n] and precision [C, n, n] of the factors, and where they are exact.
+
+        Also return whether a client has found a second maximum, [C].
+        """
+        start, several = self._starts()
+        several |= self._several_modes(self.u.index_copy(1, self.structure.reads, start))
+        at, found = self._climb(start, self.root.new_zeros(self.root.shape[:-1]), False)
+        at, found = self._climb(at, found.mode, True)
+        moments = {"mean": self.u.index_copy(1, self.structure.reads, at)}
+        return self._stated(at, found) | moments | {"several": several.to(at)}
+
+    def _starts(self) -> tuple[Tensor, Tensor]:
+        """Return where to search for the highest maximum [C, p], and whether there are several."""
+        mean, none = self.u[:, self.structure.reads], self.root.new_zeros(self.root.shape[:-1])
+        several = torch.zeros(len(mean), dtype=torch.bool)
+        if not mean.shape[1]:
+            return mean, several
+        first = self._expand(mean, none, False)
+        lower, values, vectors = self._relative_curvature(first)
+        curved = values[:, 0] < -1
+        if not bool(curved.any()):
+            return mean, several
+        way = torch.linalg.solve_triangular(lower.mT, vectors[:, :, :1], upper=True)[..., 0]
+        way = torch.where(curved[:, None], way, 0.0)
+        maxima, heights, precisions = [], [], []
+        for start in (mean, mean + way, mean - way):
+            at, found = self._climb(start, none, False)
+            off = at - mean
+            maxima.append(at)
+            heights.append(found.value - 0.5 * (off * times(self.precision, off)).sum(-1))
+            precisions.append(self.precision - found.hessian)
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            off, near = maxima[i] - maxima[j], (heights[i] - heights[j]).abs() < LOWER
+            for precision in (precisions[i], precisions[j]):
+                near = near & ((off * times(precision, off)).sum(-1) > APART**2)
+            several = several | (near & curved)
+        best = torch.stack([heights[0] + 1e-6, *heights[1:]]).nan_to_num(nan=-torch.inf).argmax(0)
+        return torch.stack(maxima)[best, torch.arange(len(mean))], several
 
     def _climb(self, at: Tensor, near: Tensor, fine: bool) -> tuple[Tensor, Expansion]:
         """Return the maximum of L(u) times the cavity, [C, p], and the expansion there."""
@@ -161,13 +199,20 @@ class Factor(NamedTuple):
 
     def _curvature(self, found: Expansion) -> Tensor:
         """Return minus the Hessian of log L [C, p, p], bounded below relative to the cavity."""
-        lower = torch.linalg.cholesky(self.precision)
-        inner = torch.linalg.solve_triangular(lower, -found.hessian, upper=False)
-        inner = torch.linalg.solve_triangular(lower, inner.mT, upper=False)
-        values, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
+        lower, values, vectors = self._relative_curvature(found)
         half = lower @ vectors
         bounded: Tensor = (half * values.clamp(min=-INDEFINITE)[:, None]) @ half.mT
         return bounded
+
+    def _relative_curvature(self, found: Expansion) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a root of the cavity's precision, and minus the Hessian of log L relative to it.
+
+        The latter are eigenvalues [C, p] in ascending order, and eigenvectors [C, p, p].
+        """
+        lower = torch.linalg.cholesky(self.precision)
+        inner = torch.linalg.solve_triangular(lower, -found.hessian, upper=False)
+        inner = torch.linalg.solve_triangular(lower, inner.mT, upper=False)
+        return lower, *torch.linalg.eigh((inner + inner.mT) / 2)
 
     def _stated(self, at: Tensor, found: Expansion) -> Tensors:
         """Return the factor with the derivatives and moments of an expansion at `at`."""
@@ -193,7 +238,7 @@ class Factor(NamedTuple):
         """Return the expansion of the clients' log marginal likelihoods at `at` [C, p]."""
         reads, m = self.structure.reads, self.root.shape[-1]
         u = self.u.index_copy(1, reads, at)
-        mode, root = self._mode(u, near)
+        mode, root, _ = self._mode(u, near)
         nodes, log_weight = rule(m, fine)
         inner = torch.einsum("cij,sj->sci", root, nodes.to(u))
         eta = mode + inner
@@ -222,37 +267,58 @@ class Factor(NamedTuple):
         log_l = log_w.logsumexp(0) + torch.linalg.slogdet(root).logabsdet
         return Expansion(log_l, score, hessian, mode, mean, inverse, cross)
 
-    def _mode(self, u: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mode [C, m] of eta given u and y, and a root of the inverse curvature."""
+    def _several_modes(self, u: Tensor) -> Tensor:
+        """Return whether eta has several modes given u and y, [C]."""
+        middle = self.root.new_zeros(self.root.shape[:-1])
+        _, _, curved = self._of_effects(u, middle)
+        values, vectors = torch.linalg.eigh(curved)
+        bent: Tensor = (values < 0).any(-1)
+        if not bool(bent.any()):
+            return bent
+        way = torch.where(bent[:, None], 2 * vectors[:, :, 0], 0.0)
+        (one, root, high), (other, _, low) = (self._mode(u, start) for start in (way, -way))
+        apart = torch.linalg.solve(root, (one - other)[..., None])[..., 0]
+        several: Tensor = (high - low).abs() < LOWER
+        several &= bent & (apart.square().sum(-1) > APART**2)
+        return several
+
+    def _of_effects(self, u: Tensor, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log p(y, eta | u) [C], its gradient [C, m], and minus its Hessian [C, m, m]."""
+        eta = eta.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self._log_likelihood(u[None], eta[None])[0] - 0.5 * eta.square().sum(-1)
+            (slope,) = torch.autograd.grad(value.sum(), eta, create_graph=True)
+            rows = [
+                torch.autograd.grad(v.sum(), eta, retain_graph=True)[0] for v in slope.unbind(-1)
+            ]
+        curved = -torch.stack(rows, 1) if rows else slope.new_zeros(*eta.shape, 0)
+        curved = curved.nan_to_num(0.0, 0.0, 0.0)
+        return value.detach(), slope.detach().nan_to_num(0.0, 0.0, 0.0), (curved + curved.mT) / 2
+
+    def _mode(self, u: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mode [C, m] of eta, a root of the inverse curvature, and the height [C]."""
         eta, (clients, m) = near, near.shape
         one, height = torch.eye(m, dtype=u.dtype), torch.full_like(u[:, 0], -torch.inf)
         share, way = torch.ones_like(height), torch.zeros_like(eta)
         best, root = eta, one.expand(clients, m, m)
         done = torch.zeros_like(height, dtype=torch.bool)
         for _ in range(MODES if m else 0):
-            eta = (best + share[:, None] * way).requires_grad_()
-            with torch.enable_grad():
-                value = self._log_likelihood(u[None], eta[None])[0] - 0.5 * eta.square().sum(-1)
-                (slope,) = torch.autograd.grad(value.sum(), eta, create_graph=True)
-                rows = [
-                    torch.autograd.grad(v.sum(), eta, retain_graph=True)[0]
-                    for v in slope.unbind(-1)
-                ]
-            good = ~done & (value.detach() >= height - 1e-12 * height.abs().nan_to_num(posinf=0.0))
-            curved = -torch.stack(rows, 1).nan_to_num(0.0, 0.0, 0.0)
-            values, vectors = torch.linalg.eigh((curved + curved.mT) / 2)
+            eta = best + share[:, None] * way
+            value, slope, curved = self._of_effects(u, eta)
+            good = ~done & (value >= height - 1e-12 * height.abs().nan_to_num(posinf=0.0))
+            values, vectors = torch.linalg.eigh(curved)
             # The symmetric root, as eigenvectors may have any sign.
             new_root = (vectors * values.clamp(min=0.1).rsqrt()[:, None]) @ vectors.mT
-            new = times(new_root, times(new_root, slope.detach().nan_to_num(0.0, 0.0, 0.0)))
-            best = torch.where(good[:, None], eta.detach(), best)
-            height = torch.where(good, value.detach(), height)
+            new = times(new_root, times(new_root, slope))
+            best = torch.where(good[:, None], eta, best)
+            height = torch.where(good, value, height)
             root = torch.where(good[:, None, None], new_root, root)
             way = torch.where(good[:, None], new, way)
             share = torch.where(good, 1.0, share / 4)
-            done = done | (good & ((new * slope.detach()).sum(-1) < CLOSE)) | (share < 1e-8)
+            done = done | (good & ((new * slope).sum(-1) < CLOSE)) | (share < 1e-8)
             if bool(done.all()):
                 break
-        return best, root
+        return best, root, height
 
     def _log_likelihood(self, u: Tensor, eta: Tensor) -> Tensor:
         """Return log p(y | u, e) [S, C] with the effects e = T eta of the server's T."""

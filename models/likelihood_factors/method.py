@@ -85,6 +85,12 @@ class LikelihoodFactors:
                     "server/r_hat": Monitor(
                         MIXED, "the server's chains have not mixed: its draws are unreliable"
                     ),
+                    "server/several": Monitor(
+                        0.0,
+                        "the likelihoods of that many clients have several maxima, so the "
+                        "posterior may have modes without draws: compare it with reference.nuts, "
+                        "or with pvi.hierarchical for several seeds",
+                    ),
                     "server/missing": Monitor(
                         0.0,
                         "that many clients have not reported: the posterior lacks their rows",
@@ -106,8 +112,8 @@ class LikelihoodFactors:
         shapes = {"shift": (n,), "precision": (n, n)}
         none = {name: mean.new_zeros(clients, *shapes.get(name, ())) for name in self.parts}
         drawn = self._drawn(mean + sd * noise, noise.square().sum(-1) / -2, 1.0)
-        missing = torch.tensor(float(clients), dtype=torch.float64)
-        return drawn | under("server", none) | {"server/missing": missing}
+        none |= {"missing": mean.new_tensor(float(clients)), "several": mean.new_zeros(())}
+        return drawn | under("server", none)
 
     def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the moments of all draws, weighted by the inverse of its own factor."""
@@ -137,6 +143,9 @@ class LikelihoodFactors:
             f"server/{n}": precise(server[f"server/{n}"]).index_copy(0, ids, precise(message[n]))
             for n in self.parts
         }
+        if "several" in message:  # as of the widest cavity so far
+            several = message["several"].sum().to(server["server/several"])
+            server = server | {"server/several": several.maximum(server["server/several"])}
         return self.replace(server, factors, source)
 
     def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
@@ -320,8 +329,8 @@ class LikelihoodFactors:
         return {n: v.to(batch.size.device) for n, v in found.items()}
 
     def upload(self, received: Tensors, local: Tensors) -> Tensors:
-        """Send the client's likelihood factor."""
-        return {n: local[n] for n in self.parts}
+        """Send the client's likelihood factor, and whether its likelihood has several maxima."""
+        return {n: local[n] for n in (*self.parts, "several") if n in local}
 
     # Predictions and posterior draws
 

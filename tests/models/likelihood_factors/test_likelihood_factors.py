@@ -394,10 +394,59 @@ def test_a_posterior_of_several_modes_is_reported():
         parts[f"client {j}"] = (torch.zeros(4, 1), torch.tensor(y))
     data = Federation.from_arrays(parts).to("cpu", torch.float64)
     method = likelihood_factors.hierarchical(two_modes, data, shared="mu tau")
-    run = pyrofl.fit(method, data, rounds=3, progress=False)
-    assert run.status.kind == "not converged"
-    with pytest.warns(UserWarning, match="draws are not corrected.*Pareto k is"):
-        run.to_arviz(500, progress=False)
+    run = pyrofl.fit(method, data, rounds=1, progress=False)
+    assert any("have several maxima" in warning for warning in run.warnings)
+
+
+def square(received, local, batch):
+    """Have the square of a shared coefficient as the mean: its sign is unknown."""
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(a.square(), 1.0), obs=batch.y)
+
+
+def heavy_tails(received, local, batch):
+    """Have responses with outliers, whose log density is not concave."""
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(0.0, 3.0))
+        with batch.rows():
+            pyro.sample("y", dist.StudentT(3.0, a, 0.5), obs=batch.y)
+
+
+def of_mean(mean: float) -> Federation:
+    """Return six clients with 1 to 8 normal responses."""
+    rng = np.random.default_rng(0)
+    rows = [torch.tensor(rng.normal(mean, 1.0, size)) for size in SIZES]
+    return Federation.from_arrays(
+        {f"client {j}": (torch.zeros(len(y), 1), y) for j, y in enumerate(rows)}
+    ).to("cpu", torch.float64)
+
+
+def test_a_second_mode_that_no_draw_has_reached_is_reported():
+    """The prior's mean is a saddle between two modes, a = 1.2 and a = -1.2."""
+    data = of_mean(1.5)
+    method = likelihood_factors.hierarchical(square, data, shared="a")
+    some = {"participation": fixed(4), "chunk_size": 2}
+    run = pyrofl.fit(method, data, 5, **some, progress=False)
+    (warning,) = run.warnings
+    assert "have several maxima" in warning
+    assert "reference.nuts" in warning
+    grid, y = torch.linspace(0.0, 4.0, 4001).double(), data.y.double()
+    log_p = -(grid**2) / 2 - (y[:, None] - grid**2).square().sum(0) / 2
+    weight = log_p.softmax(0)  # of the positive mode
+    mean = float(weight @ grid)
+    sd = float((weight @ (grid - mean) ** 2) ** 0.5)
+    draws = run.posterior(FEW)["a"][:, 0]
+    assert abs(abs(float(draws.mean())) - mean) < 0.25 * sd  # from normal factors
+    assert 0.8 < float(draws.std()) / sd < 1.25
+
+
+@pytest.mark.parametrize("mean", [-20.0, 0.5])
+def test_one_mode_is_not_reported_as_several(mean):
+    data = of_mean(mean)
+    method = likelihood_factors.hierarchical(heavy_tails, data, shared="a")
+    assert not pyrofl.fit(method, data, 2, progress=False).warnings
 
 
 def test_points_where_a_matrix_is_singular_have_no_density():
