@@ -71,7 +71,7 @@ def run(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_tutorial_runs_in_a_kernel_and_its_picture_moves(tmp_path: Path):
     jupytext = pytest.importorskip("jupytext")
     client = pytest.importorskip("nbclient")
-    book = jupytext.reads(shortened((FOLDER / "03_confidence.py").read_text()), fmt="py:percent")
+    book = jupytext.reads(shortened((FOLDER / "07_confidence.py").read_text()), fmt="py:percent")
     client.NotebookClient(book, timeout=300, kernel_name="python3").execute(cwd=str(tmp_path))
     shown = [out for cell in book.cells for out in cell.get("outputs", ()) if "data" in out]
     kinds = [kind for out in shown for kind in out["data"]]

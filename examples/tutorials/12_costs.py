@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 11. Benefits and costs of federation
+# # 12. Benefits and costs of federation
 #
 # Measure what federation gains and what it costs. It *improves* predictions, because every client learns from rows that
 # cannot be pooled. It *costs* accuracy of the posterior, communication and time, and differential privacy adds noise.

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 2. The client plate
+# # 3. The client plate
 #
 # Write a federated model with two plates: one over clients, one over the rows of a client. A model in pyrofl is an
 # ordinary Pyro model. A plate declares conditional independence: given the tensors that the server sent, the clients

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 7. Variational dropout: MetaVD
+# # 9. Variational dropout: MetaVD
 #
 # Learn how dropout is a posterior approximation, and when learned dropout rates improve a federated model. Dropout
 # multiplies weights by noise during training. **Variational dropout** interprets this as a posterior,

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 9. Find groups of clients: pFedMB
+# # 11. Find groups of clients: pFedMB
 #
 # Fit a model that finds groups of similar clients during training. Ten clients form five pairs, and the pairs are unknown.
 # A global model ignores the differences between pairs; local models ignore the similarity within a pair. **pFedMB** (Mori

@@ -11,10 +11,10 @@
 # ---
 
 # %% [markdown]
-# # 5. Factors and cavities: partitioned variational inference
+# # 4. Factors and cavities: partitioned variational inference
 #
 # Learn which messages clients and server exchange in **partitioned variational inference** (PVI; Ashman and others, 2022),
-# and how to remove a client from a fitted posterior. In tutorial 1 each school sent how its data change the posterior;
+# and how to remove a client from a fitted posterior. In tutorial 2 each school sent how its data change the posterior;
 # this tutorial explains that message.
 #
 # After these fifteen minutes you can
@@ -260,7 +260,7 @@ p, h = np.outer([1, x], [1, x]) / 0.25, np.array([1, x]) * y / 0.25
 print("the server infers x =", p[0, 1] / p[0, 0], "and y =", h[0] / p[0, 0])
 
 # %% [markdown]
-# Data that stay on a client are not automatically private. The page on what leaves a client and tutorial 11 describe two
+# Data that stay on a client are not automatically private. The page on what leaves a client and tutorial 12 describe two
 # protections: secure sums and noise.
 #
 # ## Exercises

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 1. Eight schools as eight clients
+# # 2. Eight schools as eight clients
 #
 # Fit the eight-schools model without pooling the data. Eight schools gave their pupils extra lessons before a
 # test. Each school estimated the effect of the lessons in test points, and the standard error of this estimate.
@@ -89,7 +89,7 @@ print(f"pooled estimate: {pooled:.1f} points, standard error {float(weight.sum()
 #
 # If $\tau$ is large, the schools have little in common; if it is zero, they are identical. $\tau$ is estimated
 # from the data. In Pyro the model has six lines. `batch.clients()` is the plate over clients, and `batch.rows()`
-# is the plate over the rows of a client; tutorial 2 explains both. This model does not use `received` and
+# is the plate over the rows of a client; tutorial 3 explains both. This model does not use `received` and
 # `local`.
 
 
@@ -109,7 +109,7 @@ def model(received, local, batch):
 #
 # `shared="mu tau"` names the parameters that all schools share; all others are local to a school. In each round
 # every school sends one small message: how its data change the posterior of $\mu$ and $\tau$ (a *factor*;
-# see tutorial 5). The server multiplies the eight factors with the prior. The function `watch` stores the
+# see tutorial 4). The server multiplies the eight factors with the prior. The function `watch` stores the
 # posterior after each round.
 
 # %%

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 12. Write your own components
+# # 13. Write your own components
 #
 # Write a federated method, a prior, a server rule, a metric and a data set, and check them. Each is a short function.
 #
@@ -219,7 +219,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# **By simulation** (tutorial 10): use `from pyrofl import checks`, `ranks = checks.sbc(method, data, rounds)` and
+# **By simulation** (tutorial 6): use `from pyrofl import checks`, `ranks = checks.sbc(method, data, rounds)` and
 # `print(ranks.p_value)`. A p value above 0.05 is expected; for a correct method it is smaller in one of twenty cases. A
 # method fails this check if its prior depends on a point estimate that the server fits: the same data are used twice, and
 # the posterior is too narrow.

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 4. Choose the prior and the guide
+# # 5. Choose the prior and the guide
 #
 # Replace the prior and the guide of a method, and compare the results. The **prior** is the distribution of the
 # parameters before any data are seen. The **guide** is the family of distributions that approximates the posterior.
@@ -270,7 +270,7 @@ print(f"sd of b0 / exact sd: {float(b[:, 0].std()) / exact[0, 0] ** 0.5:.2f}")
 
 # %% tags=["hide-cell"]
 # 3. Hardly: the data of ten clinics determine tau well enough for a normal approximation of its logarithm. With less
-# information, as in tutorial 1, the flow changes the posterior more.
+# information, as in tutorial 2, the flow changes the posterior more.
 bent = pvi.hierarchical(hospital(dist.Normal), data, shared="mu tau", guide=guides.flow(2))
 tau = pyrofl.fit(bent, data, rounds=2 * rounds, progress=False).posterior(draws)["tau"]
 print(f"tau: mean {float(tau.mean()):.2f}, 95% quantile {float(tau.quantile(0.95)):.2f};", end=" ")

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 6. A posterior over models: FedBE
+# # 8. A posterior over models: FedBE
 #
 # Compare two ways to combine the models of clients: FedAvg averages their weights; **FedBE** (Chen and Chao, ICLR 2021)
 # samples *many* mixtures of the clients' models at the server and averages their predictions. The distribution of these

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 10. Check the calibration
+# # 6. Check the calibration
 #
 # Check whether probabilities are correct: the 90% intervals of a posterior should contain the truth in 90% of cases, and
 # the predictions that a classifier makes with probability 0.95 should be correct in 95% of cases.

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # 8. Meta-learning: Reptile, MAML and FedABML
+# # 10. Meta-learning: Reptile, MAML and FedABML
 #
 # Train an initialization from which a new client reaches a good model in a few steps. Example: a new hospital with twenty
 # rows joins. The best model *on average* is not the best start for its local training. **Meta-learning** optimizes this
