@@ -17,14 +17,14 @@
 # test. Each school estimated the effect of the lessons in test points, and the standard error of this estimate.
 # The schools do not want to share their data.
 #
-# After these fifteen minutes you can
+# After this lesson (about 55 minutes) you can
 #
 # - fit a hierarchical model while all rows stay on their clients,
-# - explain *shrinkage*: why the estimate of one school moves towards the others,
+# - derive *shrinkage*: why the estimate of one school moves towards the others, and how far,
 # - explain why shrinkage is the same as *personalization* in federated learning,
 # - compare a federated posterior with the exact one.
 #
-# You need to know what a prior and a posterior are. No knowledge of federated learning is assumed.
+# You need tutorial 1, or to know what a client and a server are, and what a prior and a posterior are.
 
 # %%
 # %matplotlib inline
@@ -42,8 +42,8 @@ from pyrofl.figures import moving
 from pyrofl.models import pvi
 
 # %% tags=["parameters"]
-rounds, draws, warmup = 25, 2000, 1000
-# quick: rounds, draws, warmup = 3, 40, 10
+rounds, draws, warmup, full = 25, 2000, 1000, True
+# quick: rounds, draws, warmup, full = 3, 40, 10, False
 
 # %% [markdown]
 # ## The data
@@ -66,17 +66,27 @@ plt.show()
 
 # %% [markdown]
 # School A measured 28 points; the estimate of school C is negative. The standard errors are large, however, so
-# differences of this size can be due to chance. There are two simple estimators:
+# differences of this size can be due to chance. There are two simple answers:
 #
 # - **One estimate per school** (in federated learning: *local* models). The estimate for school A is 28 points,
 #   which is probably much too high.
-# - **One estimate for all schools** (*complete pooling*; in federated learning: FedAvg). All schools get the
-#   weighted mean, and the differences between schools are lost.
+# - **One estimate for all schools** (*complete pooling*). All schools get the same number, and the differences between
+#   schools are lost. FedAvg weights clients by their number of rows; each school has one row, so this is the plain mean.
+#   The standard errors give a better one: weights $1/\sigma_j^2$ have the smallest variance.
 
 # %%
 weight = 1 / sigma**2
-pooled = float((weight * y).sum() / weight.sum())
-print(f"pooled estimate: {pooled:.1f} points, standard error {float(weight.sum() ** -0.5):.1f}")
+by_rows, by_precision = float(y.mean()), float((weight * y).sum() / weight.sum())
+print(f"weighted by rows, as FedAvg: {by_rows:.2f} points")
+print(
+    f"weighted by precision: {by_precision:.1f} points, standard error {float(weight.sum() ** -0.5):.1f}"
+)
+
+# %% tags=["remove-cell"]
+assert float(y[0]) == 28
+assert y[2] < 0
+assert by_rows == 8.75
+assert round(by_precision, 1) == 7.7
 
 # %% [markdown]
 # ## The model
@@ -105,6 +115,17 @@ def model(received, local, batch):
 
 
 # %% [markdown]
+# ## Derivation: how far an estimate moves
+#
+# Suppose that $\mu$ and $\tau$ are known. Then the posterior of $\theta_j$ is normal. Its precision is the sum of the
+# precision of the measurement and that of the population, and its mean is weighted by these precisions:
+#
+# $$\theta_j \mid y_j, \mu, \tau \sim N\big(B_j\,\mu + (1 - B_j)\,y_j,\ (\sigma_j^{-2} + \tau^{-2})^{-1}\big),
+# \qquad B_j = \frac{\sigma_j^2}{\sigma_j^2 + \tau^2}.$$
+#
+# $B_j$ is the **shrinkage factor**: 0 keeps the measurement (local model), 1 replaces it by $\mu$ (complete pooling). It is
+# large for schools with a large standard error. The complete posterior averages this over $\mu$ and $\tau$.
+#
 # ## Fit the model
 #
 # `shared="mu tau"` names the parameters that all schools share; all others are local to a school. In each round
@@ -155,7 +176,7 @@ def show(axes, t):
 moving(show, range(len(seen)), title=lambda t: f"after round {t + 1}")
 
 # %% [markdown]
-# Every circle lies between its cross and the middle of the grey band. This is **shrinkage**: the estimate of a
+# Circles lie between their crosses and the middle of the grey band. This is **shrinkage**: the estimate of a
 # school also uses the data of the other schools. The larger the standard error of a school, the stronger the
 # shrinkage.
 #
@@ -164,17 +185,20 @@ moving(show, range(len(seen)), title=lambda t: f"after round {t + 1}")
 
 # %%
 posterior = run.to_arviz(draws=draws, corrected=draws >= 400)
-mean = posterior["posterior"]["theta"].mean(("chain", "draw")).values
-moved = (y.numpy() - mean) / (y.numpy() - float(posterior["posterior"]["mu"].mean()))
-for name, error, share in sorted(
-    zip(data.names, sigma.tolist(), moved, strict=True), key=lambda r: r[1]
+joint = {n: posterior["posterior"][n] for n in ("mu", "tau", "theta")}
+mean = joint["theta"].mean(("chain", "draw")).values
+factors = [float((s**2 / (s**2 + joint["tau"] ** 2)).mean()) for s in sigma.tolist()]
+for name, error, factor in sorted(
+    zip(data.names, sigma.tolist(), factors, strict=True), key=lambda r: r[1]
 ):
-    print(f"school {name}: standard error {error:4.1f}, shrinkage to mu {100 * share:3.0f}%")
+    print(f"school {name}: standard error {error:4.1f}, mean shrinkage factor {factor:.2f}")
+
+# %% tags=["remove-cell"]
+centre = float(joint["mu"].mean())
+if full:
+    assert all((mean[j] - float(y[j])) * (mean[j] - centre) <= 0.3 for j in range(8))
 
 # %% [markdown]
-# (For a school with a measurement close to $\mu$ this fraction is the ratio of two small numbers and is not
-# informative.)
-#
 # ## Compare with the exact posterior
 #
 # With eight rows we can pool the data, which is impossible in a real federation, and run NUTS, a sampler that does
@@ -211,16 +235,104 @@ az.summary(posterior, var_names=["mu", "tau", "theta"], kind="stats", round_to=1
 # %% [markdown]
 # ## Exercises
 #
-# 1. The prior of $\tau$ states how different the schools may be. How do the eight estimates change if
-#    `HalfNormal(1.0)` replaces `HalfCauchy(5.0)`?
-# 2. Which school has the largest posterior mean? What is the posterior probability that the effect is larger in
-#    school A than in school C?
-# 3. Change the standard error of school A from 15 to 2. Which estimate changes most?
+# Exercise 1 is basic, 2 and 3 are intermediate, 4 is advanced. Use NumPy only.
 
 # %% [markdown]
-# ### Solutions
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `pooled(y, sigma)`: return the mean of the measurements `y` weighted by precision, and its standard error.
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
+# The precisions add, and the standard error is the inverse root of their sum.
+
+
+def pooled(y, sigma):
+    weight = 1 / sigma**2
+    return (weight * y).sum() / weight.sum(), weight.sum() ** -0.5
+
+
+# %% tags=["hide-cell", "test"]
+found, error = pooled(np.array([0.0, 10.0]), np.array([1.0, 2.0]))
+assert np.isclose(found, 2.0), "weights are 1 / sigma^2: here 1 and 1/4"
+assert np.isclose(error, 1.25**-0.5), (
+    "the standard error is the inverse root of the sum of the weights"
+)
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 2 points)
+#
+# Write `shrinkage(sigma, tau)`: the shrinkage factor $B$ of a school with standard error `sigma`.
+
+# %% tags=["hide-cell", "solution"]
+# The part of the total variance sigma^2 + tau^2 that is due to the measurement.
+
+
+def shrinkage(sigma, tau):
+    return sigma**2 / (sigma**2 + tau**2)
+
+
+# %% tags=["hide-cell", "test"]
+assert np.isclose(shrinkage(5.0, 5.0), 0.5), "equal variances: half way"
+assert np.isclose(shrinkage(3.0, 1.0), 0.9), (
+    "a large standard error gives a factor close to 1; variances are squares"
+)
+assert np.isclose(shrinkage(3.0, 0.0), 1.0), "tau = 0: complete pooling"
+
+# %% [markdown]
+# ### Exercise 3 (intermediate, 3 points)
+#
+# Write `larger(theta, a, b)`: the posterior probability that the effect of school number `a` is larger than that of school
+# number `b`. `theta` holds joint draws, [draws, schools].
+
+# %% tags=["hide-cell", "solution"]
+# Compare within each draw: joint draws keep the dependence between schools. In the fit above, A and G have the largest means,
+# which are about equal, and A is larger than C with probability near 0.6: far from certain, although the measurements are 28 and -3.
+
+
+def larger(theta, a, b):
+    return (theta[:, a] > theta[:, b]).mean()
+
+
+# %% tags=["hide-cell", "test"]
+shift = np.linspace(-10, 10, 101)
+assert larger(np.column_stack([shift + 1, shift]), 0, 1) == 1.0, (
+    "compare within each draw: here a is always larger"
+)
+some = np.array([[0.0, 1.0], [2.0, 1.0], [3.0, 1.0], [-9.0, 1.0]])
+assert larger(some, 0, 1) == 0.5, "expected the fraction of draws with a larger value of a"
+assert larger(some[1:3], 1, 0) == 0.0, "the order of the schools matters"
+
+# %% [markdown]
+# ### Exercise 4 (advanced, 3 points)
+#
+# Write `conditional(y, sigma, mu, tau)`: mean and standard deviation of $\theta_j$, given all other quantities.
+
+# %% tags=["hide-cell", "solution"]
+# Precisions add; the mean is weighted by them.
+
+
+def conditional(y, sigma, mu, tau):
+    factor = sigma**2 / (sigma**2 + tau**2)
+    return factor * mu + (1 - factor) * y, (sigma**-2 + tau**-2) ** -0.5
+
+
+# %% tags=["hide-cell", "test"]
+middle, sd = conditional(28.0, 15.0, 8.0, 5.0)
+assert np.isclose(middle, 8 + 20 * 0.1), "y = 28 counts with 1 - B = 0.1"
+assert np.isclose(sd, (1 / 225 + 1 / 25) ** -0.5), (
+    "the standard deviation is the inverse root of the sum of precisions"
+)
+assert conditional(28.0, 15.0, 8.0, 5.0)[1] < 5.0, "data reduce the standard deviation"
+
+# %% [markdown]
+# ## Explore
+#
+# 1. The prior of $\tau$ states how different the schools may be. How do the eight estimates change if
+#    `HalfNormal(1.0)` replaces `HalfCauchy(5.0)`?
+# 2. Which school has the largest posterior mean? How probable is it that the effect is larger in A than in C?
+# 3. Change the standard error of school A from 15 to 2. Which estimate changes most?
+
+# %% tags=["hide-cell", "solution"]
 # 1. A narrow prior of tau makes the schools more similar: every estimate moves close to mu.
 
 
@@ -236,20 +348,19 @@ def alike(received, local, batch):
 
 other = pyrofl.fit(
     pvi.hierarchical(alike, data, shared="mu tau"), data, rounds=rounds, progress=False
-).to_arviz(draws=draws)["posterior"]["theta"]
-print("range of the eight means:", f"{mean.max() - mean.min():.1f}", "points before,", end=" ")
-at = other.mean(("chain", "draw"))
-print(f"{float(at.max() - at.min()):.1f} with HalfNormal(1.0)")
+)
+at = other.to_arviz(draws=draws)["posterior"]["theta"].mean(("chain", "draw")).values
+before, after = mean.max() - mean.min(), at.max() - at.min()
+print(f"range of the eight means: {before:.1f} points before, {after:.1f} with HalfNormal(1.0)")
 
-# %% tags=["hide-cell"]
-# 2. Joint draws give the probability of any statement about several parameters. A and G have the largest means, which are
-# about equal. The effect in A is not certain to be larger than the effect in C.
-theta = posterior["posterior"]["theta"]
-better = float((theta.sel(client="A") > theta.sel(client="C")).mean())
+# %% tags=["hide-cell", "solution"]
+# 2. A and G have the largest means, which are about equal. The probability is about 0.6.
+theta = joint["theta"]
 print("largest posterior mean: school", theta.mean(("chain", "draw")).idxmax("client").item())
+better = larger(theta.values.reshape(-1, 8), 0, 2)
 print(f"probability that the effect of A is larger than that of C: {better:.2f}")
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 3. The estimate of A changes most: it moves to its measurement. mu and tau increase, because A now has more weight.
 x = data.x.clone()
 x[list(data.names).index("A"), 0] = 2.0
@@ -257,5 +368,15 @@ sure = replace(data, x=x)
 again = pyrofl.fit(
     pvi.hierarchical(model, sure, shared="mu tau"), sure, rounds=rounds, progress=False
 ).to_arviz(draws=draws)["posterior"]
-print("school A:", f"{float(again['theta'].sel(client='A').mean()):.1f}", "points;", end=" ")
+moved = again["theta"].mean(("chain", "draw")).values - mean
+print("change of the eight estimates:", moved.round(1))
 print(f"mu {float(again['mu'].mean()):.1f}, tau {float(again['tau'].mean()):.1f}")
+
+# %% tags=["remove-cell"]
+if full:
+    assert after < before / 3
+    assert {*np.array(data.names)[mean.argsort()[-2:]]} == {"A", "G"}
+    assert abs(better - 0.62) < 0.05
+    assert np.abs(moved).argmax() == 0
+    assert float(again["mu"].mean()) > float(joint["mu"].mean())
+    assert float(again["tau"].mean()) > float(joint["tau"].mean())
