@@ -17,7 +17,7 @@
 # and how to remove a client from a fitted posterior. In tutorial 2 each school sent how its data change the posterior;
 # this tutorial explains that message.
 #
-# After these fifteen minutes you can
+# After this lesson you can
 #
 # - define a *factor* and a *cavity*, and compute both by hand for normal distributions,
 # - follow how a posterior is built from the factors of three clients,

@@ -16,7 +16,7 @@
 # Check whether probabilities are correct: the 90% intervals of a posterior should contain the truth in 90% of cases, and
 # the predictions that a classifier makes with probability 0.95 should be correct in 95% of cases.
 #
-# After these fifteen minutes you can
+# After this lesson you can
 #
 # - check an inference method by simulation-based calibration (SBC), and interpret its histograms,
 # - check a model against observed data (PIT, predictive checks),

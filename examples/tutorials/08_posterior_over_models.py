@@ -20,7 +20,7 @@
 # With three clients, every mixture is a point in a triangle. This tutorial reproduces figure 1 of the paper, with more
 # seeds.
 #
-# After these fifteen minutes you can
+# After this lesson you can
 #
 # - read a plot on the simplex of three clients' models,
 # - distinguish the average of *weights* from the average of *predictions*,
@@ -245,7 +245,7 @@ for name, one in {
 # even more accurate than its teacher. The student must be trained to convergence: with too small a learning rate it
 # stops between the mean of the weights, where it starts, and its teacher.
 #
-# ## Exercises
+# ## Explore
 #
 # 1. Train the clients for 10 local epochs instead of 2, with the same learning rate. How does the accuracy at the centre of
 #    the triangle change?
@@ -253,10 +253,7 @@ for name, one in {
 #    averaged predictions change?
 # 3. Use `distil_lr=1e-4`. Which accuracy does the student reach?
 
-# %% [markdown]
-# ### Solutions
-
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 1. The clients' models differ more after ten epochs, so one might expect a lower accuracy of the mean of weights. Here the
 # opposite happens: two epochs were too few, and with ten the accuracy at the centre rises from 80% to 96%, that of the ensemble.
 data, test = make_clients(0)
@@ -268,13 +265,13 @@ print(
 )
 print(f"ensemble {100 * far.evaluate(model='ensemble').mean('accuracy'):.1f}%")
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 2. A large alpha gives mixtures near the centre, so the accuracy of the ensemble is close to that of the centre in solution 1.
 near = sample(dirichlet(clients, far.state.reporters.size, 5.0), 100, generator(1))
 averaged = predictions(net, {n: near[n] for n in clients}, data.x[test]).mean(0).argmax(-1)
 print(f"alpha 5: {100 * (averaged == data.y[test]).float().mean():.1f}%")
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 3. Not more than that of FedAvg: the student stays near the mean of the weights, where it starts.
 slow = fedbe.build(big, unlabelled=unlabelled, distil_lr=1e-4, distil_lr_end=1e-4, **local)
 fitted = pyrofl.fit(slow, holders, rounds=rounds // 2, progress=False)

@@ -19,7 +19,7 @@
 # learned, the data determine the dropout rate of each weight. In **MetaVD** (Jeon and others, NeurIPS 2023) a small
 # network at the server predicts $\alpha$ for every *client*.
 #
-# After these fifteen minutes you can
+# After this lesson you can
 #
 # - convert a dropout rate into a posterior variance, and back,
 # - plot the dropout rates of the clients during training,
@@ -189,17 +189,14 @@ for name, run in {
 # overfits and degrades a network that underfits; this holds for learned dropout too. The page on the papers' claims shows
 # both cases on CIFAR-10, with three seeds.
 #
-# ## Exercises
+# ## Explore
 #
 # 1. Give the clients 140 rows of each digit instead of 40. Does MetaVD still lower the NLL?
 # 2. Do clients with few rows get higher dropout rates? Compute the correlation of rate and log number of rows.
 # 3. Use `beta=1.0` instead of 10. How does the fraction of rates above 0.9 change? How does it change with the smaller
 #    network `mlp:32,16`?
 
-# %% [markdown]
-# ### Solutions
-
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 1. Yes, but by less, and the accuracy is slightly lower: with more rows there is less overfitting.
 more = federations.split(
     datasets.per_class(datasets.load("digits"), 140), "dirichlet:0.3,min=5", clients=20, held_out=6
@@ -214,13 +211,13 @@ for name, dropout in (("Reptile", "none"), ("Reptile + MetaVD", "meta")):
     )
     print(f"{name:18s} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}")
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 2. No. Small clients overfit most, but the correlation is positive: larger clients get higher dropout rates.
 last = courses[0.9][-1].mean(1)
 sizes = data.sizes[:20].numpy()
 print(f"correlation of rate and log(rows): {np.corrcoef(last, np.log(sizes))[0, 1]:.2f}")
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 3. The weight of the KL term is ten times smaller, so fewer rates exceed 0.9. In a smaller network they exceed it earlier.
 run = pyrofl.fit(
     lambda number: metavd.build(net, **shared, hyper_lr=0.9, beta=1.0, done=number / rounds),

@@ -17,7 +17,7 @@
 # rows joins. The best model *on average* is not the best start for its local training. **Meta-learning** optimizes this
 # initialization.
 #
-# After these fifteen minutes you can
+# After this lesson you can
 #
 # - explain in one figure how Reptile and FedABML differ from FedAvg, and what MAML optimizes,
 # - evaluate methods on held-out clients after 0, 1, 2, ... epochs of fine-tuning,
@@ -191,23 +191,20 @@ axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# ## Exercises
+# ## Explore
 #
 # 1. In the example with two clients, fit FedAvg with one local step per round. To which point does it converge?
 # 2. Which method is best with few rows? Use 40 rows of each digit in total and ten held-out clients (hint:
 #    `datasets.per_class`).
 # 3. How does the argument `kl` of FedABML (lambda in the paper) change the learned standard deviations?
 
-# %% [markdown]
-# ### Solutions
-
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 1. With one local step FedAvg is gradient descent on all rows: it converges to the plus.
 one = fedavg.build(line, lr=0.3, epochs=1, momentum=0.0, **common)
 last = pyrofl.fit(one, toy, rounds=20 * rounds, progress=False).state.server
 print(next(iter(last.values())).numpy().round(2), "; optimum of all rows:", everything.round(2))
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 2. After two epochs FedABML and FedAvg are about equal, and Reptile is less accurate (one seed).
 few = federations.split(datasets.per_class(digits, 40), "labels:2", 10, seed=0, held_out=10)
 for name, build in builders.items():
@@ -217,7 +214,7 @@ for name, build in builders.items():
     )
     print(f"{name:8s} {score.mean('accuracy'):.3f}")
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 3. A larger lambda keeps clients closer to the prior. After these few rounds the median standard deviations differ by a
 # tenth only.
 for kl in (0.01, 0.1, 1.0):

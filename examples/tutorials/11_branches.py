@@ -18,7 +18,7 @@
 # and others, IJCNN 2023) gives every layer several *branches*, and each client combines the branches with personal
 # weights.
 #
-# After these ten minutes you can
+# After this lesson you can
 #
 # - explain branch weights, and plot them during training,
 # - find groups of clients from their branch weights,
@@ -170,16 +170,13 @@ axes.legend(fontsize=7, ncols=5)
 plt.show()
 
 # %% [markdown]
-# ## Exercises
+# ## Explore
 #
 # 1. Fit the method with two branches. Which pairs share a branch?
 # 2. Fit it with eight branches. Is every branch the largest weight of some client?
 # 3. With `shared=False` every layer has separate branch weights. In which layer do the pairs differ more?
 
-# %% [markdown]
-# ### Solutions
-
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 1. With two branches, several pairs share one. Here pairs 1 and 2 use branch 0, pairs 3 and 4 use branch 1, and pair 0 uses both.
 two = pyrofl.fit(
     pfedmb.build(net, branches=2, shared=True, lr=0.1, lr_alpha=1.0),
@@ -189,7 +186,7 @@ two = pyrofl.fit(
 )
 print(two.posterior(1)["alpha"][0, ::2, 0, 0].numpy().round(2), "weight of branch 0 per pair")
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 2. No: some branches have small weights everywhere, or are used together with others. Branches are not clusters.
 eight = pyrofl.fit(
     pfedmb.build(net, branches=8, shared=True, lr=0.1, lr_alpha=1.0),
@@ -202,7 +199,7 @@ print(
     len(eight.posterior(1)["alpha"][0, :, 0].argmax(-1).unique()),
 )
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 3. Compare the distances within and between pairs in each layer: the pairs differ slightly more in the last layer.
 own = pyrofl.fit(
     pfedmb.build(net, branches=5, lr=0.1, lr_alpha=1.0), data, rounds=rounds, progress=False

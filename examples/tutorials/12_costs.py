@@ -16,7 +16,7 @@
 # Measure what federation gains and what it costs. It *improves* predictions, because every client learns from rows that
 # cannot be pooled. It *costs* accuracy of the posterior, communication and time, and differential privacy adds noise.
 #
-# After these fifteen minutes you can
+# After this lesson you can
 #
 # - compare a federated posterior with the posterior of the pooled rows, variable by variable,
 # - estimate which clients benefit from federation, with intervals,
@@ -230,16 +230,13 @@ print(
 # `pyrofl.privacy.Masks` applies this to complete messages, with keys that two clients agree on over a public channel. The
 # page on privacy states what it protects and its limits.
 #
-# ## Exercises
+# ## Explore
 #
 # 1. Make all slopes equal (`0.0` instead of `0.4`). Which clinics gain now, and compared with which model?
 # 2. Use 30 hospitals instead of 300. How large is the error of the mean with the same noise?
 # 3. In the sum above, what can the server compute if B and C reveal all that they know?
 
-# %% [markdown]
-# ### Solutions
-
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 1. With equal slopes, one slope for all is the correct model. The federated model is close to it: tau is smaller. Compared with
 # local models small clinics still gain; compared with one slope no clinic gains. (The true slope is 1, and the mean of dose^2 is 1/3.)
 rng = np.random.default_rng(2)
@@ -265,7 +262,7 @@ print(
     f"tau: {float(again.posterior(draws)['tau'].mean()):.2f}, before {float(run.posterior(draws)['tau'].mean()):.2f}"
 )
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 2. The noise is the same, and the sum is ten times smaller. The error is larger than the norm of the true weights (1.12), so the
 # estimate is useless. (With 300 hospitals the error was about as large as this norm. These are single draws of the noise.)
 few = Federation(
@@ -278,6 +275,6 @@ fitted = pyrofl.fit(
 w = fitted.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
 print(f"error of the mean {float((w.mean(0) - weights).norm()):.2f}")
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 3. The number of A: subtract the numbers of B and C from the sum, or subtract their secrets from the message of A.
 print("A sent", int(sum(masked.values()) - values["B"] - values["C"]))
