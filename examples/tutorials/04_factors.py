@@ -17,9 +17,9 @@
 # and how to remove a client from a fitted posterior. In tutorial 2 each school sent how its data change the posterior;
 # this tutorial explains that message.
 #
-# After this lesson you can
+# After this lesson (about 60 minutes) you can
 #
-# - define a *factor* and a *cavity*, and compute both by hand for normal distributions,
+# - define a *factor* and a *cavity*, derive both for normal distributions, and compute them by hand,
 # - follow how a posterior is built from the factors of three clients,
 # - remove a client, and check that its data no longer affect the posterior.
 
@@ -40,8 +40,8 @@ from pyrofl.figures import moving
 from pyrofl.models import pvi
 
 # %% tags=["parameters"]
-draws = 2000
-# quick: draws = 100
+draws, full = 2000, True
+# quick: draws, full = 100, False
 
 # %% [markdown]
 # ## Three clients, one line
@@ -80,7 +80,13 @@ plt.show()
 #
 # The **factor** $t_j$ of a client is the likelihood of its rows as a function of $b$. For normal rows it is proportional to
 # a normal density (it need not integrate to one) with two natural parameters: a *precision* $P_j$ (a matrix) and a *shift*
-# $h_j$ (a vector). Multiplying normal densities **adds** these parameters:
+# $h_j$ (a vector). Derivation: with the design matrix $X_j$ (a column of ones and $x$) and noise variance $\sigma^2$,
+#
+# $$\log t_j(b) = -\frac{1}{2\sigma^2}\|y_j - X_j b\|^2 + \dots
+# = -\tfrac12\, b^\top \underbrace{\frac{X_j^\top X_j}{\sigma^2}}_{P_j} b
+# + b^\top \underbrace{\frac{X_j^\top y_j}{\sigma^2}}_{h_j} + \text{constant}.$$
+#
+# Logarithms of a product add, so **multiplying normal densities adds their precisions and shifts**:
 #
 # $$P = P_0 + P_1 + P_2 + P_3, \qquad h = h_0 + h_1 + h_2 + h_3, \qquad \text{mean} = P^{-1} h.$$
 #
@@ -239,11 +245,19 @@ never = pyrofl.fit(
     participation=lambda source, clients: torch.tensor([next(turn) % 2]),
     progress=False,
 )
+found = {}
 for name, fit in (("removed", left), ("never included", never)):
     mean, covariance = moments(
         fit.state.server["shift"].numpy(), fit.state.server["precision"].numpy()
     )
+    found[name] = mean
     print(f"{name:14s} b0 {mean[0]:.6f}, b1 {mean[1]:.6f}, sd {covariance[0, 0] ** 0.5:.6f}")
+
+# %% tags=["remove-cell"]
+assert np.allclose(found["removed"], found["never included"], atol=1e-5)
+settled = [state["shift"].numpy() for state in states]
+assert np.allclose(settled[2], settled[-1], rtol=1e-5)
+assert np.abs(settled[0] - settled[-1]).max() > 0.1
 
 # %% [markdown]
 # In normal models the result is exact. In other models, continue the fit of the remaining clients for some rounds (the
@@ -265,33 +279,124 @@ print("the server infers x =", p[0, 1] / p[0, 0], "and y =", h[0] / p[0, 0])
 #
 # ## Exercises
 #
+# Exercises 1 and 2 are basic, 3 is intermediate, 4 is advanced. Use NumPy only.
+
+# %% [markdown]
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `natural(mean, covariance)`: precision $P$ and shift $h$ of a normal distribution.
+
+# %% tags=["hide-cell", "solution"]
+# P is the inverse of the covariance, h = P mean.
+
+
+def natural(mean, covariance):
+    precision = np.linalg.inv(covariance)
+    return precision, precision @ mean
+
+
+# %% tags=["hide-cell", "test"]
+spread = np.array([[2.0, 0.5], [0.5, 1.0]])
+P, h = natural(np.array([1.0, -1.0]), spread)
+assert np.allclose(P @ spread, np.eye(2)), "the precision is the inverse of the covariance matrix"
+assert np.allclose(np.linalg.solve(P, h), [1.0, -1.0]), "the shift is the precision times the mean"
+
+# %% [markdown]
+# ### Exercise 2 (basic, 2 points)
+#
+# Write `cavity(P, h, P_own, h_own)`: **mean and covariance** of the cavity, given the posterior $(P, h)$ and the factor of
+# the client.
+
+# %% tags=["hide-cell", "solution"]
+# Dividing by a factor subtracts its natural parameters.
+
+
+def cavity(P, h, P_own, h_own):
+    covariance = np.linalg.inv(P - P_own)
+    return covariance @ (h - h_own), covariance
+
+
+# %% tags=["hide-cell", "test"]
+others = np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([1.0, 0.5])
+own = np.array([[1.0, -1.0], [-1.0, 2.0]]), np.array([4.0, 0.0])
+at, spread = cavity(others[0] + own[0], others[1] + own[1], *own)
+assert np.allclose(spread, np.linalg.inv(others[0])), (
+    "divide by the factor: subtract its precision, then invert"
+)
+assert np.allclose(at, np.linalg.solve(*others)), "subtract the shift, too, and return the mean"
+
+# %% [markdown]
+# ### Exercise 3 (intermediate, 3 points)
+#
+# A client has a **single** row. Write `recover(P, h)`: return its $x$ and $y$, given its factor in the model of this lesson.
+# The noise is not known to the reader of the factor.
+
+# %% tags=["hide-cell", "solution"]
+# P = [[1, x], [x, x^2]] / noise^2 and h = [y, x y] / noise^2: the ratios to P[0, 0] do not depend on the noise. A factor of one
+# row is the row.
+
+
+def recover(P, h):
+    return P[0, 1] / P[0, 0], h[0] / P[0, 0]
+
+
+# %% tags=["hide-cell", "test"]
+for noise in (1.0, 0.5, 3.0):
+    row = np.array([1.0, -3.0])
+    guess = recover(np.outer(row, row) / noise**2, row * 1.5 / noise**2)
+    assert np.isclose(guess[0], -3.0), "x is the ratio P[0, 1] / P[0, 0]; mind its sign"
+    assert np.isclose(guess[1], 1.5), "y is the ratio h[0] / P[0, 0], whatever the noise"
+
+# %% [markdown]
+# ### Exercise 4 (advanced, 3 points)
+#
+# With damping $\delta$, the server replaces a factor's parameters $v$ by $v + \delta (v_{new} - v)$. The first $v$ is zero, and
+# $v_{new}$ is the same in every round. Write `rounds_needed(damping, tolerance)`: the smallest number of rounds after which
+# the remaining distance to $v_{new}$ is at most `tolerance` times the first one.
+
+# %% tags=["hide-cell", "solution"]
+# Each round multiplies the distance by 1 - damping. With damping 1, one round is enough.
+
+
+def rounds_needed(damping, tolerance):
+    if damping == 1:
+        return 1
+    return int(np.ceil(np.log(tolerance) / np.log(1 - damping)))
+
+
+# %% tags=["hide-cell", "test"]
+assert rounds_needed(0.5, 0.3) == 2, "damping 0.5 halves the distance: 1/2, 1/4"
+assert rounds_needed(0.9, 0.5) == 1, "damping 0.9 leaves a tenth"
+assert rounds_needed(0.2, 0.01) == 21, "0.8^20 is above 0.01, 0.8^21 is below"
+assert rounds_needed(1.0, 0.01) == 1, "without damping one round is enough"
+
+# %% [markdown]
+# ## Explore
+#
 # 1. Let all three clients participate in every round, with `damping=1.0`. How many rounds are needed?
 # 2. The removal of which client gives the largest posterior standard deviation of the slope? Compute it from the factors.
 # 3. The noise is known, 0.5. Replace it by an unknown shared parameter `sigma`, and let all clients participate in every
 #    round. Does the posterior still change after the first round?
 
-# %% [markdown]
-# ### Solutions
-
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 1. One round: the factors of a normal model do not depend on the cavity, so all can be computed at the same time.
 once = pyrofl.fit(method, data, rounds=1, progress=False)
 mean, _ = moments(once.state.server["shift"].numpy(), once.state.server["precision"].numpy())
 print("after one round", mean.round(3), "by hand", by_hand.round(3))
 
-# %% tags=["hide-cell"]
-# 2. Subtract each factor and compute the standard deviation of b1. It is largest without "left" or without "right", and equal
-# for both, because their x are mirror images. "middle" has little information about the slope.
+# %% tags=["hide-cell", "solution"]
+# 2. It is largest without "left" or without "right", and equal for both, because their x are mirror images. "middle" has little
+# information about the slope.
+slope = {}
 for j, name in enumerate(data.names):
-    _, covariance = moments(
-        server["shift"] - server["server/shift"][j],
-        server["precision"] - server["server/precision"][j],
-    )
-    print(f"without {name:6s} sd of the slope {covariance[1, 1] ** 0.5:.3f}")
+    own = server["server/shift"][j], server["server/precision"][j]
+    _, spread = moments(server["shift"] - own[0], server["precision"] - own[1])
+    slope[name] = spread[1, 1] ** 0.5
+print({name: round(float(sd), 3) for name, sd in slope.items()})
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 3. Yes: the factor of a client is now a normal approximation that depends on the cavity. Here later rounds change
-# the mean by about 1% only.
+# the mean of sigma by about 1% only.
 
 
 def unknown_noise(received, local, batch):
@@ -312,3 +417,10 @@ pyrofl.fit(
     progress=False,
 )
 print("mean of sigma by round:", [round(v, 3) for v in course])
+
+# %% tags=["remove-cell"]
+assert np.allclose(mean, by_hand, atol=1e-5)
+assert np.isclose(slope["left"], slope["right"], rtol=1e-3)
+assert slope["left"] > 1.5 * slope["middle"]
+if full:
+    assert abs(course[-1] / course[0] - 1) < 0.03
