@@ -17,10 +17,10 @@
 # parameters before any data are seen. The **guide** is the family of distributions that approximates the posterior.
 # Each is one argument.
 #
-# After this lesson you can
+# After this lesson (about 65 minutes) you can
 #
 # - replace a prior, and compare the models by leave-one-out cross-validation (LOO) and in a figure,
-# - replace a guide, and recognize what it cannot represent,
+# - replace a guide, recognize what it cannot represent, and derive how much too narrow it is,
 # - decide which of the two matters for your data.
 
 # %%
@@ -36,8 +36,8 @@ from pyrofl import Federation, checks, guides, priors
 from pyrofl.models import pfedvem, pvi
 
 # %% tags=["parameters"]
-rounds, draws = 25, 2000
-# quick: rounds, draws = 3, 200
+rounds, draws, full = 25, 2000, True
+# quick: rounds, draws, full = 3, 200, False
 
 # %% [markdown]
 # ## Ten clinics, one of them an outlier
@@ -68,6 +68,15 @@ plt.show()
 # shrinkage of all clinics. A **Student-t** population has heavy tails and allows a few outliers. (Its $\tau$ is a scale
 # parameter: with three degrees of freedom the standard deviation is $\sqrt{3}\,\tau$. The two values of $\tau$ are
 # therefore not directly comparable.)
+#
+# Why does it allow outliers? A Student-t distribution with $\nu$ degrees of freedom is a normal distribution with an unknown
+# weight per clinic, $\theta_j \sim N(\mu, \tau^2/\lambda_j)$ with $\lambda_j \sim \text{Gamma}(\nu/2, \nu/2)$. Given $\theta_j$, the
+# weight has a Gamma distribution again, with parameters $(\nu + 1)/2$ and $(\nu + (\theta_j - \mu)^2/\tau^2)/2$. Its mean is
+#
+# $$E[\lambda_j \mid \theta_j] = \frac{\nu + 1}{\nu + (\theta_j - \mu)^2/\tau^2}.$$
+#
+# **A clinic far from $\mu$ gets a small weight**, so it hardly affects $\mu$ and $\tau$. A normal distribution gives all clinics
+# the weight 1.
 
 
 # %%
@@ -197,17 +206,37 @@ plt.show()
 
 # %% [markdown]
 # A mean-field guide is an ellipse with axes parallel to the axes of the plot, so it fits *inside* the diagonal ellipse.
-# Its mean is correct, but its standard deviation is much too small. The intervals of a mean-field method are therefore
-# too narrow for correlated parameters.
+# Its mean is correct, but its standard deviation is much too small.
 #
-# In this model the exact standard deviation is known:
+# ### Derivation: the width of a mean-field guide
+#
+# Let the posterior be $N(m, P^{-1})$ and the guide $N(\mu, \mathrm{diag}(s_k^2))$. Up to constants,
+#
+# $$\mathrm{KL}(q \| p) = \tfrac12 \Big(\sum_k P_{kk} s_k^2 + (\mu - m)^\top P (\mu - m)\Big) - \sum_k \log s_k.$$
+#
+# The derivatives are zero at $\mu = m$ and $s_k^2 = 1/P_{kk}$: the guide has the variance of parameter $k$ *given all others*,
+# not its marginal variance $(P^{-1})_{kk}$. With two parameters of correlation $\rho$,
+#
+# $$\frac{s_k}{\text{exact sd}} = \sqrt{1 - \rho^2}.$$
+#
+# **The intervals of a mean-field method are too narrow for correlated parameters.** Check the ratio in this model:
 
 # %%
 x = lines.x[:, 0].numpy()
 design = np.column_stack([np.ones(len(x)), x])
 exact = np.linalg.inv(np.eye(2) / 9 + design.T @ design / 0.25)
-for name, b in shown.items():
-    print(f"{name:10s} sd of b0 / exact sd: {b[:, 0].std() / exact[0, 0] ** 0.5:.2f}")
+correlation = exact[0, 1] / (exact[0, 0] * exact[1, 1]) ** 0.5
+ratios = {name: b[:, 0].std() / exact[0, 0] ** 0.5 for name, b in shown.items()}
+for name, ratio in ratios.items():
+    print(f"{name:10s} sd of b0 / exact sd: {ratio:.2f}")
+print(f"predicted for mean field: {(1 - correlation**2) ** 0.5:.2f}")
+
+# %% tags=["remove-cell"]
+if full:
+    assert abs(ratios["full"] - 1) < 0.08
+    assert abs(ratios["mean field"] / (1 - correlation**2) ** 0.5 - 1) < 0.1
+    assert width(found["Student-t"]) < 0.95 * width(found["normal"])
+    assert abs(float(found["Student-t"]["mu"].mean()) - 8.2) < 0.3
 
 # %% [markdown]
 # ## A neural network
@@ -235,15 +264,102 @@ for name, change in choices.items():
 # %% [markdown]
 # ## Exercises
 #
+# Exercise 1 is basic, 2 and 3 are intermediate, 4 is advanced. Use NumPy only.
+
+# %% [markdown]
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `mean_field_sd(covariance)`: the standard deviations of the mean-field guide that is closest to a normal posterior
+# with this covariance matrix.
+
+# %% tags=["hide-cell", "solution"]
+# Invert first, take the diagonal then.
+
+
+def mean_field_sd(covariance):
+    return np.linalg.inv(covariance).diagonal() ** -0.5
+
+
+# %% tags=["hide-cell", "test"]
+narrow = np.array([[4.0, 1.8], [1.8, 1.0]])
+assert np.allclose(mean_field_sd(np.diag([4.0, 9.0])), [2.0, 3.0]), (
+    "without correlation the guide is exact"
+)
+assert np.allclose(mean_field_sd(narrow), [2 * 0.19**0.5, 0.19**0.5]), (
+    "sd given all others: invert, then take the diagonal"
+)
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 2 points)
+#
+# Write `ratio(correlation)`: the standard deviation of a mean-field guide divided by the exact one, for two parameters.
+
+# %% tags=["hide-cell", "solution"]
+# At correlation 0.9 the interval is less than half as wide as it should be.
+
+
+def ratio(correlation):
+    return (1 - correlation**2) ** 0.5
+
+
+# %% tags=["hide-cell", "test"]
+assert np.isclose(ratio(0.0), 1.0), "without correlation the guide is exact"
+assert np.isclose(ratio(0.6), 0.8), "expected the root of 1 - correlation^2"
+assert np.isclose(ratio(-0.6), 0.8), "the sign of the correlation does not matter"
+
+# %% [markdown]
+# ### Exercise 3 (intermediate, 3 points)
+#
+# Write `weight(theta, mu, tau, df)`: the expected weight $E[\lambda]$ of a clinic with effect `theta` in a Student-t population.
+
+# %% tags=["hide-cell", "solution"]
+# The distance counts in units of tau, squared. Clinic 9, at 30, gets a weight near 4 / (3 + 100) = 0.04.
+
+
+def weight(theta, mu, tau, df):
+    return (df + 1) / (df + ((theta - mu) / tau) ** 2)
+
+
+# %% tags=["hide-cell", "test"]
+assert np.isclose(weight(8.0, 8.0, 2.0, 3.0), 4 / 3), "at mu the weight is (df + 1) / df"
+assert np.isclose(weight(10.0, 8.0, 2.0, 3.0), 1.0), "at a distance of tau the weight is 1"
+assert np.isclose(weight(30.0, 10.0, 2.0, 3.0), 4 / 103), (
+    "the distance counts in units of tau, squared"
+)
+
+# %% [markdown]
+# ### Exercise 4 (advanced, 3 points)
+#
+# Write `correlation(x)`: the posterior correlation of intercept and slope of a line with normal noise and a flat prior, given
+# the inputs `x`. Invert $X^\top X$ by hand.
+
+# %% tags=["hide-cell", "solution"]
+# The inverse of [[n, sum x], [sum x, sum x^2]] is proportional to [[sum x^2, -sum x], [-sum x, n]]. The correlation is
+# -mean(x) / sqrt(mean(x^2)): zero for centred x. Hence centring makes a mean-field guide exact here.
+
+
+def correlation(x):
+    return -x.mean() / (x**2).mean() ** 0.5
+
+
+# %% tags=["hide-cell", "test"]
+inputs = np.array([2.0, 3.0, 7.0])
+inverse = np.linalg.inv(np.array([[3.0, inputs.sum()], [inputs.sum(), (inputs**2).sum()]]))
+assert np.isclose(correlation(inputs), inverse[0, 1] / (inverse[0, 0] * inverse[1, 1]) ** 0.5), (
+    "compare with the inverse of X'X"
+)
+assert np.isclose(correlation(inputs - 4), 0.0), "centred inputs: no correlation"
+assert correlation(inputs) < 0 < correlation(-inputs), "mind the sign"
+
+# %% [markdown]
+# ## Explore
+#
 # 1. Replace the outlier of 30 by 9. Which population does LOO prefer now?
 # 2. Centre the lines: subtract the mean of `x`. How does the result of the mean-field guide change, and why?
 # 3. Use a normalizing flow as the guide: `guide=guides.flow(2)` in `pvi.hierarchical`, with the normal population. Does
 #    the posterior of $\tau$ change?
 
-# %% [markdown]
-# ### Solutions
-
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 1. Compare the difference with its standard error `dse`: without an outlier, heavy tails improve the predictions little. The
 # warnings report a Pareto k above 0.7 for most rows, so LOO cannot rank the two models; `checks.loco` leaves out whole clinics.
 mild = dict(clinics) | {"clinic 9": (np.zeros((5, 1)), clinics["clinic 9"][1] - 21.0)}
@@ -257,7 +373,7 @@ again = {
 other = checks.compare_loo(again, draws=draws)
 print(other[[c for c in ("rank", "elpd_diff", "dse") if c in other]].round(2))
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 2. With centred x, intercept and slope are independent in the posterior, and the mean-field guide is exact.
 from dataclasses import replace
 
@@ -266,9 +382,10 @@ method = pvi.hierarchical(line, centred, shared="b", covariance="diagonal")
 b = pyrofl.fit(method, centred, rounds=rounds, progress=False).posterior(draws)["b"].reshape(-1, 2)
 design = np.column_stack([np.ones(len(x)), x - x.mean()])
 exact = np.linalg.inv(np.eye(2) / 9 + design.T @ design / 0.25)
-print(f"sd of b0 / exact sd: {float(b[:, 0].std()) / exact[0, 0] ** 0.5:.2f}")
+centred_ratio = float(b[:, 0].std()) / exact[0, 0] ** 0.5
+print(f"sd of b0 / exact sd: {centred_ratio:.2f}")
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 3. Hardly: the data of ten clinics determine tau well enough for a normal approximation of its logarithm. With less
 # information, as in tutorial 2, the flow changes the posterior more.
 bent = pvi.hierarchical(hospital(dist.Normal), data, shared="mu tau", guide=guides.flow(2))
@@ -277,3 +394,7 @@ print(f"tau: mean {float(tau.mean()):.2f}, 95% quantile {float(tau.quantile(0.95
 print(
     f"normal guide: {float(found['normal']['tau'].mean()):.2f}, {float(found['normal']['tau'].quantile(0.95)):.2f}"
 )
+
+# %% tags=["remove-cell"]
+if full:
+    assert abs(centred_ratio - 1) < 0.08

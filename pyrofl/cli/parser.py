@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from pyrofl.cli.commands import conformal, fitting, listing, predict, tune
 from pyrofl.cli.commands.benefit import benefit
+from pyrofl.cli.commands.course import course
 from pyrofl.cli.commands.report import report
 from pyrofl.cli.output.model_comparison import By
 from pyrofl.experiments.console import complaint, ended, show
@@ -54,6 +55,7 @@ EXAMPLES = {
     "conformal": "pyrofl conformal runs/fedavg-0 --alpha 0.1",
     "benefit": "pyrofl benefit results",
     "report": "pyrofl report results",
+    "course": "pyrofl course course_2027",
 }
 FIRST = """three commands to try:
   pyrofl list
@@ -140,6 +142,7 @@ SECTION = Row(
 METHOD = Row("method METHOD", TEXT, "Method (see pyrofl list methods).")
 ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods).")
 SEVERAL = Row("methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", [])
+COURSE = Row("out OUT", PATH, "New or empty folder for the course.")
 FIGURE = Row("--out FIG.png", REQUIRED, "Output file of the figure.")
 CONFIG = Row(
     "--config FILE",
@@ -207,6 +210,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     ),
     "benefit": ("estimate the benefit of federation for each client", benefit, (RUNS, SCORE)),
     "report": ("write an HTML report about a run or a comparison", report, (RUNS,)),
+    "course": ("write a course: notebooks with tests, slides, project, exam", course, (COURSE,)),
 }
 
 WAITING: tuple[Row, ...] = (  # for sites
@@ -219,6 +223,7 @@ WAITING: tuple[Row, ...] = (  # for sites
     ),
     Row("--quiet", FLAG, "Print the result tables only.", False),
 )
+CA = Row("--ca FILE", PATH, "Certificate of the authority that signed the server certificate.")
 FOLDER = Row("folder DIR", PATH, "Project folder.")
 FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
     "new": ("write a project folder with example data", (FOLDER,)),
@@ -239,11 +244,7 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
             Row("--port PORT", PORT, "Port to listen on.", 8443),
             Row("--cert FILE", PATH, "Server certificate."),
             Row("--cert-key FILE", PATH, "Private key of the server certificate."),
-            Row(
-                "--ca FILE",
-                PATH,
-                "Certificate of the authority that signed the server certificate.",
-            ),
+            CA,
             Row(
                 "--nodes DIR", PATH, "Directory with the public keys of the sites' nodes, NAME.pub."
             ),
@@ -259,11 +260,7 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
             Row("--state DIR", REQUIRED, "Directory for client states and the log."),
             Row("--project DIR", PATH, "The site's copy of the project folder.", "."),
             Row("--key FILE", PATH, "Private key of the site's node."),
-            Row(
-                "--ca FILE",
-                PATH,
-                "Certificate of the authority that signed the server certificate.",
-            ),
+            CA,
             Row("--rejoin", FLAG, "Rejoin as a new client if the state was lost.", False),
             Row(
                 "--min-scored-rows N",

@@ -8,36 +8,18 @@ from typing import Any
 
 from docutils.nodes import SkipNode
 from docutils.utils.math import MathError
-from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util.logging import getLogger
 
+from pyrofl.cli.output.slides import mathml
+
 LOGGER = getLogger(__name__)
-
-# What MyST reads and docutils does not know.
-SIMPLER = {
-    r"\operatorname": r"\mathrm",
-    r"\lVert": r"\|",
-    r"\rVert": r"\|",
-    r"\bigl": "",
-    r"\bigr": "",
-}
-SIMPLER |= {r"\dots": r"\ldots", r"\tfrac": r"\frac", r"\dfrac": r"\frac", r"\lt": "<", r"\gt": ">"}
-
-
-SIMPLER |= {rf"\{size}{side}": "" for size in ("big", "Big", "bigg") for side in ("", "l", "r")}
-
-
-def _simpler(text: str) -> str:
-    for sign, other in SIMPLER.items():
-        text = re.sub(re.escape(sign) + r"(?![A-Za-z])", lambda _, other=other: other, text)
-    return text
 
 
 def _written(node: Any, as_block: bool) -> str:
     """Return a formula as MathML; one that cannot be read is a warning, and stays as it is."""
     text = node.astext()
     try:
-        return str(tex2mathml(_simpler(text), as_block=as_block))
+        return mathml(text, as_block)
     except MathError as error:
         LOGGER.warning("formula %s: %s", text, error, location=node)
         return f"<code>{escape(text)}</code>"

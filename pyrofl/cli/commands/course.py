@@ -1,0 +1,115 @@
+"""The command `pyrofl course`: notebooks, tests, slides, a project and an exam of a course."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+import pyrofl
+from pyrofl.cli.output import notebooks, slides
+from pyrofl.data.loaders import datasets
+from pyrofl.experiments.console import show
+from pyrofl.files import run_folder
+
+SOLUTION = re.compile(r"<!-- solution -->\n(.*?)<!-- end -->\n", re.DOTALL)
+CONFIG = 'c = get_config()  # of nbgrader\nc.CourseDirectory.course_id = "pyrofl"\n'
+PROJECT_DATA = "rat_tumours"
+
+
+class WrongAnswer(NamedTuple):
+    """Typical wrong answer to an exercise, which its tests must reject."""
+
+    why: str
+    code: str
+
+
+def sources() -> Path:
+    """Return the folder of the lessons: inside the installed package, or of the checkout.
+
+    Raises:
+        ValueError: if there is neither.
+    """
+    package = Path(pyrofl.__file__).parent
+    for folder in (package / "lessons", package.parent / "examples" / "tutorials"):
+        if (folder / "course").is_dir():
+            return folder
+    raise ValueError(
+        "the lessons are not part of this installation; expected a wheel of pyrofl or a checkout"
+    )
+
+
+def lessons() -> list[Path]:
+    """Return the source files of all lessons, in their order."""
+    return sorted(sources().glob("[0-9]*.py"))
+
+
+def wrong_answers() -> Mapping[str, Mapping[int, list[WrongAnswer]]]:
+    """Return the typical wrong answers: lesson -> number of the exercise -> answers."""
+    text = (sources() / "course" / "wrong_answers.yaml").read_text("utf-8")
+    return {
+        lesson: {
+            number: [WrongAnswer(**one) for one in answers] for number, answers in found.items()
+        }
+        for lesson, found in yaml.safe_load(text).items()
+    }
+
+
+def course(args: Namespace) -> None:
+    """Write a course into a folder, in the layout of nbgrader."""
+    found = dict(contents())
+    out = run_folder.prepare(Path(args.out))
+    for name, text in found.items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    graded = sum(name.startswith("release/") for name in found)
+    show(
+        f"{out}: {graded} lessons for students in release/, with solutions in source/; slides/, "
+        "project/, exam/; begin with README.md, which is for teachers"
+    )
+
+
+def contents() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every file of the course."""
+    rows = []
+    for path in lessons():
+        lesson = notebooks.read(path)
+        for folder, teacher in (("source", True), ("release", False)):
+            text = notebooks.write(notebooks.of_course(path, teacher))
+            yield f"{folder}/{path.stem}/{path.stem}.ipynb", text
+        yield f"slides/{path.stem}.html", slides.deck(lesson)
+        rows.append((path.stem, notebooks.exercises(lesson)))
+    own = sources() / "course"
+    for name in ("exam", "project"):
+        text = (own / f"{name}.md").read_text("utf-8")
+        yield f"{name}/{name}.md", SOLUTION.sub("", text)
+        yield f"{name}/{name}_answers.md", SOLUTION.sub(r"\1", text)
+    yield f"project/{PROJECT_DATA}.csv", project_data()
+    yield "nbgrader_config.py", CONFIG
+    yield "README.md", (own / "teachers.md").read_text("utf-8") + "\n".join(answers(rows))
+
+
+def project_data() -> str:
+    """Return the data of the project as CSV: rats and rats with a tumor in 71 experiments."""
+    data = datasets.load(PROJECT_DATA)
+    rows = zip(data.x[:, 0].tolist(), data.y.tolist(), strict=True)
+    lines = [f"{i},{int(rats)},{int(ill)}" for i, (rats, ill) in enumerate(rows, 1)]
+    return "\n".join(["experiment,rats,tumors", *lines, ""])
+
+
+def answers(rows: list[tuple[str, list[notebooks.Exercise]]]) -> Iterator[str]:
+    """Yield the lines of the teacher's page on exercises and typical wrong answers."""
+    wrong: Any = wrong_answers()
+    yield "\n## Exercises and typical wrong answers\n"
+    yield "The tests reject each of these answers.\n"
+    for lesson, found in rows:
+        for one in found:
+            yield f"- **{lesson}, exercise {one.number}** ({one.level}, {one.points} points): " + (
+                "; ".join(answer.why for answer in wrong[lesson][one.number])
+            )
+    yield ""

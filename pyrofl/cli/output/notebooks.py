@@ -1,0 +1,116 @@
+"""Notebooks of the course: those of teachers, and those of students without the solutions.
+
+The cells of a lesson are tagged in its source, `examples/tutorials/NN_NAME.py`:
+
+    solution      solution of an exercise; students get an empty cell
+    test          tests of the solution in the cell before; its points are in the exercise's heading
+    remove-cell   checks of numbers in the text; part of the site's build only
+
+Metadata and markers are those of nbgrader (schema 3), https://nbgrader.readthedocs.io.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 3  # version of nbgrader's metadata
+EMPTY = "# YOUR CODE HERE\nraise NotImplementedError()"
+HEADING = re.compile(r"(?m)^### (Exercise (\d+)) \((\w+), (\d+) points?\)$")
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """Graded exercise of a lesson: number, level, points, source of its solution and tests."""
+
+    number: int
+    level: str
+    points: int
+    solution: str
+    test: str
+
+
+def read(path: Path) -> Any:
+    """Read a lesson as a notebook of nbformat.
+
+    Raises:
+        ValueError: if jupytext is not installed.
+    """
+    return _jupytext().read(path, fmt="py:percent")
+
+
+def write(notebook: Any) -> str:
+    """Return the text of an .ipynb file."""
+    return f"{_jupytext().writes(notebook, fmt='ipynb').rstrip()}\n"
+
+
+def _jupytext() -> Any:
+    try:
+        return import_module("jupytext")
+    except ImportError as error:
+        raise ValueError(
+            "a course is written by jupytext; expected pip install 'pyrofl[course]'"
+        ) from error
+
+
+def tags(cell: Any) -> set[str]:
+    """Return the tags of a cell."""
+    return {*cell["metadata"].get("tags", ())}
+
+
+def exercises(notebook: Any) -> list[Exercise]:
+    """Return the graded exercises of a lesson, in their order.
+
+    Raises:
+        ValueError: if an exercise is not followed by one cell with its solution and one with tests.
+    """
+    found, cells = [], notebook.cells
+    for i, cell in enumerate(cells):
+        if heading := HEADING.search(cell["source"]):
+            name, number, level, points = heading.groups()
+            after = [tags(c) & {"solution", "test"} for c in cells[i + 1 : i + 3]]
+            if after != [{"solution"}, {"test"}]:
+                raise ValueError(f"{name} is not followed by a solution and a test")
+            own = (cells[i + 1]["source"], cells[i + 2]["source"])
+            found.append(Exercise(int(number), level, int(points), *own))
+    return found
+
+
+def of_course(path: Path, teacher: bool) -> Any:
+    """Return a lesson as a notebook of nbformat, for teachers or for students."""
+    notebook = read(path)
+    points = {e.number: e.points for e in exercises(notebook)}
+    cells, number = [], 0
+    for i, cell in enumerate(notebook.cells):
+        own = tags(cell)
+        if "remove-cell" in own:
+            continue
+        if heading := HEADING.search(cell["source"]):
+            number = int(heading[2])
+        elif cell["cell_type"] == "markdown":
+            number = 0
+        source = re.sub(r"(?m)^# quick: .*\n?", "", cell["source"]).rstrip()
+        metadata: dict[str, Any] = {}
+        if "solution" in own:
+            metadata = graded(f"exercise-{number}", 0) if number else {}
+            if teacher:
+                source = f"### BEGIN SOLUTION\n{source}\n### END SOLUTION"
+            else:
+                source = EMPTY if number else "# Your code"
+        elif "test" in own:
+            metadata = graded(f"exercise-{number}-test", points[number])
+        cells.append(cell | {"id": f"{path.stem}-{i}", "source": source, "metadata": metadata})
+    notebook.cells = cells
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
+    return notebook
+
+
+def graded(name: str, points: int) -> dict[str, Any]:
+    """Return nbgrader's metadata of a cell: with points it holds tests, otherwise a solution."""
+    test = points > 0
+    about = {"grade": test, "grade_id": name, "locked": test, "schema_version": SCHEMA}
+    about |= {"solution": not test, "task": False} | ({"points": points} if test else {})
+    return {"nbgrader": about}

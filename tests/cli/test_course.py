@@ -1,0 +1,161 @@
+"""The command `pyrofl course`: what it writes, and that its tests accept and reject what they should."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+pytest.importorskip("jupytext")
+pytest.importorskip("docutils")
+
+from pyrofl.cli import main
+from pyrofl.cli.commands import course
+from pyrofl.cli.output import notebooks, slides
+
+LESSONS = course.lessons()
+GRADED = [path for path in LESSONS if notebooks.exercises(notebooks.read(path))]
+
+
+def lesson(path: Path) -> tuple[dict[str, Any], list[notebooks.Exercise]]:
+    """Return the names that a lesson imports, and its graded exercises."""
+    matplotlib.use("agg")
+    notebook = notebooks.read(path)
+    imports = next(cell["source"] for cell in notebook.cells if cell["cell_type"] == "code")
+    names: dict[str, Any] = {}
+    exec(re.sub(r"(?m)^%.*", "", imports), names)
+    return names, notebooks.exercises(notebook)
+
+
+@pytest.mark.parametrize("path", GRADED, ids=lambda path: path.stem)
+def test_tests_accept_the_solution_and_reject_wrong_answers(path):
+    """Exercises need the imports of their lesson and the exercises before, nothing else."""
+    names, found = lesson(path)
+    wrong = course.wrong_answers()[path.stem]
+    assert [e.number for e in found] == [*wrong]
+    for exercise in found:
+        before = dict(names)
+        exec(exercise.solution, names)
+        exec(exercise.test, names)
+        assert len(wrong[exercise.number]) >= 3
+        for answer in wrong[exercise.number]:
+            own = dict(before)
+            exec(answer.code, own)
+            with pytest.raises(AssertionError) as raised:
+                exec(exercise.test, own)
+            assert str(raised.value), f"{answer.why}: the test has no message"
+        with pytest.raises(NotImplementedError):
+            exec(notebooks.EMPTY, dict(before))
+
+
+def test_the_course_has_seven_lessons_with_exercises_of_three_levels():
+    assert [path.stem[:2] for path in GRADED] == [f"0{n}" for n in range(1, 8)]
+    for path in GRADED:
+        levels = [e.level for e in notebooks.exercises(notebooks.read(path))]
+        assert {*levels} == {"basic", "intermediate", "advanced"}
+        assert levels == sorted(levels, key=["basic", "intermediate", "advanced"].index)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("course") / "out"
+    assert main(["course", str(out)]) == 0
+    return out
+
+
+def cells(path: Path) -> list[dict[str, Any]]:
+    notebook = json.loads(path.read_text())
+    assert notebook["nbformat"] == 4
+    return [c | {"source": "".join(c["source"])} for c in notebook["cells"]]
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_students_get_the_lesson_without_solutions(path, written):
+    name = f"{path.stem}/{path.stem}.ipynb"
+    teacher, student = cells(written / "source" / name), cells(written / "release" / name)
+    assert len(teacher) == len(student)
+    solved = 0
+    for one, other in zip(teacher, student, strict=True):
+        assert one["id"] == other["id"]
+        assert one["metadata"] == other["metadata"]
+        if "### BEGIN SOLUTION" in one["source"]:
+            assert other["source"] in (notebooks.EMPTY, "# Your code")
+            solved += 1
+        else:
+            assert one["source"] == other["source"]
+        assert "# quick:" not in one["source"]
+    tagged = [c for c in notebooks.read(path).cells if "solution" in notebooks.tags(c)]
+    assert solved == len(tagged) > 0
+    checks = [c["source"] for c in notebooks.read(path).cells if "remove-cell" in notebooks.tags(c)]
+    assert not {*checks} & {c["source"] for c in student}
+
+
+@pytest.mark.parametrize("path", GRADED, ids=lambda path: path.stem)
+def test_metadata_is_that_of_nbgrader(path, written):
+    about = [
+        cell["metadata"]["nbgrader"]
+        for cell in cells(written / "release" / path.stem / f"{path.stem}.ipynb")
+        if "nbgrader" in cell["metadata"]
+    ]
+    names = [one["grade_id"] for one in about]
+    assert len({*names}) == len(names) == 8
+    assert all(one["schema_version"] == 3 and not one["task"] for one in about)
+    for solution, test in zip(about[::2], about[1::2], strict=True):
+        assert (solution["solution"], solution["grade"], solution["locked"]) == (True, False, False)
+        assert (test["solution"], test["grade"], test["locked"]) == (False, True, True)
+        assert test["points"] > 0
+        assert test["grade_id"] == f"{solution['grade_id']}-test"
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_slides_are_complete_and_need_no_network(path, written):
+    text = (written / "slides" / f"{path.stem}.html").read_text()
+    assert slides.slides_title(notebooks.read(path)) in text
+    assert text.count("<section>") >= 5
+    assert "{{" not in text.partition("<body>")[0]
+    assert not re.search(r"""(?:src|href)=["']|@import|url\(""", text)
+    assert "$$" not in text
+    solutions = [e.solution for e in notebooks.exercises(notebooks.read(path))]
+    assert not any(line in text for s in solutions for line in s.splitlines() if "return" in line)
+
+
+def test_exam_and_project_have_answers_for_teachers_only(written):
+    exam, answers = ((written / "exam" / f"exam{end}.md").read_text() for end in ("", "_answers"))
+    assert len(re.findall(r"(?m)^## Question \d+ \(\d+ points\)$", exam)) == 10
+    assert answers.count("**Answer.**") == 10
+    assert "Answer." not in exam
+    assert "<!--" not in exam + answers
+    for code in re.findall(r"```python\n(.*?)```", answers, re.DOTALL):
+        exec(code, {})
+    brief = (written / "project" / "project.md").read_text()
+    lines = (written / "project" / "rat_tumours.csv").read_text().splitlines()
+    assert f"{len(lines) - 1} experiments" in brief
+    assert lines[0] == "experiment,rats,tumors"
+    assert all(0 <= int(tumors) <= int(rats) for _, rats, tumors in (r.split(",") for r in lines[1:]))
+
+
+def test_the_page_for_teachers_lists_all_lessons_and_wrong_answers(written):
+    text = (written / "README.md").read_text()
+    for path in LESSONS:
+        assert path.stem in text
+    for found in course.wrong_answers().values():
+        for some in found.values():
+            assert all(answer.why in text for answer in some)
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path, capsys):
+    (tmp_path / "mine.txt").touch()
+    assert main(["course", str(tmp_path)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_missing_libraries_are_refused_before_any_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jupytext", None)
+    assert main(["course", str(tmp_path / "out")]) == 2
+    assert "pip install 'pyrofl[course]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
