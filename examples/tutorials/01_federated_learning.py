@@ -16,7 +16,7 @@
 # Train one model on the data of several clients without collecting the data, see where this goes wrong, and why a posterior
 # helps.
 #
-# After this lesson you can
+# After this lesson (about 65 minutes) you can
 #
 # - describe a round of **FedAvg** (McMahan and others, AISTATS 2017), and compute one by hand,
 # - derive where FedAvg ends, and explain *client drift*,

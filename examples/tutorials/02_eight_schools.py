@@ -17,7 +17,7 @@
 # test. Each school estimated the effect of the lessons in test points, and the standard error of this estimate.
 # The schools do not want to share their data.
 #
-# After this lesson (about 55 minutes) you can
+# After this lesson (about 65 minutes) you can
 #
 # - fit a hierarchical model while all rows stay on their clients,
 # - derive *shrinkage*: why the estimate of one school moves towards the others, and how far,

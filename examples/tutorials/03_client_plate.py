@@ -17,7 +17,7 @@
 # ordinary Pyro model. A plate declares conditional independence: given the tensors that the server sent, the clients
 # are independent. Many clients can therefore be trained in one vectorized operation, or each on its own machine.
 #
-# After this lesson (about 55 minutes) you can
+# After this lesson (about 60 minutes) you can
 #
 # - read and draw a federated model,
 # - derive the shape of every tensor in it, and why the losses of clients add,

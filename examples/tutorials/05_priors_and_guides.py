@@ -17,7 +17,7 @@
 # parameters before any data are seen. The **guide** is the family of distributions that approximates the posterior.
 # Each is one argument.
 #
-# After this lesson (about 65 minutes) you can
+# After this lesson (about 70 minutes) you can
 #
 # - replace a prior, and compare the models by leave-one-out cross-validation (LOO) and in a figure,
 # - replace a guide, recognize what it cannot represent, and derive how much too narrow it is,

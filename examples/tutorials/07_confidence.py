@@ -21,7 +21,7 @@
 # We compute the method three times: by hand, in closed form over many rounds, and in Pyro. The first two agree exactly, the
 # third up to Monte Carlo noise.
 #
-# After this lesson (about 60 minutes) you can
+# After this lesson (about 75 minutes) you can
 #
 # - derive the confidence and the server update from the ELBO,
 # - compute a round by hand, and compare it with the library,

@@ -1,4 +1,4 @@
-"""The command `pyrofl course`: what it writes, and that its tests accept and reject what they should."""
+"""The command `pyrofl course`: its files, and what the tests of its exercises accept and reject."""
 
 from __future__ import annotations
 
@@ -58,6 +58,14 @@ def test_the_course_has_seven_lessons_with_exercises_of_three_levels():
         levels = [e.level for e in notebooks.exercises(notebooks.read(path))]
         assert {*levels} == {"basic", "intermediate", "advanced"}
         assert levels == sorted(levels, key=["basic", "intermediate", "advanced"].index)
+
+
+def test_lessons_take_the_minutes_that_they_state():
+    for path in GRADED:
+        estimate = sum(notebooks.minutes(notebooks.read(path)))
+        (stated,) = re.findall(r"After this lesson \(about (\d+) minutes\)", path.read_text())
+        assert abs(estimate - int(stated)) <= 3
+        assert 45 <= estimate <= 75
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +131,11 @@ def test_slides_are_complete_and_need_no_network(path, written):
     assert not any(line in text for s in solutions for line in s.splitlines() if "return" in line)
 
 
-def test_exam_and_project_have_answers_for_teachers_only(written):
+def test_exam_and_project_have_answers_for_teachers_only(written, monkeypatch):
     exam, answers = ((written / "exam" / f"exam{end}.md").read_text() for end in ("", "_answers"))
     assert len(re.findall(r"(?m)^## Question \d+ \(\d+ points\)$", exam)) == 10
     assert answers.count("**Answer.**") == 10
-    assert "Answer." not in exam
+    assert "Answer" not in exam
     assert "<!--" not in exam + answers
     for code in re.findall(r"```python\n(.*?)```", answers, re.DOTALL):
         exec(code, {})
@@ -135,7 +143,14 @@ def test_exam_and_project_have_answers_for_teachers_only(written):
     lines = (written / "project" / "rat_tumours.csv").read_text().splitlines()
     assert f"{len(lines) - 1} experiments" in brief
     assert lines[0] == "experiment,rats,tumors"
-    assert all(0 <= int(tumors) <= int(rats) for _, rats, tumors in (r.split(",") for r in lines[1:]))
+    rats, ill = (sum(int(line.split(",")[k]) for line in lines[1:]) for k in (1, 2))
+    key = (written / "project" / "project_answers.md").read_text()
+    assert f"all rats together {ill}/{rats:,} = {ill / rats:.2f}" in key
+    monkeypatch.chdir(written / "project")
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", brief, re.DOTALL)[0], names)
+    assert names["data"].clients == len(lines) - 1
+    assert float(names["data"].y.sum()) == ill
 
 
 def test_the_page_for_teachers_lists_all_lessons_and_wrong_answers(written):

@@ -76,14 +76,12 @@ def course(args: Namespace) -> None:
 
 def contents() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every file of the course."""
-    rows = []
+    read = {path.stem: notebooks.read(path) for path in lessons()}
     for path in lessons():
-        lesson = notebooks.read(path)
         for folder, teacher in (("source", True), ("release", False)):
             text = notebooks.write(notebooks.of_course(path, teacher))
             yield f"{folder}/{path.stem}/{path.stem}.ipynb", text
-        yield f"slides/{path.stem}.html", slides.deck(lesson)
-        rows.append((path.stem, notebooks.exercises(lesson)))
+        yield f"slides/{path.stem}.html", slides.deck(read[path.stem])
     own = sources() / "course"
     for name in ("exam", "project"):
         text = (own / f"{name}.md").read_text("utf-8")
@@ -91,7 +89,8 @@ def contents() -> Iterator[tuple[str, str]]:
         yield f"{name}/{name}_answers.md", SOLUTION.sub(r"\1", text)
     yield f"project/{PROJECT_DATA}.csv", project_data()
     yield "nbgrader_config.py", CONFIG
-    yield "README.md", (own / "teachers.md").read_text("utf-8") + "\n".join(answers(rows))
+    page = (own / "teachers.md").read_text("utf-8")
+    yield "README.md", "\n".join([page, *times(read), *answers(read), ""])
 
 
 def project_data() -> str:
@@ -102,14 +101,21 @@ def project_data() -> str:
     return "\n".join(["experiment,rats,tumors", *lines, ""])
 
 
-def answers(rows: list[tuple[str, list[notebooks.Exercise]]]) -> Iterator[str]:
-    """Yield the lines of the teacher's page on exercises and typical wrong answers."""
-    wrong: Any = wrong_answers()
-    yield "\n## Exercises and typical wrong answers\n"
-    yield "The tests reject each of these answers.\n"
-    for lesson, found in rows:
-        for one in found:
-            yield f"- **{lesson}, exercise {one.number}** ({one.level}, {one.points} points): " + (
-                "; ".join(answer.why for answer in wrong[lesson][one.number])
-            )
-    yield ""
+def times(read: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table of estimated minutes, given the lessons."""
+    yield "| Lesson | Read and run | Exercises | Points |\n|---|---|---|---|"
+    for lesson, notebook in read.items():
+        reading, work = notebooks.minutes(notebook)
+        points = sum(one.points for one in notebooks.exercises(notebook))
+        yield f"| {lesson} | {reading} | {work} | {points or 'not graded'} |"
+
+
+def answers(read: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines on exercises and typical wrong answers, given the lessons."""
+    yield "\n## Exercises and typical wrong answers\n\nThe tests reject each of these answers.\n"
+    wrong = wrong_answers()
+    for lesson, notebook in read.items():
+        for one in notebooks.exercises(notebook):
+            why = "; ".join(answer.why for answer in wrong[lesson][one.number])
+            about = f"exercise {one.number} ({one.level}, {one.points} points)"
+            yield f"- **{lesson}, {about}**: {why}"

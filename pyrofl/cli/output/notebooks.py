@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 3  # version of nbgrader's metadata
+MINUTES = {"basic": 5, "intermediate": 8, "advanced": 10}  # for an exercise
+EXPLORED = 5  # minutes for a question without grade
+WORDS, LINES = 80, 10  # read in a minute: words of prose, lines of code
 EMPTY = "# YOUR CODE HERE\nraise NotImplementedError()"
 HEADING = re.compile(r"(?m)^### (Exercise (\d+)) \((\w+), (\d+) points?\)$")
 
@@ -79,6 +82,23 @@ def exercises(notebook: Any) -> list[Exercise]:
     return found
 
 
+def minutes(notebook: Any) -> tuple[int, int]:
+    """Estimate the minutes to read and run a lesson, and those to do its exercises.
+
+    A rule of thumb from the numbers of words, lines and exercises; not measured with students.
+    """
+    words = lines = 0
+    for cell in notebook.cells:
+        if cell["cell_type"] == "markdown":
+            words += len(cell["source"].split())
+        elif not tags(cell) & {"solution", "test", "remove-cell"}:
+            lines += sum(bool(line.strip()) for line in cell["source"].splitlines())
+    explored = [c["source"] for c in notebook.cells if "## Explore" in c["source"]]
+    questions = len(re.findall(r"(?m)^\d+\. ", "".join(explored)))
+    work = sum(MINUTES[e.level] for e in exercises(notebook)) + EXPLORED * questions
+    return round(words / WORDS + lines / LINES), work
+
+
 def of_course(path: Path, teacher: bool) -> Any:
     """Return a lesson as a notebook of nbformat, for teachers or for students."""
     notebook = read(path)
@@ -102,9 +122,11 @@ def of_course(path: Path, teacher: bool) -> Any:
                 source = EMPTY if number else "# Your code"
         elif "test" in own:
             metadata = graded(f"exercise-{number}-test", points[number])
-        cells.append(cell | {"id": f"{path.stem}-{i}", "source": source, "metadata": metadata})
+        cell.update({"id": f"{path.stem}-{i}", "source": source, "metadata": metadata})
+        cells.append(cell)
     notebook.cells = cells
-    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
+    for key in {*notebook.metadata} - {"kernelspec"}:
+        del notebook.metadata[key]
     return notebook
 
 
