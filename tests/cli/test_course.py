@@ -119,6 +119,33 @@ def test_metadata_is_that_of_nbgrader(path, written):
         assert test["grade_id"] == f"{solution['grade_id']}-test"
 
 
+@pytest.mark.parametrize("path", GRADED, ids=lambda path: path.stem)
+def test_notebooks_of_teachers_pass_and_those_of_students_fail_where_empty(path, written):
+    imports, _ = lesson(path)
+    for folder, solved in (("source", True), ("release", False)):
+        names = dict(imports)
+        for cell in cells(written / folder / path.stem / f"{path.stem}.ipynb"):
+            if "nbgrader" not in cell["metadata"]:
+                continue
+            if solved:
+                exec(cell["source"], names)
+            else:
+                missing = (
+                    NameError if cell["metadata"]["nbgrader"]["grade"] else NotImplementedError
+                )
+                with pytest.raises(missing):
+                    exec(cell["source"], names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_notebooks_of_teachers_run_in_a_kernel(path, written, tmp_path):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    book = nbformat.read(written / "source" / path.stem / f"{path.stem}.ipynb", as_version=4)
+    nbformat.validate(book)
+    nbclient.NotebookClient(book, timeout=600, kernel_name="python3").execute(cwd=str(tmp_path))
+
+
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_slides_are_complete_and_need_no_network(path, written):
     text = (written / "slides" / f"{path.stem}.html").read_text()

@@ -1,7 +1,8 @@
 """Slides of a lesson: its goals, definitions, formulas, lists and short code, as one HTML file.
 
 A slide shows a section: sentences with bold words (definitions and results), displayed formulas,
-lists, and cells of code of at most twelve lines. Formulas are MathML: nothing is fetched.
+lists, and cells of code of at most twelve lines; a section without bold words begins with its first
+sentence. Exercises are left out. Formulas are MathML: nothing is fetched.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pyrofl.cli.output.notebooks import tags
 
 MOST_LINES = 12  # of code on a slide
 MOST_BLOCKS = 6  # on a slide; a longer section is continued on the next one
-BLOCK = re.compile(r"\$\$.*?\$\$", re.DOTALL)
+BLOCK = re.compile(r"(\$\$.*?\$\$|```.*?```)", re.DOTALL)
 
 # LaTeX that docutils does not read, and what it reads.
 SIMPLER = {
@@ -78,24 +79,22 @@ def slides_title(notebook: Any) -> str:
 
 def slides_of(notebook: Any) -> Iterator[str]:
     """Yield the Markdown of each slide of a lesson."""
-    heading, blocks = "", list[str]()
+    title, *rest = re.split(r"(?m)^(?=#{2,3} )", marked(notebook).partition("\n## Ex")[0])
+    yield title
+    for section in rest:
+        heading, _, text = section.partition("\n")
+        yield from pages(f"## {heading.lstrip('# ')}", key_points(text))
+
+
+def marked(notebook: Any) -> str:
+    """Return the prose and the short code of a lesson as one text in Markdown."""
+    parts = []
     for cell in notebook.cells:
-        if tags(cell) & {"solution", "test", "remove-cell", "parameters"}:
-            continue
-        if cell["cell_type"] == "code":
-            blocks += code_on_slide(cell["source"])
-            continue
-        for part in re.split(r"(?m)^(?=#{1,3} )", cell["source"]):
-            if title := re.match(r"(#{1,3}) (.*)\n?", part):
-                yield from pages(heading, blocks)
-                first = title[1] == "#"
-                heading, blocks = f"{title[1][:2]} {title[2]}", []
-                part = part[title.end() :]
-                if first:  # all of it: what the lesson is about, and its goals
-                    blocks = [b for b in part.split("\n\n") if b.strip()]
-                    continue
-            blocks += key_points(part)
-    yield from pages(heading, blocks)
+        if cell["cell_type"] == "markdown":
+            parts.append(cell["source"])
+        elif not tags(cell) & {"solution", "test", "remove-cell", "parameters"}:
+            parts.append(code_on_slide(cell["source"]))
+    return "\n\n".join(filter(None, parts))
 
 
 def pages(heading: str, blocks: list[str]) -> Iterator[str]:
@@ -105,30 +104,35 @@ def pages(heading: str, blocks: list[str]) -> Iterator[str]:
         yield "\n\n".join([f"{heading}{more}", *blocks[i : i + MOST_BLOCKS]])
 
 
-def code_on_slide(source: str) -> list[str]:
+def code_on_slide(source: str) -> str:
     """Return a cell of code as a block of Markdown if it is short and draws no figure."""
     lines = [line for line in source.splitlines() if line.strip()]
-    drawn = re.search(r"plt\.|axes|%matplotlib", source)
-    return [f"```python\n{source.strip()}\n```"] if len(lines) <= MOST_LINES and not drawn else []
+    drawn = re.search(r"plt\.|axes|%matplotlib|figures\.", source)
+    short = len(lines) <= MOST_LINES and not drawn
+    return f"```python\n{source.strip()}\n```" if short else ""
 
 
 def key_points(text: str) -> list[str]:
-    r"""Return formulas, lists and sentences with bold words of a text, in their order.
+    r"""Return code, formulas, lists and sentences with bold words of a section, in their order.
+
+    Without bold words, the first sentence is one of them.
 
     >>> key_points("A **client** holds rows. It may be small.\n\n- one\n- two\n\n$$x = 1.$$")
     ['A **client** holds rows.', '- one\n- two', '$$x = 1.$$']
+    >>> key_points("Insert this. Then that.\n\n$$x = 1.$$")
+    ['Insert this.', '$$x = 1.$$']
     """
-    found = []
-    for paragraph in re.split(r"\n\s*\n", text):
-        at = 0
-        for formula in [*BLOCK.finditer(paragraph), None]:
-            prose = paragraph[at : formula.start() if formula else None].strip()
-            if re.match(r"(?:[-*]|\d+\.) ", prose):
-                found.append(prose)
-            else:
-                sentences = re.split(r"(?<=[.:?]) +(?=[A-Z$*`])", " ".join(prose.split()))
-                found += [s for s in sentences if "**" in s]
-            if formula:
-                found.append(formula[0])
-                at = formula.end()
-    return found
+    found, first = list[str](), ""
+    for part in BLOCK.split(text):
+        if part.startswith(("$$", "```")):
+            found.append(part)
+            continue
+        for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", part))):
+            if re.match(r"(?:[-*]|\d+\.) ", paragraph):
+                found.append(paragraph)
+                continue
+            sentences = re.split(r"(?<=[.:?]) +(?=[A-Z$*`])", " ".join(paragraph.split()))
+            found += [sentence for sentence in sentences if "**" in sentence]
+            first = first or sentences[0]
+    bold = any("**" in block for block in found if not block.startswith("```"))
+    return found if bold or not first else [first, *found]
