@@ -64,6 +64,7 @@ EXCEPTIONS = {
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 PAGES += [*sorted((ROOT / "examples").glob("*.md")), *sorted(ROOT.glob("examples/papers/**/*.md"))]
 PAGES += sorted((ROOT / "examples" / "tutorials").glob("[0-9]*.py"))
+PAGES += sorted((ROOT / "examples" / "tutorials" / "course").glob("*.md"))
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:

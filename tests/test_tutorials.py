@@ -45,7 +45,6 @@ def test_tutorial_runs_to_its_end(path: Path, tmp_path: Path, forked: Nursery):
 def test_tutorial_has_pictures_exercises_and_solutions(path: Path):
     text = path.read_text()
     assert 'tags=["parameters"]' in text
-    assert 'tags=["hide-cell"]' in text
     assert len(re.findall(r"(?m)^plt\.show\(\)$|^figures\.|^moving\(", text)) >= 3, "pictures"
     explored = text.split("## Explore")[1]
     asked = re.findall(r"(?m)^# (\d)\. ", explored.split("# %%")[0])

@@ -171,7 +171,7 @@ figures.predictive_checks(tables["Poisson"])
 
 # %% [markdown]
 # The Poisson model reproduces the means, but neither standard deviations nor maxima: real months differ more than Poisson counts do. The negative
-# binomial model reproduces all. **Go on with the negative binomial model.**
+# binomial model reproduces all. **Continue with the negative binomial model.**
 
 # %% tags=["remove-cell"]
 if full:
