@@ -201,3 +201,9 @@ def test_missing_libraries_are_refused_before_any_work(tmp_path, capsys, monkeyp
     assert main(["course", str(tmp_path / "out")]) == 2
     assert "pip install 'pyrofl[course]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("short", [r"\tfrac12", r"\frac12", r"\frac 1 2", r"\frac1{2}"])
+def test_short_fractions_are_read_as_latex_reads_them(short):
+    assert slides.mathml(short, False) == slides.mathml(r"\frac{1}{2}", False)
+    assert slides.mathml(rf"{short}\alpha", False) == slides.mathml(r"\frac{1}{2}\alpha", False)

@@ -44,7 +44,10 @@ def mathml(text: str, as_block: bool) -> str:
     """
     tex2mathml = import_module("docutils.utils.math.latex2mathml").tex2mathml
     for sign, other in SIMPLER.items():
-        text = re.sub(re.escape(sign) + r"(?![A-Za-z])", lambda _, other=other: other, text)
+        text = re.sub(re.escape(sign) + r"(?![A-Za-z])", other.replace("\\", r"\\"), text)
+    # \frac12 and \frac1{2}, which docutils reads as one number and what follows it.
+    text = re.sub(r"\\frac\s*([0-9a-z])\s*([0-9a-z])", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac\s*([0-9a-z])\s*\{", r"\\frac{\1}{", text)
     return str(tex2mathml(text, as_block=as_block))
 
 
