@@ -20,7 +20,7 @@
 # With three clients, every mixture is a point in a triangle. This tutorial reproduces figure 1 of the paper, with more
 # seeds.
 #
-# After this lesson you can
+# After this lesson (about 60 minutes) you can
 #
 # - read a plot on the simplex of three clients' models,
 # - distinguish the average of *weights* from the average of *predictions*,
@@ -175,6 +175,17 @@ print(
 )
 
 # %% [markdown]
+# ## Derivation: why predictions are averaged
+#
+# Let $p_s(y)$ be the probability of the true class by mixture $s$. The logarithm is concave, so by Jensen's inequality
+#
+# $$-\log \Big(\frac1S \sum_s p_s(y)\Big) \le \frac1S \sum_s -\log p_s(y):$$
+#
+# **the averaged predictions are at least as good as the models are on average**, in negative log likelihood. Nothing of this kind holds
+# for the average of weights. The mixtures' weights have a symmetric Dirichlet distribution with parameter $\alpha$; for $K$ clients, each weight has
+#
+# $$\text{mean } \frac1K, \qquad \text{variance } \frac{\frac1K\big(1 - \frac1K\big)}{K\alpha + 1}.$$
+#
 # ## Compare over many seeds
 #
 # In the paper, for one random spiral, the accuracy of the ensemble is 69% and that of FedAvg 64%. Repeat the comparison
@@ -244,7 +255,78 @@ for name, one in {
 # `ensemble` is the teacher, `global` the student: one network with the same size as that of FedAvg. Here the student is
 # even more accurate than its teacher. The student must be trained to convergence: with too small a learning rate it
 # stops between the mean of the weights, where it starts, and its teacher.
+
+# %% [markdown]
+# ## Exercises
 #
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+
+# %% [markdown]
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `mixtures(models, weight)`: the parameters of mixtures of clients' models. `models` has the shape [clients, parameters],
+# `weight` the shape [mixtures, clients], and its rows sum to one.
+
+# %% tags=["hide-cell", "solution"]
+# A product of matrices: [mixtures, clients] times [clients, parameters].
+
+
+def mixtures(models, weight):
+    return weight @ models
+
+
+# %% tags=["hide-cell", "test"]
+sent = np.array([[0.0, 4.0], [2.0, 0.0]])
+parts = np.array([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]])
+assert np.shape(mixtures(sent, parts)) == (3, 2), "expected one model for each mixture"
+assert np.allclose(mixtures(sent, parts), [[1, 2], [0, 4], [1.5, 1]]), (
+    "expected the weighted mean of the clients' parameters"
+)
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 3 points)
+#
+# Write `ensemble_nll(p)`: the negative log likelihood of the averaged predictions, a mean over rows. `p` holds the probability of the
+# true class, [mixtures, rows].
+
+# %% tags=["hide-cell", "solution"]
+# First average over mixtures, then take the logarithm.
+
+
+def ensemble_nll(p):
+    return -np.log(p.mean(0)).mean()
+
+
+# %% tags=["hide-cell", "test"]
+p = np.array([[0.9, 0.1], [0.1, 0.3]])
+assert np.isclose(ensemble_nll(p), -(np.log(0.5) + np.log(0.2)) / 2), (
+    "average over mixtures first, then take logarithms"
+)
+assert ensemble_nll(p) < -np.log(p).mean(), (
+    "by Jensen's inequality it is smaller than the mean of the NLLs"
+)
+
+# %% [markdown]
+# ### Exercise 3 (advanced, 3 points)
+#
+# Write `spread(alpha, clients)`: the standard deviation of one client's weight in a symmetric Dirichlet distribution with parameter
+# `alpha`.
+
+# %% tags=["hide-cell", "solution"]
+# The root of the variance above; it decreases with alpha and with the number of clients.
+
+
+def spread(alpha, clients):
+    mean = 1 / clients
+    return (mean * (1 - mean) / (clients * alpha + 1)) ** 0.5
+
+
+# %% tags=["hide-cell", "test"]
+assert np.isclose(spread(1.0, 2), 12**-0.5), "two clients, alpha 1: uniform on 0 to 1"
+assert np.isclose(spread(0.5, 3), (2 / 9 / 2.5) ** 0.5), "expected the root of the variance"
+assert spread(5.0, 3) < spread(0.5, 3), "a large alpha gives mixtures near the centre"
+
+# %% [markdown]
 # ## Explore
 #
 # 1. Train the clients for 10 local epochs instead of 2, with the same learning rate. How does the accuracy at the centre of

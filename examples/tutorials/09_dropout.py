@@ -19,7 +19,7 @@
 # learned, the data determine the dropout rate of each weight. In **MetaVD** (Jeon and others, NeurIPS 2023) a small
 # network at the server predicts $\alpha$ for every *client*.
 #
-# After this lesson you can
+# After this lesson (about 55 minutes) you can
 #
 # - convert a dropout rate into a posterior variance, and back,
 # - plot the dropout rates of the clients during training,
@@ -65,6 +65,16 @@ print(f"mean {kept.mean():.3f}, variance {kept.var():.3f}; alpha is {rate / (1 -
 # posterior is, per weight,
 #
 # $$\text{KL} = \frac{1}{2} \log(1 + 1/\alpha).$$
+#
+# ### Derivation
+#
+# Take the prior $w \sim N(0, \gamma^2)$ with the best $\gamma$ for this weight. The KL divergence of two normal distributions is
+#
+# $$\text{KL} = \frac12 \Big( \log \frac{\gamma^2}{\alpha\theta^2} - 1 + \frac{\alpha\theta^2 + \theta^2}{\gamma^2} \Big).$$
+#
+# Its derivative with respect to $\gamma^2$ is zero at $\gamma^2 = (1 + \alpha)\,\theta^2$. Insert this: the last two terms cancel, and
+#
+# $$\text{KL} = \frac12 \log \frac{1 + \alpha}{\alpha}.$$
 #
 # It decreases with $\alpha$ without a minimum, so the KL term always favours more dropout. Only the likelihood limits
 # $\alpha$. If a weight does not affect the likelihood, its $\alpha$ grows without bound.
@@ -188,7 +198,70 @@ for name, run in {
 # Here MetaVD lowers the NLL of both groups, and raises the accuracy of held-out clients. Dropout improves a network that
 # overfits and degrades a network that underfits; this holds for learned dropout too. The page on the papers' claims shows
 # both cases on CIFAR-10, with three seeds.
+
+# %% [markdown]
+# ## Exercises
 #
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+
+# %% [markdown]
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `relative_variance(p)`: $\alpha$ for the dropout rate `p`.
+
+# %% tags=["hide-cell", "solution"]
+# Above: alpha = p / (1 - p).
+
+
+def relative_variance(p):
+    return p / (1 - p)
+
+
+# %% tags=["hide-cell", "test"]
+assert np.isclose(relative_variance(0.5), 1.0), "a rate of one half is alpha = 1"
+assert np.isclose(relative_variance(0.9), 9.0), "a rate of 0.9 is alpha = 9"
+assert np.isclose(relative_variance(0.0), 0.0), "no dropout, no variance"
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 3 points)
+#
+# Write `rate(mean, variance)`: the dropout rate of a weight with this posterior mean and variance.
+
+# %% tags=["hide-cell", "solution"]
+# alpha = variance / mean^2, so p = variance / (variance + mean^2).
+
+
+def rate(mean, variance):
+    return variance / (variance + mean**2)
+
+
+# %% tags=["hide-cell", "test"]
+assert np.isclose(rate(2.0, 4.0), 0.5), "variance = mean^2 is a rate of one half"
+assert np.isclose(rate(-1.0, 9.0), 0.9), "the sign of the mean does not matter"
+assert np.isclose(rate(3.0, 1.0), 0.1), "a small variance is a small rate"
+
+# %% [markdown]
+# ### Exercise 3 (advanced, 3 points)
+#
+# Write `slope(alpha)`: the derivative of the KL divergence with respect to $\alpha$. Is it ever zero?
+
+# %% tags=["hide-cell", "solution"]
+# KL = (log(1 + alpha) - log(alpha)) / 2. The derivative is negative for every alpha: the KL term always favours more dropout.
+
+
+def slope(alpha):
+    return -1 / (2 * alpha * (1 + alpha))
+
+
+# %% tags=["hide-cell", "test"]
+h = 1e-6
+for at in (0.5, 1.0, 4.0):
+    change = (np.log1p(1 / (at + h)) - np.log1p(1 / (at - h))) / (4 * h)
+    assert np.isclose(slope(at), change, rtol=1e-4), (
+        "compare with a difference quotient of log(1 + 1/alpha) / 2"
+    )
+
+# %% [markdown]
 # ## Explore
 #
 # 1. Give the clients 140 rows of each digit instead of 40. Does MetaVD still lower the NLL?

@@ -17,7 +17,7 @@
 # rows joins. The best model *on average* is not the best start for its local training. **Meta-learning** optimizes this
 # initialization.
 #
-# After this lesson you can
+# After this lesson (about 55 minutes) you can
 #
 # - explain in one figure how Reptile and FedABML differ from FedAvg, and what MAML optimizes,
 # - evaluate methods on held-out clients after 0, 1, 2, ... epochs of fine-tuning,
@@ -157,6 +157,20 @@ for name, runs in found.items():
 #
 # $$\min_w \sum_j L_j\big(w - \eta \nabla L_j(w)\big).$$
 #
+# ### Derivation: MAML with two parabolas
+#
+# Let $L_j(w) = \frac{a_j}{2}(w - m_j)^2$. One step ends at $w' = w - \eta a_j (w - m_j)$, whose distance to the minimum is
+# $(1 - \eta a_j)(w - m_j)$. The loss after the step, and its derivative with respect to $w$, are
+#
+# $$\frac{a_j}{2} (1 - \eta a_j)^2 (w - m_j)^2, \qquad a_j (1 - \eta a_j)^2 (w - m_j).$$
+#
+# One factor $1 - \eta a_j$ comes from the smaller gradient at $w'$, the other from the derivative of the step, $1 - \eta L_j''$; `"first"` omits
+# the second factor. The sum over clients is zero at
+#
+# $$w = \frac{\sum_j a_j (1 - \eta a_j)^2 m_j}{\sum_j a_j (1 - \eta a_j)^2}.$$
+#
+# **Clients with a steep loss count less**, because one step already brings them close to their minimum.
+#
 # The gradient of this objective contains second derivatives (a Hessian-vector product). `perfedavg.build(net, order="exact")`
 # computes them exactly, `"first"` omits them, and `"hessian_free"` approximates them by a difference of gradients.
 
@@ -189,6 +203,82 @@ axes.set_xlabel("log10 of the prior standard deviation of a weight")
 axes.set_ylabel("density")
 axes.legend(fontsize=8)
 plt.show()
+
+# %% [markdown]
+# ## Exercises
+#
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+
+# %% [markdown]
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `reptile_step(w, models, step)`: Reptile moves `w` by the fraction `step` towards the mean of the clients' models, [clients, parameters].
+
+# %% tags=["hide-cell", "solution"]
+# With step 1 it is FedAvg with equal weights.
+
+
+def reptile_step(w, models, step):
+    return w + step * (models.mean(0) - w)
+
+
+# %% tags=["hide-cell", "test"]
+sent = np.array([[0.0, 2.0], [4.0, 6.0]])
+assert np.allclose(reptile_step(np.array([1.0, 1.0]), sent, 1.0), [2.0, 4.0]), (
+    "with step 1 it ends at the mean"
+)
+assert np.allclose(reptile_step(np.array([1.0, 1.0]), sent, 0.5), [1.5, 2.5]), (
+    "with step 0.5 it goes half way"
+)
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 3 points)
+#
+# Write `maml_gradient(w, a, m, eta)`: the derivative of the loss of one client after one gradient step, with respect to the start `w`.
+
+# %% tags=["hide-cell", "solution"]
+# Two factors 1 - eta a.
+
+
+def maml_gradient(w, a, m, eta):
+    return a * (1 - eta * a) ** 2 * (w - m)
+
+
+# %% tags=["hide-cell", "test"]
+def after(w, a, m, eta):
+    return a / 2 * (w - eta * a * (w - m) - m) ** 2
+
+
+for given in ((2.0, 3.0, 1.0, 0.1), (0.0, 1.0, 4.0, 0.5)):
+    w, *others = given
+    change = (after(w + 1e-5, *others) - after(w - 1e-5, *others)) / 2e-5
+    assert np.isclose(maml_gradient(*given), change), (
+        "compare with a difference quotient of the loss after the step"
+    )
+
+# %% [markdown]
+# ### Exercise 3 (advanced, 3 points)
+#
+# Write `start(a, m, eta)`: the initialization that MAML finds for clients with curvatures `a` and minima `m` (arrays).
+
+# %% tags=["hide-cell", "solution"]
+# Weights a (1 - eta a)^2.
+
+
+def start(a, m, eta):
+    weight = a * (1 - eta * a) ** 2
+    return (weight * m).sum() / weight.sum()
+
+
+# %% tags=["hide-cell", "test"]
+curvature, minimum = np.array([1.0, 4.0]), np.array([0.0, 1.0])
+assert np.isclose(start(curvature, minimum, 0.0), 0.8), (
+    "without a step it is the minimum of the total loss"
+)
+assert np.isclose(start(curvature, minimum, 0.25), 0.0), (
+    "a client that reaches its minimum in one step does not count"
+)
+assert np.isclose(start(curvature, minimum, 0.1), 1.44 / 2.25), "both factors 1 - eta a count"
 
 # %% [markdown]
 # ## Explore

@@ -18,7 +18,7 @@
 # and others, IJCNN 2023) gives every layer several *branches*, and each client combines the branches with personal
 # weights.
 #
-# After this lesson you can
+# After this lesson (about 55 minutes) you can
 #
 # - explain branch weights, and plot them during training,
 # - find groups of clients from their branch weights,
@@ -73,6 +73,17 @@ plt.show()
 #
 # The branches are shared; the branch weights stay on the client. The server computes the mean of branch $b$ over clients,
 # weighted by $n_i \alpha_{lb}^i$. A client with weight zero on a branch therefore does not change it.
+#
+# ### Derivation: the server step
+#
+# Client $i$ has trained branch $b$ to $W_{ib}$. The server chooses the branch that is closest to all of them, where a client counts by its rows and
+# by its use of the branch:
+#
+# $$W_b = \arg\min_W \sum_i n_i \alpha_{ib} \|W - W_{ib}\|^2.$$
+#
+# The derivative, $2 \sum_i n_i \alpha_{ib} (W - W_{ib})$, is zero at **the mean weighted by $n_i \alpha_{ib}$**:
+#
+# $$W_b = \frac{\sum_i n_i \alpha_{ib} W_{ib}}{\sum_i n_i \alpha_{ib}}.$$
 #
 # This is a mixture model. The two phases of local training correspond to the steps of an EM algorithm: first the branch
 # weights, then the branches.
@@ -168,6 +179,80 @@ axes.set_xticks(range(10), names, rotation=45, ha="right", fontsize=8)
 axes.set_ylabel("branch weight, mean ± 2 sd")
 axes.legend(fontsize=7, ncols=5)
 plt.show()
+
+# %% [markdown]
+# ## Exercises
+#
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+
+# %% [markdown]
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `layer(branches, alpha)`: the weights of one layer of one client. `branches` has the shape [branches, inputs, outputs], `alpha` the
+# shape [branches].
+
+# %% tags=["hide-cell", "solution"]
+# A weighted sum over the first axis.
+
+
+def layer(branches, alpha):
+    return (alpha[:, None, None] * branches).sum(0)
+
+
+# %% tags=["hide-cell", "test"]
+some = np.stack([np.zeros((2, 3)), np.ones((2, 3)), np.full((2, 3), 4.0)])
+assert np.shape(layer(some, np.array([0.2, 0.3, 0.5]))) == (2, 3), "expected the shape of a layer"
+assert np.allclose(layer(some, np.array([0.2, 0.3, 0.5])), 2.3), (
+    "expected the mean of the branches, weighted by alpha"
+)
+assert np.allclose(layer(some, np.array([0.0, 1.0, 0.0])), 1.0), "one branch alone"
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 3 points)
+#
+# Write `branch(sent, n, alpha)`: the server step for one branch. `sent` holds the clients' versions, [clients, parameters]; `n` and `alpha`
+# (of this branch) have the shape [clients].
+
+# %% tags=["hide-cell", "solution"]
+# Weights n alpha, normalized.
+
+
+def branch(sent, n, alpha):
+    weight = n * alpha
+    return (weight[:, None] * sent).sum(0) / weight.sum()
+
+
+# %% tags=["hide-cell", "test"]
+sent = np.array([[0.0, 4.0], [6.0, 1.0], [9.0, 9.0]])
+at = branch(sent, np.array([20, 10, 40]), np.array([0.5, 0.5, 0.0]))
+assert np.allclose(at, [2.0, 3.0]), (
+    "weights are rows times branch weight; a client with weight zero does not count"
+)
+assert np.allclose(branch(np.ones((2, 2)), np.array([3, 5]), np.array([0.1, 0.2])), 1.0), (
+    "weights must sum to one"
+)
+
+# %% [markdown]
+# ### Exercise 3 (advanced, 3 points)
+#
+# Write `neighbours(alpha)`: for each client, the number of the client with the most similar branch weights. `alpha` has the shape
+# [clients, branches].
+
+# %% tags=["hide-cell", "solution"]
+# Exclude the client: its distance to itself is zero.
+
+
+def neighbours(alpha):
+    distance = ((alpha[:, None] - alpha[None]) ** 2).sum(2)
+    np.fill_diagonal(distance, np.inf)
+    return distance.argmin(1)
+
+
+# %% tags=["hide-cell", "test"]
+weights = np.array([[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+assert neighbours(weights).tolist() == [2, 3, 0, 1], (
+    "the nearest other client, by the distance of branch weights"
+)
 
 # %% [markdown]
 # ## Explore

@@ -16,7 +16,7 @@
 # Measure what federation gains and what it costs. It *improves* predictions, because every client learns from rows that
 # cannot be pooled. It *costs* accuracy of the posterior, communication and time, and differential privacy adds noise.
 #
-# After this lesson you can
+# After this lesson (about 60 minutes) you can
 #
 # - compare a federated posterior with the posterior of the pooled rows, variable by variable,
 # - estimate which clients benefit from federation, with intervals,
@@ -196,7 +196,16 @@ axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Two facts are important. The error decreases with the number of clients (exercise 2). The posterior **does not account
+# ### Derivation: the error of a private mean
+#
+# Each client's message is shortened to at most length $C$ (clipped). The server adds normal noise with standard deviation $zC$ to their
+# sum, where the noise multiplier $z$ determines epsilon, and divides by the number of clients $J$. Hence
+#
+# $$\text{standard deviation of the noise in the mean} = \frac{zC}{J}.$$
+#
+# **Ten times the clients reduce the error to a tenth** at the same noise, while the sampling error of a mean only decreases with $\sqrt J$.
+#
+# Two facts are important. The error decreases with the number of clients (question 2 below). The posterior **does not account
 # for the noise**: its standard deviation is almost unchanged although its mean is far from the truth.
 #
 # ## Secure sums
@@ -229,7 +238,74 @@ print(
 # %% [markdown]
 # `pyrofl.privacy.Masks` applies this to complete messages, with keys that two clients agree on over a public channel. The
 # page on privacy states what it protects and its limits.
+
+# %% [markdown]
+# ## Exercises
 #
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+
+# %% [markdown]
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `traffic(parameters, clients, rounds)`: the bytes that travel in a fit, in both directions, with four bytes per parameter.
+
+# %% tags=["hide-cell", "solution"]
+# Every client receives and sends all parameters in every round.
+
+
+def traffic(parameters, clients, rounds):
+    return 2 * 4 * parameters * clients * rounds
+
+
+# %% tags=["hide-cell", "test"]
+assert traffic(1, 1, 1) == 8, "one parameter: four bytes down and four up"
+assert traffic(3760, 20, 5) == 3_008_000, (
+    "every client receives and sends all parameters in every round"
+)
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 3 points)
+#
+# Write `noise_sd(clip, multiplier, clients)`: the standard deviation of the noise in the mean of the clients' clipped messages.
+
+# %% tags=["hide-cell", "solution"]
+# The noise of the sum, divided by the number of clients.
+
+
+def noise_sd(clip, multiplier, clients):
+    return multiplier * clip / clients
+
+
+# %% tags=["hide-cell", "test"]
+assert np.isclose(noise_sd(2.0, 1.5, 10), 0.3), (
+    "noise of the sum is multiplier times clip; divide by the number of clients"
+)
+assert np.isclose(noise_sd(2.0, 1.5, 100), 0.03), "ten times the clients, a tenth of the noise"
+
+# %% [markdown]
+# ### Exercise 3 (advanced, 3 points)
+#
+# Write `masked(numbers, secrets)`: what the clients send in a secure sum. Clients $i < j$ share `secrets[i, j]`; $i$ adds it to its number, $j$
+# subtracts it. Entries on and below the diagonal are not used.
+
+# %% tags=["hide-cell", "solution"]
+# Row sums of the upper triangle are added, column sums subtracted. The total of all messages is that of the numbers.
+
+
+def masked(numbers, secrets):
+    upper = np.triu(secrets, 1)
+    return numbers + upper.sum(1) - upper.sum(0)
+
+
+# %% tags=["hide-cell", "test"]
+shared = np.array([[9.0, 5.0, -2.0], [9.0, 9.0, 7.0], [9.0, 9.0, 9.0]])
+sent = masked(np.array([1.0, 2.0, 3.0]), shared)
+assert np.isclose(sent.sum(), 6.0), "the secrets must cancel in the sum"
+assert np.allclose(sent, [1 + 5 - 2, 2 - 5 + 7, 3 + 2 - 7]), (
+    "the client with the smaller number adds, the other subtracts"
+)
+
+# %% [markdown]
 # ## Explore
 #
 # 1. Make all slopes equal (`0.0` instead of `0.4`). Which clinics gain now, and compared with which model?

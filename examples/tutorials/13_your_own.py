@@ -15,7 +15,7 @@
 #
 # Write a federated method, a prior, a server rule, a metric and a data set, and check them. Each is a short function.
 #
-# After this lesson you can
+# After this lesson (about 75 minutes) you can
 #
 # - implement a federated method without changing the library,
 # - validate a method before the first round,
@@ -424,7 +424,76 @@ print({name: round(scores.mean(name), 4) for name in ("accuracy", "confident and
 # of the paper in the module docstring), `tests/models/test_NAME.py` (its tests), and a row in the table of all methods
 # (`all_methods.md`).
 # `pyrofl run NAME` then works, and the tests for all methods include it.
+
+# %% [markdown]
+# ## Exercises
 #
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+
+# %% [markdown]
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `robust(sent)`: the coordinate-wise median of the clients' messages, [clients, parameters].
+
+# %% tags=["hide-cell", "solution"]
+# The median over clients, for each parameter. Nearly half of the clients can be faulty.
+
+
+def robust(sent):
+    return np.median(sent, axis=0)
+
+
+# %% tags=["hide-cell", "test"]
+sent = np.array([[1.0, 5.0], [2.0, 6.0], [3.0, -900.0], [2.5, 7.0], [-900.0, 6.5]])
+assert np.shape(robust(sent)) == (2,), "expected one number for each parameter"
+assert np.allclose(robust(sent), [2.0, 6.0]), "expected the median over clients, for each parameter"
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 3 points)
+#
+# Write `momentum(old, velocity, sent, beta)`: a server step with momentum. The new velocity is `beta` times the old one plus the change of the
+# mean, and the new parameters are the old ones plus the new velocity. Return both: parameters and velocity. `sent` has the shape [clients, parameters].
+
+# %% tags=["hide-cell", "solution"]
+# The velocity is part of the server's state and must be returned.
+
+
+def momentum(old, velocity, sent, beta):
+    velocity = beta * velocity + sent.mean(0) - old
+    return old + velocity, velocity
+
+
+# %% tags=["hide-cell", "test"]
+at, v = momentum(np.array([1.0]), np.array([6.0]), np.array([[2.0], [4.0]]), 0.5)
+assert np.allclose(v, [5.0]), "the velocity is beta times the old one plus the change of the mean"
+assert np.allclose(at, [6.0]), "the new parameters are the old ones plus the new velocity"
+
+# %% [markdown]
+# ### Exercise 3 (advanced, 3 points)
+#
+# Write `combine(means, variances, prior_variance)`: mean and **standard deviation** of the posterior of one number, given the posteriors of $J$
+# clients (arrays), each with the prior $N(0, \text{prior variance})$.
+
+# %% tags=["hide-cell", "solution"]
+# Precisions add; J - 1 of the J priors are subtracted. The prior has mean zero, so it does not change the shift.
+
+
+def combine(means, variances, prior_variance):
+    precision = (1 / variances).sum() - (len(means) - 1) / prior_variance
+    return (means / variances).sum() / precision, precision**-0.5
+
+
+# %% tags=["hide-cell", "test"]
+rows, total = np.array([3.0, 5.0, 8.0]), np.array([6.0, 5.0, 4.0])
+own = total / (rows + 0.5), 1 / (rows + 0.5)
+at, width = combine(*own, 2.0)
+assert np.isclose(at, 15 / 16.5), "the prior must count once, not once per client"
+assert np.isclose(width, 16.5**-0.5), "expected the standard deviation given all rows"
+assert np.allclose(combine(own[0][:1], own[1][:1], 2.0), [own[0][0], own[1][0] ** 0.5]), (
+    "one client: its own posterior"
+)
+
+# %% [markdown]
 # ## Explore
 #
 # 1. A view that returns a list is an ensemble: its predictions are averaged. Add a view "ensemble" of both models above.

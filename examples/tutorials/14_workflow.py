@@ -17,7 +17,7 @@
 # families, LOO-PIT, power-scaling, simulation-based calibration, leave-one-client-out, report. Each step has a decision: continue, or
 # go back and change the model.
 #
-# After this lesson you can
+# After this lesson (about 65 minutes) you can
 #
 # - carry out each step for a model of your own,
 # - name the decision that each step supports,
@@ -185,7 +185,7 @@ if full:
 # ## 7. Leave-one-out and LOO-PIT
 #
 # Leave-one-out cross-validation compares the families by the density of each month given all others. LOO-PIT is the position of the
-# observed month in that predictive distribution; it is uniform for a well-specified model. Each curve should stay in the band, which contains **all**
+# observed month in that predictive distribution, the posterior draws weighted by $1/p(\text{month} \mid \text{draw})$; it is uniform for a well-specified model. Each curve should stay in the band, which contains **all**
 # of a uniform curve with probability 95% (a simultaneous band).
 
 
@@ -212,14 +212,29 @@ def against_uniform(axes, values, title):
     return bool(np.all((low <= difference) & (difference <= high)))
 
 
-print(
-    checks.compare_loo(runs, draws=draws)[["rank", "elpd_loo", "elpd_diff", "dse"]].round(1)
-) if full else None
-with warnings.catch_warnings():
-    warnings.simplefilter(
-        "ignore"
-    )  # of single months with a high Pareto k, under the Poisson model
-    positions = {name: checks.pit(run)["pit"].to_numpy() for name, run in runs.items()}
+def loo_pit(found):
+    """Return the position of each month in its leave-one-out predictive distribution; ties are broken at random."""
+    months = found["observed_data"]["y"].values
+    likelihood, simulated = (
+        found[group]["y"].values.reshape(-1, len(months))
+        for group in ("log_likelihood", "posterior_predictive")
+    )
+    weight = np.exp(
+        likelihood.min(0) - likelihood
+    )  # 1 / p(month | draw): the posterior without the month
+    weight /= weight.sum(0)
+    ties = np.random.default_rng(0).uniform(size=len(months)) * (simulated == months)
+    return (weight * ((simulated < months) + ties)).sum(0)
+
+
+if full:
+    table = checks.compare_loo(runs, draws=draws)
+    print(
+        table[
+            [c for c in ("elpd_loo", "elpd", "elpd_diff", "dse", "largest_k") if c in table]
+        ].round(1)
+    )
+positions = {name: loo_pit(each) for name, each in found.items()}
 figure, panels = plt.subplots(1, 2, figsize=(7, 2.8), sharey=True, layout="constrained")
 inside = {
     n: against_uniform(axes, p, n) for axes, (n, p) in zip(panels, positions.items(), strict=True)
@@ -236,13 +251,16 @@ print("inside the band:", inside)
 # How much would the posterior change if prior or likelihood were a little stronger? Power-scaling answers without a new fit. **Decision: a sensitivity
 # to the prior above 0.05 means that the prior matters; justify it.**
 
+
 # %%
-scaled = getattr(az, "psense", None) or az.psens
-values = (
-    {c: scaled(found["negative binomial"], component=c) for c in ("prior", "likelihood")}
-    if full
-    else {}
-)
+def sensitivity(data, part):
+    """Return the sensitivity to "prior" or "likelihood"; the function has another name in ArviZ 0.x."""
+    return az.psense(data, group=part) if hasattr(az, "psense") else az.psens(data, component=part)
+
+
+values = {}
+for part in ("prior", "likelihood") if full else ():
+    values[part] = sensitivity(found["negative binomial"], part)
 for component, each in values.items():
     print(component, {n: round(float(each[n]), 2) for n in ("mu", "tau", "shape")})
 
@@ -268,7 +286,7 @@ if full:
 
 # %%
 ranks = checks.sbc(
-    methods["negative binomial"], data, rounds=6, replications=replications, draws=99
+    methods["negative binomial"], data, rounds=4, replications=replications, draws=99
 )
 figure, panels = plt.subplots(1, 3, figsize=(7, 2.6), sharey=True, layout="constrained")
 calibrated = {
@@ -348,7 +366,7 @@ tried = {
     "loo": lambda f: f(posterior, var_name="y"),
     "compare": lambda f: f(loos),
     "extract": lambda f: f(posterior),
-    "psense|psens": lambda f: f(posterior, component="prior"),
+    "psense|psens": lambda f: sensitivity(posterior, "prior"),
     "plot_trace": lambda f: f(posterior, **some),
     "plot_forest": lambda f: f(posterior, **some),
     "plot_ridge|plot_forest": lambda f: f(posterior, var_names=["theta"]),
@@ -383,6 +401,72 @@ for names, call in tried.items() if full else ():
 print(f"ArviZ {az.__version__}: {len(works)} of {len(tried)} work:", *works)
 for name, error in fails.items():
     print(f"  {name}: {error}")
+
+# %% [markdown]
+# ## Exercises
+#
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
+
+# %% [markdown]
+# ### Exercise 1 (basic, 2 points)
+#
+# Write `variance(mean, shape)`: the variance of a negative binomial count with this mean and shape.
+
+# %% tags=["hide-cell", "solution"]
+# A Poisson count has the variance mean; the rest is the variation of its rate.
+
+
+def variance(mean, shape):
+    return mean + mean**2 / shape
+
+
+# %% tags=["hide-cell", "test"]
+assert np.isclose(variance(4.0, 2.0), 12.0), "expected mean + mean^2 / shape"
+assert np.isclose(variance(4.0, 1e9), 4.0), "a large shape is a Poisson count"
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 3 points)
+#
+# Write `p_value(observed, simulated)`: the fraction of the simulated statistics that are at least as large as the observed one.
+
+# %% tags=["hide-cell", "solution"]
+# A small value: the model hardly ever produces so large a statistic.
+
+
+def p_value(observed, simulated):
+    return (simulated >= observed).mean()
+
+
+# %% tags=["hide-cell", "test"]
+draws_of = np.array([1.0, 2.0, 2.0, 5.0])
+assert np.isclose(p_value(2.0, draws_of), 0.75), (
+    "count the simulated statistics that are at least as large; ties count"
+)
+assert np.isclose(p_value(9.0, draws_of), 0.0), "no simulated statistic is as large"
+
+# %% [markdown]
+# ### Exercise 3 (advanced, 3 points)
+#
+# Write `without(log_likelihood, values)`: the leave-one-out mean of a quantity, given its posterior draws `values` [draws] and the log likelihood
+# of the row in each draw. Weight a draw by $1/p(\text{row} \mid \text{draw})$.
+
+# %% tags=["hide-cell", "solution"]
+# Draws that explain the row well count less: the row is taken out of the posterior. Subtract a constant first, to avoid overflow.
+
+
+def without(log_likelihood, values):
+    weight = np.exp(log_likelihood.min() - log_likelihood)
+    return (weight * values).sum() / weight.sum()
+
+
+# %% tags=["hide-cell", "test"]
+fit = np.log(np.array([0.5, 0.25, 0.25]))
+assert np.isclose(without(fit, np.array([1.0, 2.0, 3.0])), (1 * 2 + 2 * 4 + 3 * 4) / 10), (
+    "weights are 1 / p, normalized"
+)
+assert np.isclose(without(fit - 2000, np.array([1.0, 2.0, 3.0])), 2.2), (
+    "small likelihoods must not overflow: subtract a constant first"
+)
 
 # %% [markdown]
 # ## Explore

@@ -18,7 +18,6 @@ from pyrofl.cli.commands import course
 from pyrofl.cli.output import notebooks, slides
 
 LESSONS = course.lessons()
-GRADED = [path for path in LESSONS if notebooks.exercises(notebooks.read(path))]
 
 
 def lesson(path: Path) -> tuple[dict[str, Any], list[notebooks.Exercise]]:
@@ -31,7 +30,8 @@ def lesson(path: Path) -> tuple[dict[str, Any], list[notebooks.Exercise]]:
     return names, notebooks.exercises(notebook)
 
 
-@pytest.mark.parametrize("path", GRADED, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in wrong answers
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_tests_accept_the_solution_and_reject_wrong_answers(path):
     """Exercises need the imports of their lesson and the exercises before, nothing else."""
     names, found = lesson(path)
@@ -52,16 +52,16 @@ def test_tests_accept_the_solution_and_reject_wrong_answers(path):
             exec(notebooks.EMPTY, dict(before))
 
 
-def test_the_course_has_seven_lessons_with_exercises_of_three_levels():
-    assert [path.stem[:2] for path in GRADED] == [f"0{n}" for n in range(1, 8)]
-    for path in GRADED:
+def test_every_lesson_has_exercises_of_three_levels():
+    assert [int(path.stem[:2]) for path in LESSONS] == [*range(1, len(LESSONS) + 1)]
+    for path in LESSONS:
         levels = [e.level for e in notebooks.exercises(notebooks.read(path))]
         assert {*levels} == {"basic", "intermediate", "advanced"}
         assert levels == sorted(levels, key=["basic", "intermediate", "advanced"].index)
 
 
 def test_lessons_take_the_minutes_that_they_state():
-    for path in GRADED:
+    for path in LESSONS:
         estimate = sum(notebooks.minutes(notebooks.read(path)))
         (stated,) = re.findall(r"After this lesson \(about (\d+) minutes\)", path.read_text())
         assert abs(estimate - int(stated)) <= 3
@@ -102,7 +102,7 @@ def test_students_get_the_lesson_without_solutions(path, written):
     assert not {*checks} & {c["source"] for c in student}
 
 
-@pytest.mark.parametrize("path", GRADED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_metadata_is_that_of_nbgrader(path, written):
     about = [
         cell["metadata"]["nbgrader"]
@@ -110,7 +110,7 @@ def test_metadata_is_that_of_nbgrader(path, written):
         if "nbgrader" in cell["metadata"]
     ]
     names = [one["grade_id"] for one in about]
-    assert len({*names}) == len(names) == 8
+    assert len({*names}) == len(names) >= 6
     assert all(one["schema_version"] == 3 and not one["task"] for one in about)
     for solution, test in zip(about[::2], about[1::2], strict=True):
         assert (solution["solution"], solution["grade"], solution["locked"]) == (True, False, False)
@@ -119,7 +119,7 @@ def test_metadata_is_that_of_nbgrader(path, written):
         assert test["grade_id"] == f"{solution['grade_id']}-test"
 
 
-@pytest.mark.parametrize("path", GRADED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_notebooks_of_teachers_pass_and_those_of_students_fail_where_empty(path, written):
     imports, _ = lesson(path)
     for folder, solved in (("source", True), ("release", False)):
