@@ -103,7 +103,7 @@ def of_course(path: Path, teacher: bool) -> Any:
     """Return a lesson as a notebook of nbformat, for teachers or for students."""
     notebook = read(path)
     points = {e.number: e.points for e in exercises(notebook)}
-    cells, number = [], 0
+    cells, number, question = [], 0, 0
     for i, cell in enumerate(notebook.cells):
         own = tags(cell)
         if "remove-cell" in own:
@@ -115,11 +115,9 @@ def of_course(path: Path, teacher: bool) -> Any:
         source = re.sub(r"(?m)^# quick: .*\n?", "", cell["source"]).rstrip()
         metadata: dict[str, Any] = {}
         if "solution" in own:
-            metadata = graded(f"exercise-{number}", 0) if number else {}
-            if teacher:
-                source = f"### BEGIN SOLUTION\n{source}\n### END SOLUTION"
-            else:
-                source = EMPTY if number else "# Your code"
+            question += not number
+            metadata = graded(f"exercise-{number}" if number else f"question-{question}", 0)
+            source = f"### BEGIN SOLUTION\n{source}\n### END SOLUTION" if teacher else EMPTY
         elif "test" in own:
             metadata = graded(f"exercise-{number}-test", points[number])
         cell.update({"id": f"{path.stem}-{i}", "source": source, "metadata": metadata})
