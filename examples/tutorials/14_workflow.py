@@ -42,7 +42,7 @@ import pyrofl
 from pyrofl import Federation, checks, figures
 
 # %% tags=["parameters"]
-draws, replications, full = 2000, 100, True
+draws, replications, full = 2000, 40, True
 # quick: draws, replications, full = 100, 10, False
 
 # %% [markdown]
@@ -281,12 +281,13 @@ if full:
 # ## 9. Simulation-based calibration
 #
 # Are the intervals correct for data from this model, with these hospitals and months? Parameters are drawn from the prior, data are
-# simulated, and the method is fitted to each simulation. **Decision: ranks outside the simultaneous band mean that this inference method is not
+# simulated, and the method is fitted to each simulation, which takes about three seconds. (Use some hundreds of simulations for a model of your
+# own; forty show gross errors only.) **Decision: ranks outside the simultaneous band mean that this inference method is not
 # calibrated for this model.**
 
 # %%
 ranks = checks.sbc(
-    methods["negative binomial"], data, rounds=4, replications=replications, draws=99
+    methods["negative binomial"], data, rounds=3, replications=replications, draws=99
 )
 figure, panels = plt.subplots(1, 3, figsize=(7, 2.6), sharey=True, layout="constrained")
 calibrated = {
@@ -342,7 +343,7 @@ print(
 
 # %% tags=["remove-cell"]
 if full:
-    assert all(calibrated.values())
+    assert not ranks.failed
     assert (per_month["negative binomial"] > per_month["Poisson"]).sum() >= 6
     assert covered.sum() >= 7
 
