@@ -285,21 +285,21 @@ assert np.isclose(noise_sd(2.0, 1.5, 100), 0.03), "ten times the clients, a tent
 # %% [markdown]
 # ### Exercise 3 (advanced, 3 points)
 #
-# Write `masked(numbers, secrets)`: what the clients send in a secure sum. Clients $i < j$ share `secrets[i, j]`; $i$ adds it to its number, $j$
+# Write `messages(numbers, secrets)`: what the clients send in a secure sum. Clients $i < j$ share `secrets[i, j]`; $i$ adds it to its number, $j$
 # subtracts it. Entries on and below the diagonal are not used.
 
 # %% tags=["hide-cell", "solution"]
 # Row sums of the upper triangle are added, column sums subtracted. The total of all messages is that of the numbers.
 
 
-def masked(numbers, secrets):
+def messages(numbers, secrets):
     upper = np.triu(secrets, 1)
     return numbers + upper.sum(1) - upper.sum(0)
 
 
 # %% tags=["hide-cell", "test"]
 shared = np.array([[9.0, 5.0, -2.0], [9.0, 9.0, 7.0], [9.0, 9.0, 9.0]])
-sent = masked(np.array([1.0, 2.0, 3.0]), shared)
+sent = messages(np.array([1.0, 2.0, 3.0]), shared)
 assert np.isclose(sent.sum(), 6.0), "the secrets must cancel in the sum"
 assert np.allclose(sent, [1 + 5 - 2, 2 - 5 + 7, 3 + 2 - 7]), (
     "the client with the smaller number adds, the other subtracts"
