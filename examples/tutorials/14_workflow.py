@@ -43,7 +43,7 @@ from pyrofl import Federation, checks, figures
 
 # %% tags=["parameters"]
 draws, replications, full = 2000, 40, True
-# quick: draws, replications, full = 100, 10, False
+# quick: draws, replications, full = 100, 2, False
 
 # %% [markdown]
 # ## 1. Question and data
