@@ -350,8 +350,8 @@ if full:
 # %% [markdown]
 # ## ArviZ functions on a federated posterior
 #
-# The result of `to_arviz` is an InferenceData (ArviZ 0.x) or a DataTree (1.x). This cell tries functions of ArviZ under the names of the installed
-# version.
+# The result of `to_arviz` is an InferenceData (ArviZ 0.x) or a DataTree (1.x). This cell tries 22 functions of ArviZ under the names of the
+# installed version. With ArviZ 0.23 all of them work, with 1.3 all except `plot_rank`, which needs two chains: fit with `seeds=2`.
 
 # %%
 posterior, loos = (
@@ -370,8 +370,7 @@ tried = {
     "psense|psens": lambda f: sensitivity(posterior, "prior"),
     "plot_trace": lambda f: f(posterior, **some),
     "plot_forest": lambda f: f(posterior, **some),
-    "plot_ridge|plot_forest": lambda f: f(posterior, var_names=["theta"]),
-    "plot_dist|plot_posterior": lambda f: f(posterior, **some),
+    "plot_posterior|plot_dist": lambda f: f(posterior, **some),
     "plot_pair": lambda f: f(posterior, **some),
     "plot_rank": lambda f: f(posterior, **some),
     "plot_autocorr": lambda f: f(posterior, **some),
@@ -380,8 +379,6 @@ tried = {
     "plot_prior_posterior|plot_dist_comparison": lambda f: f(posterior, **some),
     "plot_ppc_dist|plot_ppc": lambda f: f(posterior),
     "plot_ppc_pit|plot_bpv": lambda f: f(posterior),
-    "plot_ppc_tstat|plot_bpv": lambda f: f(posterior),
-    "plot_ppc_rootogram|plot_ppc": lambda f: f(posterior),
     "plot_loo_pit": lambda f: (
         f(posterior, "y") if az.__version__.startswith("0.") else f(posterior)
     ),
