@@ -127,7 +127,7 @@ for speed in (0.09, 0.9):
         name = next(n for n in statistics if n.startswith("dropout_rate/"))
         seen.append(statistics[name][:20].flatten(1).numpy())
 
-    run = fitted(speed, logger=watch)
+    run = fitted(speed, log=watch)
     courses[speed] = seen
 
 
