@@ -63,7 +63,11 @@ class Grouped:
         """Return the index of each row's level, [N]."""
         levels = self.levels["" if self.kind == "shared" else site]
         place = {level: code for code, level in enumerate(levels)}
-        return np.array([place[level] for level in _levels(frame, self.factors(client))])
+        return np.array([place[level] for level in self.level_of_rows(frame, client)])
+
+    def level_of_rows(self, frame: pd.DataFrame, client: str) -> list[Level]:
+        """Return the level of each row of a client, without the client itself."""
+        return _levels(frame, self.factors(client))
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Design:
         client: name of the column that identifies the client.
         weights: name of the column of row weights.
         namespace: functions and values of the user, by their names in the formula.
+        needed: columns of a table that the right-hand side reads, without that of the client.
     """
 
     formula: Formula
@@ -91,6 +96,7 @@ class Design:
     client: str
     weights: str | None
     namespace: Namespace
+    needed: tuple[str, ...] = ()
 
     @property
     def terms(self) -> list[str]:
@@ -145,6 +151,8 @@ class Design:
         return np.column_stack([values[name] for name in found]).astype(np.float64)
 
     def _second(self, frame: pd.DataFrame) -> np.ndarray:
+        if self.formula.second not in frame and self.family.column == "event":
+            return np.ones(len(frame))  # of new rows
         return np.asarray(frame[self.formula.second], dtype=np.float64)
 
     def y(self, frame: pd.DataFrame) -> np.ndarray:
@@ -243,7 +251,11 @@ def make_design(
         _grouped(group, Columns(group.text, clients, namespace), clients, client)
         for group in formula.groups
     )
-    return Design(formula, family, clients, population, groups, answers, client, weights, namespace)
+    levels = {name for one in groups if one.kind != "client" for name in one.group.factors}
+    needed = names.union(levels, *(part[1] for part in seen)) - {client}
+    needed |= second if family.column == "trials" else set()
+    parts = (formula, family, clients, population, groups, answers, client, weights, namespace)
+    return Design(*parts, needed=tuple(sorted(needed)))
 
 
 def _check_answers(

@@ -43,7 +43,8 @@ class Family:
         center: where the prior of the intercept is centered: at the link of the mean response,
             "mean", or at 0, "zero".
         scaled: whether the scales of priors are proportional to the response's deviation.
-        ratio: name of exp(b), such as "odds ratio"; empty if it has none.
+        ratio: name of the link -> name of exp(b), such as "odds ratio"; empty if it has none.
+        response: Pyro code of a new row's distribution, if its likelihood is not one.
     """
 
     links: Mapping[str, str]
@@ -54,6 +55,7 @@ class Family:
     center: str = "zero"
     scaled: bool = False
     ratio: Mapping[str, str] = field(default_factory=dict)
+    response: str = ""
 
     def link(self, name: str | None) -> str:
         """Return the name of a link after validation; None is the default."""
@@ -79,6 +81,7 @@ class Family:
 _PROBIT = "torch.special.ndtr(eta).clamp(1e-12, 1 - 1e-12)"
 _CLOGLOG = "(-torch.expm1(-eta.exp())).clamp(1e-12, 1 - 1e-12)"
 _ODDS, _RATE, _HAZARD = {"logit": "odds ratio"}, {"log": "rate ratio"}, {"log": "hazard ratio"}
+_MEANS = {"log": "ratio of means"}
 _SIGMA, _SHAPE = {"sigma": "dist.Exponential(1 / S)"}, {"shape": "dist.Gamma(2.0, 0.1)"}
 _GATE = {"zi": "dist.Beta(1.0, 1.0)"}
 
@@ -89,6 +92,7 @@ FAMILIES: dict[str, Family] = {
         _SIGMA,
         center="mean",
         scaled=True,
+        ratio=_MEANS,
     ),
     "student": Family(
         {"identity": "dist.StudentT(nu, eta, sigma)"},
@@ -143,6 +147,7 @@ FAMILIES: dict[str, Family] = {
         "positive",
         _SHAPE,
         center="mean",
+        ratio=_MEANS,
     ),
     "lognormal": Family(
         {"identity": "dist.LogNormal(eta, sigma)"},
@@ -150,6 +155,7 @@ FAMILIES: dict[str, Family] = {
         _SIGMA,
         center="mean",
         scaled=True,
+        ratio={"identity": "ratio of medians"},
     ),
     "beta": Family(
         {"logit": "dist.Beta(phi * eta.sigmoid(), phi * (-eta).sigmoid())"},
@@ -169,6 +175,7 @@ FAMILIES: dict[str, Family] = {
         kind="factor",
         column="event",
         ratio=_HAZARD,
+        response="dist.Exponential(eta.exp())",
     ),
     "weibull": Family(
         {"log": "event * (shape.log() + (shape - 1) * y.log() + eta) - y**shape * eta.exp()"},
@@ -177,6 +184,7 @@ FAMILIES: dict[str, Family] = {
         kind="factor",
         column="event",
         ratio=_HAZARD,
+        response="dist.Weibull((-eta / shape).exp(), shape.expand(eta.shape))",
     ),
     "cox": Family(
         {"log": "cox(eta, y, event, batch.mask)"},

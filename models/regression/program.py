@@ -19,16 +19,19 @@ DOC, LINE = '"""', 96
 
 
 def source(
-    design: Design, priors: Priors, link: str, name: str, *, center: bool
+    design: Design, priors: Priors, link: str, name: str, *, center: bool, new: bool = False
 ) -> tuple[str, list[str]]:
-    """Return the source of the program, and the names of its shared sites."""
+    """Return the source of the program, and the names of its shared sites.
+
+    That for new rows samples their responses, and has their linear predictor as the site eta.
+    """
     family, x, inside, shared = design.family, design.places, [], []
     listed = _wrapped("Columns of batch.x: " + ", ".join(f"{i} {n}" for n, i in x.items()) + ".")
     lines = [f"def program(received, local, batch):\n    {DOC}{design.formula.text}, {name}.\n"]
     lines += [*listed, DOC, "x, y = batch.x, batch.y"]
     if family.support == "positive":
         lines[-1] = "x, y = batch.x, batch.y.clamp(min=1e-9)"
-    normal, single = _coefficients(priors)
+    normal, single = coefficients(priors)
     used = [*normal, *single]
     size = len(design.answers) - 1 if family.kind == "categorical" else 0
     if normal:
@@ -89,7 +92,12 @@ def source(
         rows.append("logits = torch.cat([torch.zeros_like(eta[..., :1]), eta], -1)")
     site = "".join(c if c.isalnum() else "_" for c in design.formula.response).strip("_") or "y"
     code = family.links[link]
-    if family.kind == "cox":
+    if new:
+        rows.append('pyro.deterministic("eta", eta)')
+        code = family.response or code
+        with_response = family.kind != "cox"
+        rows += ["with batch.rows():", f'    pyro.sample("{site}", {code})'] * with_response
+    elif family.kind == "cox":
         rows.append(f'pyro.factor("{site}", {code})')
     elif family.kind == "factor":
         rows += ["with batch.rows():", f'    pyro.factor("{site}", {code})']
@@ -138,8 +146,8 @@ def cox(eta: Tensor, time: Tensor, event: Tensor | float, mask: Tensor) -> Tenso
     return torch.where(died, eta - top - total.log(), 0.0).sum(-1, keepdim=True)
 
 
-def _coefficients(priors: Priors) -> tuple[list[str], dict[str, str]]:
-    """Return the coefficients with normal priors, and sites of the others."""
+def coefficients(priors: Priors) -> tuple[list[str], dict[str, str]]:
+    """Return names of the coefficients with normal priors, and the others' names and sites."""
     normal = [n for n, code in priors.coefficients.items() if code.startswith("dist.Normal(")]
     others = [n for n in priors.coefficients if n not in normal]
     return normal, {n: f"b_{place}" for place, n in enumerate(others)}

@@ -130,7 +130,7 @@ def agreed(
         if lacking:
             raise ValueError(f"column {name} is missing at {listed(lacking)}; expected it at all")
     kept = _complete({site: frame[list(used)] for site, frame in frames.items()})
-    kinds = {name: {_kind(frame[name]) for frame in kept.values()} for name in used}
+    kinds = {name: {kind_of(frame[name]) for frame in kept.values()} for name in used}
     for name, kind in kinds.items():
         if len(kind) > 1:
             raise ValueError(
@@ -167,7 +167,8 @@ def _complete(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     return kept
 
 
-def _kind(column: pd.Series) -> str:
+def kind_of(column: pd.Series) -> str:
+    """Return what a column holds: numbers or text."""
     return "numbers" if is_numeric_dtype(column) and not _ordered(column) else "text"
 
 
