@@ -113,8 +113,14 @@ def _refuse_unsupported(design: Design, family: str) -> None:
             f"the response has a column of {formula.kind}, which family {family} does not read; "
             f"expected {formula.response} alone, or another family"
         )
-    if kind in ("categorical", "cox") and design.groups:
+    if kind == "cox" and design.groups:
         raise ValueError(f"family {family} has no group terms; expected population terms only")
+    for one in design.groups if kind == "categorical" else ():
+        if one.is_correlated:
+            text, name = one.group.text, one.group.name
+            raise ValueError(
+                f"family {family} has no correlations of effects; expected ({text} || {name})"
+            )
     if kind == "categorical" and design.population.offsets:
         raise ValueError(f"family {family} has no offsets; expected a formula without offset()")
     if kind in ("categorical", "ordinal") and not design.population.has_intercept:

@@ -33,12 +33,14 @@ class Grouped:
         kind: "client" if a level is a client, "nested" if a level belongs to one client, "shared"
             if several clients have it.
         levels: "shared": all levels; "nested": client -> its levels.
+        answers: levels of a categorical response but the first, each of which has coefficients.
     """
 
     group: Group
     columns: Columns
     kind: Kind
     levels: Mapping[str, tuple[Level, ...]]
+    answers: tuple[Level, ...] = ()
 
     @property
     def name(self) -> str:
@@ -47,8 +49,20 @@ class Grouped:
 
     @property
     def labels(self) -> list[str]:
-        """Names of the coefficients."""
+        """Names of the columns."""
         return ["Intercept"] * self.columns.has_intercept + self.columns.labels
+
+    @property
+    def entries(self) -> list[str]:
+        """Names of the coefficients: of the columns, and of each level of a response."""
+        if not self.answers:
+            return self.labels
+        return [f"{label} ({answer})" for label in self.labels for answer in self.answers]
+
+    @property
+    def is_correlated(self) -> bool:
+        """Whether the effects of a level have correlations."""
+        return len(self.labels) > 1 and self.group.correlated
 
     @property
     def count(self) -> int:
@@ -247,8 +261,9 @@ def make_design(
     within = {n for n in clients.levels if n in names or n in seen[0][1]}
     clients = clients.restrict({n: v for n, v in clients.levels.items() if n in within})
     population = Columns(formula.population, clients, namespace)
+    many = answers[1:] if family.kind == "categorical" else ()
     groups = tuple(
-        _grouped(group, Columns(group.text, clients, namespace), clients, client)
+        _grouped(group, Columns(group.text, clients, namespace), clients, client, many)
         for group in formula.groups
     )
     levels = {name for one in groups if one.kind != "client" for name in one.group.factors}
@@ -279,12 +294,14 @@ def _check_answers(
     return levels
 
 
-def _grouped(group: Group, columns: Columns, clients: Clients, client: str) -> Grouped:
+def _grouped(
+    group: Group, columns: Columns, clients: Clients, client: str, answers: tuple[Level, ...]
+) -> Grouped:
     """Return a group term with its levels, which are those of one client or of several."""
     if columns.offsets or not (columns.labels or columns.has_intercept):
         raise ValueError(f"({group.text} | {group.name}) has no coefficient; expected 1 or a name")
     own = tuple(name for name in group.factors if name != client)
-    made = Grouped(group, columns, "client", {})
+    made = Grouped(group, columns, "client", {}, answers)
     if not own:
         return made
     seen = {site: _distinct(frame, own) for site, frame in clients.frames.items()}
@@ -294,6 +311,11 @@ def _grouped(group: Group, columns: Columns, clients: Clients, client: str) -> G
             return made
         return replace(made, kind="nested", levels=seen)
     return replace(made, kind="shared", levels={"": tuple(sorted(set(every)))})
+
+
+def level_text(level: Level) -> str:
+    """Return the name of a level, of one factor or of several."""
+    return ":".join(map(str, level)) if isinstance(level, tuple) else str(level)
 
 
 def _levels(frame: pd.DataFrame, factors: Sequence[str]) -> list[Level]:

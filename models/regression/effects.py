@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, ProperShare, checked, known
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.models.regression.design import Design, Grouped
+from pyrofl.models.regression.design import Design, Grouped, level_text
 from pyrofl.models.regression.prediction import (
     NEW,
     Draws,
@@ -158,9 +158,9 @@ def forest(
     from pyrofl import figures
 
     method = regression_of(found)
-    having = [one.group.name for one in method.design.groups if term in one.labels]
+    having = [one.group.name for one in method.design.groups if term in one.entries]
     if not having:
-        labels = dict.fromkeys(label for one in method.design.groups for label in one.labels)
+        labels = dict.fromkeys(label for one in method.design.groups for label in one.entries)
         raise ValueError(
             f"no group has the term {term!r}; expected one of {', '.join(labels) or 'none'}"
         )
@@ -343,26 +343,22 @@ def _population(method: Any, drawn: Draws, term: str) -> Tensor | float:
 
 def _effects(one: Grouped, drawn: Draws, client: str) -> Iterator[tuple[str, str, Tensor]]:
     """Yield level, term and draws [S] of each effect of a group."""
-    value, k = drawn.sites[f"r_{one.name}"], len(one.labels)
+    value, k = drawn.sites[f"r_{one.name}"], len(one.entries)
     if k == 1 and one.kind != "shared":
         value = value[..., None]
     if one.kind == "client":
         levels = [(name, value[:, place]) for place, name in enumerate(drawn.clients)]
     elif one.kind == "shared":
-        levels = [(_text(level), value[:, j]) for j, level in enumerate(one.levels[""])]
+        levels = [(level_text(level), value[:, j]) for j, level in enumerate(one.levels[""])]
     else:
         levels = [
-            (f"{name}:{_text(level)}", value[:, place, j])
+            (f"{name}:{level_text(level)}", value[:, place, j])
             for place, name in enumerate(drawn.clients)
             for j, level in enumerate(one.levels[name])
         ]
     for level, effect in levels:
-        for term, draws in zip(one.labels, effect.unbind(-1), strict=True):
+        for term, draws in zip(one.entries, effect.unbind(-1), strict=True):
             yield level, term, draws
-
-
-def _text(level: Any) -> str:
-    return ":".join(map(str, level)) if isinstance(level, tuple) else str(level)
 
 
 def _table(values: Mapping[Any, Tensor], prob: float) -> pd.DataFrame:

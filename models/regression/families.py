@@ -22,6 +22,7 @@ SUPPORTS = {
     "count": "whole numbers of at least 0",
     "trials": "whole numbers from 0 to the number of trials",
     "positive": "numbers above 0",
+    "nonnegative": "numbers of at least 0",
     "unit": "numbers between 0 and 1, both excluded",
     "levels": "at least three categories, or whole numbers",
 }
@@ -72,6 +73,7 @@ class Family:
             "count": whole,
             "trials": whole & (y <= (np.inf if second is None else second)),
             "positive": np.isfinite(y) & (y > 0),
+            "nonnegative": np.isfinite(y) & (y >= 0),
             "unit": (y > 0) & (y < 1),
             "levels": whole,
         }[self.support]
@@ -83,7 +85,7 @@ _CLOGLOG = "(-torch.expm1(-eta.exp())).clamp(1e-12, 1 - 1e-12)"
 _ODDS, _RATE, _HAZARD = {"logit": "odds ratio"}, {"log": "rate ratio"}, {"log": "hazard ratio"}
 _MEANS = {"log": "ratio of means"}
 _SIGMA, _SHAPE = {"sigma": "dist.Exponential(1 / S)"}, {"shape": "dist.Gamma(2.0, 0.1)"}
-_GATE = {"zi": "dist.Beta(1.0, 1.0)"}
+_GATE, _HURDLE = {"zi": "dist.Beta(1.0, 1.0)"}, {"hu": "dist.Beta(1.0, 1.0)"}
 
 FAMILIES: dict[str, Family] = {
     "gaussian": Family(
@@ -141,6 +143,27 @@ FAMILIES: dict[str, Family] = {
         {**_SHAPE, **_GATE},
         center="mean",
         ratio=_RATE,
+    ),
+    "hurdle_poisson": Family(
+        {"log": "Hurdle(dist.Poisson(eta.exp()), hu)"},
+        "count",
+        _HURDLE,
+        center="mean",
+        ratio=_RATE,
+    ),
+    "hurdle_negative_binomial": Family(
+        {"log": "Hurdle(dist.NegativeBinomial(shape, logits=eta - shape.log()), hu)"},
+        "count",
+        {**_SHAPE, **_HURDLE},
+        center="mean",
+        ratio=_RATE,
+    ),
+    "hurdle_gamma": Family(
+        {"log": "Hurdle(dist.Gamma(shape, shape * (-eta).exp()), hu)"},
+        "nonnegative",
+        {**_SHAPE, **_HURDLE},
+        center="mean",
+        ratio=_MEANS,
     ),
     "gamma": Family(
         {"log": "dist.Gamma(shape, shape * (-eta).exp())"},

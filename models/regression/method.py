@@ -9,7 +9,7 @@ from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions
 from pyrofl.inference.method import Method
-from pyrofl.models.regression.design import Design
+from pyrofl.models.regression.design import Design, Grouped, level_text
 from pyrofl.models.regression.prediction import predict_rows
 from pyrofl.models.regression.priors import Priors
 from pyrofl.models.regression.program import coefficients
@@ -115,17 +115,29 @@ def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
             dims["Intercept"] = dims["Intercept_centered"] = ("answer",)
             coords["answer"] = list(design.answers[1:])
     for one in design.groups:
-        name, k, axis = one.name, len(one.labels), f"{one.name}_term"
+        name, k, axis = one.name, len(one.entries), f"{one.name}_term"
         single = k == 1 and one.kind != "shared"
         if k > 1:
             dims[f"sd_{name}"] = (axis,)
         if not single:
-            coords[axis] = one.labels
+            coords[axis] = one.entries
         effect = () if single else (axis,)
         if one.kind == "shared":
-            levels = [":".join(map(str, v)) if isinstance(v, tuple) else v for v in one.levels[""]]
+            levels = [level_text(v) if isinstance(v, tuple) else v for v in one.levels[""]]
             dims[f"r_{name}"] = (name, axis)
             coords[name] = levels
+        elif one.kind == "nested":
+            dims[f"r_{name}"] = (f"{name}_level", *effect)
+            coords[f"{name}_level"] = _nested_levels(one)
         else:
             dims[f"r_{name}"] = effect
     return {n: axes for n, axes in dims.items() if axes}, coords
+
+
+def _nested_levels(one: Grouped) -> list[str]:
+    """Return labels of the levels of each client: their names if equal for all, else numbers."""
+    names = [[*map(level_text, levels)] for levels in one.levels.values()]
+    places = range(one.count)
+    found = [{own[place] for own in names if place < len(own)} for place in places]
+    same = all(len(some) == 1 for some in found)
+    return [some.pop() for some in found] if same else [str(place + 1) for place in places]

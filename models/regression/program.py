@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyrofl.inference.programs import Program
 from pyrofl.models.regression.design import Design, Grouped
+from pyrofl.models.regression.hurdle import Hurdle
 from pyrofl.models.regression.priors import Priors
 
 DOC, LINE = '"""', 96
@@ -111,7 +112,8 @@ def compile_program(text: str) -> Program:
     """Return the function of a program's source; its source is known to inspect."""
     place = f"<regression {abs(hash(text))}>"
     linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
-    found: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch, "cox": cox}
+    found: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch}
+    found |= {"cox": cox, "Hurdle": Hurdle}
     exec(compile(text, place, "exec"), found)
     program: Program = found["program"]
     return program
@@ -192,7 +194,7 @@ def _cutpoints(priors: Priors, levels: int, at_mean: Sequence[str]) -> list[str]
 
 def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
     """Return statements of a group's scales and effects, and the names of its shared sites."""
-    name, k = one.name, len(one.labels)
+    name, k = one.name, len(one.entries)
     sd, r, root = f"sd_{name}", f"r_{name}", f"root_{name}"
     prior, lines, shared = priors.others[sd], [], [sd]
     if k > 1:
@@ -203,7 +205,7 @@ def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
             else f"{prior}.expand([{k}]).to_event(1)"
         )
     lines.append(f'{sd} = pyro.sample("{sd}", {prior})')
-    is_correlated = k > 1 and one.group.correlated
+    is_correlated = one.is_correlated
     if is_correlated:
         lines.append(f'{root} = pyro.sample("{root}", {priors.others[f"corr_{name}"]})')
         lines.append(
@@ -234,7 +236,8 @@ def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
 
 def _added(one: Grouped, x: dict[str, int]) -> list[str]:
     """Return statements that add a group's effects to the linear predictor."""
-    name, k, lines = one.name, len(one.labels), []
+    name, k, lines = one.name, len(one.entries), []
+    size = len(one.answers)
     effects = f"r_{name}"
     if one.kind != "client":
         place = x[f"level of {one.group.name}"]
@@ -250,8 +253,11 @@ def _added(one: Grouped, x: dict[str, int]) -> list[str]:
     for place, label in enumerate(one.labels):
         single = k == 1 and one.kind == "client"
         value = effects if single else f"{effects}[..., {place}]"
+        if size:
+            value = f"{effects}[..., {place * size}:{place * size + size}]"
         is_one = label == "Intercept" and one.columns.has_intercept and place == 0
-        parts.append(value if is_one else f"{value} * x[..., {x[label]}]")
+        more = "[..., None]" if size else ""
+        parts.append(value if is_one else f"{value} * x[..., {x[label]}]{more}")
     return [*lines, f"eta = eta + {' + '.join(parts)}"]
 
 
