@@ -28,7 +28,6 @@ from pyrofl.models.regression.prediction import (
     regression_of,
     run_program,
 )
-from pyrofl.models.regression.priors import Priors
 from pyrofl.models.regression.program import coefficients
 from pyrofl.models.regression.rows import kind_of, mean_of
 
@@ -75,8 +74,8 @@ def ratios(found: Any, prob: ProperShare = 0.95, draws: Count | None = None) -> 
             "use Run.summary for differences"
         )
     drawn = posterior_draws(found, draws)
-    values = _coefficients(method.design, method.chosen, drawn)
-    values.pop("Intercept", None)
+    every = coefficient_draws(method, drawn).items()
+    values = {term: value for term, value in every if term.partition(" (")[0] != "Intercept"}
     table = _table({term: value.exp() for term, value in values.items()}, prob)
     above = [float((value > 0).double().mean()) for value in values.values()]
     table = table.drop(columns=["mean", "sd"]).assign(p_above_1=above)
@@ -314,9 +313,10 @@ def _middle(design: Design, name: str, client: str | None) -> Any:
     return _values(design, name, [0.0])[0]
 
 
-def _coefficients(design: Design, priors: Priors, drawn: Draws) -> dict[str, Tensor]:
+def coefficient_draws(method: Any, drawn: Draws) -> dict[str, Tensor]:
     """Return draws [S] of the population's coefficients by name, with the intercept's first."""
-    normal, single = coefficients(priors)
+    design: Design = method.design
+    normal, single = coefficients(method.chosen)
     answers = [f" ({level})" for level in design.answers[1:]]
     many = design.family.kind == "categorical"
 
@@ -338,7 +338,7 @@ def _coefficients(design: Design, priors: Priors, drawn: Draws) -> dict[str, Ten
 
 def _population(method: Any, drawn: Draws, term: str) -> Tensor | float:
     """Return draws [S] of the population's coefficient of a term; 0 if there is none."""
-    return _coefficients(method.design, method.chosen, drawn).get(term, 0.0)
+    return coefficient_draws(method, drawn).get(term, 0.0)
 
 
 def _effects(one: Grouped, drawn: Draws, client: str) -> Iterator[tuple[str, str, Tensor]]:

@@ -206,13 +206,16 @@ def test_rows_with_missing_values_are_dropped_with_a_warning():
         ("y ~ x + {2 * x}", {}, "gaussian", "is a combination of the others"),
         ("died ~ x", {"died": "sign"}, "bernoulli", "column x separates the responses"),
         ("y ~ g", {"g": "lonely"}, "gaussian", "only one client has level yes of g"),
+        ("y ~ x + (x | client)", {"x": "far"}, "gaussian", r"collinear.*write center\(x\)"),
     ],
 )
 def test_warnings_name_the_column(formula, change, family, text):
     frames = tables()
     for k, frame in enumerate(frames.values()):
         for name, value in change.items():
-            if value == "sign":
+            if value == "far":
+                frame[name] += 60.0
+            elif value == "sign":
                 frame[name] = 1 * (frame["x"] > 0)
             elif value == "lonely":
                 frame[name] = ["yes" if not k and not i else "no" for i in range(len(frame))]
