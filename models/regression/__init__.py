@@ -90,6 +90,7 @@ def regression(
         read(formula), data, kind, client=client, weights=weights, namespace=namespace or {}
     )
     _refuse_unsupported(design, family)
+    design.check_columns()
     design.check_responses()
     warn_of_design(design)
     chosen = make_priors(design, named, priors or {})
@@ -112,6 +113,10 @@ def _refuse_unsupported(design: Design, family: str) -> None:
         raise ValueError(
             f"the response has a column of {formula.kind}, which family {family} does not read; "
             f"expected {formula.response} alone, or another family"
+        )
+    if kind == "cox" and not design.terms:
+        raise ValueError(
+            f"family {family} needs a predictor, as it leaves the baseline hazard open"
         )
     if kind == "cox" and design.groups:
         raise ValueError(f"family {family} has no group terms; expected population terms only")

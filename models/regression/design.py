@@ -18,7 +18,7 @@ from pyrofl.data.tables.source import Source
 from pyrofl.models.regression.columns import Columns, Namespace, variables
 from pyrofl.models.regression.families import SUPPORTS, Family
 from pyrofl.models.regression.formula import Formula, Group
-from pyrofl.models.regression.rows import Clients, Level, agreed, frames_of, tensor
+from pyrofl.models.regression.rows import Clients, Level, agreed, frames_of, kind_of, tensor
 
 Kind = Literal["client", "nested", "shared"]
 
@@ -184,6 +184,22 @@ class Design:
         """Columns of a response that is an expression."""
         return Columns(f"0 + {self.formula.response}", self.clients, self.namespace)
 
+    def check_columns(self) -> None:
+        """Raise ValueError if a column of the design, or of numbers, is not finite numbers."""
+        numbers = [self.weights, self.family.column and self.formula.second]
+        for site, frame in self.clients.frames.items():
+            for name in numbers:
+                if name and name in frame and kind_of(frame[name]) != "numbers":
+                    raise ValueError(f"{site}: column {name} holds text; expected numbers")
+            for columns in (self.population, *(one.columns for one in self.groups)):
+                bad = ~np.isfinite(columns.evaluate(frame))
+                if bad.any():
+                    row, place = np.argwhere(bad)[0]
+                    raise ValueError(
+                        f"{site}: {columns.labels[place]} is not a finite number in row {row}; "
+                        "expected finite numbers"
+                    )
+
     def check_responses(self) -> None:
         """Raise ValueError if a response is not in the support of the family."""
         for site, frame in self.clients.frames.items():
@@ -248,6 +264,10 @@ def make_design(
     plain, answer = formula.response.isidentifier(), {formula.response}
     if not plain:
         answer = variables(f"0 + {formula.response}")[0]
+    if both := sorted(answer & names):
+        raise ValueError(
+            f"column {both[0]} is in the response and among the predictors; expected it in one"
+        )
     second = {formula.second} if formula.second.isidentifier() else set()
     used = [*sorted(answer | second), *sorted(names | factors | {client} - answer)]
     used += [weights] if weights and weights not in used else []

@@ -103,4 +103,5 @@ class Hurdle(TorchDistribution):
             found = torch.where((found == 0) & (left <= 0), float(count), found)
             if bool(((found > 0) | often).all()):
                 break
-        return torch.where(often, value, found)
+        drawn: Tensor = torch.where(often, value, found)
+        return drawn

@@ -130,8 +130,25 @@ def _chosen(usual: str, given: Given, *names: str) -> str:
     """Return the code of a given prior by the first of its names, or the usual one."""
     for name in names:
         if name in given:
-            return code_of(given[name], name)
+            code = code_of(given[name], name)
+            _refuse_support(given[name], usual, name)
+            return code
     return usual
+
+
+def _refuse_support(prior: Any, usual: str, name: str) -> None:
+    """Raise ValueError if a prior admits values that the parameter cannot have."""
+    support, kind = dist.constraints.real, "numbers"
+    if usual.startswith(("dist.HalfNormal", "dist.Exponential", "dist.Gamma")):
+        support, kind = dist.constraints.positive, "positive numbers"
+    if usual.startswith("dist.Beta"):
+        support, kind = dist.constraints.unit_interval, "numbers from 0 to 1"
+    drawn = torch.tensor([-1.0]) if isinstance(prior, dist.ImproperUniform) else prior.sample((99,))
+    if prior.support.is_discrete or not bool(support.check(drawn).all()):
+        raise ValueError(
+            f"prior of {name} is a {type(prior).__name__}; expected a continuous distribution of "
+            f"{kind}"
+        )
 
 
 def code_of(prior: Any, name: str) -> str:

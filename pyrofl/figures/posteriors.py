@@ -288,7 +288,7 @@ def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
     column, by = table.attrs["column"], table.attrs["by"]
     low, high = (c for c in table.columns if str(c).endswith("%"))
     keys = [name for name in (by, "class" if "class" in table else None) if name]
-    parts = [((), table)]
+    parts: list[tuple[Any, Any]] = [((), table)]
     if keys:
         parts = [(key, part) for key, part in table.groupby(keys, sort=False)]
     figure, axes = style.one_panel(5.4, 3.8, ax)
