@@ -143,11 +143,9 @@ class Run(Pickled, Summarised):
             ValueError: if there is no such client or model, or columns or rows do not fit.
         """
         how: PredictionAsked = {"seed": self.seed, "draws": self.draws, **asked}
-        if not isinstance(x, Tensor) and (
-            made := self.method.predict_table(self, x, client, own, how)
-        ):
-            return made
-        return predictions(*self._fitted, x, client, own, **how)
+        of_table = None if isinstance(x, Tensor) else self.method.predict_table
+        made: Predictions | None = of_table(self, x, client, own, how) if of_table else None
+        return made or predictions(*self._fitted, x, client, own, **how)
 
     def calibration(self, **asked: Unpack[EvaluationFields]) -> Bins:
         """Return predictions binned by confidence, for a reliability diagram."""

@@ -97,7 +97,13 @@ def regression(
     text, shared = source(design, chosen, named, f"family {family}, link {named}", center=center)
     prepared = design.federation()
     method = hierarchical(compile_program(text), prepared, shared=" ".join(shared))
-    made = {"design": design, "chosen": chosen, "text": text, "link": named, "center": center}
+    made: dict[str, Any] = {
+        "design": design,
+        "chosen": chosen,
+        "text": text,
+        "link": named,
+        "center": center,
+    }
     return Regression(**vars(method), **made)
 
 

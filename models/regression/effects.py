@@ -270,8 +270,8 @@ def conditional(
     fixed = {n: given.get(n, _middle(design, n, client)) for n in design.needed if n not in values}
     grid = pd.MultiIndex.from_product(values.values(), names=shown).to_frame(index=False)
     frame = read_table(design, grid.assign(**fixed), client or NEW)
-    effects = "client" if client else "none"
-    mean = mean_of_rows(run_program(method, drawn, frame, client or NEW, effects))
+    rows = run_program(method, drawn, frame, client or NEW, "client" if client else "none")
+    mean = mean_of_rows(rows)
     mean = mean.expand(len(mean), len(grid), *mean.shape[2:])
     response = design.formula.response
     if mean.dim() > 2 and mean.shape[-1] == 2:
@@ -325,7 +325,7 @@ def coefficient_draws(method: Any, drawn: Draws) -> dict[str, Tensor]:
             return {term: value}
         return {f"{term}{a}": v for a, v in zip(answers, value.unbind(-1), strict=True)}
 
-    found = {}
+    found: dict[str, Tensor] = {}
     if "Intercept" in drawn.sites:
         found |= each("Intercept", drawn.sites["Intercept"])
     for term in design.terms:

@@ -95,7 +95,7 @@ class Hurdle(TorchDistribution):
         while bool((again := often & (value == 0)).any()):
             value = torch.where(again, base.sample(), value)
         if bool(often.all()):
-            return value
+            return torch.as_tensor(value)
         left = torch.rand(shape).to(value) * self.log_positive.exp()
         found = torch.zeros_like(value)
         for count in range(1, LONGEST):

@@ -252,11 +252,20 @@ def mean_of_rows(rows: Rows) -> Tensor:
 
 
 def predict_rows(
-    found: Any, x: Any, client: str | None = None, draws: int | None = None, **asked: Any
+    found: Any,
+    x: Any,
+    client: str | None = None,
+    draws: int | None = None,
+    seed: Any = None,
+    **asked: Any,
 ) -> Predictions:
     """Predict responses of new rows of a table; see `pyrofl.effects.predict`."""
     method = regression_of(found)
     design: Design = method.design
+    if asked:
+        raise ValueError(
+            f"{', '.join(asked)} cannot be given for a regression; expected only draws and seed"
+        )
     if design.family.kind == "cox":
         raise ValueError(
             "a Cox model has no distribution of times, as it leaves the baseline hazard open; use "
@@ -267,8 +276,7 @@ def predict_rows(
     if client is not None:
         known(client, drawn.clients, "client")
     frame = read_table(design, x, name)
-    seed = asked.get("seed") or drawn.seed
-    rng, parts = stream(seed, Stream.ROWS, name), []
+    rng, parts = stream(drawn.seed if seed is None else seed, Stream.ROWS, name), []
     for begin in range(0, len(frame), PIECE):
         some = frame.iloc[begin : begin + PIECE].reset_index(drop=True)
         rows = run_program(method, drawn, some, name)

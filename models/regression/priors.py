@@ -138,7 +138,8 @@ def _chosen(usual: str, given: Given, *names: str) -> str:
 
 def _refuse_support(prior: Any, usual: str, name: str) -> None:
     """Raise ValueError if a prior admits values that the parameter cannot have."""
-    support, kind = dist.constraints.real, "numbers"
+    support: Any = dist.constraints.real
+    kind = "numbers"
     if usual.startswith(("dist.HalfNormal", "dist.Exponential", "dist.Gamma")):
         support, kind = dist.constraints.positive, "positive numbers"
     if usual.startswith("dist.Beta"):

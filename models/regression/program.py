@@ -100,6 +100,8 @@ def source(
         rows += ["with batch.rows():", f'    pyro.sample("{site}", {code})'] * with_response
     elif family.kind == "cox":
         rows.append(f'pyro.factor("{site}", {code})')
+    elif family.kind == "factor" and not design.formula.second:  # nothing is censored
+        rows += ["with batch.rows():", f'    pyro.sample("{site}", {family.response}, obs=y)']
     elif family.kind == "factor":
         rows += ["with batch.rows():", f'    pyro.factor("{site}", {code})']
     else:

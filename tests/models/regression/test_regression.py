@@ -180,6 +180,32 @@ def test_effects_of_categorical_responses_are_those_of_each_level():
     assert torch.allclose(nodes["grade"]["fn"].logits, logits)
 
 
+@pytest.mark.parametrize("family", ["exponential", "weibull"])
+def test_times_without_censoring_have_the_density_of_events(family):
+    from pyro import poutine
+
+    frames = tables()
+    for frame in frames.values():
+        frame["seen"] = 1
+    found = []
+    for response in ("time", "censored(time, seen)"):
+        method = quiet(f"{response} ~ x", frames, family=family)
+        batch = method.prepare(federations.from_frames(frames)).batch(torch.arange(4))
+        pyro.set_rng_seed(0)
+        tape = poutine.trace(method.model).get_trace({}, {}, batch)
+        tape.compute_log_prob()
+        (site,) = [s for n, s in tape.nodes.items() if "time" in n]
+        found.append(site["log_prob"] * batch.mask)
+    assert torch.allclose(*found)
+    found = pyrofl.checks.prior_predictive(
+        method := quiet("time ~ x", frames, family=family),
+        federations.from_frames(frames),
+        draws=20,
+    )
+    assert (found["prior_predictive"]["time"] > 0).all()
+    assert method.design.family.response in method.program()
+
+
 def test_cox_sums_over_events_with_ties_as_efron():
     eta = torch.tensor([[0.2, -0.5, 1.0, 0.3, 9.0]], dtype=torch.float64)
     time = torch.tensor([[1.0, 2.0, 2.0, 3.0, 3.0]], dtype=torch.float64)
