@@ -29,7 +29,7 @@ from pyrofl.models.regression.prediction import (
     run_program,
 )
 from pyrofl.models.regression.program import coefficients
-from pyrofl.models.regression.rows import kind_of, mean_of
+from pyrofl.models.regression.rows import mean_of
 
 __all__ = ["conditional", "forest", "groups", "predict", "ratios"]
 
@@ -225,7 +225,8 @@ def conditional(
         column: column of the formula: all levels of a category, or numbers from two standard
             deviations below to two above the mean.
         by: second column: all levels, or a number's mean and one standard deviation around it.
-        at: column -> value for other columns, or a list of values for the two.
+        at: column -> value for other columns, or a list of values for the two. Grouping factors
+            have an effect only if a client is named.
         client: client whose effects are used, with the first level of further groups; None for
             effects of 0.
         points: number of values of a numeric column.
@@ -256,17 +257,18 @@ def conditional(
         known(client, drawn.clients, "client")
     given = dict(at or {})
     shown = [column, *([by] if by else [])]
+    factors = {n for one in design.groups for n in one.group.factors} - {*design.clients.levels}
     for name in [*shown, *given]:
-        known(name, list(design.needed), "column of the formula:")
+        some = [n for n in design.needed if n not in factors or (client and name not in shown)]
+        known(name, some, "column of the formula:")
     values = {}
-    for place, name in enumerate(shown):
-        values[name] = (
-            list(given.pop(name))
-            if name in given
-            else _values(
-                design, name, np.linspace(-WIDE, WIDE, points) if not place else np.arange(-1, 2)
-            )
-        )
+    ranges = (np.linspace(-WIDE, WIDE, points), np.arange(-1, 2))
+    for steps, name in zip(ranges, shown, strict=False):
+        some = given.pop(name) if name in given else _values(design, name, steps)
+        values[name] = [some] if np.ndim(some) == 0 else list(some)
+    for name, value in given.items():
+        if np.ndim(value):
+            raise ValueError(f"at has {value!r} for {name}, which is fixed; expected one value")
     fixed = {n: given.get(n, _middle(design, n, client)) for n in design.needed if n not in values}
     grid = pd.MultiIndex.from_product(values.values(), names=shown).to_frame(index=False)
     frame = read_table(design, grid.assign(**fixed), client or NEW)
@@ -295,8 +297,8 @@ def _values(design: Design, name: str, steps: Sequence[float] | np.ndarray) -> l
     first = next(iter(design.clients.frames.values()))
     if name in design.clients.levels:
         return list(design.clients.levels[name])
-    if name not in first or kind_of(first[name]) != "numbers" or first[name].dtype.kind == "b":
-        return [False, True] if name in first and first[name].dtype.kind == "b" else ["1"]
+    if first[name].dtype.kind == "b":
+        return [False, True]
     mean, square = mean_of(design.clients, lambda frame: frame[name].to_numpy())
     return [float(mean + step * np.sqrt(square)) for step in steps]
 

@@ -181,6 +181,9 @@ def test_conditional_effects_are_the_design_times_the_coefficients(two_lines):
     values = np.concatenate([frame["x"] for frame in frames().values()])
     ends = values.mean() - 2 * values.std(), values.mean() + 2 * values.std()
     assert table["x"].iloc[[0, -1]].tolist() == pytest.approx(ends)
+    (yes,) = effects.conditional(two_lines, "treat", at={"treat": "yes"}, draws=200)["mean"]
+    at_mean = intercept + b["treat[yes]"] + values.mean() * (b["x"] + b["x:treat[yes]"])
+    assert yes == pytest.approx(at_mean.mean(), abs=1e-9)
     own = effects.conditional(two_lines, "x", client="chur", at={"treat": "yes"}, draws=200)
     effect = found["r_client"].sel(client="chur").values.flatten()
     line = intercept + effect + b["treat[yes]"] + own["x"][7] * (b["x"] + b["x:treat[yes]"])
@@ -272,6 +275,10 @@ def test_wrong_rows_are_refused_in_a_line(two_lines, rows, client, text):
         (lambda run: effects.forest(run, "x"), "no group has the term 'x'"),
         (lambda run: effects.conditional(run, "z"), "unknown column of the formula: 'z'"),
         (lambda run: effects.conditional(run, "x", client="graz"), "unknown client 'graz'"),
+        (lambda run: effects.conditional(run, "client"), "unknown column of the formula"),
+        (lambda run: effects.conditional(run, "x", at={"treat": ["no"]}), "expected one value"),
+        (lambda run: effects.conditional(run, "x", at={"treat": "new"}), "has level 'new'"),
+        (lambda run: run.predict({"x": [1.0]}, None, model="global"), "model cannot be given"),
         (lambda run: effects.groups(3), "expected what pyrofl.fit returns"),
         (lambda run: run.predict({"x": [1.0]}, None, own=(1, 2)), "with pyrofl.join"),
     ],
