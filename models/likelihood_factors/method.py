@@ -24,7 +24,7 @@ from pyrofl.models.likelihood_factors.factors import (
     log_product,
     normal_equations,
 )
-from pyrofl.models.likelihood_factors.leaving import truncated, without
+from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
 from pyrofl.models.likelihood_factors.linear import statistics
 from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, LogDensity, hmc
 from pyrofl.models.likelihood_factors.structure import (
@@ -39,7 +39,6 @@ from pyrofl.tensors import Tensors, like, spread_out, under
 PLACE, OWN = "_place", "_own"  # auxiliary sites: which draw of the server, and a client's noise
 LEAST = 1e-9  # variance of a cavity, relative to that of the draws
 CELLS = 4_000_000  # numbers in a tensor
-ENOUGH = 10  # effective draws for each variable, for the moments of a cavity
 STEPS = 200  # of the search for the first mode
 FEW = 0.1  # effective part of the old draws, from which changes can be seen
 MIXED = 1.1  # R-hat above which the server's chains have not mixed
@@ -121,10 +120,7 @@ class LikelihoodFactors:
         u, reads = precise(server["server/draws"]), self.structure.reads
         factors = self._own(server, cohort)
         value = torch.cat([integrate(*some, factors) for some in self._pieces(u, factors)])
-        weight = truncated(-value)
-        # Moments of few effective draws would not have a covariance: then all draws count, too.
-        enough = (1 / weight.square().sum(0) / (ENOUGH * len(reads))).clamp(max=1.0)
-        weight = enough * weight + (1 - enough) / len(u)
+        weight = sufficient(truncated(-value), len(reads))
         mean = weight.mT @ u
         center, sd = u.mean(0)[reads], u.std(0)[reads].clamp(min=1e-150)
         scaled, middle = (u[:, reads] - center) / sd, (mean[:, reads] - center) / sd
