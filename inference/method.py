@@ -267,6 +267,14 @@ class Method(Pickled, Summarised):
         """Return names of the axes of sites, and labels of the axes, for ArviZ: none by default."""
         return {}, {}
 
+    def predict_table(self, run: Any, x: Any, client: str | None, own: Any, asked: Any) -> Any:
+        """Return predictions of the rows of a table; None if they are features of the model."""
+        return None
+
+    def variables(self) -> dict[str, str] | None:
+        """Return the variables that a summary lists, and their names in it; None lists all."""
+        return None
+
     @property
     def main_view(self) -> str:
         """Name of the main predictive model: "personal" if the method has one."""
@@ -331,7 +339,7 @@ class Method(Pickled, Summarised):
         """Names of the model and the guide, as text for the printed summary."""
         return f"{_name(self.model)}, with the guide {_name(self.guide)}"
 
-    def summary(self) -> Mapping[str, object]:
+    def overview(self) -> Mapping[str, object]:
         """Return the printed summary of the method, as label -> text."""
         return {
             "model": self.programs,

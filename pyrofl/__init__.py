@@ -85,6 +85,7 @@ MODULES = {
     "checks": "pyrofl.inference.checks",
     "data": "pyrofl.data",
     "datasets": "pyrofl.data.loaders.datasets",
+    "effects": "pyrofl.models.regression.effects",
     "federations": "pyrofl.partitions.federations",
     "figures": "pyrofl.figures",
     "guides": "pyrofl.models.guides",

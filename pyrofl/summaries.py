@@ -18,7 +18,7 @@ class Summarised(ABC):
     """Base class of objects with a summary as their repr and notebook output."""
 
     @abstractmethod
-    def summary(self) -> Mapping[str, object]:
+    def overview(self) -> Mapping[str, object]:
         """Return a summary of the object: about five labels with their texts."""
 
     @property
@@ -28,7 +28,7 @@ class Summarised(ABC):
 
     def __repr__(self) -> str:
         """Return the title and the summary of the object as text."""
-        facts = self.summary()
+        facts = self.overview()
         width = max(map(len, facts))
         lines = (f"\n  {name:<{width}}  {fact}" for name, fact in facts.items())
         return self.title + "".join(lines)
@@ -36,7 +36,7 @@ class Summarised(ABC):
     def _repr_html_(self) -> str:
         rows = (
             f"<tr><th>{escape(name)}</th><td>{escape(str(fact))}</td></tr>"
-            for name, fact in self.summary().items()
+            for name, fact in self.overview().items()
         )
         told = f"<table><caption>{escape(self.title)}</caption>{''.join(rows)}</table>"
         return told + self._more_html()

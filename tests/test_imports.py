@@ -157,9 +157,11 @@ def test_a_fit_does_not_load_the_compiler_of_torch():
 # What is not on top is one dot away.
 ONE_DOT_AWAY = {
     "checks": "calibration calibration_by_client classification_report compare_loo Conformal loo "
-    "new_client_posterior pit predict predict_batch predictive_checks Ranks sbc Scores uncertainty",
+    "new_client_posterior pit predict predict_batch predictive_checks prior_predictive "
+    "prior_sensitivity Ranks sbc Scores uncertainty",
     "data": "Cohort Dataset",
     "datasets": "load per_class",
+    "effects": "conditional forest groups predict ratios",
     "federations": "split",
     "figures": "alphas clients cost coverage curves forest ranks reliability reliability_by_client "
     "save shrinkage simplex",

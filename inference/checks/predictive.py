@@ -34,6 +34,7 @@ STATISTICS: dict[str, Statistic] = {
     "zeros": lambda y: (y == 0).mean(-1),
 }
 GROUPS = ("posterior_predictive", "observed_data")
+PRIOR = "prior_predictive"  # used if there is no posterior
 COLUMNS = ("variable", "client", "statistic", "observed", "mean", "low", "high", "p")
 
 
@@ -46,8 +47,8 @@ def predictive_checks(
     """Compare statistics of each client's rows with those of posterior predictive draws.
 
     Args:
-        found: a `Run`, or the result of `to_arviz` with the groups posterior_predictive and
-            observed_data; all chains are used together.
+        found: a `Run`, the result of `to_arviz` with the groups posterior_predictive and
+            observed_data, or that of `prior_predictive`; all chains are used together.
         statistics: names of `STATISTICS`, or name -> function of rows [..., N] to [...].
         draws: number of draws of a Run.
         what: further arguments of `to_arviz`, for a Run.
@@ -142,10 +143,11 @@ def _clients(
     if isinstance(found, Run):
         found = found.to_arviz(draws, groups=GROUPS, **what)
     refuse_no_groups(found)
-    for group in GROUPS:
+    groups = (PRIOR, GROUPS[1]) if PRIOR in found and GROUPS[0] not in found else GROUPS
+    for group in groups:
         if group not in found:
             raise ValueError(f"group {group} is missing; call to_arviz(..., groups='all')")
-    predictive, observed = (found[group] for group in GROUPS)
+    predictive, observed = (found[group] for group in groups)
     shared = [n for n in map(str, observed.data_vars) if n in predictive.data_vars]
     names = [n for n in shared if observed[n].dims == ("row",)]
     if not names or "row_client" not in predictive.coords:

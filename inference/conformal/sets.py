@@ -79,7 +79,7 @@ class PredictionSets(Summarised):
 
         return DataFrame(self.columns())
 
-    def summary(self) -> dict[str, str]:
+    def overview(self) -> dict[str, str]:
         """Return the printed summary of the prediction sets, as label -> text."""
         kind = "set size" if self.predictions.classes else "interval width"
         return {
@@ -231,7 +231,7 @@ class Conformal(Summarised):
         width = q[:, 0] * forecast.sd
         return torch.stack([forecast.mean - width, forecast.mean + width], -1)
 
-    def summary(self) -> dict[str, str]:
+    def overview(self) -> dict[str, str]:
         """Return the printed summary of the calibration, as label -> text."""
         adapted = "" if self.how.adaptation == "none" else ", adapted"
         sent = sum(part.num_bytes for part in self.messages.values())

@@ -85,7 +85,7 @@ class RoundState(Summarised):
         none = {n: v.new_full(self.seen.shape, torch.nan, device="cpu") for n, v in values.items()}
         return {n: none[n].scatter(0, self.trained, v.cpu()) for n, v in values.items()}
 
-    def summary(self) -> dict[str, str]:
+    def overview(self) -> dict[str, str]:
         """Return the printed summary of the round state, as label -> text."""
         trained, reported, silent = (
             len(v) for v in (self.trained, self.reporters.ids, self.silent)

@@ -88,7 +88,7 @@ class Predictions(Summarised):
 
         return DataFrame(self.columns())
 
-    def summary(self) -> dict[str, str]:
+    def overview(self) -> dict[str, str]:
         """Return the printed summary of the predictions, as label -> text."""
         kind = f"{len(self.classes)} classes" if self.classes else "numbers"
         return {
@@ -127,7 +127,7 @@ def predictions(
         of = data.cohort(cohort)
         batch = asked_about(Batch(some[None], answers, mask, of.size, of.ids))
         members = responses(method, received, local, batch, how.draws, noise)
-        parts.append(_read(members, len(some), how.draws, source))
+        parts.append(predictive_values(members, len(some), how.draws, source))
     mean, values = (
         torch.cat([part for part, _ in parts]),
         {n: torch.cat([v[n] for _, v in parts]) for n in parts[0][1]},
@@ -281,7 +281,7 @@ def _about(
     return f"{how.model} model of {data.names[i]}{met}{adaptation[how.adaptation]}{draws}"
 
 
-def _read(
+def predictive_values(
     members: Iterator[Any], rows: int, draws: int | None, source: Generator
 ) -> tuple[Tensor, Tensors]:
     """Return predictive means over ensemble members and draws, and statistics such as sd."""

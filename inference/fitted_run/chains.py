@@ -14,6 +14,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import ConvergenceStatus, Kind
 from pyrofl.inference.posteriors.arviz import to_arviz
+from pyrofl.inference.posteriors.summary import summarize
 from pyrofl.inference.seeds import Seed, Seeds, separate
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors
@@ -75,6 +76,18 @@ class Chains(Summarised, Sequence[Run]):
         """
         return to_arviz(self.runs, draws, dims, **what)
 
+    def summary(self, draws: int = 1000, prob: float = 0.95, **what: Any) -> DataFrame:
+        """Return posterior summaries of all runs together, with R-hat over the seeds.
+
+        See `pyrofl.inference.posteriors.summary.summarize`; `what` are arguments of `to_arviz`.
+
+        Args:
+            draws: number of draws of each run.
+            prob: probability of the intervals.
+            what: further arguments of `to_arviz`.
+        """
+        return summarize(self.to_arviz(draws, **what), prob, self.runs[0].method.variables())
+
     def parameter_changes(self) -> DataFrame:
         """Return a table of the parameter changes of all runs, with the seed as first column."""
         from pandas import concat
@@ -94,7 +107,7 @@ class Chains(Summarised, Sequence[Run]):
         """Return the title of the printed summary: the number of runs and their seeds."""
         return f"{len(self.runs)} runs, seeds {', '.join(str(run.seed) for run in self.runs)}"
 
-    def summary(self) -> dict[str, str]:
+    def overview(self) -> dict[str, str]:
         """Return the printed summary: rounds and convergence status of each run."""
         return {f"seed {run.seed}": f"{run.state.number} rounds, {run.status}" for run in self}
 

@@ -10,10 +10,12 @@ from pyrofl import recipes
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.data.fingerprint import set_fingerprint
+from pyrofl.data.frames import Tables
 from pyrofl.data.outlines import hidden
 from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.description import described
+from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.fitted_run.checkpoints import restore_run
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import settings_of_run
@@ -28,7 +30,7 @@ def load(
     folder: str | Path,
     *,
     method: Method | Callable[[int], Method] | None = None,
-    data: Federation | None = None,
+    data: Federation | Tables | None = None,
 ) -> Run:
     """Load a run from a folder written by `Run.save` or `pyrofl run`; execute no code in it.
 
@@ -41,7 +43,8 @@ def load(
             one with custom parts, must be passed as it was fitted (round number -> method if it
             was that). Frozen weights and buffers of its networks are set to those of the run;
             other attributes, and constants and helpers of its functions, must be the same.
-        data: the federation that the run was fitted to, in the same order, or None.
+        data: the federation that the run was fitted to, in the same order, or None; tables, if the
+            method is a `regression`, which must be passed, too.
 
     Returns:
         The saved run.
@@ -51,6 +54,13 @@ def load(
             pyrofl; if the method or the data differ; or if a custom method is not passed.
     """
     path = Path(folder, CHECKPOINT)
+    if isinstance(data, Tables):
+        if method is None:
+            raise ValueError(
+                "data are tables and method is None; expected the regression of these tables as "
+                "method"
+            )
+        data = by_round(method)(0).prepare(data)
     about, content = checkpoint_file.read_any(path, "cpu" if data is None else None)
     try:
         seeds = {n: int(about[f"seed of {n}"]) for n in vars(Seeds())}

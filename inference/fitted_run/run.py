@@ -33,6 +33,7 @@ from pyrofl.inference.monitoring.status import ConvergenceStatus, convergence_st
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.optimum import optimum
+from pyrofl.inference.posteriors.summary import summarize
 from pyrofl.inference.posteriors.widths import unlearned_widths
 from pyrofl.inference.seeds import Seed
 from pyrofl.metrics import Bins
@@ -142,7 +143,9 @@ class Run(Pickled, Summarised):
             ValueError: if there is no such client or model, or columns or rows do not fit.
         """
         how: PredictionAsked = {"seed": self.seed, "draws": self.draws, **asked}
-        return predictions(*self._fitted, x, client, own, **how)
+        of_table = None if isinstance(x, Tensor) else self.method.predict_table
+        made: Predictions | None = of_table(self, x, client, own, how) if of_table else None
+        return made or predictions(*self._fitted, x, client, own, **how)
 
     def calibration(self, **asked: Unpack[EvaluationFields]) -> Bins:
         """Return predictions binned by confidence, for a reliability diagram."""
@@ -182,6 +185,13 @@ class Run(Pickled, Summarised):
             {'chain': 1, 'draw': 10, 'client': 4, 'head.bias_dim_0': 10}
         """
         return to_arviz([self], draws, dims, **what)
+
+    def summary(self, draws: int = 4000, prob: float = 0.95, **what: Any) -> DataFrame:
+        """Return posterior means, intervals and diagnostics of the parameters as a table.
+
+        See `pyrofl.inference.posteriors.summary.summarize`; `what` are arguments of `to_arviz`.
+        """
+        return summarize(self.to_arviz(draws, **what), prob, self.method.variables())
 
     def evaluate_all(self) -> list[Scores]:
         """Evaluate every model on training and held-out clients, and on all test rows pooled.
@@ -363,7 +373,7 @@ class Run(Pickled, Summarised):
             return ""
         return picture(drawn, "scores or parameter changes by round")
 
-    def summary(self) -> dict[str, str]:
+    def overview(self) -> dict[str, str]:
         """Return the printed summary of the run, as label -> text."""
         data, records, last = self.data, self.records, self.history[-1:]
         scores: dict[str, list[str]] = {}

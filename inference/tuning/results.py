@@ -149,7 +149,7 @@ class TuningResult(Summarised):
         """Title of the printed summary, with the number of settings and the metric."""
         return f"{len(self.settings)} settings, chosen by {self.metric} on validation rows"
 
-    def summary(self) -> dict[str, object]:
+    def overview(self) -> dict[str, object]:
         """Return the printed summary of the search, as label -> text."""
         failed = {one.setting for one in self.tries if one.problem}
         seeds = len(self._scores(self.chosen))

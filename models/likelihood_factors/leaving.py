@@ -23,6 +23,7 @@ from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors
 
 ENOUGH = 0.8  # effective part of the draws that are resampled, as few have heavy tails
+EFFECTIVE = 10  # draws for each variable, for the moments of a cavity
 BRIDGES = 50  # iterations of the ratio of normalizing constants
 
 
@@ -45,6 +46,15 @@ def truncated(log_weight: Tensor) -> Tensor:
     weight = log_weight.softmax(0).clamp(max=len(log_weight) ** -0.5)
     normalized: Tensor = weight / weight.sum(0)
     return normalized
+
+
+def sufficient(weight: Tensor, size: int) -> Tensor:
+    """Return weights [S, ...], blended with equal ones where few draws are effective.
+
+    Moments of few effective draws would not have a covariance of `size` variables.
+    """
+    enough = (1 / weight.square().sum(0) / (EFFECTIVE * size)).clamp(max=1.0)
+    return enough * weight + (1 - enough) / len(weight)
 
 
 def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:

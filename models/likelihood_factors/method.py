@@ -24,7 +24,7 @@ from pyrofl.models.likelihood_factors.factors import (
     log_product,
     normal_equations,
 )
-from pyrofl.models.likelihood_factors.leaving import truncated, without
+from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
 from pyrofl.models.likelihood_factors.linear import statistics
 from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, LogDensity, hmc
 from pyrofl.models.likelihood_factors.structure import (
@@ -120,7 +120,7 @@ class LikelihoodFactors:
         u, reads = precise(server["server/draws"]), self.structure.reads
         factors = self._own(server, cohort)
         value = torch.cat([integrate(*some, factors) for some in self._pieces(u, factors)])
-        weight = truncated(-value)
+        weight = sufficient(truncated(-value), len(reads))
         mean = weight.mT @ u
         center, sd = u.mean(0)[reads], u.std(0)[reads].clamp(min=1e-150)
         scaled, middle = (u[:, reads] - center) / sd, (mean[:, reads] - center) / sd

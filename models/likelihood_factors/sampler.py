@@ -56,6 +56,7 @@ def hmc(log_density: LogDensity, start: Tensor, source: Generator) -> Draws:
             now, accepted = _iterated(log_density, now, root, step.size, source)
             step.adapt(accepted)
             seen.append(now.u)
+        now = _restarted(now, seen, source)
         # The first iterations of a window are still on their way.
         root = _root(torch.cat(seen[WARM // 2 :]))
         step = _StepSize(step.average if window else step.size)
@@ -69,6 +70,18 @@ def hmc(log_density: LogDensity, start: Tensor, source: Generator) -> Draws:
         found.append(now)
     u = torch.stack([point.u for point in found])
     return Draws(u.flatten(0, 1), torch.cat([point.value for point in found]), r_hat(u))
+
+
+def _restarted(now: _Point, seen: list[Tensor], source: Generator) -> _Point:
+    """Return the chains, those that never moved in a window of the warm-up at others' points."""
+    stuck = (torch.stack(seen) == now.u).all(0).all(-1)
+    if not bool(stuck.any()) or bool(stuck.all()):
+        return now
+    at = torch.arange(len(stuck))
+    moved = at[~stuck]
+    chosen = torch.randint(len(moved), (int(stuck.sum()),), generator=source)
+    at = at.masked_scatter(stuck, moved[chosen])
+    return _Point(*(part[at] for part in now))
 
 
 def r_hat(draws: Tensor) -> float:

@@ -3,73 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
-from pyrofl.inference.method import Method
 from pyrofl.models.hierarchical import hierarchical
 from pyrofl.models.regression.data_checks import warn_of_design
 from pyrofl.models.regression.design import Design, make_design
 from pyrofl.models.regression.families import family_of
 from pyrofl.models.regression.formula import read
-from pyrofl.models.regression.priors import Priors, make_priors
+from pyrofl.models.regression.method import Regression
+from pyrofl.models.regression.priors import make_priors
 from pyrofl.models.regression.program import compile_program, source
 
 __all__ = ["Regression", "regression"]
-
-
-@dataclass(frozen=True, repr=False)
-class Regression(Method):
-    """Regression from a formula: a method with its formula, family and data.
-
-    Attributes:
-        design: agreed columns, levels and rows.
-        chosen: priors.
-        text: source of the program.
-    """
-
-    design: Design | None = None
-    chosen: Priors | None = None
-    text: str = ""
-
-    def program(self) -> str:
-        """Return the Pyro source of the model, which reads `prepare(data)`."""
-        return self.text
-
-    def priors(self) -> str:
-        """Return all priors, one per line."""
-        assert self.chosen is not None
-        return self.chosen.text()
-
-    def prepare(self, data: Federation | Tables) -> Federation:
-        """Return the federation that the program reads, of the clients that the design is of.
-
-        Raises:
-            ValueError: if data has other clients than the regression was made of.
-        """
-        assert self.design is not None
-        made = self.design.federation()
-        if isinstance(data, Federation):
-            if data.source is not None and data.source.features == tuple(self.design.places):
-                return data
-            names = data.names[: data.clients]
-        else:
-            names = tuple(data.frames)
-        if not set(made.names) <= set(names):
-            raise ValueError(
-                "data has other clients than the regression was made of; call "
-                "pyrofl.regression(formula, data) with these data"
-            )
-        return made
-
-    def axes(self) -> tuple[dict[str, tuple[str, ...]], dict[str, list[Any]]]:
-        """Return names of the axes of sites, and labels of the axes, for ArviZ."""
-        assert self.design is not None
-        assert self.chosen is not None
-        return _axes(self.design, self.chosen)
 
 
 @checked
@@ -142,13 +90,21 @@ def regression(
         read(formula), data, kind, client=client, weights=weights, namespace=namespace or {}
     )
     _refuse_unsupported(design, family)
+    design.check_columns()
     design.check_responses()
     warn_of_design(design)
     chosen = make_priors(design, named, priors or {})
     text, shared = source(design, chosen, named, f"family {family}, link {named}", center=center)
     prepared = design.federation()
     method = hierarchical(compile_program(text), prepared, shared=" ".join(shared))
-    return Regression(**vars(method), design=design, chosen=chosen, text=text)
+    made: dict[str, Any] = {
+        "design": design,
+        "chosen": chosen,
+        "text": text,
+        "link": named,
+        "center": center,
+    }
+    return Regression(**vars(method), **made)
 
 
 def _refuse_unsupported(design: Design, family: str) -> None:
@@ -164,8 +120,18 @@ def _refuse_unsupported(design: Design, family: str) -> None:
             f"the response has a column of {formula.kind}, which family {family} does not read; "
             f"expected {formula.response} alone, or another family"
         )
-    if kind in ("categorical", "cox") and design.groups:
+    if kind == "cox" and not design.terms:
+        raise ValueError(
+            f"family {family} needs a predictor, as it leaves the baseline hazard open"
+        )
+    if kind == "cox" and design.groups:
         raise ValueError(f"family {family} has no group terms; expected population terms only")
+    for one in design.groups if kind == "categorical" else ():
+        if one.is_correlated:
+            text, name = one.group.text, one.group.name
+            raise ValueError(
+                f"family {family} has no correlations of effects; expected ({text} || {name})"
+            )
     if kind == "categorical" and design.population.offsets:
         raise ValueError(f"family {family} has no offsets; expected a formula without offset()")
     if kind in ("categorical", "ordinal") and not design.population.has_intercept:
@@ -174,32 +140,3 @@ def _refuse_unsupported(design: Design, family: str) -> None:
         raise ValueError(
             f"response {formula.response} is an expression; expected a column of ordered levels"
         )
-
-
-def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
-    """Return names of the axes of sites, and labels of the axes."""
-    dims: dict[str, tuple[str, ...]] = {}
-    coords: dict[str, list[Any]] = {}
-    normal = [n for n, c in priors.coefficients.items() if c.startswith("dist.Normal(")]
-    if normal:
-        is_many = design.family.kind == "categorical"
-        dims["b"] = ("answer", "term") if is_many else ("term",)
-        coords["term"] = normal
-        if is_many:
-            dims["Intercept"] = dims["Intercept_centered"] = ("answer",)
-            coords["answer"] = list(design.answers[1:])
-    for one in design.groups:
-        name, k, axis = one.name, len(one.labels), f"{one.name}_term"
-        single = k == 1 and one.kind != "shared"
-        if k > 1:
-            dims[f"sd_{name}"] = (axis,)
-        if not single:
-            coords[axis] = one.labels
-        effect = () if single else (axis,)
-        if one.kind == "shared":
-            levels = [":".join(map(str, v)) if isinstance(v, tuple) else v for v in one.levels[""]]
-            dims[f"r_{name}"] = (name, axis)
-            coords[name] = levels
-        else:
-            dims[f"r_{name}"] = effect
-    return {n: axes for n, axes in dims.items() if axes}, coords

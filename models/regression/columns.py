@@ -61,6 +61,17 @@ class Columns:
         self.offsets = [t for t in terms if getattr(t, "kind", "") == "offset"]
         self.terms = [t for t in terms if not isinstance(t, Intercept) and t not in self.offsets]
         self.labels = [label for term in self.terms for label in term.labels]
+        self._refuse_other_rows(first)
+
+    def _refuse_other_rows(self, frame: pd.DataFrame) -> None:
+        """Raise ValueError if the columns of a row depend on other rows of the client."""
+        whole, alone = self.evaluate(frame), self.evaluate(frame[:1])
+        bad = ~np.isclose(whole[:1], alone, equal_nan=True).all(0)
+        if bad.any():
+            raise ValueError(
+                f"{self.labels[int(bad.argmax())]} of a row depends on other rows of the client; "
+                "expected functions of single rows, or center(), scale(), poly() and bs()"
+            )
 
     def evaluate(self, frame: pd.DataFrame) -> np.ndarray:
         """Return the columns of a client's rows, [N, P], without intercept and offsets."""
@@ -148,6 +159,8 @@ class Columns:
 
         made = Polynomial()
         given = self._given(call, made.__call__)
+        if given["degree"] < 1:
+            raise ValueError(f"its degree is {given['degree']}; expected at least 1")
         arrays = self.clients.report(self._values(call))
         before = [np.zeros_like(x) for x in arrays]
         now = [np.ones_like(x) for x in arrays]
@@ -205,6 +218,10 @@ def variables(text: str) -> tuple[set[str], set[str]]:
             for call in _calls(getattr(component, "call", None)):
                 if str(call.callee) in ("C", "S", "T"):
                     factors |= set(re.findall(r"[A-Za-z_]\w*", str(call.args[0])))
+    if numbers := [name for name in model.var_names if not isinstance(name, str)]:
+        raise ValueError(
+            f"{text!r} has the number {numbers[0]} as a term; expected names of columns"
+        )
     names = set(model.var_names) - {"", "True", "False", "None", *_contrasts()}
     return names, factors & names
 
@@ -226,4 +243,6 @@ def _contrasts() -> dict[str, Any]:
 
 
 def _line(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"unknown name {error}; expected np.NAME, log, exp, sqrt, or a name of namespace="
     return " ".join(str(error).split()) or type(error).__name__

@@ -15,6 +15,7 @@ from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.design import Design
 from pyrofl.models.regression.rows import mean_of, total
 
+FAR = 4.0  # standard deviations between 0 and the mean of a column with effects of groups
 ALIASED = 1e-10  # part of a column's variance that others leave, below which it is aliased
 
 
@@ -22,10 +23,11 @@ def warn_of_design(design: Design) -> None:
     """Warn of columns that make coefficients depend on their priors.
 
     Warns:
-        UserWarning: if only one client has a level, a column is constant or aliased, or it
-            separates the two responses.
+        UserWarning: if only one client has a level, a column is constant or aliased, it separates
+            the two responses, or the mean of a column with effects of groups is far from 0.
     """
     texts = [*_lonely_levels(design), *_columns(design), *_separated(design)]
+    texts += _off_center(design)
     for text in texts:
         warn(text, UserWarning, stacklevel=5)
 
@@ -115,3 +117,24 @@ def _separated(design: Design) -> list[str]:
         f"column {listed(names)} separates the responses 0 and 1; only the prior bounds its "
         "coefficient"
     ]
+
+
+def _off_center(design: Design) -> list[str]:
+    """Return texts on slopes of groups that are nearly collinear with their intercepts."""
+    texts = []
+    for one in design.groups:
+        if not one.columns.has_intercept or not one.columns.labels:
+            continue
+        means, squares = (np.atleast_1d(v) for v in mean_of(design.clients, one.columns.evaluate))
+        far = np.abs(means) > FAR * np.sqrt(squares)
+        names = [
+            n for n, is_far in zip(one.columns.labels, far & (squares > 0), strict=True) if is_far
+        ]
+        term = f"({one.group.text} | {one.group.name})"
+        if names:
+            texts.append(
+                f"the mean of {listed(names)} in {term} is more than {FAR:g} standard deviations "
+                "from 0: slopes and intercepts of groups are nearly collinear, and the fit may not "
+                f"converge; write center({names[0]})"
+            )
+    return texts

@@ -18,7 +18,7 @@ from pyrofl.data.tables.source import Source
 from pyrofl.models.regression.columns import Columns, Namespace, variables
 from pyrofl.models.regression.families import SUPPORTS, Family
 from pyrofl.models.regression.formula import Formula, Group
-from pyrofl.models.regression.rows import Clients, Level, agreed, frames_of, tensor
+from pyrofl.models.regression.rows import Clients, Level, agreed, frames_of, kind_of, tensor
 
 Kind = Literal["client", "nested", "shared"]
 
@@ -33,12 +33,14 @@ class Grouped:
         kind: "client" if a level is a client, "nested" if a level belongs to one client, "shared"
             if several clients have it.
         levels: "shared": all levels; "nested": client -> its levels.
+        answers: levels of a categorical response but the first, each of which has coefficients.
     """
 
     group: Group
     columns: Columns
     kind: Kind
     levels: Mapping[str, tuple[Level, ...]]
+    answers: tuple[Level, ...] = ()
 
     @property
     def name(self) -> str:
@@ -47,8 +49,20 @@ class Grouped:
 
     @property
     def labels(self) -> list[str]:
-        """Names of the coefficients."""
+        """Names of the columns."""
         return ["Intercept"] * self.columns.has_intercept + self.columns.labels
+
+    @property
+    def entries(self) -> list[str]:
+        """Names of the coefficients: of the columns, and of each level of a response."""
+        if not self.answers:
+            return self.labels
+        return [f"{label} ({answer})" for label in self.labels for answer in self.answers]
+
+    @property
+    def is_correlated(self) -> bool:
+        """Whether the effects of a level have correlations."""
+        return len(self.labels) > 1 and self.group.correlated
 
     @property
     def count(self) -> int:
@@ -63,7 +77,11 @@ class Grouped:
         """Return the index of each row's level, [N]."""
         levels = self.levels["" if self.kind == "shared" else site]
         place = {level: code for code, level in enumerate(levels)}
-        return np.array([place[level] for level in _levels(frame, self.factors(client))])
+        return np.array([place[level] for level in self.level_of_rows(frame, client)])
+
+    def level_of_rows(self, frame: pd.DataFrame, client: str) -> list[Level]:
+        """Return the level of each row of a client, without the client itself."""
+        return _levels(frame, self.factors(client))
 
 
 @dataclass(frozen=True)
@@ -80,6 +98,7 @@ class Design:
         client: name of the column that identifies the client.
         weights: name of the column of row weights.
         namespace: functions and values of the user, by their names in the formula.
+        needed: columns of a table that the right-hand side reads, without that of the client.
     """
 
     formula: Formula
@@ -91,6 +110,7 @@ class Design:
     client: str
     weights: str | None
     namespace: Namespace
+    needed: tuple[str, ...] = ()
 
     @property
     def terms(self) -> list[str]:
@@ -145,6 +165,8 @@ class Design:
         return np.column_stack([values[name] for name in found]).astype(np.float64)
 
     def _second(self, frame: pd.DataFrame) -> np.ndarray:
+        if self.formula.second not in frame and self.family.column == "event":
+            return np.ones(len(frame))  # of new rows
         return np.asarray(frame[self.formula.second], dtype=np.float64)
 
     def y(self, frame: pd.DataFrame) -> np.ndarray:
@@ -161,6 +183,22 @@ class Design:
     def _response(self) -> Columns:
         """Columns of a response that is an expression."""
         return Columns(f"0 + {self.formula.response}", self.clients, self.namespace)
+
+    def check_columns(self) -> None:
+        """Raise ValueError if a column of the design, or of numbers, is not finite numbers."""
+        numbers = [self.weights, self.family.column and self.formula.second]
+        for site, frame in self.clients.frames.items():
+            for name in numbers:
+                if name and name in frame and kind_of(frame[name]) != "numbers":
+                    raise ValueError(f"{site}: column {name} holds text; expected numbers")
+            for columns in (self.population, *(one.columns for one in self.groups)):
+                bad = ~np.isfinite(columns.evaluate(frame))
+                if bad.any():
+                    row, place = np.argwhere(bad)[0]
+                    raise ValueError(
+                        f"{site}: {columns.labels[place]} is not a finite number in row {row}; "
+                        "expected finite numbers"
+                    )
 
     def check_responses(self) -> None:
         """Raise ValueError if a response is not in the support of the family."""
@@ -226,6 +264,10 @@ def make_design(
     plain, answer = formula.response.isidentifier(), {formula.response}
     if not plain:
         answer = variables(f"0 + {formula.response}")[0]
+    if both := sorted(answer & names):
+        raise ValueError(
+            f"column {both[0]} is in the response and among the predictors; expected it in one"
+        )
     second = {formula.second} if formula.second.isidentifier() else set()
     used = [*sorted(answer | second), *sorted(names | factors | {client} - answer)]
     used += [weights] if weights and weights not in used else []
@@ -239,11 +281,16 @@ def make_design(
     within = {n for n in clients.levels if n in names or n in seen[0][1]}
     clients = clients.restrict({n: v for n, v in clients.levels.items() if n in within})
     population = Columns(formula.population, clients, namespace)
+    many = answers[1:] if family.kind == "categorical" else ()
     groups = tuple(
-        _grouped(group, Columns(group.text, clients, namespace), clients, client)
+        _grouped(group, Columns(group.text, clients, namespace), clients, client, many)
         for group in formula.groups
     )
-    return Design(formula, family, clients, population, groups, answers, client, weights, namespace)
+    levels = {name for one in groups if one.kind != "client" for name in one.group.factors}
+    needed = names.union(levels, *(part[1] for part in seen)) - {client}
+    needed |= second if family.column == "trials" else set()
+    parts = (formula, family, clients, population, groups, answers, client, weights, namespace)
+    return Design(*parts, needed=tuple(sorted(needed)))
 
 
 def _check_answers(
@@ -267,12 +314,14 @@ def _check_answers(
     return levels
 
 
-def _grouped(group: Group, columns: Columns, clients: Clients, client: str) -> Grouped:
+def _grouped(
+    group: Group, columns: Columns, clients: Clients, client: str, answers: tuple[Level, ...]
+) -> Grouped:
     """Return a group term with its levels, which are those of one client or of several."""
     if columns.offsets or not (columns.labels or columns.has_intercept):
         raise ValueError(f"({group.text} | {group.name}) has no coefficient; expected 1 or a name")
     own = tuple(name for name in group.factors if name != client)
-    made = Grouped(group, columns, "client", {})
+    made = Grouped(group, columns, "client", {}, answers)
     if not own:
         return made
     seen = {site: _distinct(frame, own) for site, frame in clients.frames.items()}
@@ -282,6 +331,11 @@ def _grouped(group: Group, columns: Columns, clients: Clients, client: str) -> G
             return made
         return replace(made, kind="nested", levels=seen)
     return replace(made, kind="shared", levels={"": tuple(sorted(set(every)))})
+
+
+def level_text(level: Level) -> str:
+    """Return the name of a level, of one factor or of several."""
+    return ":".join(map(str, level)) if isinstance(level, tuple) else str(level)
 
 
 def _levels(frame: pd.DataFrame, factors: Sequence[str]) -> list[Level]:

@@ -22,6 +22,7 @@ SUPPORTS = {
     "count": "whole numbers of at least 0",
     "trials": "whole numbers from 0 to the number of trials",
     "positive": "numbers above 0",
+    "nonnegative": "numbers of at least 0",
     "unit": "numbers between 0 and 1, both excluded",
     "levels": "at least three categories, or whole numbers",
 }
@@ -43,7 +44,8 @@ class Family:
         center: where the prior of the intercept is centered: at the link of the mean response,
             "mean", or at 0, "zero".
         scaled: whether the scales of priors are proportional to the response's deviation.
-        ratio: name of exp(b), such as "odds ratio"; empty if it has none.
+        ratio: name of the link -> name of exp(b), such as "odds ratio"; empty if it has none.
+        response: Pyro code of a new row's distribution, if its likelihood is not one.
     """
 
     links: Mapping[str, str]
@@ -54,6 +56,7 @@ class Family:
     center: str = "zero"
     scaled: bool = False
     ratio: Mapping[str, str] = field(default_factory=dict)
+    response: str = ""
 
     def link(self, name: str | None) -> str:
         """Return the name of a link after validation; None is the default."""
@@ -70,6 +73,7 @@ class Family:
             "count": whole,
             "trials": whole & (y <= (np.inf if second is None else second)),
             "positive": np.isfinite(y) & (y > 0),
+            "nonnegative": np.isfinite(y) & (y >= 0),
             "unit": (y > 0) & (y < 1),
             "levels": whole,
         }[self.support]
@@ -79,8 +83,9 @@ class Family:
 _PROBIT = "torch.special.ndtr(eta).clamp(1e-12, 1 - 1e-12)"
 _CLOGLOG = "(-torch.expm1(-eta.exp())).clamp(1e-12, 1 - 1e-12)"
 _ODDS, _RATE, _HAZARD = {"logit": "odds ratio"}, {"log": "rate ratio"}, {"log": "hazard ratio"}
+_MEANS = {"log": "ratio of means"}
 _SIGMA, _SHAPE = {"sigma": "dist.Exponential(1 / S)"}, {"shape": "dist.Gamma(2.0, 0.1)"}
-_GATE = {"zi": "dist.Beta(1.0, 1.0)"}
+_GATE, _HURDLE = {"zi": "dist.Beta(1.0, 1.0)"}, {"hu": "dist.Beta(1.0, 1.0)"}
 
 FAMILIES: dict[str, Family] = {
     "gaussian": Family(
@@ -89,6 +94,7 @@ FAMILIES: dict[str, Family] = {
         _SIGMA,
         center="mean",
         scaled=True,
+        ratio=_MEANS,
     ),
     "student": Family(
         {"identity": "dist.StudentT(nu, eta, sigma)"},
@@ -138,11 +144,33 @@ FAMILIES: dict[str, Family] = {
         center="mean",
         ratio=_RATE,
     ),
+    "hurdle_poisson": Family(
+        {"log": "Hurdle(dist.Poisson(eta.exp()), hu)"},
+        "count",
+        _HURDLE,
+        center="mean",
+        ratio=_RATE,
+    ),
+    "hurdle_negative_binomial": Family(
+        {"log": "Hurdle(dist.NegativeBinomial(shape, logits=eta - shape.log()), hu)"},
+        "count",
+        {**_SHAPE, **_HURDLE},
+        center="mean",
+        ratio=_RATE,
+    ),
+    "hurdle_gamma": Family(
+        {"log": "Hurdle(dist.Gamma(shape, shape * (-eta).exp()), hu)"},
+        "nonnegative",
+        {**_SHAPE, **_HURDLE},
+        center="mean",
+        ratio=_MEANS,
+    ),
     "gamma": Family(
         {"log": "dist.Gamma(shape, shape * (-eta).exp())"},
         "positive",
         _SHAPE,
         center="mean",
+        ratio=_MEANS,
     ),
     "lognormal": Family(
         {"identity": "dist.LogNormal(eta, sigma)"},
@@ -150,6 +178,7 @@ FAMILIES: dict[str, Family] = {
         _SIGMA,
         center="mean",
         scaled=True,
+        ratio={"identity": "ratio of medians"},
     ),
     "beta": Family(
         {"logit": "dist.Beta(phi * eta.sigmoid(), phi * (-eta).sigmoid())"},
@@ -169,6 +198,7 @@ FAMILIES: dict[str, Family] = {
         kind="factor",
         column="event",
         ratio=_HAZARD,
+        response="dist.Exponential(eta.exp())",
     ),
     "weibull": Family(
         {"log": "event * (shape.log() + (shape - 1) * y.log() + eta) - y**shape * eta.exp()"},
@@ -177,6 +207,7 @@ FAMILIES: dict[str, Family] = {
         kind="factor",
         column="event",
         ratio=_HAZARD,
+        response="dist.Weibull((-eta / shape).exp(), shape.expand(eta.shape))",
     ),
     "cox": Family(
         {"log": "cox(eta, y, event, batch.mask)"},

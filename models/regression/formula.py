@@ -71,6 +71,13 @@ def read(text: str) -> Formula:
             )
         else:
             population.append(part)
+    names = [group.name for group in groups]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"formula is {text!r}; {name} has two group terms, expected one: "
+                f"(1 + x || {name}) for effects without correlations"
+            )
     return Formula(text, response, second, kind, _joined(population), tuple(groups))
 
 

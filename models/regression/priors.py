@@ -12,7 +12,7 @@ j, over the rows of all clients:
     correlations        LKJ(1)
     sigma               Exponential(1 / S)
     nu, shape, phi      Gamma(2, 0.1); shape of weibull Gamma(2, 1)
-    zi                  Beta(1, 1)
+    zi, hu              Beta(1, 1)
     cutpoints           first Normal(0, 5), and differences HalfNormal(2.5)
 """
 
@@ -84,11 +84,12 @@ def make_priors(design: Design, link: str, given: Given) -> Priors:
     for one in design.groups:
         _, square = mean_of(clients, one.columns.evaluate)
         spread = [1.0] * one.columns.has_intercept + np.sqrt(np.atleast_1d(square)).tolist()
+        spread = np.repeat(spread, len(one.entries) // len(spread)).tolist()
         scales[one.name] = [float(_short(WIDE * y_scale / (s or 1.0))) for s in spread]
         values = scales[one.name][0] if len(spread) == 1 else scales[one.name]
         site = f"sd_{one.name}"
         others[site] = _chosen(f"dist.HalfNormal({values})", given, site, "sd")
-        if len(spread) > 1 and one.group.correlated:
+        if one.is_correlated:
             size = given.get(f"corr_{one.name}", given.get("corr", 1.0))
             if isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
                 raise ValueError(
@@ -129,8 +130,26 @@ def _chosen(usual: str, given: Given, *names: str) -> str:
     """Return the code of a given prior by the first of its names, or the usual one."""
     for name in names:
         if name in given:
-            return code_of(given[name], name)
+            code = code_of(given[name], name)
+            _refuse_support(given[name], usual, name)
+            return code
     return usual
+
+
+def _refuse_support(prior: Any, usual: str, name: str) -> None:
+    """Raise ValueError if a prior admits values that the parameter cannot have."""
+    support: Any = dist.constraints.real
+    kind = "numbers"
+    if usual.startswith(("dist.HalfNormal", "dist.Exponential", "dist.Gamma")):
+        support, kind = dist.constraints.positive, "positive numbers"
+    if usual.startswith("dist.Beta"):
+        support, kind = dist.constraints.unit_interval, "numbers from 0 to 1"
+    drawn = torch.tensor([-1.0]) if isinstance(prior, dist.ImproperUniform) else prior.sample((99,))
+    if prior.support.is_discrete or not bool(support.check(drawn).all()):
+        raise ValueError(
+            f"prior of {name} is a {type(prior).__name__}; expected a continuous distribution of "
+            f"{kind}"
+        )
 
 
 def code_of(prior: Any, name: str) -> str:

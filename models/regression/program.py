@@ -13,22 +13,26 @@ from torch import Tensor
 
 from pyrofl.inference.programs import Program
 from pyrofl.models.regression.design import Design, Grouped
+from pyrofl.models.regression.hurdle import Hurdle
 from pyrofl.models.regression.priors import Priors
 
 DOC, LINE = '"""', 96
 
 
 def source(
-    design: Design, priors: Priors, link: str, name: str, *, center: bool
+    design: Design, priors: Priors, link: str, name: str, *, center: bool, new: bool = False
 ) -> tuple[str, list[str]]:
-    """Return the source of the program, and the names of its shared sites."""
+    """Return the source of the program, and the names of its shared sites.
+
+    That for new rows samples their responses, and has their linear predictor as the site eta.
+    """
     family, x, inside, shared = design.family, design.places, [], []
     listed = _wrapped("Columns of batch.x: " + ", ".join(f"{i} {n}" for n, i in x.items()) + ".")
     lines = [f"def program(received, local, batch):\n    {DOC}{design.formula.text}, {name}.\n"]
     lines += [*listed, DOC, "x, y = batch.x, batch.y"]
     if family.support == "positive":
         lines[-1] = "x, y = batch.x, batch.y.clamp(min=1e-9)"
-    normal, single = _coefficients(priors)
+    normal, single = coefficients(priors)
     used = [*normal, *single]
     size = len(design.answers) - 1 if family.kind == "categorical" else 0
     if normal:
@@ -89,8 +93,15 @@ def source(
         rows.append("logits = torch.cat([torch.zeros_like(eta[..., :1]), eta], -1)")
     site = "".join(c if c.isalnum() else "_" for c in design.formula.response).strip("_") or "y"
     code = family.links[link]
-    if family.kind == "cox":
+    if new:
+        rows.append('pyro.deterministic("eta", eta)')
+        code = family.response or code
+        with_response = family.kind != "cox"
+        rows += ["with batch.rows():", f'    pyro.sample("{site}", {code})'] * with_response
+    elif family.kind == "cox":
         rows.append(f'pyro.factor("{site}", {code})')
+    elif family.kind == "factor" and not design.formula.second:  # nothing is censored
+        rows += ["with batch.rows():", f'    pyro.sample("{site}", {family.response}, obs=y)']
     elif family.kind == "factor":
         rows += ["with batch.rows():", f'    pyro.factor("{site}", {code})']
     else:
@@ -103,7 +114,8 @@ def compile_program(text: str) -> Program:
     """Return the function of a program's source; its source is known to inspect."""
     place = f"<regression {abs(hash(text))}>"
     linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
-    found: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch, "cox": cox}
+    found: dict[str, Any] = {"pyro": pyro, "dist": dist, "torch": torch}
+    found |= {"cox": cox, "Hurdle": Hurdle}
     exec(compile(text, place, "exec"), found)
     program: Program = found["program"]
     return program
@@ -138,8 +150,8 @@ def cox(eta: Tensor, time: Tensor, event: Tensor | float, mask: Tensor) -> Tenso
     return torch.where(died, eta - top - total.log(), 0.0).sum(-1, keepdim=True)
 
 
-def _coefficients(priors: Priors) -> tuple[list[str], dict[str, str]]:
-    """Return the coefficients with normal priors, and sites of the others."""
+def coefficients(priors: Priors) -> tuple[list[str], dict[str, str]]:
+    """Return names of the coefficients with normal priors, and the others' names and sites."""
     normal = [n for n, code in priors.coefficients.items() if code.startswith("dist.Normal(")]
     others = [n for n in priors.coefficients if n not in normal]
     return normal, {n: f"b_{place}" for place, n in enumerate(others)}
@@ -184,7 +196,7 @@ def _cutpoints(priors: Priors, levels: int, at_mean: Sequence[str]) -> list[str]
 
 def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
     """Return statements of a group's scales and effects, and the names of its shared sites."""
-    name, k = one.name, len(one.labels)
+    name, k = one.name, len(one.entries)
     sd, r, root = f"sd_{name}", f"r_{name}", f"root_{name}"
     prior, lines, shared = priors.others[sd], [], [sd]
     if k > 1:
@@ -195,7 +207,7 @@ def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
             else f"{prior}.expand([{k}]).to_event(1)"
         )
     lines.append(f'{sd} = pyro.sample("{sd}", {prior})')
-    is_correlated = k > 1 and one.group.correlated
+    is_correlated = one.is_correlated
     if is_correlated:
         lines.append(f'{root} = pyro.sample("{root}", {priors.others[f"corr_{name}"]})')
         lines.append(
@@ -226,7 +238,8 @@ def _group(one: Grouped, priors: Priors) -> tuple[list[str], list[str]]:
 
 def _added(one: Grouped, x: dict[str, int]) -> list[str]:
     """Return statements that add a group's effects to the linear predictor."""
-    name, k, lines = one.name, len(one.labels), []
+    name, k, lines = one.name, len(one.entries), []
+    size = len(one.answers)
     effects = f"r_{name}"
     if one.kind != "client":
         place = x[f"level of {one.group.name}"]
@@ -242,8 +255,11 @@ def _added(one: Grouped, x: dict[str, int]) -> list[str]:
     for place, label in enumerate(one.labels):
         single = k == 1 and one.kind == "client"
         value = effects if single else f"{effects}[..., {place}]"
+        if size:
+            value = f"{effects}[..., {place * size}:{place * size + size}]"
         is_one = label == "Intercept" and one.columns.has_intercept and place == 0
-        parts.append(value if is_one else f"{value} * x[..., {x[label]}]")
+        more = "[..., None]" if size else ""
+        parts.append(value if is_one else f"{value} * x[..., {x[label]}]{more}")
     return [*lines, f"eta = eta + {' + '.join(parts)}"]
 
 

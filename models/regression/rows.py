@@ -22,6 +22,7 @@ from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
 
+PLAIN = (str, bool, int, float, np.generic)  # types of values in a column of objects
 R = TypeVar("R")
 Level = Any  # a text, number or Boolean
 
@@ -129,8 +130,10 @@ def agreed(
         lacking = [site for site, frame in frames.items() if name not in frame.columns]
         if lacking:
             raise ValueError(f"column {name} is missing at {listed(lacking)}; expected it at all")
+    for name in used:
+        _refuse_values(name, frames, factors)
     kept = _complete({site: frame[list(used)] for site, frame in frames.items()})
-    kinds = {name: {_kind(frame[name]) for frame in kept.values()} for name in used}
+    kinds = {name: {kind_of(frame[name]) for frame in kept.values()} for name in used}
     for name, kind in kinds.items():
         if len(kind) > 1:
             raise ValueError(
@@ -144,6 +147,24 @@ def agreed(
         for site, frame in kept.items()
     }
     return Clients(typed, levels)
+
+
+def _refuse_values(name: str, frames: Mapping[str, pd.DataFrame], factors: Sequence[str]) -> None:
+    """Raise ValueError if a column has values that are not of one type, or no numbers or texts."""
+    for site, frame in frames.items():
+        column = frame[name].dropna()
+        kinds = {type(value) for value in column.tolist()} if column.dtype == object else set()
+        if len(kinds) > 1 or any(not issubclass(kind, PLAIN) for kind in kinds):
+            found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise ValueError(
+                f"{site}: column {name} holds values of type {found}; expected numbers, texts or "
+                "Booleans, all of one type"
+            )
+        if column.dtype.kind in "mMc" and name not in factors:
+            raise ValueError(
+                f"{site}: column {name} holds values of type {column.dtype}; expected numbers, "
+                "texts or Booleans: compute one of these first"
+            )
 
 
 def _complete(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -167,7 +188,8 @@ def _complete(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     return kept
 
 
-def _kind(column: pd.Series) -> str:
+def kind_of(column: pd.Series) -> str:
+    """Return what a column holds: numbers or text."""
     return "numbers" if is_numeric_dtype(column) and not _ordered(column) else "text"
 
 

@@ -201,7 +201,7 @@ class Federation(FederationFields, Summarised):
         each = of_classes(classes, self.classes, y, self.train[: self.clients], before)
         return replace(self, weights=before * each[y])
 
-    def summary(self) -> dict[str, str]:
+    def overview(self) -> dict[str, str]:
         """Return a summary of the federation's clients, rows and columns: label -> text."""
         weights = {}
         if self.weights is not None:

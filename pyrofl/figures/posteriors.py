@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["cost", "courses", "forest", "lines", "pooling", "shrinkage"]
+__all__ = ["conditional", "cost", "courses", "forest", "lines", "pooling", "shrinkage"]
 
 MOST_ROWS = 30  # that can be read one by one
 MOST_LETTERS = 16  # of the name of a dot
@@ -275,3 +275,38 @@ def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -
         look |= {"fmt": style.MARKERS[i % len(style.MARKERS)], "label": name}
         axes.errorbar(mean, at, xerr=(mean - low, high - mean), **look)
     style.name_rows(axes, labels)
+
+
+def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
+    """Plot a conditional effect with its band, one colour for each value of the second column.
+
+    Args:
+        table: what `pyrofl.effects.conditional` returns.
+        title: of the response's axis, with its unit; by default its name.
+        ax: where to draw; None makes a figure.
+    """
+    column, by = table.attrs["column"], table.attrs["by"]
+    low, high = (c for c in table.columns if str(c).endswith("%"))
+    keys = [name for name in (by, "class" if "class" in table else None) if name]
+    parts: list[tuple[Any, Any]] = [((), table)]
+    if keys:
+        parts = [(key, part) for key, part in table.groupby(keys, sort=False)]
+    figure, axes = style.one_panel(5.4, 3.8, ax)
+    is_number = table[column].dtype.kind in "fiu"
+    for k, (key, part) in enumerate(parts):
+        words = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in key]
+        label = ", ".join(f"{n} {v}" for n, v in zip(keys, words, strict=True)) or "mean"
+        look: dict[str, Any] = {"color": COLOURS[k % len(COLOURS)], "label": label}
+        mean, ends = part["mean"].to_numpy(), (part[low].to_numpy(), part[high].to_numpy())
+        if is_number:
+            at = part[column].to_numpy()
+            axes.fill_between(at, *ends, color=look["color"], alpha=0.2, linewidth=0)
+            axes.plot(at, mean, **look)
+        else:
+            at = np.arange(len(part)) + 0.1 * (k - (len(parts) - 1) / 2)
+            axes.errorbar(at, mean, (mean - ends[0], ends[1] - mean), fmt="o", **look)
+    if not is_number:
+        style.label_places(axes.xaxis, [str(v) for v in parts[0][1][column]], len(parts[0][1]), "")
+    axes.set_xlabel(style.plain(column))
+    axes.set_ylabel(style.plain(title or table.attrs["response"]))
+    return with_legend(figure, [axes], note=f"bands: {low} to {high}", ax=ax)

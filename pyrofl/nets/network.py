@@ -80,7 +80,7 @@ class Network(Summarised):
             self.select_params(self.keep)
         self.parts = stacked.parts(self.module)
 
-    def summary(self) -> dict[str, str]:
+    def overview(self) -> dict[str, str]:
         """Return a summary of the network's module, parameters, head and base: label -> text."""
         every = _count(self.shapes.values())
         head = _count(shape for n, shape in self.shapes.items() if matches(n, self.head))

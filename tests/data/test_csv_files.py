@@ -162,7 +162,7 @@ def test_a_row_that_lacks_a_value_is_refused_or_dropped(table, cell):
         assert (data.source.dropped, data.source.lacking) == (1, {name: 1})
         clients = split(data, "groups")
         assert (clients.source.dropped, clients.source.lacking) == (1, {name: 1})
-        assert clients.summary()["rows dropped"] == f"1 ({name} lacks 1)"
+        assert clients.overview()["rows dropped"] == f"1 ({name} lacks 1)"
 
 
 def test_all_that_lack_a_value_are_counted(table):

@@ -129,7 +129,7 @@ def test_clients_that_are_held_out_tell_nothing(hospitals):
     assert data.source.unseen == {"pain": "odd in 1 rows"}
     pain = [n for n, name in enumerate(made.features) if name.startswith("pain=")]
     assert data.x[8, pain].tolist() == [0, 0, 0]
-    told = data.summary()["categories absent from all training rows, treated as missing"]
+    told = data.overview()["categories absent from all training rows, treated as missing"]
     assert told == "pain odd in 1 rows"
 
 
@@ -176,7 +176,7 @@ def test_columns_without_a_difference_are_left_out_and_said(tmp_path):
     asked = {"target": "y", "client_column": "g", "scaling": "standardize"}
     data = federations.split(datasets.load(f"csv:{path}", **asked), "groups")
     assert data.source.features == ("x",)
-    assert data.summary()["prepared"].endswith("left out: one (all training rows have 0.1)")
+    assert data.overview()["prepared"].endswith("left out: one (all training rows have 0.1)")
     none = datasets.load(f"csv:{path}", **asked, features=["one"])
     with pytest.raises(ValueError, match=r"no column is left: one \(all training rows have 0.1\)"):
         federations.split(none, "groups")
@@ -284,7 +284,7 @@ def test_scales_that_are_far_apart_are_said(tmp_path):
     data = federations.split(
         datasets.load(f"csv:{path}", target="y", scaling="standardize"), "iid", 2
     )
-    assert "scales" not in data.summary()
+    assert "scales" not in data.overview()
     path.write_text("x,z,y\n" + "".join(f"{i if i else ''},{i % 2},{i}\n" for i in range(12)))
     filled = datasets.load(f"csv:{path}", target="y", missing="impute", categories=["z"])
     assert not filled.source.scales  # of gaps and codes nothing is said

@@ -113,7 +113,7 @@ def test_a_column_that_a_site_never_measured_is_filled_there(sites):
     path = f"csv:{folder}/lyon.csv,{folder}/bern.csv"
     data = federations.split(datasets.load(path, **asked), "groups", held_out=1)
     assert data.source.features == ("age",)
-    assert "left out: dose (no training row has a value)" in data.summary()["prepared"]
+    assert "left out: dose (no training row has a value)" in data.overview()["prepared"]
 
 
 def test_columns_that_nobody_asks_for_may_differ(sites):

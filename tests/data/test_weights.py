@@ -134,7 +134,7 @@ def test_balanced_classes_are_those_of_scikit_learn():
     assert float(made.weights[rows].sum()) == pytest.approx(len(rows))
     again = made.with_class_weights({"a": 3, "e": 0.5}).weights / made.weights
     assert again.tolist() == [{0: 3.0, 4: 0.5}.get(int(k), 1.0) for k in data.y]
-    assert "per training row" in str(made.summary()["weights"])
+    assert "per training row" in str(made.overview()["weights"])
 
 
 def test_weights_that_cannot_be_are_named():

@@ -154,7 +154,7 @@ def test_a_seeded_run_is_called_not_private():
     assert [run.privacy.seeded for run in runs] == [False, True]
     assert "not private" not in str(runs[0].privacy)
     assert str(runs[1].privacy).endswith("; not private: seeded")
-    assert runs[1].summary()["privacy"].endswith("; not private: seeded")
+    assert runs[1].overview()["privacy"].endswith("; not private: seeded")
     assert "epsilon (not private: seeded)" in set(runs[1].clients["metric"])
 
 
@@ -337,7 +337,7 @@ def test_a_run_tells_what_it_has_spent():
     assert sorted(found.clients) == [by_times[n] for n in sorted(took)]
     assert by_times.get(0, 0.0) == 0.0
     assert found.epsilon <= max(found.clients)
-    assert run.summary()["privacy"] == str(found)
+    assert run.overview()["privacy"] == str(found)
     assert pyrofl.fit(PLAIN, DATA, 1, progress=False).privacy is None
 
 

@@ -270,7 +270,7 @@ def test_the_share_of_high_rates_is_told_of_every_round_and_warned_of():
     (note,) = run.warnings
     assert note.startswith(f"rates_above_0.9 is {shares[-1]:.2g} in round 5: ")
     assert "hyper_step=0.1" in note
-    assert note in run.summary()["status"]
+    assert note in run.overview()["status"]
     theta, s = run.state.server["loc/fc2.weight"], spreads(run.state.server, run.method)
     high = (s.clamp(-8.5, 8.5).exp() > 9 * theta.square()).double()  # rate > 0.9: alpha > 9
     assert shares[-1] == pytest.approx(float(high.mean()))

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -115,6 +116,20 @@ def test_arviz_names_terms_and_levels():
     dims, coords = quiet("y ~ x + (1 | item)", frames).axes()
     assert dims["r_item"] == ("item", "item_term")
     assert coords["item"] == ["a", "b", "c"]
+    dims, coords = quiet("y ~ x + (x | client/ward)", frames).axes()
+    assert dims["r_client_ward"] == ("client_ward_level", "client_ward_term")
+    assert coords["client_ward_level"] == ["1", "2"]
+    for frame in frames.values():
+        frame["ward"] = frame["ward"].str[1]
+    run = pyrofl.fit(
+        quiet("y ~ x + (1 | client/ward)", frames),
+        federations.from_frames(frames),
+        rounds=1,
+        progress=False,
+    )
+    found = run.to_arviz(10, progress=False).posterior
+    assert found["r_client_ward"].dims == ("chain", "draw", "client", "client_ward_level")
+    assert found["client_ward_level"].values.tolist() == ["0", "1"]
 
 
 def test_default_priors_follow_from_sums():
@@ -136,6 +151,59 @@ def test_priors_are_replaced_by_name():
     assert "sd_client ~ HalfCauchy(scale=0.7)" in text
     assert "corr_client ~ LKJCholesky(2, 2.0)" in text
     assert "b_0 * (x[..., 0]" in method.program()
+
+
+def test_effects_of_categorical_responses_are_those_of_each_level():
+    from pyro import poutine
+
+    method = quiet("grade ~ x + (x || client)", tables(), family="categorical")
+    assert method.design.groups[0].entries == [
+        "Intercept (mid)",
+        "Intercept (top)",
+        "x (mid)",
+        "x (top)",
+    ]
+    data = method.prepare(federations.from_frames(tables()))
+    batch = data.batch(torch.arange(4))
+    b, effects = torch.tensor([[0.3], [-0.7]]), torch.arange(16.0).reshape(4, 1, 4) / 5
+    given = {"b": b.expand(4, 1, 2, 1), "Intercept_centered": torch.tensor([0.1, 0.2])}
+    given |= {"r_client": effects}
+    program = quiet("grade ~ x + (x || client)", tables(), family="categorical", center=False)
+    given["Intercept"] = given.pop("Intercept_centered")
+    names: dict = {"pyro": pyro, "dist": dist, "torch": torch}
+    exec(program.program(), names)
+    with poutine.condition(data={n: v.double() for n, v in given.items()}):
+        nodes = poutine.trace(names["program"]).get_trace({}, {}, batch).nodes
+    x = batch.x[..., 0, None]
+    eta = given["Intercept"] + b[:, 0] * x + effects[..., :2] + effects[..., 2:] * x
+    logits = torch.cat([torch.zeros_like(eta[..., :1]), eta], -1).log_softmax(-1)
+    assert torch.allclose(nodes["grade"]["fn"].logits, logits)
+
+
+@pytest.mark.parametrize("family", ["exponential", "weibull"])
+def test_times_without_censoring_have_the_density_of_events(family):
+    from pyro import poutine
+
+    frames = tables()
+    for frame in frames.values():
+        frame["seen"] = 1
+    found = []
+    for response in ("time", "censored(time, seen)"):
+        method = quiet(f"{response} ~ x", frames, family=family)
+        batch = method.prepare(federations.from_frames(frames)).batch(torch.arange(4))
+        pyro.set_rng_seed(0)
+        tape = poutine.trace(method.model).get_trace({}, {}, batch)
+        tape.compute_log_prob()
+        (site,) = [s for n, s in tape.nodes.items() if "time" in n]
+        found.append(site["log_prob"] * batch.mask)
+    assert torch.allclose(*found)
+    found = pyrofl.checks.prior_predictive(
+        method := quiet("time ~ x", frames, family=family),
+        federations.from_frames(frames),
+        draws=20,
+    )
+    assert (found["prior_predictive"]["time"] > 0).all()
+    assert method.design.family.response in method.program()
 
 
 def test_cox_sums_over_events_with_ties_as_efron():
@@ -164,13 +232,16 @@ def test_rows_with_missing_values_are_dropped_with_a_warning():
         ("y ~ x + {2 * x}", {}, "gaussian", "is a combination of the others"),
         ("died ~ x", {"died": "sign"}, "bernoulli", "column x separates the responses"),
         ("y ~ g", {"g": "lonely"}, "gaussian", "only one client has level yes of g"),
+        ("y ~ x + (x | client)", {"x": "far"}, "gaussian", r"collinear.*write center\(x\)"),
     ],
 )
 def test_warnings_name_the_column(formula, change, family, text):
     frames = tables()
     for k, frame in enumerate(frames.values()):
         for name, value in change.items():
-            if value == "sign":
+            if value == "far":
+                frame[name] += 60.0
+            elif value == "sign":
                 frame[name] = 1 * (frame["x"] > 0)
             elif value == "lonely":
                 frame[name] = ["yes" if not k and not i else "no" for i in range(len(frame))]
@@ -199,7 +270,8 @@ def test_warnings_name_the_column(formula, change, family, text):
         ("p(count, 20) ~ x", {"family": "poisson"}, "does not read"),
         ("censored(time, count) ~ x", {"family": "cox"}, "expected 1 for an event"),
         ("g ~ x", {}, "response g holds text"),
-        ("grade ~ x + (1 | client)", {"family": "categorical"}, "no group terms"),
+        ("grade ~ x + (x | client)", {"family": "categorical"}, r"expected .x .. client"),
+        ("censored(time, died) ~ x + (1 | client)", {"family": "cox"}, "no group terms"),
         ("y ~ x", {"priors": {"z": dist.Normal(0.0, 1.0)}}, "unknown prior 'z'"),
         ("y ~ x", {"priors": {"b": 3}}, "expected a distribution"),
         ("y ~ x + (x | client)", {"priors": {"corr": -1.0}}, "concentration of an LKJ"),
@@ -229,6 +301,7 @@ RESPONSES = {
     "negative_binomial": "count",
     "zero_inflated_poisson": "count",
     "zero_inflated_negative_binomial": "count",
+    **dict.fromkeys(("hurdle_poisson", "hurdle_negative_binomial", "hurdle_gamma"), "count"),
     "gamma": "time",
     "lognormal": "time",
     "beta": "share",
@@ -247,7 +320,7 @@ def test_every_family_has_a_program_with_finite_densities(family):
     frames = tables()
     for frame in frames.values():
         frame["share"] = 1 / (1 + np.exp(-frame["y"]))
-    groups = "" if family in ("categorical", "cox") else " + (x | client)"
+    groups = {"cox": "", "categorical": " + (x || client)"}.get(family, " + (x | client)")
     for link in FAMILIES[family].links:
         method = quiet(
             f"{RESPONSES.get(family, 'y')} ~ x * g{groups}", frames, family=family, link=link

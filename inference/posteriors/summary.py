@@ -1,0 +1,89 @@
+"""Table of posterior summaries, with the diagnostics of ArviZ and of the importance correction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyrofl.arguments import known
+from pyrofl.inference.posteriors.export import SAMPLES, coordinates, import_arviz
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+NONCENTERED = "_decentred"  # ends the names of standardized sites that the library adds
+OF_RUN = ("pareto_k", "importance_ess")
+
+
+def summarize(
+    found: Any, prob: float = 0.95, names: Mapping[str, str] | None = None
+) -> pandas.DataFrame:
+    """Return posterior mean, standard deviation, central interval and diagnostics of variables.
+
+    Args:
+        found: result of `to_arviz`.
+        prob: probability of the interval, whose ends are quantiles.
+        names: variable -> its name in the table; None lists all variables of the posterior but
+            the standardized ones of a non-centered form.
+
+    Returns:
+        A row for each entry of a variable. Columns are mean, sd, median and the ends of the
+        interval, such as "2.5%"; ess_bulk, ess_tail and r_hat of `arviz.ess` and `arviz.rhat`,
+        with r_hat NaN for one run, as it compares runs; and pareto_k and importance_ess of the
+        correction by importance sampling, the worst of all runs (NaN without a correction). The
+        attribute "corrected" is that of `to_arviz`.
+
+    Raises:
+        ValueError: if a variable is unknown, or prob is not between 0 and 1.
+    """
+    import pandas
+
+    if not 0 < prob < 1:
+        raise ValueError(f"prob is {prob}; expected a probability between 0 and 1")
+    posterior = found["posterior"]
+    every = [str(n) for n in posterior.data_vars]
+    if names is None:
+        names = {n: n for n in every if not n.endswith(NONCENTERED)}
+    for name in names:
+        known(name, every, "variable")
+    arviz, chains = import_arviz(), posterior.sizes["chain"]
+    ends = (1 - prob) / 2, (1 + prob) / 2
+    stats, rows, index = found.get("sample_stats", {}), [], []
+    for name, label in names.items():
+        value = posterior[name]
+        bulk, tail = (_of(arviz.ess, value, method=kind) for kind in ("bulk", "tail"))
+        r_hat = _of(arviz.rhat, value) if chains > 1 else np.full(bulk.shape, np.nan)
+        draws = value.stack(draws=SAMPLES).transpose("draws", ...)
+        cuts = draws.quantile([0.5, *ends], "draws").values
+        columns = [draws.mean("draws").values, draws.std("draws", ddof=1).values, *cuts]
+        columns += [bulk, tail, r_hat]
+        for entry, at in coordinates(draws.isel(draws=0, drop=True)):
+            place = tuple(at.values())
+            own = [_worst(stats, one, at) for one in OF_RUN]
+            rows.append([*(float(column[place]) for column in columns), *own])
+            index.append(label + entry.removeprefix(name))
+    shown = [f"{100 * end:.4g}%" for end in ends]
+    of_arviz = ["ess_bulk", "ess_tail", "r_hat"]
+    table = pandas.DataFrame(rows, index, ["mean", "sd", "median", *shown, *of_arviz, *OF_RUN])
+    table.attrs["corrected"] = str(posterior.attrs.get("corrected", ""))
+    return table
+
+
+def _of(function: Any, value: xarray.DataArray, **how: Any) -> np.ndarray:
+    """Return a diagnostic of ArviZ for each entry of a variable."""
+    found = function(value.to_dataset(name="value"), **how)["value"]
+    diagnostic: np.ndarray = found.transpose(*(d for d in value.dims if d not in SAMPLES)).values
+    return diagnostic
+
+
+def _worst(stats: Any, name: str, at: Mapping[Any, int]) -> float:
+    """Return the worst value of a diagnostic over runs, for a variable's entry."""
+    if name not in stats:
+        return np.nan
+    value = stats[name]
+    if "client" in value.dims:
+        value = value.isel(client=at["client"]) if "client" in at else value
+    return float(value.max() if name == "pareto_k" else value.min())

@@ -1,0 +1,374 @@
+"""Results of a regression: ratios, effects of groups, predictions and conditional effects.
+
+All functions take a run of `pyrofl.regression`, or several with different seeds, and use posterior
+draws that `to_arviz` has corrected by importance sampling. Effects are from the same draws as
+`Run.summary`, which has the parameters that all clients share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from pyrofl.arguments import Count, ProperShare, checked, known
+from pyrofl.inference.evaluation.predictions import Predictions
+from pyrofl.models.regression.design import Design, Grouped, level_text
+from pyrofl.models.regression.prediction import (
+    NEW,
+    Draws,
+    mean_of_rows,
+    posterior_draws,
+    predict_rows,
+    read_table,
+    regression_of,
+    run_program,
+)
+from pyrofl.models.regression.program import coefficients
+from pyrofl.models.regression.rows import mean_of
+
+__all__ = ["conditional", "forest", "groups", "predict", "ratios"]
+
+WIDE = 2.0  # standard deviations around the mean, over which a conditional effect is shown
+
+
+@checked
+def ratios(found: Any, prob: ProperShare = 0.95, draws: Count | None = None) -> pd.DataFrame:
+    """Return odds, rate or hazard ratios: the posterior of exp(b) for each coefficient.
+
+    Args:
+        found: a run of a regression, or several.
+        prob: probability of the central interval.
+        draws: posterior draws of each run; None is 2,000 in all.
+
+    Returns:
+        A row for each coefficient but the intercept, with the columns median, the ends of the
+        interval, and p_above_1, the posterior probability of a ratio above 1. The name of the
+        index is that of the ratio, such as "odds ratio".
+
+    Raises:
+        ValueError: if exp(b) has no meaning for the family and the link.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import pyrofl
+        >>> from pyrofl import federations
+        >>> bern = pd.DataFrame({"died": [0, 0, 1, 1], "age": [50.0, 60.0, 55.0, 70.0]})
+        >>> basel = pd.DataFrame({"died": [0, 1, 0, 1], "age": [45.0, 65.0, 60.0, 75.0]})
+        >>> tables = federations.from_frames({"bern": bern, "basel": basel})
+        >>> method = pyrofl.regression("died ~ age", tables, family="bernoulli")
+        >>> run = pyrofl.fit(method, tables, progress=False)
+        >>> table = ratios(run)
+        >>> table.index.name, table.index.tolist()
+        ('odds ratio', ['age'])
+    """
+    method = regression_of(found)
+    name = method.design.family.ratio.get(method.link)
+    if name is None:
+        raise ValueError(
+            f"link {method.link} of this family has no ratios; expected a log or logit link, or "
+            "use Run.summary for differences"
+        )
+    drawn = posterior_draws(found, draws)
+    every = coefficient_draws(method, drawn).items()
+    values = {term: value for term, value in every if term.partition(" (")[0] != "Intercept"}
+    table = _table({term: value.exp() for term, value in values.items()}, prob)
+    above = [float((value > 0).double().mean()) for value in values.values()]
+    table = table.drop(columns=["mean", "sd"]).assign(p_above_1=above)
+    table.index.name = name
+    return table
+
+
+@checked
+def groups(
+    found: Any,
+    group: str | None = None,
+    *,
+    total: bool = False,
+    prob: ProperShare = 0.95,
+    draws: Count | None = None,
+) -> pd.DataFrame:
+    """Return effects of groups, as ranef() of lme4, or with total=True coefficients, as coef().
+
+    Args:
+        found: a run of a regression, or several.
+        group: grouping factor, such as "client" or "client:ward"; None is all.
+        total: whether to add the population's coefficient of the same term, if there is one.
+        prob: probability of the central interval.
+        draws: posterior draws of each run; None is 2,000 in all.
+
+    Returns:
+        A row for each factor, level and term, with mean, sd, median and the ends of the interval.
+
+    Raises:
+        ValueError: if the regression has no group terms, or not this one.
+    """
+    method = regression_of(found)
+    design: Design = method.design
+    names = [one.group.name for one in design.groups]
+    if not names:
+        raise ValueError("the formula has no group terms; expected one, such as (1 | client)")
+    if group is not None:
+        known(group, names, "grouping factor")
+    drawn = posterior_draws(found, draws)
+    values = {}
+    for one in design.groups:
+        if group not in (None, one.group.name):
+            continue
+        for level, term, effect in _effects(one, drawn, design.client):
+            more = _population(method, drawn, term) if total else 0.0
+            values[one.group.name, level, term] = effect + more
+    table = _table(values, prob)
+    table.index = pd.MultiIndex.from_tuples(values, names=["group", "level", "term"])
+    return table
+
+
+@checked
+def forest(
+    found: Any,
+    term: str = "Intercept",
+    group: str | None = None,
+    *,
+    total: bool = True,
+    prob: ProperShare = 0.95,
+    draws: Count | None = None,
+) -> Any:
+    """Plot a coefficient of every client or level with its interval, and that of the population.
+
+    Args:
+        found: a run of a regression, or several.
+        term: coefficient, such as "Intercept" or "age".
+        group: grouping factor; None is the first with this term.
+        total: whether to show coefficients of the levels rather than deviations from the
+            population.
+        prob: probability of the intervals.
+        draws: posterior draws of each run; None is 2,000 in all.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ValueError: if no group has this term.
+    """
+    from pyrofl import figures
+
+    method = regression_of(found)
+    having = [one.group.name for one in method.design.groups if term in one.entries]
+    if not having:
+        labels = dict.fromkeys(label for one in method.design.groups for label in one.entries)
+        raise ValueError(
+            f"no group has the term {term!r}; expected one of {', '.join(labels) or 'none'}"
+        )
+    name = having[0] if group is None else group
+    known(name, having, f"grouping factor of {term}:")
+    table = groups(found, name, total=total, prob=prob, draws=draws).xs(term, level="term")
+    rows = [table.iloc[:, [0, 3, 4]].set_axis(table.index.get_level_values("level"))]
+    if total:
+        value = _population(method, posterior_draws(found, draws), term)
+        if torch.is_tensor(value):
+            rows.append(_table({"population": value}, prob).iloc[:, [0, 3, 4]])
+    every = pd.concat(rows)
+    summary = tuple(every.to_numpy().T)
+    title = f"{term} of {name}" if total else f"{term}: deviation of {name}"
+    return figures.forest({f"{prob:.0%} interval": summary}, list(map(str, every.index)), title)
+
+
+@checked
+def predict(
+    found: Any, rows: Any, client: str | None = None, draws: Count | None = None
+) -> Predictions:
+    """Predict responses of new rows, of a known client or a new one; `Run.predict` calls it.
+
+    Rows may have levels of grouping factors without a training row. Effects of these levels, and of
+    a new client, are drawn from the distribution of their group, which makes intervals wider.
+
+    Args:
+        found: a run of a regression, or several.
+        rows: data frame or dict of columns, with the columns of the formula's right-hand side.
+        client: name of a client; None is a new client.
+        draws: posterior draws of each run; None is 2,000 in all.
+
+    Returns:
+        Means, standard deviations and quantiles of the responses, or probabilities of classes.
+
+    Raises:
+        ValueError: if a column is missing or of another type, a population term has an unknown
+            level, the client is unknown, or the family is cox.
+    """
+    return predict_rows(found, rows, client, draws)
+
+
+@checked
+def conditional(
+    found: Any,
+    column: str,
+    by: str | None = None,
+    *,
+    at: Mapping[str, Any] | None = None,
+    client: str | None = None,
+    points: Count = 50,
+    prob: ProperShare = 0.95,
+    draws: Count | None = None,
+) -> pd.DataFrame:
+    """Return the expected response as a column varies, with other columns fixed.
+
+    Other numbers have their mean over the rows of all clients, other categories their first level,
+    and a number of trials is 1. Effects of groups are 0, unless a client is named. For a Cox model,
+    the response is the log relative hazard. `pyrofl.figures.conditional` plots the result.
+
+    Args:
+        found: a run of a regression, or several.
+        column: column of the formula: all levels of a category, or numbers from two standard
+            deviations below to two above the mean.
+        by: second column: all levels, or a number's mean and one standard deviation around it.
+        at: column -> value for other columns, or a list of values for the two. Grouping factors
+            have an effect only if a client is named.
+        client: client whose effects are used, with the first level of further groups; None for
+            effects of 0.
+        points: number of values of a numeric column.
+        prob: probability of the band.
+        draws: posterior draws of each run; None is 2,000 in all.
+
+    Returns:
+        A row for each value of `column` (and of `by`), and for each class of categorical
+        responses, with mean, median and the ends of the interval. Attributes: column, by, response.
+
+    Raises:
+        ValueError: if a column is unknown, or a value is of another type.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import pyrofl
+        >>> from pyrofl import federations
+        >>> bern = pd.DataFrame({"y": [1.0, 2.0, 2.5, 4.0], "x": [0.0, 1.0, 2.0, 3.0]})
+        >>> tables = federations.from_frames({"bern": bern, "basel": bern + 0.5})
+        >>> run = pyrofl.fit(pyrofl.regression("y ~ x", tables), tables, progress=False)
+        >>> conditional(run, "x", points=3)["x"].round(2).tolist()
+        [-0.54, 1.75, 4.04]
+    """
+    method = regression_of(found)
+    design: Design = method.design
+    drawn = posterior_draws(found, draws)
+    if client is not None:
+        known(client, drawn.clients, "client")
+    given = dict(at or {})
+    shown = [column, *([by] if by else [])]
+    factors = {n for one in design.groups for n in one.group.factors} - {*design.clients.levels}
+    for name in [*shown, *given]:
+        some = [n for n in design.needed if n not in factors or (client and name not in shown)]
+        known(name, some, "column of the formula:")
+    values = {}
+    ranges = (np.linspace(-WIDE, WIDE, points), np.arange(-1, 2))
+    for steps, name in zip(ranges, shown, strict=False):
+        some = given.pop(name) if name in given else _values(design, name, steps)
+        values[name] = [some] if np.ndim(some) == 0 else list(some)
+    for name, value in given.items():
+        if np.ndim(value):
+            raise ValueError(f"at has {value!r} for {name}, which is fixed; expected one value")
+    fixed = {n: given.get(n, _middle(design, n, client)) for n in design.needed if n not in values}
+    grid = pd.MultiIndex.from_product(values.values(), names=shown).to_frame(index=False)
+    frame = read_table(design, grid.assign(**fixed), client or NEW)
+    rows = run_program(method, drawn, frame, client or NEW, "client" if client else "none")
+    mean = mean_of_rows(rows)
+    mean = mean.expand(len(mean), len(grid), *mean.shape[2:])
+    response = design.formula.response
+    if mean.dim() > 2 and mean.shape[-1] == 2:
+        mean = mean[..., 1]
+        response = f"P({response} = {design.answers[1] if design.answers else 1})"
+    if mean.dim() > 2:
+        classes = list(map(str, design.answers))
+        grid = grid.loc[grid.index.repeat(len(classes))].reset_index(drop=True)
+        grid["class"] = classes * (len(grid) // len(classes))
+        response = f"probability of {response}"
+    table = _table(dict(enumerate(mean.flatten(1).T)), prob).drop(columns="sd")
+    made = pd.concat([grid, table], axis=1)
+    if design.family.kind == "cox":
+        response = "log relative hazard"
+    made.attrs |= {"column": column, "by": by, "response": response}
+    return made
+
+
+def _values(design: Design, name: str, steps: Sequence[float] | np.ndarray) -> list[Any]:
+    """Return the levels of a column, or numbers by steps in standard deviations from the mean."""
+    first = next(iter(design.clients.frames.values()))
+    if name in design.clients.levels:
+        return list(design.clients.levels[name])
+    if first[name].dtype.kind == "b":
+        return [False, True]
+    mean, square = mean_of(design.clients, lambda frame: frame[name].to_numpy())
+    return [float(mean + step * np.sqrt(square)) for step in steps]
+
+
+def _middle(design: Design, name: str, client: str | None) -> Any:
+    """Return the value of a column that does not vary."""
+    if name == design.formula.second:
+        return 1.0
+    for one in design.groups:
+        factors = one.factors(design.client)
+        if one.kind != "client" and name in factors and name not in design.clients.levels:
+            levels = one.levels.get("" if one.kind == "shared" else client or "", ("",))
+            return levels[0][factors.index(name)] if len(factors) > 1 else levels[0]
+    return _values(design, name, [0.0])[0]
+
+
+def coefficient_draws(method: Any, drawn: Draws) -> dict[str, Tensor]:
+    """Return draws [S] of the population's coefficients by name, with the intercept's first."""
+    design: Design = method.design
+    normal, single = coefficients(method.chosen)
+    answers = [f" ({level})" for level in design.answers[1:]]
+    many = design.family.kind == "categorical"
+
+    def each(term: str, value: Tensor) -> dict[str, Tensor]:
+        if not many:
+            return {term: value}
+        return {f"{term}{a}": v for a, v in zip(answers, value.unbind(-1), strict=True)}
+
+    found: dict[str, Tensor] = {}
+    if "Intercept" in drawn.sites:
+        found |= each("Intercept", drawn.sites["Intercept"])
+    for term in design.terms:
+        if term in single:
+            found |= each(term, drawn.sites[single[term]])
+        else:
+            found |= each(term, drawn.sites["b"][..., normal.index(term)])
+    return found
+
+
+def _population(method: Any, drawn: Draws, term: str) -> Tensor | float:
+    """Return draws [S] of the population's coefficient of a term; 0 if there is none."""
+    return coefficient_draws(method, drawn).get(term, 0.0)
+
+
+def _effects(one: Grouped, drawn: Draws, client: str) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield level, term and draws [S] of each effect of a group."""
+    value, k = drawn.sites[f"r_{one.name}"], len(one.entries)
+    if k == 1 and one.kind != "shared":
+        value = value[..., None]
+    if one.kind == "client":
+        levels = [(name, value[:, place]) for place, name in enumerate(drawn.clients)]
+    elif one.kind == "shared":
+        levels = [(level_text(level), value[:, j]) for j, level in enumerate(one.levels[""])]
+    else:
+        levels = [
+            (f"{name}:{level_text(level)}", value[:, place, j])
+            for place, name in enumerate(drawn.clients)
+            for j, level in enumerate(one.levels[name])
+        ]
+    for level, effect in levels:
+        for term, draws in zip(one.entries, effect.unbind(-1), strict=True):
+            yield level, term, draws
+
+
+def _table(values: Mapping[Any, Tensor], prob: float) -> pd.DataFrame:
+    """Return mean, sd, median and interval of draws [S] of each quantity."""
+    ends = (1 - prob) / 2, (1 + prob) / 2
+    names = ["mean", "sd", "median", *(f"{100 * end:.4g}%" for end in ends)]
+    rows = [
+        [float(v.mean()), float(v.std()), *np.quantile(v.numpy(), [0.5, *ends]).tolist()]
+        for v in values.values()
+    ]
+    return pd.DataFrame(rows, list(values), names)

@@ -1,0 +1,143 @@
+"""Method of a regression: a hierarchical method with its formula, family and data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyrofl.data import Federation
+from pyrofl.data.frames import Tables
+from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions
+from pyrofl.inference.method import Method
+from pyrofl.models.regression.design import Design, Grouped, level_text
+from pyrofl.models.regression.prediction import predict_rows
+from pyrofl.models.regression.priors import Priors
+from pyrofl.models.regression.program import coefficients
+
+
+@dataclass(frozen=True, repr=False)
+class Regression(Method):
+    """Regression from a formula: a method with its formula, family and data.
+
+    Attributes:
+        design: agreed columns, levels and rows.
+        chosen: priors.
+        text: source of the program.
+        link: name of the link.
+        center: whether the prior of the intercept is that at the mean of all columns.
+    """
+
+    design: Design | None = None
+    chosen: Priors | None = None
+    text: str = ""
+    link: str = ""
+    center: bool = True
+
+    def program(self) -> str:
+        """Return the Pyro source of the model, which reads `prepare(data)`."""
+        return self.text
+
+    def priors(self) -> str:
+        """Return all priors, one per line."""
+        assert self.chosen is not None
+        return self.chosen.text()
+
+    def prepare(self, data: Federation | Tables) -> Federation:
+        """Return the federation that the program reads, of the clients that the design is of.
+
+        Raises:
+            ValueError: if data has other clients than the regression was made of.
+        """
+        assert self.design is not None
+        made = self.design.federation()
+        if isinstance(data, Federation):
+            if data.source is not None and data.source.features == tuple(self.design.places):
+                return data
+            names = data.names[: data.clients]
+        else:
+            names = tuple(data.frames)
+        if not set(made.names) <= set(names):
+            raise ValueError(
+                "data has other clients than the regression was made of; call "
+                "pyrofl.regression(formula, data) with these data"
+            )
+        return made
+
+    def variables(self) -> dict[str, str]:
+        """Return the parameters that a summary lists, without effects of groups."""
+        assert self.design is not None
+        assert self.chosen is not None
+        return parameters(self.design, self.chosen)
+
+    def predict_table(
+        self, run: Any, x: Any, client: str | None, own: Any, asked: PredictionAsked
+    ) -> Predictions:
+        """Predict new rows of a table; see `pyrofl.effects.predict`."""
+        if own is not None:
+            raise ValueError(
+                "own rows are given; a regression predicts for a new client from all others: add "
+                "the client with pyrofl.join to use its rows"
+            )
+        return predict_rows(run, x, client, **asked)
+
+    def axes(self) -> tuple[dict[str, tuple[str, ...]], dict[str, list[Any]]]:
+        """Return names of the axes of sites, and labels of the axes, for ArviZ."""
+        assert self.design is not None
+        assert self.chosen is not None
+        return _axes(self.design, self.chosen)
+
+
+def parameters(design: Design, priors: Priors) -> dict[str, str]:
+    """Return the sites of parameters that all clients share, and their names in tables."""
+    normal, single = coefficients(priors)
+    found = {"b": "b"} if normal else {}
+    found |= {site: f"b[{name}]" for name, site in single.items()}
+    if "Intercept" in priors.others:
+        found["Intercept"] = "Intercept"
+    for name in priors.others:
+        if name == "cut_first":
+            found["cutpoints"] = "cutpoints"
+        elif name not in ("cut_gaps", "Intercept"):
+            found[name] = name
+    return found
+
+
+def _axes(design: Design, priors: Priors) -> tuple[Any, Any]:
+    """Return names of the axes of sites, and labels of the axes."""
+    dims: dict[str, tuple[str, ...]] = {}
+    coords: dict[str, list[Any]] = {}
+    normal = [n for n, c in priors.coefficients.items() if c.startswith("dist.Normal(")]
+    if normal:
+        is_many = design.family.kind == "categorical"
+        dims["b"] = ("answer", "term") if is_many else ("term",)
+        coords["term"] = normal
+        if is_many:
+            dims["Intercept"] = dims["Intercept_centered"] = ("answer",)
+            coords["answer"] = list(design.answers[1:])
+    for one in design.groups:
+        name, k, axis = one.name, len(one.entries), f"{one.name}_term"
+        single = k == 1 and one.kind != "shared"
+        if k > 1:
+            dims[f"sd_{name}"] = (axis,)
+        if not single:
+            coords[axis] = one.entries
+        effect = () if single else (axis,)
+        if one.kind == "shared":
+            levels = [level_text(v) if isinstance(v, tuple) else v for v in one.levels[""]]
+            dims[f"r_{name}"] = (name, axis)
+            coords[name] = levels
+        elif one.kind == "nested":
+            dims[f"r_{name}"] = (f"{name}_level", *effect)
+            coords[f"{name}_level"] = _nested_levels(one)
+        else:
+            dims[f"r_{name}"] = effect
+    return {n: axes for n, axes in dims.items() if axes}, coords
+
+
+def _nested_levels(one: Grouped) -> list[str]:
+    """Return labels of the levels of each client: their names if equal for all, else numbers."""
+    names = [[*map(level_text, levels)] for levels in one.levels.values()]
+    places = range(one.count)
+    found = [{own[place] for own in names if place < len(own)} for place in places]
+    same = all(len(some) == 1 for some in found)
+    return [some.pop() for some in found] if same else [str(place + 1) for place in places]

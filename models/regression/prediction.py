@@ -1,0 +1,290 @@
+"""Predictions of new rows of a table, by known clients and groups, or new ones.
+
+The program of the regression runs at draws of the posterior, corrected by importance sampling.
+Effects of levels without a training row are drawn from their distribution in the program, given
+each draw of the standard deviations and correlations of its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import pandas as pd
+import pyro
+import torch
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+from pyrofl.arguments import known
+from pyrofl.data import Batch
+from pyrofl.inference.evaluation.predict import CLASSES, probabilities
+from pyrofl.inference.evaluation.predictions import Predictions, predictive_values
+from pyrofl.inference.posteriors.arviz import to_arviz
+from pyrofl.inference.posteriors.export import SAMPLES
+from pyrofl.inference.seeds import Stream, separate, stream
+from pyrofl.models.regression.design import Design, Grouped
+from pyrofl.models.regression.program import compile_program, source
+from pyrofl.models.regression.rows import kind_of, tensor
+from pyrofl.plates import DRAWS
+from pyrofl.tensors import Tensors, default_type, seeded
+
+DRAWN = 2000  # draws of the posterior, of all runs together
+PIECE = 512  # rows that are predicted at once
+NEW = "new client"
+
+Effects = Literal["client", "none"]
+"""Whether the effects of groups are those of a client and its levels, or 0."""
+
+
+class Draws(NamedTuple):
+    """Posterior draws of a regression.
+
+    Attributes:
+        sites: name of the site -> draws [S, *p], and [S, J, *p] for effects of J clients.
+        clients: names of the J clients.
+        corrected: whether the draws are corrected by importance sampling, see `to_arviz`.
+        seed: of the first run.
+    """
+
+    sites: Tensors
+    clients: list[str]
+    corrected: str
+    seed: int
+
+
+class Rows(NamedTuple):
+    """Linear predictor [S, 1, N, ...] and response distribution of new rows; None for Cox."""
+
+    eta: Tensor
+    response: Any
+
+
+def regression_of(found: Any) -> Any:
+    """Return the regression that a run, or each of several, has fitted.
+
+    Raises:
+        ValueError: if it is not a run of a regression.
+    """
+    run = found[0] if isinstance(found, Sequence) and len(found) else found
+    method = getattr(run, "method", None)
+    if getattr(method, "design", None) is None:
+        raise ValueError(
+            f"found is a {type(run).__name__}"
+            f"{f' of method {method.name}' if method else ''}; expected what pyrofl.fit returns "
+            "for a pyrofl.regression"
+        )
+    return method
+
+
+def posterior_draws(found: Any, draws: int | None = None) -> Draws:
+    """Return draws of all sites of a run, or of several with equal weights."""
+    regression_of(found)
+    runs = list(found) if isinstance(found, Sequence) else [found]
+    count = draws or -(-DRAWN // len(runs))
+    posterior = to_arviz(runs, count, groups=("posterior",), progress=False)["posterior"]
+    sites = {}
+    for name in map(str, posterior.data_vars):
+        stacked = posterior[name].stack(draws=SAMPLES).transpose("draws", ...)
+        sites[name] = tensor(stacked.values)
+    clients = [str(name) for name in runs[0].data.names[: runs[0].data.clients]]
+    seed = separate(runs[0].seed).noise
+    return Draws(sites, clients, str(posterior.attrs.get("corrected", "")), seed)
+
+
+def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
+    """Return the needed columns of new rows, with the types of the training rows.
+
+    Raises:
+        ValueError: if a column is missing, has a gap, is of another type, or has an unknown level
+            in a population term.
+    """
+    frame = x if isinstance(x, pd.DataFrame) else None
+    if frame is None:
+        if not isinstance(x, Mapping):
+            raise ValueError(
+                f"new rows are a {type(x).__name__}; expected a data frame, or a dict of columns"
+            )
+        frame = pd.DataFrame(dict(x))
+    if not len(frame):
+        raise ValueError("new rows are empty; expected at least one row")
+    train = next(iter(design.clients.frames.values()))
+    columns = {}
+    for name in design.needed:
+        known(name, [str(column) for column in frame.columns], "column of new rows:")
+        column = frame[name].reset_index(drop=True)
+        if column.isna().any():
+            raise ValueError(
+                f"column {name} of new rows is missing in row {int(column.isna().argmax())}; "
+                "expected a value in every row"
+            )
+        levels = design.clients.levels.get(name)
+        if levels is not None:
+            for value in column.tolist():
+                if value not in levels:
+                    raise ValueError(
+                        f"column {name} of new rows has level {value!r}, which no training row "
+                        f"has; expected one of {', '.join(map(str, levels))}"
+                    )
+        elif name in train and kind_of(train[name]) != kind_of(column):
+            raise ValueError(
+                f"column {name} of new rows holds {kind_of(column)}; expected "
+                f"{kind_of(train[name])}, as in training"
+            )
+        like = train[name].dtype if name in train else column.dtype
+        if isinstance(like, pd.CategoricalDtype):
+            column = pd.Series(pd.Categorical(column, like.categories, like.ordered))
+        columns[name] = column.astype(like) if like.kind in "fb" else column
+    return pd.DataFrame({**columns, design.client: client}, index=range(len(frame)))
+
+
+class Known(Messenger):
+    """Pyro handler that sets sites to posterior draws, and draws effects of new levels.
+
+    Attributes:
+        values: site -> draws [S, 1, 1 or levels, *p].
+        levels: site of effects -> axis of its levels, if some of them are new.
+        zero: names of sites that are 0.
+    """
+
+    def __init__(self, values: Tensors, levels: Mapping[str, int], zero: Sequence[str]) -> None:
+        super().__init__()
+        self.values, self.levels, self.zero = values, levels, zero
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        is_open = not (msg["done"] or msg["is_observed"] or msg["type"] != "sample")
+        if not is_open or (name not in self.values and name not in self.zero):
+            return
+        if name in self.zero:
+            value = torch.zeros(msg["fn"].batch_shape + msg["fn"].event_shape).double()
+        elif name in self.levels:
+            value, held = msg["fn"].sample(), self.values[name]
+            axis = self.levels[name]
+            value.narrow(axis, 0, held.shape[axis]).copy_(held)
+        else:
+            value = self.values[name]
+        msg["value"], msg["done"] = value, True
+
+
+def run_program(
+    method: Any, drawn: Draws, frame: pd.DataFrame, client: str, effects: Effects = "client"
+) -> Rows:
+    """Run the program of a regression on new rows of one client, at posterior draws."""
+    design: Design = method.design
+    groups = tuple(_with_levels(one, frame, client, design.client) for one in design.groups)
+    wide = replace(design, groups=groups)
+    text, _ = source(wide, method.chosen, method.link, "new rows", center=method.center, new=True)
+    program = _compiled(text)
+    values, levels = {}, {}
+    count = len(next(iter(drawn.sites.values())))
+    own = {f"r_{one.name}": one for one in groups if one.kind != "shared"}
+    for name, value in drawn.sites.items():
+        if name not in own:
+            values[name] = value[:, None, None]
+        elif client in drawn.clients:
+            mine = value[:, drawn.clients.index(client), None]
+            values[name] = mine if own[name].kind == "nested" else mine[:, None]
+    for one, old in zip(groups, design.groups, strict=True):
+        site = f"r_{one.name}"
+        if one.kind == "client" or site not in values:
+            continue
+        held = len(old.levels.get("" if one.kind == "shared" else client, ()))
+        axis = 3 if one.kind == "shared" else 2
+        values[site] = values[site].narrow(axis, 0, held)
+        if one.count > held:
+            levels[site] = axis
+    zero = [f"r_{one.name}" for one in groups] if effects == "none" else []
+    x = tensor(wide.x(frame, client))[None]
+    rows = x.shape[1]
+    ones = torch.ones(1, rows, dtype=torch.bool)
+    size = torch.tensor([float(rows)]).double()
+    batch = Batch(x, torch.zeros(1, rows).double(), ones, size, torch.zeros(1, dtype=torch.long))
+    seed = int(torch.randint(2**62, (), generator=stream(drawn.seed, Stream.ROWS, client)))
+    with (
+        pyro.validation_enabled(False),
+        torch.no_grad(),
+        default_type(torch.float64),
+        seeded(seed),
+        Known(values, levels, zero),
+        pyro.plate(DRAWS, count, dim=-3),
+    ):
+        nodes = poutine.trace(program).get_trace({}, {}, batch).nodes
+    eta = nodes["eta"]["value"]
+    response = [s["fn"] for s in nodes.values() if s["type"] == "sample" and _of_rows(s)]
+    return Rows(eta, response[0] if response else None)
+
+
+def _of_rows(site: Any) -> bool:
+    return any(one.name == "rows" for one in site["cond_indep_stack"])
+
+
+@lru_cache(maxsize=64)
+def _compiled(text: str) -> Any:
+    return compile_program(text)
+
+
+def _with_levels(one: Grouped, frame: pd.DataFrame, client: str, column: str) -> Grouped:
+    """Return a group term whose levels contain those of new rows after the known ones."""
+    if one.kind == "client":
+        return one
+    place = "" if one.kind == "shared" else client
+    held = one.levels.get(place, ())
+    new = [level for level in dict.fromkeys(one.level_of_rows(frame, column)) if level not in held]
+    return replace(one, levels={place: (*held, *new)})
+
+
+def mean_of_rows(rows: Rows) -> Tensor:
+    """Return the expected response of rows at each draw, [S, N], or probabilities [S, N, K].
+
+    That of a Student distribution is its location, and that of a Cox model the log relative hazard.
+    """
+    fn = rows.response
+    if fn is None:
+        return rows.eta[:, 0]
+    if isinstance(fn, CLASSES):
+        return probabilities(fn)[:, 0]
+    mean: Tensor = fn.loc if isinstance(fn, pyro.distributions.StudentT) else fn.mean
+    return mean[:, 0]
+
+
+def predict_rows(
+    found: Any,
+    x: Any,
+    client: str | None = None,
+    draws: int | None = None,
+    seed: Any = None,
+    **asked: Any,
+) -> Predictions:
+    """Predict responses of new rows of a table; see `pyrofl.effects.predict`."""
+    method = regression_of(found)
+    design: Design = method.design
+    if asked:
+        raise ValueError(
+            f"{', '.join(asked)} cannot be given for a regression; expected only draws and seed"
+        )
+    if design.family.kind == "cox":
+        raise ValueError(
+            "a Cox model has no distribution of times, as it leaves the baseline hazard open; use "
+            "pyrofl.effects.conditional for log relative hazards, or family 'weibull'"
+        )
+    drawn = posterior_draws(found, draws)
+    name = NEW if client is None else client
+    if client is not None:
+        known(client, drawn.clients, "client")
+    frame = read_table(design, x, name)
+    rng, parts = stream(drawn.seed if seed is None else seed, Stream.ROWS, name), []
+    for begin in range(0, len(frame), PIECE):
+        some = frame.iloc[begin : begin + PIECE].reset_index(drop=True)
+        rows = run_program(method, drawn, some, name)
+        fn = rows.response.expand(torch.Size([len(rows.eta), 1, len(some)]))
+        parts.append(predictive_values(iter([fn]), len(some), len(rows.eta), rng))
+    mean = torch.cat([part for part, _ in parts])
+    values = {n: torch.cat([v[n] for _, v in parts]) for n in parts[0][1]}
+    classes = tuple(map(str, design.answers)) or ("0", "1")
+    is_new = "" if client else ", effects drawn from their distribution"
+    about = f"regression for {name}{is_new}, {len(rows.eta)} draws"
+    return Predictions(about, classes if mean.dim() > 1 else (), mean, values)
