@@ -96,17 +96,19 @@ ENTRIES = {
 
 BEGIN = """# Known multilevel data sets
 
-This page fits twelve well-known multilevel data sets with one line of pyrofl each, and compares the estimates with maximum likelihood by
-lme4 VERSION. Each group is a client that keeps its rows. `tables` is `federations.from_frames({client: frame})`; see
-[regression from a formula](regression.md).
+This page fits twelve well-known multilevel data sets with one line of pyrofl each, and compares the
+estimates with those of lme4 VERSION. Each group is a client that keeps its rows; `tables` is
+`federations.from_frames({client: frame})`. See [regression from a formula](regression.md).
 
-Estimates of pyrofl are posterior means with posterior standard deviations, with default priors unless stated otherwise; those of lme4
-are estimates with standard errors (REML for normal responses). Scales of few groups are larger in pyrofl, since a posterior mean of a
-skewed distribution is above its mode.
+Estimates of pyrofl are posterior means with posterior standard deviations in parentheses, with
+default priors unless stated otherwise. Those of lme4 are estimates with standard errors (REML for
+normal responses). Scales of few groups are larger in pyrofl, since the mean of a skewed posterior
+is above its mode.
 
-A fit of normal responses takes one round, in which each client sends sums; other fits repeat this until the posterior is stable. CPU
-seconds are those of one core, for the fit and 4,000 draws. The numbers are made by `examples/regression/problems.py` and
-`examples/regression/lme4.R`, and this page by `examples/regression/gallery.py`.
+A fit of normal responses takes one round; other fits repeat rounds until the posterior is stable.
+CPU seconds are those of the fit and of 4,000 draws on one core. The numbers are made by
+`examples/regression/problems.py` and `examples/regression/lme4.R`, and this page by
+`examples/regression/gallery.py`.
 """
 
 

@@ -159,13 +159,9 @@ figures.predictive_checks(checks.predictive_checks(prior, ("mean",)))
 run = pyrofl.fit(method, data, progress=False)
 posterior = run.to_arviz(draws, progress=False)
 print(run.status)
-print(
-    "rounds:",
-    run.state.number,
-    "| kB sent by each hospital:",
-    run.records[-1].bytes_up * run.state.number / 8000,
-)
-print("largest Pareto k:", f"{float(posterior.sample_stats['pareto_k'].max()):.2f}")
+sent = sum(record.bytes_up for record in run.records) / len(tables) / 1000
+print(f"{run.state.number} rounds; every hospital sent {sent:.2f} kB in all")
+print(f"largest Pareto k: {float(posterior.sample_stats['pareto_k'].max()):.2f}")
 
 # %% [markdown]
 # Two questions decide whether the posterior can be used. Has the fit converged? The status says so. Are the normal
