@@ -78,7 +78,7 @@ data = federations.from_frames(tables)
 data
 
 # %% [markdown]
-# In a federation nobody sees all rows, but sums are enough for a first table: every hospital reports its number of
+# In a federation no participant sees all rows, but sums are enough for a first table: every hospital reports its number of
 # patients, of deaths, and the sums of age and its square. The server adds them.
 
 
@@ -164,7 +164,7 @@ print(f"{run.state.number} rounds; every hospital sent {sent:.2f} kB in all")
 print(f"largest Pareto k: {float(posterior.sample_stats['pareto_k'].max()):.2f}")
 
 # %% [markdown]
-# Two questions decide whether the posterior can be used. Has the fit converged? The status says so. Are the normal
+# Two questions decide whether the posterior can be used. Has the fit converged? The status answers this. Are the normal
 # approximations good enough? `to_arviz` corrects them by importance sampling, and **Pareto k** measures whether the
 # correction works: values below 0.7 are good. R-hat compares several fits: `pyrofl.fit(method, data, seeds=4).summary()`.
 #
