@@ -21,7 +21,8 @@ from numpyro.infer import MCMC, NUTS
 from pyrofl.models.regression import Regression
 
 jax.config.update("jax_enable_x64", True)
-CHAINS, WARMUP, DRAWS = 4, 1500, 2000
+CHAINS, WARMUP, DRAWS = 4, 1000, 2000
+CENTERED = 30  # rows of a level from which effects are drawn in centered form
 
 
 def nuts(
@@ -113,8 +114,12 @@ def _model(method: Regression, family: str, table: pd.DataFrame) -> Any:
             sd = numpyro.sample(
                 f"sd_{label}", prior(chosen.others[f"sd_{label}"], k if k > 1 else 0)
             )
-            raw = numpyro.sample(f"raw_{label}", dist.Normal().expand([count, k]).to_event(2))
-            effect = raw * sd
+            if k == 1 and len(y) > CENTERED * count:  # groups are known well: their own values mix
+                each = dist.Normal(0.0, sd).expand([count, 1]).to_event(2)
+                effect = numpyro.sample(f"raw_{label}", each)
+            else:
+                raw = numpyro.sample(f"raw_{label}", dist.Normal().expand([count, k]).to_event(2))
+                effect = raw * sd
             if k > 1 and one.group.correlated:
                 root = numpyro.sample(f"root_{label}", prior(chosen.others[f"corr_{label}"]))
                 full = root @ root.T
