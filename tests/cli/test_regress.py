@@ -57,11 +57,15 @@ def test_estimates_are_those_of_the_library(capsys):
     np.testing.assert_allclose(found["97.5%"], known["97.5%"])
     assert all(name in out for name in known.index)
     assert {"posterior.nc", "run.json", "report.html"} <= {p.name for p in Path("r").iterdir()}
+    loaded = pyrofl.load("r", method=method, data=tables)
+    assert loaded.summary(500, progress=False).equals(known)
     page = Path("r/report.html").read_text()
     for line in (FORMULA, *SIZES, "b[x] ~ Normal", "def program(", str(run.status)):
         assert line.replace("'", "&#39;") in page
     linked = re.findall(r"(?:src|href)=\"([^\"]*)\"", page)
     assert all(link.startswith(("data:", "#")) for link in linked)
+    assert main(["predict", "r", "--data", "all.csv", "--out", "p.csv", "--new-client"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
     assert main(["report", "r"]) == 2
     assert "pyrofl regress wrote r/report.html" in capsys.readouterr().err
 

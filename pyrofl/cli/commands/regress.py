@@ -21,6 +21,7 @@ from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.inference.fit import fit
+from pyrofl.inference.fitted_run import saving
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
 from pyrofl.models.regression import regression
@@ -79,7 +80,7 @@ def _told(problems: list[str]) -> Iterator[None]:
 
 def _write(experiment: RegressionExperiment, folder: Path, run: Run, problems: list[str]) -> None:
     """Write tables, posterior, figures and the page of a run, and print its estimates."""
-    for name in (LAST, ESTIMATES, RATIOS, POSTERIOR, results.PAGE):
+    for name in (LAST, ESTIMATES, RATIOS, POSTERIOR, results.PAGE, run_folder.CHECKPOINT):
         (folder / name).unlink(missing_ok=True)
     named: Any = {"methods": (run.method.name,), "out": str(folder)}
     experiment = replace(experiment, rounds=run.state.number, **named)
@@ -94,6 +95,7 @@ def _write(experiment: RegressionExperiment, folder: Path, run: Run, problems: l
         if ratios is not None:
             _csv(folder / RATIOS, str(ratios.index.name), ratios)
         export.save(found, folder / POSTERIOR)
+        saving.save(run, folder / run_folder.CHECKPOINT)
         run_folder.write_json(folder / LAST, facts)
         made = list(regression_page.drawings(run))
         lacking = results.drawn(folder, [(name, make) for name, _, make in made])
