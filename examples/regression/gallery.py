@@ -222,6 +222,8 @@ def comparison(results: dict[str, Any]) -> str:
         cells += [f"{row['low'][0]:.2f} to {row['high'][0]:.2f}", row["rounds"]]
         cells += [f"{row['bytes_up_per_client'] / 1000:.1f}", f"{row['seconds']:.0f}"]
         lines.append(f"{first}| {' | '.join(map(str, cells))} |")
+    if others := [f"`{name}`" for name in CASES if name not in compared]:
+        lines += ["", f"Cases without a reference: {', '.join(others)}."]
     return "\n".join(lines) + "\n"
 
 
