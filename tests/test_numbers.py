@@ -16,7 +16,7 @@ PAPERS = EXAMPLES / "papers"
 SAID_ELSEWHERE = {"tuned/scores.csv", "tuned/budget.csv", "tuned/reliability.csv"}  # by budget.csv
 
 
-@pytest.mark.parametrize("script", ["numbers/make.py", "papers/tables.py"])
+@pytest.mark.parametrize("script", ["numbers/make.py", "papers/tables.py", "regression/gallery.py"])
 def test_pages_are_made_of_their_files(script: str):
     command = [sys.executable, str(EXAMPLES / script), "--check"]
     found = subprocess.run(command, capture_output=True, text=True)

@@ -61,6 +61,8 @@ class Columns:
         self.offsets = [t for t in terms if getattr(t, "kind", "") == "offset"]
         self.terms = [t for t in terms if not isinstance(t, Intercept) and t not in self.offsets]
         self.labels = [label for term in self.terms for label in term.labels]
+        if twice := [label for label in self.labels if self.labels.count(label) > 1]:
+            raise ValueError(f"{text!r} has two columns named {twice[0]}; expected distinct names")
         self._refuse_other_rows(first)
 
     def _refuse_other_rows(self, frame: pd.DataFrame) -> None:

@@ -24,10 +24,11 @@ def warn_of_design(design: Design) -> None:
 
     Warns:
         UserWarning: if only one client has a level, a column is constant or aliased, it separates
-            the two responses, or the mean of a column with effects of groups is far from 0.
+            the two responses, the mean of a column with effects of groups is far from 0, or all
+            responses are equal.
     """
     texts = [*_lonely_levels(design), *_columns(design), *_separated(design)]
-    texts += _off_center(design)
+    texts += [*_off_center(design), *_constant(design)]
     for text in texts:
         warn(text, UserWarning, stacklevel=5)
 
@@ -91,6 +92,15 @@ def _columns(design: Design) -> list[str]:
             "separates their coefficients"
         )
     return texts
+
+
+def _constant(design: Design) -> list[str]:
+    """Return a text on responses that are all equal, where they are not categories."""
+    values = {float(v) for y in design.clients.report(design.y) for v in (y.min(), y.max())}
+    is_one = len(values) == 1 and sum(map(len, design.clients.frames.values())) > 1
+    if not is_one or design.family.support in ("binary", "levels", "trials"):
+        return []
+    return [f"all responses are {values.pop():g}; scales and their priors are not meaningful"]
 
 
 def _separated(design: Design) -> list[str]:

@@ -21,6 +21,8 @@ from pyrofl.models.regression.formula import Formula, Group
 from pyrofl.models.regression.rows import Clients, Level, agreed, frames_of, kind_of, tensor
 
 Kind = Literal["client", "nested", "shared"]
+OFFSET, OF_RESPONSE = "sum of offsets", " of the response"  # columns of x that are no terms
+LARGEST = 1e100  # sums of squares of larger numbers may overflow
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,9 @@ class Design:
     def places(self) -> dict[str, int]:
         """Name of a column of x -> its index."""
         names = list(self.terms)
-        names += ["offset"] * bool(self.population.offsets)
+        names += [OFFSET] * bool(self.population.offsets)
         if self.family.column and not self._constant:
-            names.append(self.family.column)
+            names.append(self.family.column + OF_RESPONSE)
         for one in self.groups:
             names += [n for n in one.columns.labels if n not in names]
             names += [] if one.kind == "client" else [f"level of {one.group.name}"]
@@ -144,7 +146,7 @@ class Design:
         """Pyro code of the second column of the response, such as the trials."""
         if self._constant is not None:
             return f"{self._constant:g}"
-        return f"x[..., {self.places[self.family.column]}]"
+        return f"x[..., {self.places[self.family.column + OF_RESPONSE]}]"
 
     def x(self, frame: pd.DataFrame, site: str) -> np.ndarray:
         """Return the columns of x of a client's rows, [N, P]."""
@@ -152,10 +154,10 @@ class Design:
         values: dict[str, Any] = dict(
             zip(self.terms, self.population.evaluate(frame).T, strict=True)
         )
-        if "offset" in found:
-            values["offset"] = self.population.offset(frame)
-        if self.family.column in found:
-            values[self.family.column] = self._second(frame)
+        if OFFSET in found:
+            values[OFFSET] = self.population.offset(frame)
+        if self.family.column + OF_RESPONSE in found:
+            values[self.family.column + OF_RESPONSE] = self._second(frame)
         for one in self.groups:
             for name, column in zip(one.columns.labels, one.columns.evaluate(frame).T, strict=True):
                 values.setdefault(name, column)
@@ -191,13 +193,16 @@ class Design:
             for name in numbers:
                 if name and name in frame and kind_of(frame[name]) != "numbers":
                     raise ValueError(f"{site}: column {name} holds text; expected numbers")
-            for columns in (self.population, *(one.columns for one in self.groups)):
-                bad = ~np.isfinite(columns.evaluate(frame))
+            for name, values in zip(self.places, self.x(frame, site).T, strict=True):
+                bad = ~(np.abs(values) < LARGEST)
                 if bad.any():
-                    row, place = np.argwhere(bad)[0]
+                    row = int(bad.argmax())
+                    found = (
+                        f"{values[row]:g}" if np.isfinite(values[row]) else "not a finite number"
+                    )
                     raise ValueError(
-                        f"{site}: {columns.labels[place]} is not a finite number in row {row}; "
-                        "expected finite numbers"
+                        f"{site}: {name} is {found} in row {row}; expected finite numbers below "
+                        f"{LARGEST:g}"
                     )
 
     def check_responses(self) -> None:
@@ -211,6 +216,12 @@ class Design:
                     raise ValueError(
                         f"{site}: {self.formula.second} holds other values than 0 and 1; expected "
                         "1 for an event and 0 for a censored time"
+                    )
+                whole = (second == np.round(second)) & (second >= 0)
+                if self.family.column == "trials" and not whole.all():
+                    raise ValueError(
+                        f"{site}: {self.formula.second} is {second[~whole][0]:g} in row "
+                        f"{int((~whole).argmax())}; expected whole numbers of trials"
                     )
             elif self._constant is not None:
                 second = np.full(len(y), self._constant)

@@ -56,10 +56,14 @@ def read(text: str) -> Formula:
     left, right = (part.strip() for part in text.split("~"))
     if text.count("(") != text.count(")"):
         raise ValueError(f"formula is {text!r}; its parentheses do not match")
+    if not right:
+        raise ValueError(f"formula is {text!r}; expected predictors after '~', or 1 for a mean")
     response, second, kind = _response(left)
     population, groups = [], []
     for whole in _split(right, "+"):
         part, *less = _split(whole, "-") if "|" in whole else [whole]
+        if any("|" in one for one in less):
+            raise ValueError(f"formula is {text!r}; expected '+' before group terms, not '-'")
         population += [f"-{one}" for one in less]
         inner = _inside(part)
         if inner is not None and "|" in inner:

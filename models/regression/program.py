@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.programs import Program
-from pyrofl.models.regression.design import Design, Grouped
+from pyrofl.models.regression.design import OFFSET, Design, Grouped
 from pyrofl.models.regression.hurdle import Hurdle
 from pyrofl.models.regression.priors import Priors
 
@@ -82,8 +82,8 @@ def source(
         stated, names = _group(one, priors)
         inside, shared = inside + stated, shared + names
     rows = []
-    if "offset" in x:
-        parts.append(f"x[..., {x['offset']}]")
+    if OFFSET in x:
+        parts.append(f"x[..., {x[OFFSET]}]")
     if family.column:
         rows.append(f"{family.column} = {design.second}")
     rows.append(f"eta = {' + '.join(parts) or 'x.new_zeros(y.shape)'}")
@@ -92,6 +92,8 @@ def source(
     if size:
         rows.append("logits = torch.cat([torch.zeros_like(eta[..., :1]), eta], -1)")
     site = "".join(c if c.isalnum() else "_" for c in design.formula.response).strip("_") or "y"
+    if site in {*shared, *(f"r_{one.name}" for one in design.groups), "Intercept"}:
+        site += "_response"
     code = family.links[link]
     if new:
         rows.append('pyro.deterministic("eta", eta)')

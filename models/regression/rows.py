@@ -129,7 +129,9 @@ def agreed(
         known(name, columns, "column")
         lacking = [site for site, frame in frames.items() if name not in frame.columns]
         if lacking:
-            raise ValueError(f"column {name} is missing at {listed(lacking)}; expected it at all")
+            raise ValueError(
+                f"column {name} is missing at {listed(lacking)}; expected it at all clients"
+            )
     for name in used:
         _refuse_values(name, frames, factors)
     kept = _complete({site: frame[list(used)] for site, frame in frames.items()})

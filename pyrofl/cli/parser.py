@@ -5,38 +5,49 @@ from __future__ import annotations
 import re
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from pyrofl.cli.commands import conformal, fitting, listing, predict, tune
+from pyrofl.cli.commands import conformal, fitting, listing, predict, regress, tune
 from pyrofl.cli.commands.benefit import benefit
 from pyrofl.cli.commands.course import course
 from pyrofl.cli.commands.report import report
-from pyrofl.cli.output.model_comparison import By
+from pyrofl.cli.rows import (
+    CONFIG,
+    CONFORMAL,
+    COURSE,
+    FIGURE,
+    METHOD,
+    OF_DATA,
+    OF_RUN,
+    OF_TUNING,
+    ONE,
+    PREDICT,
+    REGRESS,
+    RUNS,
+    SCORE,
+    SECTION,
+    SEVERAL,
+    UNTUNED,
+    Row,
+    rows_of,
+)
 from pyrofl.experiments.console import complaint, ended, show
 from pyrofl.experiments.experiment import (
-    SECTIONS,
     Experiment,
-    flag_of,
-    kinds,
-    options,
     read_config,
-    sections,
     words_of,
 )
 from pyrofl.experiments.options import (
     COUNT,
     FLAG,
-    FRACTION,
     PATH,
     PORT,
     POSITIVE,
     REQUIRED,
     TEXT,
-    Kind,
-    choice,
     expand_home,
 )
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
@@ -53,6 +64,8 @@ EXAMPLES = {
     "partition": "pyrofl partition --partition dirichlet:0.3 --clients 10 --out who.png",
     "predict": "pyrofl predict runs/fedavg-0 --data new.csv --client hospital_3 --out p.csv",
     "conformal": "pyrofl conformal runs/fedavg-0 --alpha 0.1",
+    "regress": "pyrofl regress 'died ~ age + (1 | client)' --data csv:wards --family bernoulli\n"
+    "pyrofl regress 'y ~ x + (x | ward)' --data csv:y.csv --client-column ward --out y",
     "benefit": "pyrofl benefit results",
     "report": "pyrofl report results",
     "course": "pyrofl course course_2027",
@@ -61,100 +74,6 @@ FIRST = """three commands to try:
   pyrofl list
   pyrofl explain pfedvem
   pyrofl compare local fedavg pfedvem --rounds 5 --seeds 2 --out results"""
-
-
-class Row(NamedTuple):
-    """Command-line argument: option name, description, default and help section."""
-
-    words: str
-    """Its option and a name for its value, such as "--out DIR"."""
-    kind: Kind
-    text: str
-    default: Any = None
-    section: str | None = None
-    """Heading in the help."""
-
-
-def rows_of(names: Collection[str]) -> Iterator[Row]:
-    """Yield the command-line options of `pyrofl run` and similar commands with the given names."""
-    for one in options():
-        if one.name in names:
-            words = " ".join(filter(None, (flag_of(one), one.metadata["metavar"])))
-            # Lists are extended by argparse, which must not extend the field's default.
-            default = list(one.default) if isinstance(one.default, tuple) else one.default
-            kind = kinds()[one.name] | {"dest": one.name}
-            yield Row(words, kind, one.metadata["text"], default, sections()[one.name])
-
-
-RUNS = Row("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare.")
-SCORE = Row(
-    "--by",
-    choice(By),
-    "Score to compare by (default: accuracy, or error where the target is numeric).",
-)
-PREDICT: tuple[Any, ...] = (
-    Row("folder DIR", PATH, "Output directory of pyrofl run, or directory written by Run.save."),
-    Row("--data FILE.csv", REQUIRED, "Rows to predict, with the feature columns of training."),
-    Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
-    Row("--client NAME", TEXT, "Name of the client to which all rows belong."),
-    Row("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
-    Row("--new-client", FLAG, "Predict for a client that did not take part in training.", False),
-    Row("--own-rows FILE.csv", PATH, "Labeled rows on which the new client's model is adapted."),
-    Row("--model VIEW", TEXT, "Model: personal, global or ensemble (default: set by the method)."),
-    Row(
-        "--net FILE.py:NAME",
-        PATH,
-        "Function that builds the run's network (only for your own networks).",
-    ),
-    Row(
-        "--unadapted", FLAG, "Do not adapt the model; the training data are then not needed.", False
-    ),
-    Row("--draws S", COUNT, "Number of posterior draws to average over (default: as in the run)."),
-    Row(
-        "--alpha A",
-        FRACTION,
-        "Add prediction sets that contain the true value with probability 1 - A.",
-    ),
-    Row("--overwrite", FLAG, "Overwrite an existing file.", False),
-)
-CONFORMAL: tuple[Any, ...] = (
-    Row("folder DIR", PATH, "Output directory of pyrofl run."),
-    Row("--alpha A", FRACTION, "Probability that a set does not contain the true value.", 0.1),
-    Row(
-        "--calibration-fraction F",
-        FRACTION,
-        "Fraction of the test rows used for calibration; the rest measure coverage.",
-        0.5,
-    ),
-    Row(
-        "--deterministic",
-        FLAG,
-        "Build sets without randomization: they are larger and never empty.",
-        False,
-    ),
-    *(row for row in PREDICT if row.words.split()[0] in ("--model", "--net", "--draws")),
-)
-SECTION = Row(
-    "section SECTION",
-    {"nargs": "?", "choices": (*listing.SECTIONS, "settings")},
-    f"What to list: {', '.join(listing.SECTIONS)} or settings (default: a short list of each).",
-)
-METHOD = Row("method METHOD", TEXT, "Method (see pyrofl list methods).")
-ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods).")
-SEVERAL = Row("methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", [])
-COURSE = Row("out OUT", PATH, "New or empty folder for the course.")
-FIGURE = Row("--out FIG.png", REQUIRED, "Output file of the figure.")
-CONFIG = Row(
-    "--config FILE",
-    PATH,
-    "YAML file with options, or a run.json; options on the command line override it.",
-)
-HEADINGS = list(SECTIONS.values())
-OF_DATA = {n for n, section in sections().items() if section in HEADINGS[:3]} | {"overwrite"}
-OF_RUN = {n for n, section in sections().items() if section != HEADINGS[-1]}
-OF_TUNING = sections().keys() - OF_RUN
-UNTUNED = {"stop_when", "privacy", "eval_every", "posterior_draws", "arviz_groups"}
-UNTUNED |= {"save_predictions", "log", "seeds", "tune"}
 
 
 def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[[Namespace], None]:
@@ -207,6 +126,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         "calibrate prediction sets on test rows, and report their coverage",
         conformal.measure,
         CONFORMAL,
+    ),
+    "regress": (
+        "fit a Bayesian multilevel regression from a formula",
+        regress.regress,
+        REGRESS,
     ),
     "benefit": ("estimate the benefit of federation for each client", benefit, (RUNS, SCORE)),
     "report": ("write an HTML report about a run or a comparison", report, (RUNS,)),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache, partial
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from pyrofl.arguments import Count, PositiveShare, ProperShare, Share, ShareBelowOne, Whole
 from pyrofl.data.tables.columns import Missing
@@ -242,7 +242,7 @@ class Experiment:
     over: Settings = free("NAME=VALUE,...", "Values to try; all combinations are tried.", ())
 
     @classmethod
-    def of(cls, given: Namespace | Mapping[str, Any]) -> Experiment:
+    def of(cls, given: Namespace | Mapping[str, Any]) -> Self:
         """Build the settings from parsed command-line options, or from the dict of `to_json`."""
         found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else vars(given)
         if isinstance(given, Namespace):  # which holds the command's function as well

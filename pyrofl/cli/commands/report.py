@@ -36,16 +36,30 @@ def report(args: Namespace) -> None:
     """Write an HTML report, report.html, about a saved run or comparison into its folder."""
     folder = Path(args.folder)
     made = runs(folder)
+    if "formula" in made[0].facts["experiment"]:
+        raise ValueError(f"{folder} holds a regression; pyrofl regress wrote {folder / PAGE}")
     with locked(folder):
-        text = html(folder, made)
-        told = partial("{} cannot be written: {}".format, folder / PAGE)
-        with ending(told), replacing(folder / PAGE) as temporary:
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-    show(f"{folder / PAGE} is one file of {len(text) / 1e6:.1f} MB; it opens without a network")
+        told = write_page(folder, html(folder, made))
+    show(told)
+
+
+def write_page(folder: Path, text: str) -> str:
+    """Write a page to report.html in a folder, and return a line about it for the user."""
+    told = partial("{} cannot be written: {}".format, folder / PAGE)
+    with ending(told), replacing(folder / PAGE) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return f"{folder / PAGE} is one file of {len(text) / 1e6:.1f} MB; it opens without a network"
 
 
 def html(folder: Path, made: Sequence[SavedRun]) -> str:
-    """Return the report about saved runs as an HTML page, in which all texts are escaped."""
+    """Return the report about saved runs as an HTML page."""
+    methods = ", ".join(dict.fromkeys(one.method for one in made))
+    title = f"{methods} on {made[0].facts['experiment'].get('data', 'data')}"
+    return page(title, sections(folder, made))
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """Return an HTML page of sections, in which all texts are escaped."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
@@ -56,9 +70,7 @@ def html(folder: Path, made: Sequence[SavedRun]) -> str:
     template = pages.from_string(
         files("pyrofl.cli.output").joinpath("page.html").read_text("utf-8")
     )
-    methods = ", ".join(dict.fromkeys(one.method for one in made))
-    title = f"{methods} on {made[0].facts['experiment'].get('data', 'data')}"
-    return template.render(title=title, sections=sections(folder, made))
+    return template.render(title=title, sections=sections)
 
 
 def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:

@@ -7,7 +7,7 @@ import pytest
 formulae = pytest.importorskip("formulae")
 
 from pyrofl import federations  # noqa: E402
-from pyrofl.models.regression.design import make_design  # noqa: E402
+from pyrofl.models.regression.design import OFFSET, make_design  # noqa: E402
 from pyrofl.models.regression.families import FAMILIES  # noqa: E402
 from pyrofl.models.regression.formula import read  # noqa: E402
 from pyrofl.models.regression.rows import quantiles  # noqa: E402
@@ -85,7 +85,7 @@ def test_columns_equal_those_of_the_pooled_rows(formula):
     found = data.x.numpy()[:, : plain.shape[1]]
     np.testing.assert_allclose(found / scale, plain.to_numpy() / scale, rtol=0, atol=1e-12)
     for name in offsets:
-        column = data.x[:, made.places["offset"]]
+        column = data.x[:, made.places[OFFSET]]
         np.testing.assert_allclose(column, expected[name], rtol=1e-12)
     np.testing.assert_array_equal(data.y, frame["y"])
 

@@ -1,0 +1,247 @@
+"""Write the page of known multilevel data sets from the results of problems.py and lme4.R.
+
+Run: python examples/regression/gallery.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cases import CASES, Case
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "regression_gallery.md"
+SCHOOLS = {"Intercept": (4.41, 3.31), "sd_school": (3.60, 3.20)}
+"""Posterior means and standard deviations of posteriordb, eight_schools_noncentered."""
+
+
+class Entry(NamedTuple):
+    """Title and description of a data set."""
+
+    title: str
+    about: str
+
+
+ENTRIES = {
+    "sleepstudy": Entry(
+        "Sleep deprivation",
+        "Reaction times (ms) of 18 people in ten days of sleep deprivation (Belenky et al. 2003; "
+        "`sleepstudy` of lme4). The numbers of lme4 are those of Bates et al., Journal of "
+        "Statistical Software 67(1), 2015.",
+    ),
+    "radon": Entry(
+        "Radon in Minnesota",
+        "Logarithms of radon concentrations in 919 houses of 85 counties, measured in the basement "
+        "(0) or on the first floor (1), and the logarithm of the county's uranium (Gelman and "
+        "Hill 2007, section 12.6).",
+    ),
+    "eight_schools": Entry(
+        "Eight schools",
+        "Effects of coaching in eight schools with known standard errors (Rubin 1981). The weights "
+        "are `precision`, 1 / se², and a residual standard deviation of 1 is fixed by its prior. "
+        "The reference is the posterior of posteriordb, with the same priors Normal(0, 5) and "
+        "HalfCauchy(5).",
+    ),
+    "rats": Entry(
+        "Growth of rats",
+        "Weights (g) of 30 rats at five ages (Gelfand et al. 1990; BUGS volume 1).",
+    ),
+    "penguins": Entry(
+        "Penguins",
+        "Body mass (g) of 333 penguins on three islands (Gorman et al. 2014; `palmerpenguins`).",
+    ),
+    "nurses": Entry(
+        "Stress of nurses",
+        "Job stress of 1,000 nurses in 25 hospitals (Hox et al. 2010, simulated by the authors).",
+    ),
+    "nes": Entry(
+        "Party identification",
+        "Party identification (1 to 7) of 8,423 people in eight US election studies (Gelman and "
+        "Hill 2007, section 4.7). A client is an election year.",
+    ),
+    "heart_disease": Entry(
+        "Heart disease",
+        "Presence of heart disease in four hospitals (Detrano et al. 1989; UCI). Rows with missing "
+        "values are dropped, with a warning.",
+    ),
+    "trauma": Entry(
+        "Trauma",
+        "Mortality of 371 trauma patients of three hospitals (Draaisma et al. 1989; R package "
+        "BFI). Three hospitals hardly determine the scale between them: maximum likelihood gives a "
+        "small value, and the posterior is wide.",
+    ),
+    "cbpp": Entry(
+        "Contagious bovine pleuropneumonia",
+        "New cases in 15 herds in four periods (Lesnoff et al. 2004; `cbpp` of lme4). The numbers "
+        "of lme4 are those of its documentation.",
+    ),
+    "seeds": Entry(
+        "Germination of seeds",
+        "Germinated seeds of 21 plates, by type of seed and root extract (Crowder 1978; BUGS "
+        "volume 1). A client is a plate with one row.",
+    ),
+    "epil": Entry(
+        "Epileptic seizures",
+        "Seizures of 59 patients in four periods (Thall and Vail 1990; `epil` of MASS). `log_base` "
+        "is the logarithm of a quarter of the baseline count, as in Breslow and Clayton 1993.",
+    ),
+}
+"""Name of a case -> its title and description, in the order of the page."""
+
+BEGIN = """# Known multilevel data sets
+
+This page fits twelve well-known multilevel data sets with one line of pyrofl each, and compares the
+estimates with those of lme4 VERSION. Each group is a client that keeps its rows; `tables` is
+`federations.from_frames({client: frame})`. See [regression from a formula](regression.md).
+
+Estimates of pyrofl are posterior means with posterior standard deviations in parentheses, with
+default priors unless stated otherwise. Those of lme4 are estimates with standard errors (REML for
+normal responses). Scales of few groups are larger in pyrofl, since the mean of a skewed posterior
+is above its mode.
+
+A fit of normal responses takes one round; other fits repeat rounds until the posterior is stable.
+CPU seconds are those of the fit and of 4,000 draws on one core. The numbers are made by
+`examples/regression/problems.py` and `examples/regression/lme4.R`, and this page by
+`examples/regression/gallery.py`.
+"""
+
+
+def page(results: dict[str, Any], lme4: dict[str, Any]) -> str:
+    """Return the text of the page."""
+    parts = [BEGIN.replace("VERSION", lme4["versions"]["lme4"])]
+    for name, entry in ENTRIES.items():
+        case, row = CASES[name], results[name]
+        code = "\n".join(f"# {tool}\n{line}" for tool, line in lines(case))
+        parts.append(f"## {entry.title}\n\n{entry.about}\n\n```text\n{code}\n```\n")
+        head = "posteriordb" if name == "eight_schools" else "lme4"
+        parts.append("\n".join(table(name, row["estimates"], lme4.get(name), head)) + "\n")
+        rounds = f"{row['rounds']} round{'s' * (row['rounds'] > 1)}"
+        up, seconds = row["bytes_up_per_client"] / 1000, row["seconds"]
+        parts.append(
+            f"{row['clients']} clients, {row['rows']:,} rows; {rounds}, {up:,.1f} kB sent by each "
+            f"client, {seconds:.0f} CPU seconds.\n"
+        )
+    return "\n".join([*parts, comparison(results)])
+
+
+def lines(case: Case) -> Iterator[tuple[str, str]]:
+    """Yield each library's name and the line that fits a case."""
+    left, right = (part.strip() for part in case.formula.split("~"))
+    options = f', family="{case.family}"' * (case.family != "gaussian")
+    more = ', weights="precision", priors=priors' if case.options else ""
+    yield (
+        "pyrofl",
+        f'pyrofl.regression("{case.formula}", tables{options}, client="{case.client}"{more})',
+    )
+    two = re.fullmatch(r"p\((\w+), (\w+)\)", left)
+    r_right = right.replace("C(", "factor(")
+    if case.options:
+        yield "brms", f"brm({left} | se(se) ~ {right}, {case.data}, prior = priors)"
+        return
+    other = f"cbind({two[1]}, {two[2]} - {two[1]})" if two else left
+    family = {"bernoulli": "binomial"}.get(case.family, case.family)
+    how = "lmer({})" if family == "gaussian" else f"glmer({{}}, family = {family})"
+    yield "lme4", how.format(f"{other} ~ {r_right}, {case.data}")
+    other = f"{two[1]} | trials({two[2]})" if two else left
+    how = "" if family == "gaussian" else f", family = {case.family}()"
+    yield "brms", f"brm({other} ~ {r_right}, {case.data}{how})"
+    yield "Bambi", f'bmb.Model("{case.formula}", {case.data}{options})'
+
+
+def table(
+    name: str, estimates: dict[str, list[float]], lme4: dict[str, Any] | None, head: str
+) -> list[str]:
+    """Return the lines of a table of estimates beside those of lme4 or posteriordb."""
+    rows = [f"| parameter | pyrofl | {head} |", "|---|---|---|"]
+    known = SCHOOLS if lme4 is None else matched(list(estimates), lme4)
+    order = sorted(estimates, key=lambda n: n != "Intercept")
+    for parameter in order:
+        if parameter in known:
+            mine, other = estimates[parameter], known[parameter]
+            texts = number(*mine), number(other[0], *(other[1:] or [None]), like=mine[1])
+            rows.append(f"| `{parameter}` | {' | '.join(texts)} |")
+    return rows
+
+
+def matched(names: list[str], lme4: dict[str, Any]) -> dict[str, tuple[float, ...]]:
+    """Return the estimates of lme4 by the names of pyrofl."""
+    terms = {plain(name): name for name in names if name == "Intercept" or name[:2] == "b["}
+    scales = [n for n in names if n.startswith(("sd_", "corr_")) or n == "sigma"]
+    sd = lme4["sd"] if isinstance(lme4["sd"], list) else [lme4["sd"]]
+    found: dict[str, tuple[float, ...]] = {
+        terms[plain(name)]: (value, lme4["se"][name]) for name, value in lme4["estimate"].items()
+    }
+    return found | {n: (v,) for n, v in zip(scales, sd, strict=True)}
+
+
+def plain(name: str) -> str:
+    """Return the name of a coefficient without brackets, as in "cp2" for "b[C(cp)[2.0]]"."""
+    inner = name[2:-1] if name.startswith("b[") else name
+    return re.sub(r"\bC\(|factor\(|[()\[\]]|\.0\b", "", inner)
+
+
+def number(value: float, error: float | None, like: float = 0.0) -> str:
+    """Return a number with the digits that its error, or `like`, needs, and the error."""
+    size = like if error is None else error
+    digits = 0 if size >= 10 else 1 if size >= 1 else 2 if size >= 0.1 else 3 if size >= 0.01 else 4
+    return f"{value:.{digits}f}" + ("" if error is None else f" ({error:.{digits}f})")
+
+
+def comparison(results: dict[str, Any]) -> str:
+    """Return the section that compares all cases with NUTS."""
+    compared = {n: row for n, row in results.items() if row["verdict"] != "no reference"}
+    families = len({row["family"] for row in compared.values()})
+    good = sum(row["verdict"] == "accurate" for row in compared.values())
+    lines = [
+        "## Comparison with NUTS",
+        "",
+        f"{len(compared)} regressions of {families} families were compared with NumPyro's NUTS on "
+        "the pooled rows, with the same priors. The design matrices of the reference are those of "
+        "formulae on the pooled rows, and its likelihoods were written again. All coefficients, "
+        "scales and group effects are compared: *shift* is the largest difference of a mean in "
+        "standard deviations of the reference, and *ratio* the smallest and largest ratio of "
+        f"standard deviations. {good} of them are accurate: up to two Monte Carlo standard errors, "
+        "shifts are at most 0.1 and ratios between 0.9 and 1.1.",
+        "",
+        "| data | family | clients | coordinates | shift | ratio | rounds | kB up | CPU s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in compared.items():
+        mark = "" if row["verdict"] == "accurate" else " (not accurate)"
+        first = f"| {name}{mark} | {row['family']} "
+        if row["verdict"] == "failed":
+            lines.append(f"{first}| | | failed: {row['reason']} | | | | |")
+            continue
+        cells = [row["clients"], row["coordinates"], f"{abs(row['shift'][0]):.2f}"]
+        cells += [f"{row['low'][0]:.2f} to {row['high'][0]:.2f}", row["rounds"]]
+        cells += [f"{row['bytes_up_per_client'] / 1000:.1f}", f"{row['seconds']:.0f}"]
+        lines.append(f"{first}| {' | '.join(map(str, cells))} |")
+    if others := [f"`{name}`" for name in CASES if name not in compared]:
+        lines += ["", f"Cases without a reference: {', '.join(others)}."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write the page, or with --check return 1 if it differs from the files."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    args = parser.parse_args()
+    results, lme4 = (json.loads((HERE / f"{n}.json").read_text()) for n in ("results", "lme4"))
+    made = page(results, lme4)
+    if not args.check:
+        PAGE.write_text(made)
+        return 0
+    if PAGE.read_text() != made:
+        print(f"{PAGE} differs from the results; run python examples/regression/gallery.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""The command `pyrofl regress`: a multilevel regression from a formula, with an HTML page."""
+
+from __future__ import annotations
+
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyrofl.cli.commands.input_files import refuse_replaced_inputs
+from pyrofl.cli.commands.report import page, write_page
+from pyrofl.cli.output import regression_page
+from pyrofl.experiments import results
+from pyrofl.experiments.console import UNLEARNED, Stopped, ending, say, show, tell
+from pyrofl.experiments.regressions import RegressionExperiment, read_priors, read_tables
+from pyrofl.experiments.results import LAST
+from pyrofl.experiments.tasks import threads
+from pyrofl.files import run_folder
+from pyrofl.files.lock import locked
+from pyrofl.inference.fit import fit
+from pyrofl.inference.fitted_run import saving
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.posteriors import export
+from pyrofl.models.regression import regression
+
+ESTIMATES, RATIOS, POSTERIOR = "estimates.csv", "ratios.csv", "posterior.nc"
+
+
+def regress(args: Namespace) -> None:
+    """Fit a regression to tables of clients; print estimates, and write a folder with a page."""
+    given: Any = vars(args) | {"rounds": args.rounds or 0, "methods": ()}
+    experiment = RegressionExperiment.of(Namespace(**given))
+    folder = Path(experiment.out or f"runs/regression-{experiment.seed}")
+    problems: list[str] = []
+    with _told(problems):
+        tables = read_tables(experiment)
+        method = regression(
+            experiment.formula,
+            tables,
+            family=experiment.family,
+            link=experiment.link,
+            priors=read_priors(experiment.priors),
+            weights=experiment.row_weights,
+            client=experiment.client,
+        )
+    refuse_replaced_inputs(experiment, folder)
+    with run_folder.only_if_done(folder, folder / "figures"):
+        run_folder.prepare(folder, experiment.overwrite)
+        run_folder.prepare(folder / "figures", overwrite=True)
+        with locked(folder), threads(1), _told(problems):
+            say(experiment, f"{tables!r}; family {experiment.family}, link {method.link}")
+            with ending(lambda what: f"the regression ended: {what}"):
+                run = fit(
+                    method,
+                    tables,
+                    experiment.rounds or None,
+                    seed=experiment.seed,
+                    progress=not experiment.quiet,
+                )
+            _write(experiment, folder, run, problems)
+
+
+@contextmanager
+def _told(problems: list[str]) -> Iterator[None]:
+    """Print each warning of the `with` block in one line, and add it to the problems."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for one in caught:
+                text = " ".join(str(one.message).split())
+                if issubclass(one.category, UserWarning) and text not in problems:
+                    problems.append(text)
+                    tell(f"warning: {text}\n")
+
+
+def _write(experiment: RegressionExperiment, folder: Path, run: Run, problems: list[str]) -> None:
+    """Write tables, posterior, figures and the page of a run, and print its estimates."""
+    for name in (LAST, ESTIMATES, RATIOS, POSTERIOR, results.PAGE, run_folder.CHECKPOINT):
+        (folder / name).unlink(missing_ok=True)
+    named: Any = {"methods": (run.method.name,), "out": str(folder)}
+    experiment = replace(experiment, rounds=run.state.number, **named)
+    facts = results.facts_of(experiment, run, (), experiment.seed, experiment.family)
+    if run.status.kind == "diverged":
+        run_folder.write_json(folder / LAST, facts)
+        raise Stopped(f"{folder} holds what there is of a run: {run.status}", UNLEARNED)
+    with ending(lambda what: f"the results cannot be written to {folder}: {what}"):
+        found = run.to_arviz(experiment.posterior_draws, progress=not experiment.quiet)
+        table, ratios = regression_page.estimates(run, found)
+        _csv(folder / ESTIMATES, "parameter", table)
+        if ratios is not None:
+            _csv(folder / RATIOS, str(ratios.index.name), ratios)
+        export.save(found, folder / POSTERIOR)
+        saving.save(run, folder / run_folder.CHECKPOINT)
+        run_folder.write_json(folder / LAST, facts)
+        made = list(regression_page.drawings(run))
+        lacking = results.drawn(folder, [(name, make) for name, _, make in made])
+    problems += [text for text in run.warnings if text not in problems]
+    drawn = [(folder / f"figures/{name}.png", text) for name, text, _ in made]
+    drawn = [(path, text) for path, text in drawn if path.is_file()]
+    told = regression_page.sections(experiment, run, (table, ratios), drawn, problems)
+    end = write_page(folder, page(f"{experiment.formula}, {experiment.family}", told))
+    parts = [_text("parameter", table.iloc[:, [0, 1, 3, 4]])]
+    parts += [] if ratios is None else [_text(str(ratios.index.name), ratios)]
+    show("\n\n".join([*parts, str(run.status)]), f"{folder} holds all results")
+    results.figures_lack(folder, lacking)
+    say(experiment, end)
+
+
+def _csv(path: Path, first: str, table: Any) -> None:
+    run_folder.write_csv(path, (first, *table.columns), [(n, *v) for n, v in _lines(table)])
+
+
+def _text(first: str, table: Any) -> str:
+    return run_folder.table((first, *table.columns), [(n, *v) for n, v in _lines(table)])
+
+
+def _lines(table: Any) -> list[tuple[str, list[float]]]:
+    return [(str(name), [float(v) for v in values]) for name, values in table.iterrows()]

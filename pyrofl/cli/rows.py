@@ -1,0 +1,140 @@
+"""Arguments of the `pyrofl` commands: options, descriptions, defaults and help sections."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from pyrofl.cli.commands import listing
+from pyrofl.cli.output.model_comparison import By
+from pyrofl.experiments.experiment import SECTIONS, flag_of, kinds, options, sections
+from pyrofl.experiments.options import COUNT, FLAG, FRACTION, PATH, REQUIRED, TEXT, Kind, choice
+from pyrofl.models.regression.families import FAMILIES
+
+
+class Row(NamedTuple):
+    """Command-line argument: option name, description, default and help section."""
+
+    words: str
+    """Its option and a name for its value, such as "--out DIR"."""
+    kind: Kind
+    text: str
+    default: Any = None
+    section: str | None = None
+    """Heading in the help."""
+
+
+def rows_of(names: Collection[str]) -> Iterator[Row]:
+    """Yield the command-line options of `pyrofl run` and similar commands with the given names."""
+    for one in options():
+        if one.name in names:
+            words = " ".join(filter(None, (flag_of(one), one.metadata["metavar"])))
+            # Lists are extended by argparse, which must not extend the field's default.
+            default = list(one.default) if isinstance(one.default, tuple) else one.default
+            kind = kinds()[one.name] | {"dest": one.name}
+            yield Row(words, kind, one.metadata["text"], default, sections()[one.name])
+
+
+RUNS = Row("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare.")
+SCORE = Row(
+    "--by",
+    choice(By),
+    "Score to compare by (default: accuracy, or error where the target is numeric).",
+)
+PREDICT: tuple[Any, ...] = (
+    Row("folder DIR", PATH, "Output directory of pyrofl run, or directory written by Run.save."),
+    Row("--data FILE.csv", REQUIRED, "Rows to predict, with the feature columns of training."),
+    Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
+    Row("--client NAME", TEXT, "Name of the client to which all rows belong."),
+    Row("--client-column COLUMN", TEXT, "Column that identifies the client of each row."),
+    Row("--new-client", FLAG, "Predict for a client that did not take part in training.", False),
+    Row("--own-rows FILE.csv", PATH, "Labeled rows on which the new client's model is adapted."),
+    Row("--model VIEW", TEXT, "Model: personal, global or ensemble (default: set by the method)."),
+    Row(
+        "--net FILE.py:NAME",
+        PATH,
+        "Function that builds the run's network (only for your own networks).",
+    ),
+    Row(
+        "--unadapted", FLAG, "Do not adapt the model; the training data are then not needed.", False
+    ),
+    Row("--draws S", COUNT, "Number of posterior draws to average over (default: as in the run)."),
+    Row(
+        "--alpha A",
+        FRACTION,
+        "Add prediction sets that contain the true value with probability 1 - A.",
+    ),
+    Row("--overwrite", FLAG, "Overwrite an existing file.", False),
+)
+CONFORMAL: tuple[Any, ...] = (
+    Row("folder DIR", PATH, "Output directory of pyrofl run."),
+    Row("--alpha A", FRACTION, "Probability that a set does not contain the true value.", 0.1),
+    Row(
+        "--calibration-fraction F",
+        FRACTION,
+        "Fraction of the test rows used for calibration; the rest measure coverage.",
+        0.5,
+    ),
+    Row(
+        "--deterministic",
+        FLAG,
+        "Build sets without randomization: they are larger and never empty.",
+        False,
+    ),
+    *(row for row in PREDICT if row.words.split()[0] in ("--model", "--net", "--draws")),
+)
+SECTION = Row(
+    "section SECTION",
+    {"nargs": "?", "choices": (*listing.SECTIONS, "settings")},
+    f"What to list: {', '.join(listing.SECTIONS)} or settings (default: a short list of each).",
+)
+METHOD = Row("method METHOD", TEXT, "Method (see pyrofl list methods).")
+ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods).")
+SEVERAL = Row("methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", [])
+COURSE = Row("out OUT", PATH, "New or empty folder for the course.")
+FIGURE = Row("--out FIG.png", REQUIRED, "Output file of the figure.")
+CONFIG = Row(
+    "--config FILE",
+    PATH,
+    "YAML file with options, or a run.json; options on the command line override it.",
+)
+HEADINGS = list(SECTIONS.values())
+OF_DATA = {n for n, section in sections().items() if section in HEADINGS[:3]} | {"overwrite"}
+OF_RUN = {n for n, section in sections().items() if section != HEADINGS[-1]}
+OF_TUNING = sections().keys() - OF_RUN
+UNTUNED = {"stop_when", "privacy", "eval_every", "posterior_draws", "arviz_groups"}
+UNTUNED |= {"save_predictions", "log", "seeds", "tune"}
+SHARED = {
+    row.kind["dest"]: row
+    for row in rows_of({"row_weights", "seed", "posterior_draws", "overwrite", "quiet"})
+}
+REGRESS: tuple[Row, ...] = (
+    Row("formula FORMULA", TEXT, "Formula, such as 'died ~ age + (1 + age | client)'."),
+    Row(
+        "--data csv:PATH",
+        REQUIRED,
+        "Folder with one CSV file for each client, or one file with --client-column.",
+    ),
+    Row(
+        "--client-column COLUMN",
+        TEXT,
+        "Column that identifies the client; with a folder, its name in the formula (default: "
+        "client).",
+    ),
+    Row("--family NAME", TEXT, f"Family of the responses: {', '.join(FAMILIES)}.", "gaussian"),
+    Row("--link NAME", TEXT, "Link of the family (default: the usual one)."),
+    Row(
+        "--prior NAME=DIST",
+        {"nargs": "+", "action": "extend", "dest": "priors"},
+        "Priors by name, such as 'age=Normal(0, 1)' or 'sd=HalfNormal(1)' (default: weakly "
+        "informative priors, which report.html lists).",
+        [],
+    ),
+    SHARED["row_weights"],
+    Row("--rounds N", COUNT, "Largest number of rounds (default: until converged)."),
+    SHARED["seed"],
+    SHARED["posterior_draws"]._replace(kind=COUNT, text="Number of posterior draws.", default=4000),
+    Row("--out DIR", PATH, "Output directory (default: runs/regression-SEED)."),
+    SHARED["overwrite"],
+    SHARED["quiet"],
+)

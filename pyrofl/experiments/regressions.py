@@ -1,0 +1,132 @@
+"""Settings, data and priors of `pyrofl regress`."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro.distributions as dist
+
+from pyrofl.arguments import known
+from pyrofl.data.frames import Tables
+from pyrofl.data.tables.columns import Column
+from pyrofl.data.tables.table_files import files_of, read_file
+from pyrofl.data.tables.wording import composed
+from pyrofl.experiments.experiment import Experiment
+
+PRIOR = re.compile(r"(.+?)=\s*(\w+\(.*\)|[-+.\w]+)")
+
+
+@dataclass(frozen=True)
+class RegressionExperiment(Experiment):
+    """Settings of a regression: formula, family, priors, data, training and output."""
+
+    formula: str = ""
+    family: str = "gaussian"
+    link: str | None = None
+    priors: tuple[str, ...] = ()
+
+    @property
+    def client(self) -> str:
+        """Name of the column that identifies the client."""
+        return self.client_column or "client"
+
+
+def read_tables(experiment: RegressionExperiment) -> Tables:
+    """Read the data frame of each client, from a folder of files or from one file.
+
+    Raises:
+        ValueError: if the files cannot be read, or one file has no client column.
+    """
+    kind, _, path = experiment.data.partition(":")
+    if kind != "csv" or not path:
+        raise ValueError(
+            f"--data is {experiment.data!r}; expected csv:FOLDER with one file for each client, or "
+            "csv:FILE with --client-column"
+        )
+    files = files_of(path)
+    if os.path.isdir(path) or len(files) > 1:
+        names = [composed(Path(file).stem) for file in files]
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"{path} has several files named {twice[0]}; expected distinct names")
+        return Tables({n: _frame(read_file(f)) for n, f in zip(names, files, strict=True)})
+    frame, column = _frame(read_file(files[0])), experiment.client_column
+    if column is None:
+        raise ValueError(
+            f"{path} is one file; expected --client-column COLUMN, or a folder with one file for "
+            "each client"
+        )
+    known(column, list(frame), "client column")
+    if frame[column].isna().any():
+        row = int(frame[column].isna().argmax()) + 1
+        raise ValueError(f"{path}: column {column} is empty in row {row}; expected a client's name")
+    parts = frame.groupby(column, sort=True)
+    return Tables({str(name): part.reset_index(drop=True) for name, part in parts})
+
+
+def _frame(columns: dict[str, Column]) -> Any:
+    """Return columns as a data frame of numbers, Booleans and texts."""
+    from pandas import DataFrame
+
+    return DataFrame({name: _values(column) for name, column in columns.items()})
+
+
+def _values(column: Column) -> Any:
+    """Return the cells of a column, with NaN or None where they are missing."""
+    if column.is_numeric and not column.is_boolean:
+        column.refuse_odd("numbers, or text in all cells of the column")
+        values, whole = column.numbers, np.round(column.numbers)
+        is_whole = bool((whole == values).all()) and bool((np.abs(whole) < 2**53).all())
+        return whole.astype(np.int64) if is_whole else values
+    words = [None if gap else word for word, gap in zip(column.words, column.gaps, strict=True)]
+    if column.is_boolean and not column.gaps.any():
+        return column.numbers.astype(bool)
+    return np.array(words, dtype=object)
+
+
+def read_priors(words: tuple[str, ...]) -> dict[str, Any]:
+    """Return the priors of --prior: name -> Pyro distribution, or concentration of an LKJ prior.
+
+    Raises:
+        ValueError: if a text is not NAME=DIST with numbers, or the distribution is unknown.
+
+    >>> read_priors(("age=Normal(0, 2.5)", "corr=2"))
+    {'age': Normal(loc: 0.0, scale: 2.5), 'corr': 2.0}
+    """
+    found: dict[str, Any] = {}
+    for text in words:
+        parts = PRIOR.fullmatch(text.strip())
+        if parts is None:
+            raise ValueError(f"--prior is {text!r}; expected NAME=DIST, as 'age=Normal(0, 1)'")
+        name = parts[1].strip()
+        if name in found:
+            raise ValueError(f"--prior gives {name} twice; expected one prior for each name")
+        found[name] = _prior(parts[2], text)
+    return found
+
+
+def _prior(code: str, text: str) -> Any:
+    """Return the distribution of a text such as "Normal(0, 1)", or its number."""
+    try:
+        tree = ast.parse(code, mode="eval").body
+        if not isinstance(tree, ast.Call):
+            return float(ast.literal_eval(tree))
+        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
+        given = [float(ast.literal_eval(one)) for one in tree.args]
+        named = {str(one.arg): float(ast.literal_eval(one.value)) for one in tree.keywords}
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"--prior is {text!r}; expected NAME=DIST with numbers, as 'age=Normal(0, 1)'"
+        ) from error
+    known(name, [n for n in dist.__all__ if n[0].isupper()], "distribution")
+    try:
+        return getattr(dist, name)(*given, **named)
+    except Exception as error:  # whatever the distribution refuses
+        why = " ".join(str(error).split())
+        raise ValueError(f"--prior is {text!r}: {why}") from error
