@@ -31,7 +31,9 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
     Args:
         model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
             reads neither of the first two. A latent site may also be inside `batch.rows()`.
-        data: the federation; the model is run on its first clients to find its structure.
+        data: the federation; the model is run on its first clients to find its structure. Of an
+            outline without rows (`pyrofl.data.outline`), it is run on simulated rows. Each client
+            checks that its own rows have this structure.
         shared: patterns of the sites that are one for all clients; others are each client's own.
             Both are shown before the fit, and by `print(method)`; a warning names own sites that
             no client can learn from its rows.
