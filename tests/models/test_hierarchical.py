@@ -111,10 +111,13 @@ def test_the_method_is_shown_with_the_site_that_decided(program, shared, name, t
     assert told in capsys.readouterr().err.splitlines()[0]
 
 
-def test_without_rows_the_method_is_pvi():
-    method = pyrofl.hierarchical(normal, outline(NAMES, SIZES, (1,)), shared="mu")
-    assert method.name == "pvi"
-    assert "as the clients' rows are not available" in str(method)
+def test_the_method_does_not_need_rows():
+    for program, shared, name in (
+        (normal, "mu", "likelihood_factors"),
+        (gamma_effects, "shape", "pvi"),
+    ):
+        method = pyrofl.hierarchical(program, outline(NAMES, SIZES, (1,)), shared=shared)
+        assert method.name == name
 
 
 def test_other_errors_are_those_of_the_user():
