@@ -87,7 +87,8 @@ def test_hierarchical_programs_have_the_draws_of_one_process(name, tmp_path):
     stored = out / name / "server/server.safetensors"
     hospitals.same_draws(stored, hospitals.in_one_process(project))
     assert (out / name / "posterior.nc").exists()
-    no_axis_of_rows(out, least=4)
+    if name == "mixed":  # whose sites have one client each
+        no_axis_of_rows(out, least=4)
 
 
 def no_axis_of_rows(out: Path, least: int = 20 * len(METHODS)) -> None:
