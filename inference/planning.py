@@ -80,7 +80,7 @@ class Plan(Summarised):
         rounds = "not predicted" if self.rounds is None else _between(self.rounds, str)
         found = {
             "rounds": f"{rounds}: {self.why}",
-            "each round": f"{self.seconds:.2g} s to compute, {self.exchange_seconds:g} s to exchange",
+            "each round": f"{self.seconds:.2g} s computing, {self.exchange_seconds:g} s exchange",
             "each client": f"{down} bytes down and {up} bytes up in a round",
         }
         if self.total_bytes and self.total_seconds:

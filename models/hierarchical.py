@@ -1,6 +1,6 @@
 """The method that fits a hierarchical program in the fewest rounds.
 
-These are likelihood factors (`pyrofl.models.likelihood_factors`, 1 to 7 rounds), if each client's
+These are likelihood factors (`pyrofl.models.likelihood_factors`, 1 to 9 rounds), if each client's
 own sites are normal given the shared ones, and otherwise PVI (`pyrofl.models.pvi`, some 10 to 60
 rounds). Both take the same programs, and `to_arviz` corrects the draws of both.
 """
@@ -67,7 +67,7 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
     """
     try:
         method = likelihood_factors.hierarchical(model, data, shared=shared, wide=wide)
-        chosen = "likelihood factors, 1 to 7 rounds"
+        chosen = "likelihood factors, 1 to 9 rounds"
     except OtherStructure as error:
         method = pvi.hierarchical(model, data, shared=shared, wide=wide)
         chosen = f"PVI, 10 to 60 rounds, as {error.reason}"

@@ -1,4 +1,4 @@
-"""Likelihood factors: an accurate posterior of a hierarchical program in one to seven exchanges.
+"""Likelihood factors: an accurate posterior of a hierarchical program in one to nine exchanges.
 
 Normal factors of each client's likelihood, in the space where it is nearly normal, and the exact
 hierarchy at the server: Vehtari et al., "Expectation Propagation as a Way of Life", JMLR 2020, with
