@@ -20,7 +20,8 @@ from pyrofl.summaries import Summarised
 
 PILOT = 2  # rounds
 # Fewest and most rounds that the problems of examples/posteriors needed, see hierarchical.md.
-UNDAMPED = (3, 8)  # of likelihood factors, if two do not suffice
+NEAR = 2.0  # change of the second round of likelihood factors, in standard deviations
+UNDAMPED = {True: (3, 5), False: (5, 10)}  # of these, if two do not suffice: smaller change or not
 DAMPED = (10, 32)  # of PVI for hierarchical programs
 
 Range = tuple[float, float]
@@ -176,11 +177,13 @@ def _predicted(run: Run) -> tuple[tuple[int, int] | None, str]:
     clients, tensors = run.data.clients, by_round(run.method)(0).metadata.tensors
     if any(len(record.reported) < clients for record in run.records):
         return None, "some clients do not report in every round; give a number of rounds"
-    known = "as the problems of examples/posteriors do, unless the posterior has several modes"
+    known = "as problems of examples/posteriors need, unless the posterior has several modes"
     if any(moments.undamped for moments in of_kind(tensors, Moments).values()):
-        return UNDAMPED, f"{known}; two did not suffice"
+        moved = run.records[-1].moved or {}
+        most = max((v for parts in moved.values() for v in parts.values()), default=0.0)
+        return UNDAMPED[most <= NEAR], f"{known}, after a change by {most:.2g} sd in round {number}"
     if of_kind(tensors, Optimal) and run.method.metadata.sites:
-        return DAMPED, f"{known}"
+        return DAMPED, known
     return None, "no rule predicts when this method converges; give a number of rounds"
 
 

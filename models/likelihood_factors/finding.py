@@ -169,6 +169,8 @@ def _slopes(
     size = torch.cat([of_u, of_e * e], -1).abs().amax(-1, keepdim=True)
     size = torch.where(size.isfinite() & (size > 0), size, torch.inf)
     good = (size < torch.inf)[..., 0]
+    if not (count or bool(good.any())):
+        raise OtherStructure("the likelihood of the first clients has no derivatives")
     return e.detach()[good], (of_u / size)[good], (of_e / size)[good]
 
 

@@ -17,6 +17,8 @@ from pyrofl.cli import main
 from pyrofl.experiments.console import Stopped
 from pyrofl.files.lock import locked
 from pyrofl.flower.coordinator import Settings, coordinate
+from pyrofl.flower.disclosure import leaving
+from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import HELLO
 from pyrofl.inference.transport.wire import code_hash
 from pyrofl.models.likelihood_factors import sampler
@@ -342,6 +344,9 @@ def test_hierarchical_programs_have_the_draws_of_one_process(name, tmp_path, mon
     assert stores[name].method.name == run.method.name == "likelihood_factors"
     hospitals.same_draws(tmp_path / "out" / name / "server/server.safetensors", run)
     assert stores[name].finish() == []
+    assert main(["report", str(tmp_path / "out" / name)]) == 0
+    rows = rows_of(project, str(tmp_path / "p/sites/hospital_2.csv"), "hospital_2")
+    assert "up/precision" in leaving(project, rows)  # also of one client with one row
     drawn = arviz.from_netcdf(tmp_path / "out" / name / "posterior.nc")["posterior"]
     here = run.posterior(1000)
     for site_ in ("mu", "tau"):

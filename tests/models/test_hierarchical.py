@@ -118,6 +118,8 @@ def test_the_method_does_not_need_rows():
     ):
         method = pyrofl.hierarchical(program, outline(NAMES, SIZES, (1,)), shared=shared)
         assert method.name == name
+    one = pyrofl.hierarchical(normal, outline(["a"], [1], (1,)), shared="mu")
+    assert one.name == "likelihood_factors"
 
 
 def test_other_errors_are_those_of_the_user():
