@@ -20,8 +20,7 @@ from pyrofl.summaries import Summarised
 
 PILOT = 2  # rounds
 # Fewest and most rounds that the problems of examples/posteriors needed, see hierarchical.md.
-NEAR = 2.0  # change of the second round of likelihood factors, in standard deviations
-UNDAMPED = {True: (3, 5), False: (5, 10)}  # of these, if two do not suffice: smaller change or not
+UNDAMPED = (3, 9)  # of likelihood factors, if two do not suffice
 DAMPED = (10, 32)  # of PVI for hierarchical programs
 
 Range = tuple[float, float]
@@ -179,9 +178,7 @@ def _predicted(run: Run) -> tuple[tuple[int, int] | None, str]:
         return None, "some clients do not report in every round; give a number of rounds"
     known = "as problems of examples/posteriors need, unless the posterior has several modes"
     if any(moments.undamped for moments in of_kind(tensors, Moments).values()):
-        moved = run.records[-1].moved or {}
-        most = max((v for parts in moved.values() for v in parts.values()), default=0.0)
-        return UNDAMPED[most <= NEAR], f"{known}, after a change by {most:.2g} sd in round {number}"
+        return UNDAMPED, known
     if of_kind(tensors, Optimal) and run.method.metadata.sites:
         return DAMPED, known
     return None, "no rule predicts when this method converges; give a number of rounds"

@@ -1,6 +1,8 @@
-"""Simulation-based calibration of likelihood factors, and what a report and figures show of them."""
+"""Simulation-based calibration of likelihood factors, and checks and figures of their runs."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -81,8 +83,6 @@ def test_a_wrong_spread_is_found(monkeypatch):
     def halved(received, local, batch):
         found = original(received, local, batch)
         return found | {n: found[n] / 4 for n in ("shift", "precision")}
-
-    from dataclasses import replace
 
     phase = replace(method.phases[0], updates=(halved,))
     found = checks.sbc(replace(method, phases=(phase,)), template(), 1, replications=40, draws=39)
