@@ -67,7 +67,7 @@ def _bounds(program: Program, data: Federation) -> Tensor:
 
     shape = data.x.shape[1:]
     bounds = torch.full(shape, BOUND)
-    if not fails(torch.full(shape, LEVELS)):
+    if not fails(torch.full(shape, LEVELS)) or fails(torch.ones_like(bounds)):
         return bounds
     lowest = torch.ones(shape, dtype=torch.long)
     for i in range(lowest.numel()):

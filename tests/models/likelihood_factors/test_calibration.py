@@ -75,7 +75,8 @@ def test_ranks_are_uniform(program, data, rounds):
     assert found.p_value > 0.01
 
 
-def test_a_wrong_spread_is_found(monkeypatch):
+@pytest.mark.slow
+def test_a_wrong_spread_is_found():
     """A server that believes in twice the noise has intervals that are too wide."""
     method = pyrofl.hierarchical(schools, template(), shared="mu tau")
     original = method.phases[0].updates[0]
@@ -90,7 +91,8 @@ def test_a_wrong_spread_is_found(monkeypatch):
     assert (table.loc[[f"theta[{name}]" for name in template().names], "50%"] > 0.5).mean() > 0.8
 
 
-def test_checks_and_figures_accept_a_run():
+def test_checks_and_figures_accept_a_run(monkeypatch):
+    monkeypatch.setattr(sampler, "WINDOWS", 1)
     data = ragged()
     method = pyrofl.hierarchical(counts, data, shared="mu tau")
     run = pyrofl.fit(method, data, 2, progress=False)
@@ -106,3 +108,6 @@ def test_checks_and_figures_accept_a_run():
     assert len(checks.pit(run)) > 0
     assert checks.loo(run).n_data_points == sum(SIZES)
     assert run.predict(data.x[:2], "b").mean.shape == (2,)
+    ranks = checks.sbc(method, data, 1, replications=4, draws=9)
+    assert ranks.failed == ()
+    assert dict(ranks.ranks["b"].sizes) == {"replication": 4, "client": 4}
