@@ -14,7 +14,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import base_of, latent
 from pyrofl.inference.programs import Program
 from pyrofl.models.likelihood_factors.linear import is_linear, with_linear
-from pyrofl.models.likelihood_factors.simulated import simulated
+from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
 from pyrofl.models.likelihood_factors.structure import (
     CLIENTS,
     EXACT,
@@ -45,7 +45,10 @@ def find_structure(
     if data.is_outline:
         with pyro.validation_enabled(False):  # whole and other numbers are simulated
             shown = simulated(program, data)
-            return _found(program, data, shown, shown.clients, shared, wide)
+            try:
+                return _found(program, data, shown, shown.clients, shared, wide)
+            except (RuntimeError, IndexError) as error:  # such as of a matrix of covariates
+                raise unsuitable(error) from error
     return _found(program, data, data, min(CLIENTS, data.clients), shared, wide)
 
 

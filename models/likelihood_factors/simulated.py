@@ -40,18 +40,20 @@ def simulated(program: Program, data: Federation) -> Federation:
         for name, site in observed(traced(program, batch, DRAWS)):
             total = total + per_draw(weighed(site, log_prob(name, site)), CLIENTS)
     except (ValueError, RuntimeError, IndexError) as error:
-        raise _unsuitable(str(error).partition("\n")[0]) from error
+        raise unsuitable(error) from error
     finite = total.isfinite()
     good = (finite | ~finite.any(1, keepdim=True)).all(0) & finite.any(0)
     if not bool(good.any()):
-        raise _unsuitable("its likelihood is not finite")
+        raise unsuitable("its likelihood is not finite")
     kept = [r for r, g in zip(rows.train, good.tolist(), strict=True) if g]
     return _federation(rows.x, rows.y, kept, data)
 
 
-def _unsuitable(why: str) -> OtherStructure:
+def unsuitable(why: object) -> OtherStructure:
+    """Return the error for a program that simulated rows do not suit."""
+    first = str(why).partition("\n")[0]
     return OtherStructure(
-        f"the clients' rows are not available, and the program fails at simulated rows ({why})"
+        f"the clients' rows are not available, and the program fails at simulated rows ({first})"
     )
 
 

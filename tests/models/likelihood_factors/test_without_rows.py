@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import programs
 import pyro
 import pyro.distributions as dist
@@ -20,6 +21,7 @@ from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.federate import federate
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.wire import InvalidRequestError
+from pyrofl.models import likelihood_factors
 from pyrofl.models.likelihood_factors import sampler
 from pyrofl.models.likelihood_factors.structure import OtherStructure
 from pyrofl.tensors import generator
@@ -222,16 +224,34 @@ def test_a_client_whose_rows_contradict_the_structure_is_refused(effect, told, s
         Client(real, own).train(order)
 
 
-def test_a_program_that_fails_at_simulated_rows_is_fitted_by_pvi():
-    def program(received, local, batch):
-        with batch.clients():
-            mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-            with batch.rows():
-                x = batch.x[..., 0]
-                rate = torch.where(x == 17.0, mu.exp(), float("nan"))
-                pyro.sample("y", dist.Poisson(rate), obs=batch.y)
+def missing(received, local, batch):
+    """Have a likelihood at one value of a covariate alone."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with batch.rows():
+            rate = torch.where(batch.x[..., 0] == 17.0, mu.exp(), float("nan"))
+            pyro.sample("y", dist.Poisson(rate), obs=batch.y)
 
-    method = pyrofl.hierarchical(program, bare(rows()), shared="mu")
-    assert method.name == "pvi"
-    told = "the program fails at simulated rows (its likelihood is not finite)"
-    assert told in str(method)
+
+def of_numpy(received, local, batch):
+    """Have a likelihood without derivatives."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with batch.rows():
+            mean = torch.from_numpy(np.tanh(mu.numpy()))
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [(missing, "its likelihood is not finite"), (of_numpy, "Can't call numpy()")],
+)
+def test_a_program_that_fails_at_simulated_rows_is_fitted_by_pvi(program, told):
+    with pytest.raises(OtherStructure, match="the program fails at simulated rows") as error:
+        likelihood_factors.hierarchical(program, bare(rows()), shared="mu")
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+    if program is missing:
+        method = pyrofl.hierarchical(program, bare(rows()), shared="mu")
+        assert method.name == "pvi"
+        assert "the program fails at simulated rows" in str(method)
