@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -62,33 +60,13 @@ def ragged() -> Federation:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "data", "rounds"), [(schools, template, 2), (counts, ragged, 4)]
-)
-def test_ranks_are_uniform(program, data, rounds):
+def test_ranks_are_uniform():
     """The smallest p value of the chi-square tests for uniform ranks, after Holm, is above 0.01."""
-    method = pyrofl.hierarchical(program, data(), shared="mu tau")
+    method = pyrofl.hierarchical(schools, template(), shared="mu tau")
     assert method.name == "likelihood_factors"
-    found = checks.sbc(method, data(), rounds, replications=100, draws=99)
-    print(found.table())
+    found = checks.sbc(method, template(), 2, replications=100, draws=99)
     assert found.failed == ()
     assert found.p_value > 0.01
-
-
-@pytest.mark.slow
-def test_a_wrong_spread_is_found():
-    """A server that believes in twice the noise has intervals that are too wide."""
-    method = pyrofl.hierarchical(schools, template(), shared="mu tau")
-    original = method.phases[0].updates[0]
-
-    def halved(received, local, batch):
-        found = original(received, local, batch)
-        return found | {n: found[n] / 4 for n in ("shift", "precision")}
-
-    phase = replace(method.phases[0], updates=(halved,))
-    found = checks.sbc(replace(method, phases=(phase,)), template(), 1, replications=40, draws=39)
-    table = found.table()
-    assert (table.loc[[f"theta[{name}]" for name in template().names], "50%"] > 0.5).mean() > 0.8
 
 
 def test_checks_and_figures_accept_a_run(monkeypatch):
