@@ -1,6 +1,6 @@
 """The method that fits a hierarchical program in the fewest rounds.
 
-These are likelihood factors (`pyrofl.models.likelihood_factors`, 1 to 7 rounds), if each client's
+These are likelihood factors (`pyrofl.models.likelihood_factors`, 1 to 9 rounds), if each client's
 own sites are normal given the shared ones, and otherwise PVI (`pyrofl.models.pvi`, some 10 to 60
 rounds). Both take the same programs, and `to_arviz` corrects the draws of both.
 """
@@ -31,7 +31,9 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
     Args:
         model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
             reads neither of the first two. A latent site may also be inside `batch.rows()`.
-        data: the federation; the model is run on its first clients to find its structure.
+        data: the federation; the model is run on its first clients to find its structure. Of an
+            outline without rows (`pyrofl.data.outline`), it is run on simulated rows. Each client
+            checks that its own rows have this structure.
         shared: patterns of the sites that are one for all clients; others are each client's own.
             Both are shown before the fit, and by `print(method)`; a warning names own sites that
             no client can learn from its rows.
@@ -65,7 +67,7 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
     """
     try:
         method = likelihood_factors.hierarchical(model, data, shared=shared, wide=wide)
-        chosen = "likelihood factors, 1 to 7 rounds"
+        chosen = "likelihood factors, 1 to 9 rounds"
     except OtherStructure as error:
         method = pvi.hierarchical(model, data, shared=shared, wide=wide)
         chosen = f"PVI, 10 to 60 rounds, as {error.reason}"

@@ -31,6 +31,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.membership import join, leave
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
+from pyrofl.inference.planning import plan
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.recordings import recordings
@@ -73,6 +74,7 @@ __all__ = [
     "join",
     "leave",
     "load",
+    "plan",
     "posterior",
     "recordings",
     "sgd",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import runpy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import pyrofl
 from pyrofl.data import Federation
+from pyrofl.files import checkpoint_file
 from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records, deserialize, serialize
 from pyrofl.flower.rows import rows_of
@@ -19,6 +22,7 @@ from pyrofl.flower.template import new
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
 from pyrofl.inference.engine.state import RoundState
+from pyrofl.tensors import role
 
 NAMES = ("hospital_1", "hospital_2", "hospital_3")
 
@@ -134,3 +138,78 @@ def site(made: Project, states: Path, name: str, **options: Any) -> dict[str, An
     data = made.folder / f"sites/{name}.csv"
     usual = {"name": name, "project": str(made.folder), "data": str(data)}
     return usual | {"state": str(states / name)} | options
+
+
+EFFECTS = """
+import pyro
+import pyro.distributions as dist
+import torch
+
+import pyrofl
+
+
+def schools(received, local, batch):
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
+
+
+def logistic(received, local, batch):
+    with batch.clients():
+        beta = pyro.sample("beta", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        b = pyro.sample("b", dist.Normal(mu, tau))
+        with batch.rows():
+            logits = b + (beta * batch.x).sum(-1)
+            both = torch.stack([0 * logits, logits], -1)
+            pyro.sample("y", dist.Categorical(logits=both), obs=batch.y)
+
+
+def eight_schools(data):
+    return pyrofl.hierarchical(schools, data, shared="mu tau")
+
+
+def mixed(data):
+    return pyrofl.hierarchical(logistic, data, shared="beta mu tau")
+"""
+SCHOOLS = {  # effect and standard error of each, at three sites
+    "hospital_1": [("A", 28, 15), ("B", 8, 10), ("C", -3, 16)],
+    "hospital_2": [("D", 7, 11)],
+    "hospital_3": [("E", -1, 9), ("F", 1, 11), ("G", 18, 10), ("H", 12, 18)],
+}
+
+
+def hierarchical(folder: Path, name: str, **changes: Any) -> Project:
+    """Write a project of `eight_schools`, or of a logistic regression with effects, `mixed`."""
+    changes |= {"methods": (f"effects.py:{name}",), "test_fraction": 0.0}
+    if name == "mixed":
+        made = project(folder, **changes)
+    else:
+        own: Any = {"client_column": "school", "features": ("error",), "target": "effect"}
+        made = project(folder, classes=(), likelihood="normal:1", **own, **changes)
+        for site_, rows in SCHOOLS.items():
+            with open(folder / f"sites/{site_}.csv", "w", newline="") as file:
+                csv.writer(file).writerows([("school", "effect", "error"), *rows])
+    (folder / "effects.py").write_text(EFFECTS)
+    return made
+
+
+def in_one_process(made: Project) -> pyrofl.Run:
+    """Fit the project's method, built from the rows of all sites, and without a server."""
+    data, (spec,) = whole(made), made.methods
+    method = runpy.run_path(str(made.folder / "effects.py"))[spec.rpartition(":")[2]](data)
+    return pyrofl.fit(method, data, made.rounds, seed=made.seed, progress=False, chunk_size=1)
+
+
+def same_draws(stored: Path, run: pyrofl.Run) -> None:
+    """Compare the draws of a server's stored state with those of a run in one process."""
+    state = checkpoint_file.read_any(stored)[1]
+    server = {n: v for n, v in role("state", state).items()}
+    assert server.keys() == run.state.server.keys()
+    there = pyrofl.Run(run.method, run.data, replace(run.state, server=server), run.seed)
+    for name, value in run.posterior(200).items():
+        torch.testing.assert_close(there.posterior(200)[name], value, rtol=1e-8, atol=1e-8)

@@ -105,10 +105,8 @@ class ConvergenceStatus:
             why = f"nothing changes, and {blind}; lower the learning rates"
             return replace(self, kind="stuck", why=why)
         if off:
-            why = f"{self.why}, but the gradient of the ELBO still moves {off}"
-            return replace(
-                self, kind="not converged", why=f"{why}; run more rounds with slower rate decay"
-            )
+            why = f"{self.why}, but the gradient of the ELBO still moves {off}; run more rounds"
+            return replace(self, kind="not converged", why=f"{why} with slower rate decay")
         return replace(self, why=f"{self.why}; {note}, which corrected draws account for")
 
     def __str__(self) -> str:
@@ -151,7 +149,7 @@ class ConvergenceMonitor:
         whole = self.records[0].number == 1  # later rounds may begin at the optimum
         if whole and self.trained is not None and (why := _unchanged(moved, self.trained)):
             return ConvergenceStatus("stuck", why, len(moved))
-        judged = _at_once(self.records) or _of_movement(moved)
+        judged = _at_once(self.records) or _of_movement(moved, self.records[-1].undamped)
         idle = self.trained is None and judged.kind == "converged"
         return replace(judged, why=f"{judged.why}, as {IDLE}") if idle else judged
 
@@ -211,13 +209,13 @@ def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
     return ConvergenceStatus("converged", f"{why}, and updates are not damped", count)
 
 
-def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
-    """Return the convergence status of a run, given its parameter changes in all rounds."""
+def _of_movement(moved: Sequence[Moved], undamped: bool = False) -> ConvergenceStatus:
+    """Return the status of a run, given its parameter changes; the reason may be the last one."""
     merges, last = len(moved), moved[-LAST:]
     series = {(n, p): [_of(one, n, p) for one in last] for n in last[-1] for p in last[-1][n]}
     if not series:
         return ConvergenceStatus("not converged", "unknown, as no tensor can be compared", merges)
-    mean = {key: sum(each) / len(last) for key, each in series.items()}
+    mean = {key: each[-1] if undamped else sum(each) / len(last) for key, each in series.items()}
     left = {key: _left(each, SMALL[key[1]]) for key, each in series.items()}
     quiet = merges >= LEAST and all(v <= SMALL[p] for (_, p), each in series.items() for v in each)
     far = quiet and any(left[key] > FAR * SMALL[key[1]] for key in series)
@@ -229,7 +227,8 @@ def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
         why = f"in the last {len(last)} aggregations nothing changed by more than {least}"
         return ConvergenceStatus("converged", why, *found)
     what = site if part == "norm" else f"the {part} of {site}"
-    why = f"{what} still changes by {_far(mean[site, part], part)} per round"
+    how = "changed by {} in the last round" if undamped else "still changes by {} per round"
+    why = f"{what} {how.format(_far(mean[site, part], part))}"
     if far and left[site, part] == inf:
         why += ", at a growing rate"
     elif far:

@@ -1,4 +1,4 @@
-"""Likelihood factors: an accurate posterior of a hierarchical program in one to seven exchanges.
+"""Likelihood factors: an accurate posterior of a hierarchical program in one to nine exchanges.
 
 Normal factors of each client's likelihood, in the space where it is nearly normal, and the exact
 hierarchy at the server: Vehtari et al., "Expectation Propagation as a Way of Life", JMLR 2020, with
@@ -44,9 +44,9 @@ from pyrofl.arguments import Positive, checked
 from pyrofl.data import Federation
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Program
-from pyrofl.models.likelihood_factors.linear import with_linear
+from pyrofl.models.likelihood_factors.finding import find_structure
 from pyrofl.models.likelihood_factors.method import LikelihoodFactors
-from pyrofl.models.likelihood_factors.structure import CLIENTS, blank, find_structure, on_cpu
+from pyrofl.models.likelihood_factors.structure import blank, on_cpu
 
 __all__ = ["hierarchical"]
 
@@ -59,7 +59,8 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
             reads neither of the first two. Each client's own sites are normal given the shared
             ones, centered or not; sites inside `batch.rows()`, if no client has more than 16 rows.
-        data: the federation; the model is run on its first clients to find its structure.
+        data: the federation; the model is run on its first clients to find its structure. Of an
+            outline without rows (`pyrofl.data.outline`), it is run on simulated rows.
         shared: patterns of the sites that are one for all clients; others are each client's own.
             Both are shown before the fit, and by `print(method)`.
         wide: standard deviation of improper priors before round one; without effect on the result.
@@ -93,5 +94,5 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         (10, 8)
     """
     structure, text = find_structure(model, data, shared, wide)
-    some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
-    return LikelihoodFactors(with_linear(structure, some), blank(some)).method(text)
+    one = blank(on_cpu(data.batch(torch.tensor([0]))))
+    return LikelihoodFactors(structure, one).method(text)

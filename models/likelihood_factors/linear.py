@@ -34,11 +34,21 @@ def with_linear(structure: Structure, batch: Batch) -> Structure:
             return structure
         total = found.sd.sum() + 0 * u.sum()
         (slope,) = torch.autograd.grad(total, u)
-    u, sd = u.detach(), found.sd.detach()
     new = replace(structure, linear=slope.abs().sum((0, 1))[structure.reads] == 0)
-    server = structure.evaluate(u[:, :1], eta[:, :1] * 0, blank(batch)).response
-    alike = server is not None and torch.allclose(sd, server.sd.expand_as(sd), rtol=EXACT)
-    return new if alike and _is_linear(new, u[:2, 0], batch) else structure
+    return new if is_linear(new, batch) else structure
+
+
+def is_linear(structure: Structure, batch: Batch) -> bool:
+    """Return whether the responses of clients are as the mask of linear variables states."""
+    u, eta = random_points(structure, batch)
+    u = u[:, :1].expand_as(u)
+    with torch.no_grad():
+        found = structure.evaluate(u, eta, batch).response
+        server = structure.evaluate(u[:, :1], eta[:, :1] * 0, blank(batch)).response
+    if found is None or server is None:
+        return False
+    alike = torch.allclose(found.sd, server.sd.expand_as(found.sd), rtol=EXACT)
+    return alike and _has_linear_mean(structure, u[:2, 0], batch)
 
 
 def statistics(structure: Structure, batch: Batch) -> Tensors:
@@ -58,7 +68,7 @@ def statistics(structure: Structure, batch: Batch) -> Tensors:
     }
 
 
-def _is_linear(structure: Structure, u: Tensor, batch: Batch) -> bool:
+def _has_linear_mean(structure: Structure, u: Tensor, batch: Batch) -> bool:
     """Return whether the mean of the response is linear, and equal for two variances [2, d]."""
     n = len(structure.reads) + structure.mine.size
     a, b = torch.randn(2, n, generator=generator("linear")).double()

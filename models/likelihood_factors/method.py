@@ -24,6 +24,7 @@ from pyrofl.models.likelihood_factors.factors import (
     log_product,
     normal_equations,
 )
+from pyrofl.models.likelihood_factors.finding import refuse_rows
 from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
 from pyrofl.models.likelihood_factors.linear import statistics
 from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, LogDensity, hmc
@@ -319,8 +320,13 @@ class LikelihoodFactors:
     # A client
 
     def factor(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
-        """Compute the client's likelihood factor under the received cavity."""
+        """Compute the client's likelihood factor under the received cavity.
+
+        Raises:
+            OtherStructure: if the client's rows show another structure of the program.
+        """
         rows = on_cpu(batch)
+        refuse_rows(self.structure, rows)
         if self.structure.linear is not None:
             found = statistics(self.structure, rows) | {"mean": received["mean"]}
         else:

@@ -21,25 +21,17 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrofl.data import Batch, Federation
+from pyrofl.data import Batch
 from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
 from pyrofl.inference.programs import Program
 from pyrofl.models.likelihood_factors.noncentered import NonCentered
-from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.pvi.unconstrained import (
-    DECENTRED,
-    RowsFilled,
-    layouts,
-    spread_by_others,
-    traced,
-)
+from pyrofl.models.pvi.unconstrained import RowsFilled
 from pyrofl.tensors import Tensors, default_type, generator, matches
 
 POINTS, NEAR = 24, 0.5  # random points, and their distance from the prior's middle, in its sds
 EXACT = 1e-6  # relative error of derivatives that count as equal
 CLIENTS = 8  # clients whose likelihood is differentiated
-ROWS = 16  # largest number of rows of a client whose rows have effects
 
 
 class OtherStructure(ValueError):
@@ -204,61 +196,6 @@ def _block_diagonal(parts: Sequence[Tensor], like: Tensor) -> Tensor:
     return torch.cat(rows, -2) if rows else like.new_zeros(*like.shape[:-1], 0, 0)
 
 
-def find_structure(
-    program: Program, data: Federation, shared: str, wide: float
-) -> tuple[Structure, str]:
-    """Return the structure of a program, and a description of its sites.
-
-    Raises:
-        OtherStructure: if the program has no such structure.
-        ValueError: if a pattern of shared, or the prior of a shared site, is invalid.
-    """
-    if data.is_outline:
-        raise OtherStructure(
-            "the clients' rows are not available, which show the structure of a program"
-        )
-    one, rows = on_cpu(data.batch(torch.tensor([0]))), int(data.sizes.max())
-    declared = Declared(program, data, *layouts(program, one, shared, wide, rows=rows))
-    declared.check()
-    sites = dict(latent(traced(program, one, 3, 1.0)))
-    centered = _centered(sites, {site.name for site in declared.mine.sites})
-    spread = {s.name for s in declared.ours.sites if spread_by_others(sites[s.name]["fn"])}
-    bare = Structure(program, centered, declared.ours, declared.mine, torch.zeros(0, 0))
-    ours, mine = layouts(bare, one, shared, wide, rows=rows)
-    if mine.of_rows and rows > ROWS:
-        name = mine.of_rows[0].removesuffix(DECENTRED)
-        raise OtherStructure(
-            f"site {name!r} has a value for every row, and a client has {rows} rows; likelihood "
-            f"factors take at most {ROWS}"
-        )
-    powers = torch.zeros(mine.size, ours.size, dtype=torch.float64)
-    found = replace(bare, ours=ours, mine=mine, powers=powers, spread=frozenset(spread))
-    if not mine.size:
-        return replace(found, reads=torch.arange(ours.size)), declared.text()
-    _check_roots(found, data)
-    some = on_cpu(data.batch(torch.arange(min(CLIENTS, data.clients))))
-    found = _reads(_scaled(_correlated(found, some), some), some)
-    declared.warn()
-    return found, declared.text()
-
-
-def _centered(sites: Mapping[str, Any], own: set[str]) -> frozenset[str]:
-    """Return the own sites that are normal but not standard; OtherStructure for any other."""
-    found = set()
-    for name in own:
-        base = base_of(sites[name]["fn"])
-        if isinstance(base, torch.distributions.MultivariateNormal):
-            found.add(name)
-        elif not isinstance(base, torch.distributions.Normal):
-            raise OtherStructure(
-                f"site {name!r} of each client is a {type(base).__name__}; likelihood factors need "
-                "normal own sites, given the shared ones"
-            )
-        elif bool((base.loc != 0).any()) or bool((base.scale != 1).any()):
-            found.add(name)
-    return frozenset(found)
-
-
 def on_cpu(batch: Batch) -> Batch:
     """Return a batch on the CPU, with floating-point values in double precision."""
     names = ("x", "y", "mask", "size", "ids", "at", "weights")
@@ -282,105 +219,13 @@ def blank(batch: Batch) -> Batch:
     )
 
 
-def random_points(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor, Tensor]:
+def random_points(
+    structure: Structure, batch: Batch, *key: int, count: int = 0
+) -> tuple[Tensor, Tensor]:
     """Return random u [S, C, d] near the middle of the prior, and noise eta [S, C, m]."""
     mean, sd = (v.double() for v in structure.ours.prior())
-    count = POINTS + 2 * structure.mine.size
+    count = count or POINTS + 2 * structure.mine.size
     source, clients = generator("likelihood factors", *key), len(batch)
     noise = torch.randn(count, clients, len(mean) + structure.mine.size, generator=source).double()
     u, eta = noise.split([len(mean), structure.mine.size], -1)
     return (mean + NEAR * sd.clamp(max=1.0) * u), eta
-
-
-def _check_roots(structure: Structure, data: Federation) -> None:
-    """Raise OtherStructure if the scale of an own site depends on data or other own sites."""
-    both = on_cpu(data.batch(torch.tensor([0, data.clients - 1])))
-    u, eta = random_points(structure, both)
-    u = u[:, :1].expand_as(u)
-    with torch.no_grad():
-        found = structure.evaluate(u, eta, both).roots
-        other = structure.evaluate(u, eta.flip(0), both).roots
-        flipped = replace(both, x=both.x.flip(1), y=both.y.flip(1))
-        of_last_row = structure.evaluate(u, eta, flipped).roots
-        server = structure.evaluate(u[:, :1], eta[:, :1], blank(both)).roots
-    names = ", ".join(site.name.removesuffix(DECENTRED) for site in structure.mine.sites)
-    if not torch.allclose(found, other, equal_nan=True):
-        raise OtherStructure(f"the scale of {names} depends on another own site")
-    alike = torch.allclose(found, of_last_row, equal_nan=True)
-    if not alike or not torch.allclose(found, server.expand_as(found)):
-        raise OtherStructure(f"the scale of {names} depends on a client's data")
-
-
-def _slopes(structure: Structure, batch: Batch, *key: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return effects e and the slopes of the log likelihood by u and e, [S * C, ...], scaled."""
-    u, eta = random_points(structure, batch, *key)
-    with torch.no_grad():
-        roots = structure.evaluate(u, eta, batch).roots
-        e = (roots @ eta[..., None])[..., 0]
-    u, e = u.requires_grad_(), e.requires_grad_()
-    with torch.enable_grad():
-        eta = torch.linalg.solve(structure.evaluate(u, eta, batch).roots, e[..., None])[..., 0]
-        total = structure.evaluate(u, eta, batch).likelihood.sum() + 0 * (u.sum() + e.sum())
-        of_u, of_e = torch.autograd.grad(total, (u, e))
-    size = torch.cat([of_u, of_e * e], -1).abs().amax(-1, keepdim=True)
-    size = torch.where(size.isfinite() & (size > 0), size, torch.inf)
-    good = (size < torch.inf)[..., 0]
-    return e.detach()[good], (of_u / size)[good], (of_e / size)[good]
-
-
-def _correlated(structure: Structure, batch: Batch) -> Structure:
-    """Return the structure with the roots of correlation matrices that own noise is rotated by."""
-    begin = 0
-    for root in structure.ours.sites:
-        at, begin = slice(begin, begin + len(root.mean)), begin + len(root.mean)
-        k = tuple(root.transform(root.mean.view(root.shape)).shape)
-        for site in structure.mine.sites:
-            raw = not site.name.endswith(DECENTRED) and not site.plate
-            if raw and k == (len(site.mean),) * 2 and site.name not in structure.correlated:
-                pairs = {**structure.correlated, site.name: root.name}
-                new = replace(structure, correlated=pairs)
-                if float(_slopes(new, batch)[1][:, at].detach().abs().max()) < EXACT:
-                    structure = new
-    return structure
-
-
-def _scaled(structure: Structure, batch: Batch) -> Structure:
-    """Return the structure with the powers by which shared variables scale the own noise."""
-    if not structure.mine.size:
-        return structure
-    e, of_u, of_e = (v.detach() for v in _slopes(structure, batch))
-    raw = torch.cat(
-        [torch.full((len(s.mean),), not s.name.endswith(DECENTRED)) for s in structure.mine.sites]
-    )
-    growth, powers = e * of_e * raw, structure.powers.clone()
-    for i in structure.ours.each("positive").nonzero()[:, 0].tolist():
-        found = torch.linalg.lstsq(growth, of_u[:, i : i + 1], driver="gelsd").solution[:, 0]
-        left = (growth @ found - of_u[:, i]).abs().max()
-        if float(left) < EXACT and float((found - found.round()).abs().max()) < EXACT**0.5:
-            powers[:, i] = found.round()
-    begin = 0
-    for site in structure.mine.sites:
-        end = begin + len(site.mean)
-        if site.of_rows:  # these clients may have few rows
-            powers[begin:end] = powers[begin : begin + len(site.mean) // site.places].repeat(
-                site.places, 1
-            )
-        begin = end
-    return replace(structure, powers=powers)
-
-
-def _reads(structure: Structure, batch: Batch) -> Structure:
-    """Return the structure with the shared variables that the likelihood reads.
-
-    These are all but those that enter the roots T, and nothing else for these clients.
-    """
-    _, of_u, _ = _slopes(structure, batch, 1)
-    u, eta = random_points(structure, batch)
-    u.requires_grad_()
-    with torch.enable_grad():
-        grown = structure.evaluate(u, eta, batch).roots.square().sum() + 0 * u.sum()
-        (of_roots,) = torch.autograd.grad(grown, u)
-    scales = of_roots.abs().sum((0, 1)) > 0
-    left = of_u.abs().amax(0) < EXACT
-    mixed = bool((scales & ~left).any())
-    return replace(structure, reads=(~(scales & left)).nonzero()[:, 0], mixed=mixed)

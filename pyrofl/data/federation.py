@@ -259,7 +259,7 @@ class Federation(FederationFields, Summarised):
     @property
     def is_outline(self) -> bool:
         """Whether the rows are only shapes, as of `outline` and of a run loaded without data."""
-        return len(self.y) > 1 and not any((*self.x.stride(), *self.y.stride()))
+        return len(self.y) > 0 and not any((*self.x.stride(), *self.y.stride()))
 
     @property
     def device(self) -> torch.device:

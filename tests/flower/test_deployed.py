@@ -76,7 +76,22 @@ def test_the_commands_of_flower_run_a_project(tmp_path):
     assert not left(tmp_path)
 
 
-def no_axis_of_rows(out: Path) -> None:
+@pytest.mark.parametrize("name", ["eight_schools", "mixed"])
+def test_hierarchical_programs_have_the_draws_of_one_process(name, tmp_path):
+    """Server and nodes build likelihood factors from no row; clients have 1 to 90 rows."""
+    project, out = hospitals.hierarchical(tmp_path / "p", name), tmp_path / "out"
+    words = command("up", str(project.folder), "--sites", "3", "--out", str(out))
+    run = subprocess.run(words, env=environment(tmp_path), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert not called(tmp_path)
+    stored = out / name / "server/server.safetensors"
+    hospitals.same_draws(stored, hospitals.in_one_process(project))
+    assert (out / name / "posterior.nc").exists()
+    if name == "mixed":  # whose sites have one client each
+        no_axis_of_rows(out, least=4)
+
+
+def no_axis_of_rows(out: Path, least: int = 20 * len(METHODS)) -> None:
     """What three sites of 32, 52 and 72 rows wrote that leaves them has the same shapes."""
     each = []
     for name in NAMES:
@@ -84,5 +99,5 @@ def no_axis_of_rows(out: Path) -> None:
         leaves = re.findall(r"leaves: ([^:]+): (.*)", log)
         shapes = {(what, tensor) for what, of in leaves for tensor in of.split(" bytes")[:-1]}
         each.append(shapes - {(what, of) for what, of in shapes if what == "hello"})
-    assert len(each[0]) > 20 * len(METHODS)
+    assert len(each[0]) > least
     assert each[0] == each[1] == each[2]

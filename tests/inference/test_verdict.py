@@ -56,6 +56,16 @@ def record(
     )
 
 
+def test_the_reason_of_undamped_updates_is_the_last_change():
+    """The first change, from the prior, says nothing about what is left."""
+    each = [{"mu": {"mean": v, "sd": 0.0}} for v in (9.0, 0.6, 0.07)]
+    records = [replace(record(n, moved=m), undamped=True) for n, m in enumerate(each, 1)]
+    found = convergence_status(records)
+    assert str(found) == "not converged: the mean of mu changed by 0.07 sd in the last round"
+    damped = convergence_status([replace(one, undamped=False) for one in records])
+    assert damped.why == "the mean of mu still changes by 3.2 sd per round"
+
+
 def of_losses(*losses: Sequence[float], begun: Sequence[float] = (1.0, 1.0)) -> ConvergenceStatus:
     """Judge rounds with these losses; `begun` are those of the first steps of round one."""
     first = [begun, *losses[1:]]

@@ -98,7 +98,7 @@ def assert_mu(run: pyrofl.Run, *names: str) -> None:
 @pytest.mark.parametrize(
     ("program", "shared", "name", "told"),
     [
-        (normal, "mu", "likelihood_factors", "method: likelihood factors, 1 to 7 rounds"),
+        (normal, "mu", "likelihood_factors", "method: likelihood factors, 1 to 9 rounds"),
         (gamma_effects, "shape", "pvi", "method: PVI, 10 to 60 rounds, as site 'rate' of each cl"),
     ],
 )
@@ -111,10 +111,15 @@ def test_the_method_is_shown_with_the_site_that_decided(program, shared, name, t
     assert told in capsys.readouterr().err.splitlines()[0]
 
 
-def test_without_rows_the_method_is_pvi():
-    method = pyrofl.hierarchical(normal, outline(NAMES, SIZES, (1,)), shared="mu")
-    assert method.name == "pvi"
-    assert "as the clients' rows are not available" in str(method)
+def test_the_method_does_not_need_rows():
+    for program, shared, name in (
+        (normal, "mu", "likelihood_factors"),
+        (gamma_effects, "shape", "pvi"),
+    ):
+        method = pyrofl.hierarchical(program, outline(NAMES, SIZES, (1,)), shared=shared)
+        assert method.name == name
+    one = pyrofl.hierarchical(normal, outline(["a"], [1], (1,)), shared="mu")
+    assert one.name == "likelihood_factors"
 
 
 def test_other_errors_are_those_of_the_user():

@@ -22,8 +22,8 @@ from pyrofl.inference.federate import federate
 from pyrofl.models import likelihood_factors
 from pyrofl.models.likelihood_factors import sampler
 from pyrofl.models.likelihood_factors.factors import Factor, integrate
+from pyrofl.models.likelihood_factors.finding import find_structure
 from pyrofl.models.likelihood_factors.sampler import CHAINS, hmc, r_hat
-from pyrofl.models.likelihood_factors.structure import find_structure
 from pyrofl.tensors import generator
 
 SIGMA, SIZES = 0.7, (1, 5, 3, 8, 2, 4)

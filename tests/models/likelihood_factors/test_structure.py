@@ -11,7 +11,8 @@ import torch
 from pyrofl.data import Federation
 from pyrofl.inference.fit import fit
 from pyrofl.models import likelihood_factors
-from pyrofl.models.likelihood_factors.structure import Structure, find_structure
+from pyrofl.models.likelihood_factors.finding import find_structure
+from pyrofl.models.likelihood_factors.structure import Structure
 
 
 def lines(rows: int = 2) -> Federation:

@@ -1,0 +1,235 @@
+"""Search for the structure of a hierarchical program, and its check at each client's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor
+
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import base_of, latent
+from pyrofl.inference.programs import Program
+from pyrofl.models.likelihood_factors.linear import is_linear, with_linear
+from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
+from pyrofl.models.likelihood_factors.structure import (
+    CLIENTS,
+    EXACT,
+    OtherStructure,
+    Structure,
+    blank,
+    on_cpu,
+    random_points,
+)
+from pyrofl.models.pvi.declared import Declared
+from pyrofl.models.pvi.unconstrained import DECENTRED, layouts, spread_by_others, traced
+
+ROWS = 16  # largest number of rows of a client whose rows have effects
+CHECKED = 4  # random points at which each client checks the structure
+
+
+def find_structure(
+    program: Program, data: Federation, shared: str, wide: float
+) -> tuple[Structure, str]:
+    """Return the structure of a program, and a description of its sites.
+
+    It is found from rows of the first clients, or, of an outline, from simulated rows.
+
+    Raises:
+        OtherStructure: if the program has no such structure.
+        ValueError: if a pattern of shared, or the prior of a shared site, is invalid.
+    """
+    if data.is_outline:
+        with pyro.validation_enabled(False):  # whole and other numbers are simulated
+            shown = simulated(program, data)
+            try:
+                return _found(program, data, shown, shown.clients, shared, wide)
+            except (RuntimeError, IndexError) as error:  # such as of a matrix of covariates
+                raise unsuitable(error) from error
+    return _found(program, data, data, min(CLIENTS, data.clients), shared, wide)
+
+
+def _found(
+    program: Program, data: Federation, shown: Federation, count: int, shared: str, wide: float
+) -> tuple[Structure, str]:
+    """Return the structure that the first clients' rows show, which may be simulated."""
+    one, rows = on_cpu(shown.batch(torch.tensor([0]))), int(data.sizes.max())
+    declared = Declared(program, shown, *layouts(program, one, shared, wide, rows=rows))
+    declared.check()
+    sites = dict(latent(traced(program, one, 3, 1.0)))
+    centered = _centered(sites, {site.name for site in declared.mine.sites})
+    spread = {s.name for s in declared.ours.sites if spread_by_others(sites[s.name]["fn"])}
+    bare = Structure(program, centered, declared.ours, declared.mine, torch.zeros(0, 0))
+    ours, mine = layouts(bare, one, shared, wide, rows=rows)
+    if mine.of_rows and rows > ROWS:
+        name = mine.of_rows[0].removesuffix(DECENTRED)
+        raise OtherStructure(
+            f"site {name!r} has a value for every row, and a client has {rows} rows; likelihood "
+            f"factors take at most {ROWS}"
+        )
+    powers = torch.zeros(mine.size, ours.size, dtype=torch.float64)
+    found = replace(bare, ours=ours, mine=mine, powers=powers, spread=frozenset(spread))
+    some = on_cpu(shown.batch(torch.arange(count)))
+    if mine.size:
+        _check_roots(found, shown)
+        found = _reads(_scaled(_correlated(found, some), some), some)
+        replace(declared, data=data).warn()
+    else:
+        found = replace(found, reads=torch.arange(ours.size))
+    return with_linear(found, some), declared.text()
+
+
+def refuse_rows(structure: Structure, batch: Batch) -> None:
+    """Raise OtherStructure if rows of clients contradict the structure of their program.
+
+    It was found from the rows of the first clients, or from simulated ones, so each client checks
+    that its own likelihood has the derivatives that the structure states.
+    """
+    if structure.linear is not None and not is_linear(structure, batch):
+        raise OtherStructure(
+            "the response of a client is not linear in the effects, or its variance depends on "
+            "rows, unlike in the rows from which the method was built"
+        )
+    if not structure.mine.size:
+        return
+    u, eta = random_points(structure, batch, count=CHECKED)
+    u = u[:, :1].expand_as(u)
+    with torch.no_grad():
+        found = structure.evaluate(u, eta, batch).roots
+        server = structure.evaluate(u[:, :1], eta[:, :1], blank(batch)).roots
+    names = ", ".join(site.name.removesuffix(DECENTRED) for site in structure.mine.sites)
+    if not torch.allclose(found, server.expand_as(found)):
+        raise OtherStructure(f"the scale of {names} depends on a client's data")
+    unread = torch.ones(structure.ours.size, dtype=torch.bool)
+    unread[structure.reads] = False
+    _, of_u, _ = _slopes(structure, batch, 2, count=CHECKED)
+    wrong = unread & bool(len(of_u)) & ~(of_u.abs() < EXACT).all(0)
+    if bool(wrong.any()):
+        sizes = [len(site.mean) for site in structure.ours.sites]
+        parts = zip(structure.ours.sites, wrong.split(sizes), strict=True)
+        scales = ", ".join(site.name for site, part in parts if bool(part.any()))
+        raise OtherStructure(
+            f"the likelihood of a client depends on {scales} in another way than by the scale of "
+            f"{names}, unlike in the rows from which the method was built"
+        )
+
+
+def _centered(sites: Mapping[str, Any], own: set[str]) -> frozenset[str]:
+    """Return the own sites that are normal but not standard; OtherStructure for any other."""
+    found = set()
+    for name in own:
+        base = base_of(sites[name]["fn"])
+        if isinstance(base, torch.distributions.MultivariateNormal):
+            found.add(name)
+        elif not isinstance(base, torch.distributions.Normal):
+            raise OtherStructure(
+                f"site {name!r} of each client is a {type(base).__name__}; likelihood factors need "
+                "normal own sites, given the shared ones"
+            )
+        elif bool((base.loc != 0).any()) or bool((base.scale != 1).any()):
+            found.add(name)
+    return frozenset(found)
+
+
+def _check_roots(structure: Structure, data: Federation) -> None:
+    """Raise OtherStructure if the scale of an own site depends on data or other own sites."""
+    both = on_cpu(data.batch(torch.tensor([0, data.clients - 1])))
+    u, eta = random_points(structure, both)
+    u = u[:, :1].expand_as(u)
+    with torch.no_grad():
+        found = structure.evaluate(u, eta, both).roots
+        other = structure.evaluate(u, eta.flip(0), both).roots
+        flipped = replace(both, x=both.x.flip(1), y=both.y.flip(1))
+        of_last_row = structure.evaluate(u, eta, flipped).roots
+        server = structure.evaluate(u[:, :1], eta[:, :1], blank(both)).roots
+    names = ", ".join(site.name.removesuffix(DECENTRED) for site in structure.mine.sites)
+    if not torch.allclose(found, other, equal_nan=True):
+        raise OtherStructure(f"the scale of {names} depends on another own site")
+    alike = torch.allclose(found, of_last_row, equal_nan=True)
+    if not alike or not torch.allclose(found, server.expand_as(found)):
+        raise OtherStructure(f"the scale of {names} depends on a client's data")
+
+
+def _slopes(
+    structure: Structure, batch: Batch, *key: int, count: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return effects e and the slopes of the log likelihood by u and e, [S * C, ...], scaled.
+
+    Points without a finite likelihood are left out.
+    """
+    u, eta = random_points(structure, batch, *key, count=count)
+    with torch.no_grad():
+        roots = structure.evaluate(u, eta, batch).roots
+        e = (roots @ eta[..., None])[..., 0]
+    u, e = u.requires_grad_(), e.requires_grad_()
+    with torch.enable_grad():
+        eta = torch.linalg.solve(structure.evaluate(u, eta, batch).roots, e[..., None])[..., 0]
+        total = structure.evaluate(u, eta, batch).likelihood.sum() + 0 * (u.sum() + e.sum())
+        of_u, of_e = torch.autograd.grad(total, (u, e))
+    size = torch.cat([of_u, of_e * e], -1).abs().amax(-1, keepdim=True)
+    size = torch.where(size.isfinite() & (size > 0), size, torch.inf)
+    good = (size < torch.inf)[..., 0]
+    if not (count or bool(good.any())):
+        raise OtherStructure("the likelihood of the first clients has no derivatives")
+    return e.detach()[good], (of_u / size)[good], (of_e / size)[good]
+
+
+def _correlated(structure: Structure, batch: Batch) -> Structure:
+    """Return the structure with the roots of correlation matrices that own noise is rotated by."""
+    begin = 0
+    for root in structure.ours.sites:
+        at, begin = slice(begin, begin + len(root.mean)), begin + len(root.mean)
+        k = tuple(root.transform(root.mean.view(root.shape)).shape)
+        for site in structure.mine.sites:
+            raw = not site.name.endswith(DECENTRED) and not site.plate
+            if raw and k == (len(site.mean),) * 2 and site.name not in structure.correlated:
+                pairs = {**structure.correlated, site.name: root.name}
+                new = replace(structure, correlated=pairs)
+                if float(_slopes(new, batch)[1][:, at].detach().abs().max()) < EXACT:
+                    structure = new
+    return structure
+
+
+def _scaled(structure: Structure, batch: Batch) -> Structure:
+    """Return the structure with the powers by which shared variables scale the own noise."""
+    if not structure.mine.size:
+        return structure
+    e, of_u, of_e = (v.detach() for v in _slopes(structure, batch))
+    raw = torch.cat(
+        [torch.full((len(s.mean),), not s.name.endswith(DECENTRED)) for s in structure.mine.sites]
+    )
+    growth, powers = e * of_e * raw, structure.powers.clone()
+    for i in structure.ours.each("positive").nonzero()[:, 0].tolist():
+        found = torch.linalg.lstsq(growth, of_u[:, i : i + 1], driver="gelsd").solution[:, 0]
+        left = (growth @ found - of_u[:, i]).abs().max()
+        if float(left) < EXACT and float((found - found.round()).abs().max()) < EXACT**0.5:
+            powers[:, i] = found.round() + 0.0  # no negative zero
+    begin = 0
+    for site in structure.mine.sites:
+        end = begin + len(site.mean)
+        if site.of_rows:  # these clients may have few rows
+            powers[begin:end] = powers[begin : begin + len(site.mean) // site.places].repeat(
+                site.places, 1
+            )
+        begin = end
+    return replace(structure, powers=powers)
+
+
+def _reads(structure: Structure, batch: Batch) -> Structure:
+    """Return the structure with the shared variables that the likelihood reads.
+
+    These are all but those that enter the roots T, and nothing else for these clients.
+    """
+    _, of_u, _ = _slopes(structure, batch, 1)
+    u, eta = random_points(structure, batch)
+    u.requires_grad_()
+    with torch.enable_grad():
+        grown = structure.evaluate(u, eta, batch).roots.square().sum() + 0 * u.sum()
+        (of_roots,) = torch.autograd.grad(grown, u)
+    scales = of_roots.abs().sum((0, 1)) > 0
+    left = of_u.abs().amax(0) < EXACT
+    mixed = bool((scales & ~left).any())
+    return replace(structure, reads=(~(scales & left)).nonzero()[:, 0], mixed=mixed)
