@@ -26,7 +26,7 @@ from pyrofl.models.likelihood_factors.factors import (
 )
 from pyrofl.models.likelihood_factors.leaving import truncated, without
 from pyrofl.models.likelihood_factors.linear import statistics
-from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, LogDensity, hmc
+from pyrofl.inference.hmc import CHAINS, KEPT, LogDensity, hmc
 from pyrofl.models.likelihood_factors.structure import (
     Evaluated,
     Structure,

@@ -13,7 +13,7 @@ import pyrofl
 from pyrofl import Method, reference
 from pyrofl.data import Federation
 from pyrofl.inference.posteriors.export import import_arviz, inference_data
-from pyrofl.inference.reference.samplers import joined
+from pyrofl.inference.reference.joint import joined
 from pyrofl.models import pvi
 
 SIZES = (1, 4, 2, 7)
