@@ -341,7 +341,7 @@ class Weighing:
     def _mode(
         self, group: ClientGroup, noise: Tensor, near: Predicted | None
     ) -> tuple[Tensor, Tensor]:
-        """Return modes of clients' noise given shared draws, [S, C, n], and roots of covariances."""
+        """Return modes of clients' noise at shared draws, [S, C, n], and roots of covariances."""
         size, shape = self.sizes[1], (len(noise), len(group.ids))
         at = noise.new_zeros(*shape, size)
         root = torch.eye(size).double().repeat(*shape, 1, 1)
