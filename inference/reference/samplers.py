@@ -50,6 +50,7 @@ Dims = Mapping[str, tuple[str, ...]]
 NEAR, ASCENT, RATE = 0.5, 50, 0.05  # spread of the starts; steps and learning rate of the ascent
 TIMES, FIRST = 2, 8  # choices of the coordinates, and draws of each chain for them
 THINNING, JITTER = 2, 0.8  # iterations per draw, and largest decrease of the step size
+SHORTEST = 4  # draws of a chain that R-hat and effective sample sizes need
 TARGET = 0.9  # mean probability of acceptance
 MIXED, ENOUGH, WRONG = 1.05, 400, 0.005  # limits of R-hat, effective draws and divergences
 
@@ -77,7 +78,7 @@ def hmc(
         model: as in `nuts`, as are data, seed, state, shared and dims. It is run at several points
             at once, like a program that is given several posterior draws.
         data: the federation.
-        draws: number of draws of each chain.
+        draws: number of draws of each chain, at least 4.
         chains: number of chains, at least about 32; more do not cost much time.
         seed: fixes all random numbers.
         state: a round of the method.
@@ -89,16 +90,21 @@ def hmc(
         effective sample size of all draws.
 
     Raises:
-        ValueError: as `nuts`, or if the program cannot run at several points at once.
+        ValueError: as `nuts`, if draws is below 4, or if the program cannot run at several points
+            at once.
 
     Warns:
-        UserWarning: if R-hat is above 1.05, if the effective sample size is below 400, or if five
-            trajectory in 1,000 or more has diverged: then the draws are unreliable.
+        UserWarning: if R-hat is above 1.05, if the effective sample size is below 400, or if
+            0.5% of the trajectories or more have diverged: then the draws are unreliable.
 
     Examples:
         >>> exact = reference.hmc(model, data, shared="mu tau")  # doctest: +SKIP
         >>> reference.compare_posteriors(run, exact)  # doctest: +SKIP
     """
+    if draws < SHORTEST:
+        raise ValueError(
+            f"draws is {draws}; expected a whole number of at least {SHORTEST}, which R-hat needs"
+        )
     joint = joined(model, data, state, seed, shared)
     with alone(data, seed):
         source = stream(seed, Stream.SAMPLER, 0)

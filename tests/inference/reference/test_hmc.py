@@ -12,6 +12,8 @@ import torch
 from pooled_programs import assert_exact, federation, hierarchy, outside
 
 from pyrofl import reference
+from pyrofl.inference import hmc
+from pyrofl.inference.reference import samplers
 from pyrofl.inference.reference.density import JointDensity
 from pyrofl.inference.reference.joint import alone, joined
 
@@ -33,15 +35,24 @@ def test_hmc_finds_the_posterior_in_closed_form(model):
         np.testing.assert_allclose(posterior["gap"].values, gap.values, atol=1e-12)
 
 
+@pytest.fixture
+def short(monkeypatch):
+    """Shorten the warm-up, where the draws do not matter."""
+    monkeypatch.setattr(hmc, "WARM", 4)
+    monkeypatch.setattr(hmc, "APPROACH", 10)
+    monkeypatch.setattr(samplers, "ASCENT", 10)
+
+
 def unreliable(*args):
     """Return few draws, of which the sampler warns."""
     with pytest.warns(UserWarning, match="the draws are unreliable: R-hat is"):
         return reference.hmc(*args, shared="mu")
 
 
+@pytest.mark.usefixtures("short")
 def test_a_seed_fixes_the_draws_of_hmc():
     data = federation()
-    first, again = (unreliable(hierarchy, data, 2, 4, 1) for _ in range(2))
+    first, again = (unreliable(hierarchy, data, 4, 4, 1) for _ in range(2))
     assert first["posterior"].equals(again["posterior"])
 
 
@@ -106,6 +117,9 @@ def test_the_density_of_several_points_is_that_of_pyro():
 
 
 def test_hmc_says_which_programs_it_cannot_run():
+    with pytest.raises(ValueError, match="draws is 3; expected a whole number of at least 4"):
+        reference.hmc(hierarchy, federation(), 3, shared="mu")
+
     def discrete(received, local, batch):
         with batch.clients():
             z = pyro.sample("z", dist.Bernoulli(batch.x.new_full((), 0.5)))
@@ -126,6 +140,7 @@ def test_hmc_says_which_programs_it_cannot_run():
         reference.hmc(stacked, federation(), shared="mu")
 
 
+@pytest.mark.usefixtures("short")
 def test_hmc_warns_of_modes_between_which_chains_do_not_move():
     def two(received, local, batch):
         with batch.clients():
