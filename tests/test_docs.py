@@ -32,9 +32,9 @@ from pyrofl.flower.disclosure import leaving
 from pyrofl.flower.project import Project
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.template import new
+from pyrofl.inference import hmc as sampler
 from pyrofl.inference.posteriors import corrected, importance_sampling
 from pyrofl.models import pvi
-from pyrofl.models.likelihood_factors import sampler
 
 DOCS = Path(__file__).parent.parent / "examples" / "docs"
 BEGIN, *SECTIONS = re.split(r"(?m)^(?=## )", (DOCS / "programs.md").read_text())

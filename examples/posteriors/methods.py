@@ -22,10 +22,10 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl import Method, Run, nets, reference
+from pyrofl.inference.hmc import CHAINS, hmc
 from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.models import fedlap, fisher, fola, guides
 from pyrofl.models import pvi as pvi_models
-from pyrofl.models.likelihood_factors.sampler import CHAINS, hmc
 from pyrofl.models.likelihoods import named
 from pyrofl.models.pvi.unconstrained import decentred
 from pyrofl.tensors import Tensors, generator

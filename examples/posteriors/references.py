@@ -32,8 +32,8 @@ from metrics import Reference, statistics
 from problems import HERE, NAMES, Problem, load
 from torch import Generator, Tensor
 
+from pyrofl.inference.hmc import CHAINS, hmc
 from pyrofl.inference.posteriors.export import smoothed
-from pyrofl.models.likelihood_factors.sampler import CHAINS, hmc
 from pyrofl.tensors import generator
 
 POINTS, FARTHEST = 121, 6.0

@@ -327,7 +327,7 @@ def _groups(
     known: list[Pointwise] | None = None
     stats: dict[str, Variable] = {}
     if chosen & {"posterior", *OF_ROWS}:
-        known, stats = correction.draws(method, data, state, axes, asked)
+        known, stats = correction.draws(method, data, state, axes, asked, bool(chosen & OF_ROWS))
     if known is not None:
         found |= axes.groups(known if chosen & OF_ROWS else without_rows(known), chosen)
     elif chosen & OF_ROWS:

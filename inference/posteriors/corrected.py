@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,12 +32,12 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.progress import in_notebook
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
+from pyrofl.inference.posteriors.client_groups import ClientGroup, grouped
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.importance_sampling import (
     ENOUGH,
@@ -46,7 +46,8 @@ from pyrofl.inference.posteriors.importance_sampling import (
     Weighing,
     Weights,
 )
-from pyrofl.inference.posteriors.pointwise import Client, Pointwise, pointwise_at
+from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
+from pyrofl.inference.posteriors.proposals import resampled
 from pyrofl.inference.programs import Supervised
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.turns import synchronized
@@ -91,8 +92,12 @@ def corrected(
     *,
     strict: bool = True,
     progress: bool = False,
+    rows: bool = True,
 ) -> tuple[list[Pointwise] | None, Weights]:
-    """Return clients' posterior draws corrected by importance weights, and weight diagnostics."""
+    """Return clients' posterior draws corrected by importance weights, and weight diagnostics.
+
+    Without `rows`, the draws have the group "posterior" alone, without the values of rows.
+    """
     if method.shared and int(ids.max()) >= data.clients:
         raise ValueError(
             f"{data.names[int(ids.max())]!r} is held out; corrected=True needs training clients, "
@@ -100,23 +105,39 @@ def corrected(
         )
     draws = asked.draws or 1
     everyone = torch.arange(data.clients) if method.shared else ids
-    some = single(method, data, state, everyone, replace(asked, chunk_size=1))
-    known = {int(i): (received, local, data.batch(i)) for i, received, local, _ in some}
-    clients = {i: known[i] for i in everyone.tolist()}  # in the requested order
-    key = (asked.seed, Stream.TEST, state.number)
-    sources = {i: stream(*key, data.names[i]) for i in clients}
+    how = asked if method.shared else replace(asked, chunk_size=1)
+    groups = grouped(method, data, state, everyone, how)
     tried = max(TRIED if method.shared else ALONE, int(1.25 * draws))
-    weighing = Weighing(method, clients, sources, stream(*key), tried, Bar(progress))
+    common = stream(asked.seed, Stream.TEST, state.number)
+    weighing = Weighing(method, groups, common, tried, Bar(progress))
     drawn, log_w, weights = weighing.together() if method.shared else weighing.apart()
     if not strict and bool(untrusted(weights).any()):
         return None, weights
-    kept = [weighing.resampled(one, draws) for one in log_w]
-    found = []
-    for i, at in zip(ids.tolist(), kept if len(kept) > 1 else kept * len(ids), strict=True):
-        values = {n: Values(v.value[at], v.rows) for n, v in drawn[i].items()}
-        rows = stream(asked.seed, Stream.ROWS, state.number, data.names[i])
-        found.append(pointwise_at(method.model, method.shared, values, clients[i], rows))
-    return found, weights
+    kept = [resampled(one, draws, common) for one in log_w]
+    found, latent = {}, weighing.latent
+    for group, sites, at in zip(
+        groups, drawn, kept if len(kept) > 1 else kept * len(groups), strict=True
+    ):
+        for c, i in enumerate(group.ids):
+            values = {n: Values(v.value[at, c : c + 1], v.rows) for n, v in sites.items()}
+            if rows:
+                name = data.names[i]
+                source = stream(asked.seed, Stream.ROWS, state.number, name)
+                client, b = group.one(c, data), len(data.train[i])  # without padding
+                mine = {
+                    n: Values(v.value[:, :, :b], True) if v.rows else v
+                    for n, v in values.items()
+                    if n in latent
+                }
+                found[i] = pointwise_at(method.model, method.shared, mine, client, source)
+            else:
+                found[i] = {"posterior": {n: _placed(v, latent.get(n)) for n, v in values.items()}}
+    return [found[i] for i in ids.tolist()], weights
+
+
+def _placed(values: Values, in_plate: bool | None) -> Values:
+    """Return values with the axis of a plate of the program as an axis of the site."""
+    return Values(values.value.unsqueeze(2), values.rows) if in_plate else values
 
 
 class Bar:
@@ -126,14 +147,18 @@ class Bar:
         """Create a progress bar, shown only on request in a terminal or notebook."""
         self.shown = shown and (sys.stderr.isatty() or in_notebook())
 
-    def __call__(self, clients: Mapping[int, Client], count: int) -> Iterator[int]:
-        """Iterate over the client ids with a progress bar labeled by the number of draws."""
-        names: Iterable[int] = clients
-        if self.shown:
-            from tqdm.auto import tqdm
+    def __call__(self, groups: Sequence[ClientGroup], count: int) -> Iterator[ClientGroup]:
+        """Iterate over groups of clients with a progress bar labeled by the number of draws."""
+        if not self.shown:
+            yield from groups
+            return
+        from tqdm.auto import tqdm
 
-            names = tqdm(names, f"correcting {count} draws", unit="client", leave=False)
-        yield from names
+        total = sum(len(group.ids) for group in groups)
+        with tqdm(None, f"correcting {count} draws", total, unit="client", leave=False) as bar:
+            for group in groups:
+                yield group
+                bar.update(len(group.ids))
 
 
 def untrusted(weights: Weights) -> Tensor:
@@ -195,8 +220,18 @@ class Correction:
         state: RoundState,
         axes: ClientAxes,
         asked: EvaluationSpec,
+        rows: bool,
     ) -> tuple[list[Pointwise] | None, dict[str, Variable]]:
-        """Return importance-corrected draws and weight diagnostics; None if not corrected."""
+        """Return importance-corrected draws and weight diagnostics; None if not corrected.
+
+        Args:
+            method: as trained.
+            data: the federation.
+            state: the round.
+            axes: the requested clients.
+            asked: settings of the draws.
+            rows: whether values of rows are needed.
+        """
         if self.wanted is False:
             return None, {}
         strict = bool(self.wanted)
@@ -207,7 +242,7 @@ class Correction:
         if not strict and exact and exact(state.server):
             self.outcome = "no: the draws are of the exact posterior"
             return None, {}
-        how: dict[str, Any] = {"strict": strict, "progress": self.progress}
+        how: dict[str, Any] = {"strict": strict, "progress": self.progress, "rows": rows}
         try:
             found, weights = corrected(method, data, state, axes.ids, asked, **how)
         except CannotCorrect as error:

@@ -211,20 +211,26 @@ def named(q: Any, p: Any, draws: int, clients: int) -> dict[str, Values]:
     """Return draws of the guide's latent sites and the model's deterministic sites, by name."""
     sites = {n: s for n, s in latent(q) if not s["infer"].get("is_auxiliary")}
     sites |= {n: s for n, s in p.nodes.items() if is_made(s)}
-    found = {}
-    for name, site in sites.items():
-        value = site["value"]
-        if value.dim() < 3 or value.shape[:2] != (draws, clients):  # there is no axis of draws
-            if value.dim() < 2 or len(value) != clients:
-                raise ValueError(
-                    f"site {name!r} has shape {tuple(value.shape)}; expected [{clients}, rows or "
-                    "1, ...], with the axes of clients and rows first"
-                )
-            value = value.expand(draws, *value.shape)
-        if any(f.dim == -1 and f.name != "rows" for f in site["cond_indep_stack"]):
-            value = value.unsqueeze(2)  # the axis of a plate in the program is an axis of the site
-        found[name] = Values(value, of_rows(site))
-    return found
+    return {name: placed(name, site, draws, clients) for name, site in sites.items()}
+
+
+def placed(name: str, site: Any, draws: int, clients: int) -> Values:
+    """Return the values of a site with axes of draws, clients and rows, [S, C, B or 1, *p]."""
+    value = site["value"]
+    if value.dim() < 3 or value.shape[:2] != (draws, clients):  # there is no axis of draws
+        if value.dim() < 2 or len(value) != clients:
+            raise ValueError(
+                f"site {name!r} has shape {tuple(value.shape)}; expected [{clients}, rows or "
+                "1, ...], with the axes of clients and rows first"
+            )
+        value = value.expand(draws, *value.shape)
+    # The axis of a plate in the program is an axis of the site.
+    return Values(value.unsqueeze(2) if in_plate(site) else value, of_rows(site))
+
+
+def in_plate(site: Any) -> bool:
+    """Return whether a site lies inside a Pyro plate of the program at the axis of the rows."""
+    return any(f.dim == -1 and f.name != "rows" for f in site["cond_indep_stack"])
 
 
 def of_rows(site: Any) -> bool:

@@ -108,10 +108,11 @@ def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
     if float(log_weights.amax() - log_weights.quantile(1 - TAIL)) < ROUNDING:
         return log_weights - log_weights.logsumexp(0), 0.0  # a fit of the tail would divide by 0
     values, arviz = log_weights.numpy(), import_arviz()
-    if hasattr(arviz, "psislw"):
-        weights, k = arviz.psislw(values.copy())
-    else:  # ArviZ 1 expects negative weights
-        weights, k = import_module("arviz_stats.base").array_stats.psislw(-values)
+    with np.errstate(over="ignore"):  # in the quantiles of a very heavy tail
+        if hasattr(arviz, "psislw"):
+            weights, k = arviz.psislw(values.copy())
+        else:  # ArviZ 1 expects negative weights
+            weights, k = import_module("arviz_stats.base").array_stats.psislw(-values)
     return torch.as_tensor(weights), float(k)
 
 

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import pyro
 import pyro.distributions as dist
 import torch
-from pyro.poutine.messenger import Messenger
 from torch import Generator, Tensor
 
-from pyrofl.inference.elbo import base_of, is_point, latent, traces
+from pyrofl.inference.elbo import is_made, is_point, latent, traces
 from pyrofl.inference.method import Method
-from pyrofl.inference.posteriors.draws import JointNoise, Values, of_rows
+from pyrofl.inference.posteriors.client_groups import (
+    ClientGroup,
+    Proposed,
+    evaluated,
+    total_rows,
+    unproposed,
+    width,
+)
+from pyrofl.inference.posteriors.draws import Values, in_plate, of_rows, placed
 from pyrofl.inference.posteriors.export import smoothed
-from pyrofl.inference.posteriors.pointwise import CELLS, Client, densities
+from pyrofl.inference.posteriors.pointwise import CELLS
 from pyrofl.inference.posteriors.proposals import (
     REACH,
     Listed,
     Predicted,
+    around,
     effective,
-    evenly,
     nearer,
 )
-from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors, matches, seeded, times
 
 LARGEST = 2000  # maximum number of variables of a client
@@ -36,16 +40,16 @@ TURNS = 4  # maximum adaptations of the t distribution
 PILOT, EVEN = 60, 0.9  # pilot values of g per entry; fraction of effective draws that suffices
 HEAVY = 0.5  # Pareto k above which weights have no finite variance
 GAIN = 1.25  # relative gain of the effective sample size below which adaptation stops
-LEAST, MANY = 8, 64  # minimum and maximum draws of z
+FEW, LEAST, MANY = 3, 8, 64  # minimum draws of z, for listed draws or others; maximum
 ENOUGH = 400  # required effective sample size
 ORDER = 1.5  # noise of a mean over K evenly spaced points falls at least as K^-ORDER
 MOST_TRIED = 4000  # maximum values of g, unless more draws are requested
-WIDE = 20  # factor of the chunk size, as the densities are evaluated repeatedly
+WIDE = 40  # factor of the chunk size, as the densities are evaluated repeatedly
 NOISE = 0.2  # variance of log w that the draws of z may add
 STEPS, DONE = 5, 0.2  # of Newton's method, in the guide's standard deviations
 MOST = 20  # maximum variables of a client for Newton's method
 FLAT = 0.05  # minimum curvature, relative to the guide's
-WIDER = 2.0  # scale of one draw of z in eight
+SHARE = 1 / 32  # probability of the wider normal of the proposal of z
 
 
 class CannotCorrect(ValueError):
@@ -72,85 +76,60 @@ class Weights(NamedTuple):
     tried: int  # number of weighted draws
 
 
-class ClientTerms(NamedTuple):
-    """One client's contribution to the importance weights of S draws of the shared sites."""
+class GroupTerms(NamedTuple):
+    """Contribution of C clients to the importance weights of S draws of the shared sites."""
 
-    log_l: Tensor  # log L_js, [S]
-    noise: Tensor  # relative variance of L_js, [S]
+    log_l: Tensor  # log L_js, [S, C]
+    noise: Tensor  # relative variance of L_js, [S, C]
     prior: Tensor  # log p(g) - log q(g), [S]
-    mode: Tensor  # mode of the client's own noise given g, [S, n]
-    sites: dict[str, Values]  # one draw of each latent site, [S, 1, B or 1, *p]
+    mode: Tensor  # modes of the clients' own noise given g, [S, C, n]
+    sites: dict[str, Values]  # one draw of each site, [S, C, B or 1, *p]
 
 
-class Proposed(Messenger):
-    """Pyro messenger that computes normal latent sites from given standard normal noise."""
-
-    def __init__(self, shared: str, noise: Tensor, own: Tensor) -> None:
-        super().__init__()
-        self.shared, self.left = shared, {True: noise, False: own}
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if open_latent(msg) and (size := width(msg["fn"])):
-            fn, ours = msg["fn"], matches(msg["name"], self.shared)
-            part, self.left[ours] = self.left[ours].tensor_split([size], -1)
-            part = part.to(fn.mean).reshape(len(part), 1, 1, *fn.event_shape)
-            msg["value"], msg["done"] = fn.mean + fn.stddev * part, True
-
-
-def width(fn: Any) -> int:
-    """Return the event size of a normal distribution; 0 for any other distribution."""
-    normal = isinstance(base_of(fn), torch.distributions.Normal) and fn.batch_shape[2:] in (
-        (),
-        (1,),
-    )
-    return fn.event_shape.numel() if normal else 0
-
-
-Weighed = tuple[dict[int, dict[str, Values]], list[Tensor], Weights]
-"""Draws of clients, [S, 1, B or 1, *p]; log weights [S] of all together, or of each; quality."""
+Weighed = tuple[list[dict[str, Values]], list[Tensor], Weights]
+"""Draws of each group, [S, C, B or 1, *p]; log weights [S] of all together, or of each; quality."""
 
 
 @dataclass(frozen=True)
 class Weighing:
     """Importance sampler of the clients' posterior, with a given number of draws.
 
-    `sources` are the clients' own random generators, `common` is that of the shared draws.
+    `common` is the random generator of the shared draws.
     """
 
     method: Method
-    clients: dict[int, Client]
-    sources: dict[int, Generator]
+    groups: Sequence[ClientGroup]
     common: Generator
     count: int
-    shown: Callable[[Mapping[int, Client], int], Iterable[int]] = lambda clients, _: clients
+    shown: Callable[[Sequence[ClientGroup], int], Iterable[ClientGroup]] = lambda groups, _: groups
 
     def apart(self) -> Weighed:
-        """Return corrected posterior draws and importance weights, separately for each client."""
-        drawn, made = {}, []
-        for i in self.shown(self.clients, self.count):
+        """Return corrected draws and importance weights of each client; groups have one client."""
+        drawn, made = [], []
+        for group in self.shown(self.groups, self.count):
             noise = torch.zeros(1, self.sizes[0]).double()
-            mode, root = self._mode(i, noise, None)
-            ratio, _, sites = self._ratios(i, noise, mode, root, self.count)
-            drawn[i] = sites
-            made.append(smoothed(ratio[0]))
+            mode, root = self._mode(group, noise, None)
+            shifts, _ = self._numbers(group, 1, 1)
+            share = SHARE if self.sizes[1] else 1.0
+            ratio, _, sites = self._ratios(group, noise, mode, root, shifts, self.count, share)
+            drawn.append(sites)
+            made.append(smoothed(ratio[0, 0]))
         k, log_w = torch.tensor([k for _, k in made]), [w for w, _ in made]
         return drawn, log_w, Weights(k, torch.stack([effective(w) for w in log_w]), self.count)
 
     def together(self) -> Weighed:
-        """Return joint posterior draws of all clients, with their importance weights.
-
-        The draws are of shared and client-specific sites.
-        """
-        size, draws = self.sizes[0], dict.fromkeys(self.clients, LEAST)
+        """Return joint draws of shared and client-specific sites, with their importance weights."""
+        size, draws = self.sizes[0], [self._least] * len(self.groups)
         proposal, worth, count, listed = self._first_proposal, 0.0, self.count, bool(self._listed)
-        modes: dict[int, Predicted] = {}
+        modes: list[Predicted | None] = [None] * len(self.groups)
         for _ in range(TURNS if size else 0):
             # Pilot runs locate the posterior and determine the number of draws of z.
-            e, terms, log_w, _ = self._tried(proposal, PILOT * (size + 2), draws, modes, sets=2)
+            pilot = PILOT * (1 if listed else size + 2)
+            e, terms, log_w, _ = self._tried(proposal, pilot, draws, modes, sets=2)
             w, before, worth = log_w.exp(), worth, float(effective(log_w))
-            draws = {i: self._enough(w @ terms[i].noise, draws[i]) for i in self.clients}
+            draws = self._enough(torch.stack([(w @ one.noise).sum() for one in terms]), draws)
             count = max(self.count, min(MOST_TRIED, int(1.5 * ENOUGH * len(w) / worth)))
-            modes = {i: Predicted.of(e, terms[i].mode) for i in self.clients}
+            modes = [Predicted.of(e, one.mode) for one in terms]
             if worth > EVEN * len(w) or listed:
                 break
             proposal = nearer(proposal, e, w)
@@ -161,26 +140,24 @@ class Weighing:
             if k < HEAVY or not size or listed or effective(log_w) > EVEN * count:
                 break
             proposal = nearer(proposal, e, log_w.exp())  # few draws may have missed a tail
-            modes = {i: Predicted.of(e, terms[i].mode) for i in self.clients}
-        drawn = {i: one.sites for i, one in terms.items()}
-        return drawn, [log_w], Weights(torch.tensor([k]), effective(log_w)[None], count)
+            modes = [Predicted.of(e, one.mode) for one in terms]
+        found = Weights(torch.tensor([k]), effective(log_w)[None], count)
+        return [one.sites for one in terms], [log_w], found
 
     def _tried(
         self,
         proposal: Any,
         count: int,
-        draws: Mapping[int, int],
-        modes: Mapping[int, Predicted],
+        draws: Sequence[int],
+        modes: Sequence[Predicted | None],
         sets: int = 1,
-    ) -> tuple[Tensor, dict[int, ClientTerms], Tensor, float]:
+    ) -> tuple[Tensor, list[GroupTerms], Tensor, float]:
         """Draw noise of the shared sites from a proposal, and compute its importance weights."""
         with seeded(int(torch.randint(2**62, (), generator=self.common))):
             e = proposal.sample((count,))
-        terms = {
-            i: self.terms(i, e, draws[i], modes.get(i), sets)
-            for i in self.shown(self.clients, count)
-        }
-        said = next(iter(terms.values())).prior + sum(one.log_l for one in terms.values())
+        groups = zip(self.shown(self.groups, count), draws, modes, strict=True)
+        terms = [self.terms(group, e, k, near, sets) for group, k, near in groups]
+        said = terms[0].prior + sum(one.log_l.sum(1) for one in terms)
         known = -0.5 * (e.square() + math.log(2 * math.pi)).sum(-1)
         ratio = (said + known - proposal.log_prob(e)).nan_to_num(nan=-torch.inf)
         if not bool(ratio.isfinite().any()):
@@ -205,13 +182,30 @@ class Weighing:
         counts = [site["infer"].get("listed") for _, site in self._guided]
         return next(filter(None, counts), 0)
 
+    @property
+    def _least(self) -> int:
+        """Minimum number of draws of z; few if the guide draws z near its mode."""
+        return FEW if self._listed else LEAST
+
     @cached_property
     def _guided(self) -> list[tuple[str, Any]]:
-        """Return the guide's latent sites with their distributions, traced for one client."""
-        i, client = next(iter(self.clients.items()))
-        with self._alone(i):
-            q, _ = traces(self.method.guide, self.method.guide, *client, 2)
+        """Return the guide's latent sites with their distributions, traced for one group."""
+        group = self.groups[0]
+        other = group._replace(sources=[Generator() for _ in group.ids])
+        with unproposed(self.method, other):
+            q, _ = traces(self.method.guide, self.method.guide, *group.client, 2)
         return list(latent(q))
+
+    @cached_property
+    def latent(self) -> dict[str, bool]:
+        """Return for each latent site of the model whether it is in a plate of the program."""
+        own = ((n, s) for n, s in self._guided if not s["infer"].get("is_auxiliary"))
+        return {name: in_plate(site) for name, site in own}
+
+    @cached_property
+    def _normal(self) -> frozenset[str]:
+        """Names of the sites that are drawn from normal distributions."""
+        return frozenset(name for name, site in self._guided if width(site["fn"]))
 
     @cached_property
     def _others(self) -> bool:
@@ -250,150 +244,154 @@ class Weighing:
         return ours, sum(width(s["fn"]) for _, s in self._guided) - ours
 
     def terms(
-        self, i: int, noise: Tensor, draws: int, near: Predicted | None = None, sets: int = 1
-    ) -> ClientTerms:
-        """Return a client's contribution to the importance weights of shared draws.
+        self, group: ClientGroup, noise: Tensor, draws: int, near: Predicted | None, sets: int
+    ) -> GroupTerms:
+        """Return the contribution of a group of clients to the importance weights of shared draws.
 
-        There are S draws of shared sites, given as noise.
+        There are S draws of shared sites, given as noise. A client's random numbers do not depend
+        on the others of its group.
         """
         draws, sets = (draws, sets) if self.sizes[1] or self._others else (1, 1)
-        step = max(1, WIDE * CELLS // (self.clients[i][2].mask.shape[1] * draws * sets))
-        parts = [self._terms_of_part(i, some, near, draws, sets) for some in noise.split(step)]
+        step = max(1, WIDE * CELLS // (group.client[2].mask.numel() * draws * sets))
+        numbers = (v.split(step) for v in (noise, *self._numbers(group, len(noise), sets)))
+        parts = [
+            self._terms_of_part(group, e, shifts, choices, near, draws, sets)
+            for e, shifts, choices in zip(*numbers, strict=True)
+        ]
         sites = [part.sites for part in parts]
         joined = {
             n: Values(torch.cat([one[n].value for one in sites]), v.rows)
             for n, v in sites[0].items()
         }
         log_l, spread, prior, modes = (torch.cat(v) for v in list(zip(*parts, strict=True))[:4])
-        return ClientTerms(log_l, spread, prior, modes, joined)
+        return GroupTerms(log_l, spread, prior, modes, joined)
+
+    def _numbers(self, group: ClientGroup, s: int, sets: int) -> tuple[Tensor, Tensor]:
+        """Draw uniform numbers of clients: shifts of points [S, C, sets, 2, n], and choices [S, C].
+
+        The points are those of `around`.
+        """
+        shape, exact = (s, sets, 2, self.sizes[1]), torch.float64
+        shifts = [torch.rand(shape, generator=own, dtype=exact) for own in group.sources]
+        choices = [torch.rand(s, generator=own, dtype=exact) for own in group.sources]
+        return torch.stack(shifts, 1), torch.stack(choices, 1)
 
     def _terms_of_part(
-        self, i: int, noise: Tensor, near: Predicted | None, draws: int, sets: int
-    ) -> ClientTerms:
-        s = len(noise)
-        mode, root = self._mode(i, noise, near)
-        ratio, prior, found = self._ratios(i, noise, mode, root, draws, sets)
-        highest = ratio.amax(1, keepdim=True).clamp(min=torch.finfo(ratio.dtype).min)
+        self,
+        group: ClientGroup,
+        noise: Tensor,
+        shifts: Tensor,
+        choices: Tensor,
+        near: Predicted | None,
+        draws: int,
+        sets: int,
+    ) -> GroupTerms:
+        mode, root = self._mode(group, noise, near)
+        # Of a single variable, evenly spaced points of a wide normal have the most exact mean.
+        share = SHARE if self.sizes[1] > 1 else 1.0
+        ratio, prior, found = self._ratios(group, noise, mode, root, shifts, draws, share)
+        highest = ratio.amax(2, keepdim=True).clamp(min=torch.finfo(ratio.dtype).min)
         weight = (ratio - highest).exp()
-        mean = weight.mean(1)
-        each = weight.unflatten(1, (sets, draws)).mean(2)
-        spread = (each[:, 0] - each[:, -1]).square() / 2 / mean.square()
-        chosen = torch.multinomial(weight.clamp(min=1e-300), 1, generator=self.sources[i])[:, 0]
-        at = torch.arange(s) * draws * sets + chosen
-        sites = {n: Values(v.value[at], v.rows) for n, v in found.items()}
-        return ClientTerms(mean.log() + highest[:, 0], spread.nan_to_num(1.0), prior, mode, sites)
+        mean = weight.mean(2)
+        each = weight.unflatten(2, (sets, draws)).mean(3)
+        spread = (each[..., 0] - each[..., -1]).square() / 2 / mean.square()
+        edges = weight.clamp(min=1e-300).cumsum(2)
+        chosen = torch.searchsorted(edges, (choices * edges[..., -1])[..., None])[..., 0]
+        at = torch.arange(len(noise))[:, None] * sets * draws + chosen
+        client = torch.arange(len(group.ids))
+        sites = {n: Values(v.value[at, client], v.rows) for n, v in found.items()}
+        log_l = mean.log() + highest[..., 0]
+        return GroupTerms(log_l, spread.nan_to_num(1.0), prior, mode, sites)
 
     def _ratios(
-        self, i: int, noise: Tensor, mode: Tensor, root: Tensor, draws: int, sets: int = 1
+        self,
+        group: ClientGroup,
+        noise: Tensor,
+        mode: Tensor,
+        root: Tensor,
+        shifts: Tensor,
+        draws: int,
+        share: float,
     ) -> tuple[Tensor, Tensor, dict[str, Values]]:
-        """Return a client's log importance weights, and all its draws of latent sites.
+        """Return clients' log importance weights [S, C, sets * draws], and all their draws.
 
-        In between is log p - log q of the shared sites.
+        In between is log p - log q of the shared sites. The draws are of latent sites and of
+        deterministic ones that have no rows.
         """
-        s, size = len(noise), len(noise) * draws * sets
-        own, wider = self._own(mode, root, draws, sets, self.sources[i])
+        own, wider = around(mode, root, shifts, draws, share)
+        s, clients, k = wider.shape
+        size = s * k
         with torch.no_grad():
-            found, q = self._densities(i, noise.repeat_interleave(draws * sets, 0), own)
-        ratio = (found["log_p"] - found["log_q"]).reshape(s, -1) - wider
+            every = noise.repeat_interleave(k, 0)
+            found, q, p = self._evaluated(group, every, own.transpose(1, 2).flatten(0, 1))
+        ratio = (found["log_p"] - found["log_q"]).unflatten(0, (s, k)).transpose(1, 2) - wider
         sites = {
-            n: Values(site["value"].expand(size, *site["value"].shape[1:]), of_rows(site))
+            n: Values(site["value"].expand(size, clients, *site["value"].shape[2:]), of_rows(site))
             for n, site in latent(q)
             if not site["infer"].get("is_auxiliary")
         }
-        prior = (found["shared log_p"] - found["shared log_q"]).reshape(s, -1)[:, 0]
+        sites |= {
+            n: placed(n, site, size, clients)
+            for n, site in p.nodes.items()
+            if is_made(site) and not of_rows(site)
+        }
+        prior = (found["shared log_p"] - found["shared log_q"])[::k, 0]
         return ratio.nan_to_num(nan=-torch.inf), prior, sites
 
-    def _mode(self, i: int, noise: Tensor, near: Predicted | None) -> tuple[Tensor, Tensor]:
-        """Return the posterior mode of a client's noise for each shared draw, [S, n].
-
-        Also return a root of the covariance there.
-        """
-        size = self.sizes[1]
-        at, root = noise.new_zeros(len(noise), size), torch.eye(size).double()
-        root = root.repeat(len(noise), 1, 1)
+    def _mode(
+        self, group: ClientGroup, noise: Tensor, near: Predicted | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return modes of clients' noise at shared draws, [S, C, n], and roots of covariances."""
+        size, shape = self.sizes[1], (len(noise), len(group.ids))
+        at = noise.new_zeros(*shape, size)
+        root = torch.eye(size).double().repeat(*shape, 1, 1)
         if not 0 < size <= MOST or self._listed:
             return at, root
         at = at if near is None else near(noise)
-        left = torch.arange(len(noise))
+        left, going = torch.arange(len(noise)), torch.ones(shape, dtype=torch.bool)
         for _ in range(STEPS if near is None else 1):
-            slope, curvature = self._slopes(i, noise[left], at[left])
+            slope, curvature = self._slopes(group, noise[left], at[left])
             values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
-            root[left] = vectors * values.abs().clamp(min=FLAT).rsqrt()[:, None]
-            way = times(root[left], times(root[left].mT, slope))
-            length = torch.linalg.vector_norm(way, dim=1, keepdim=True)
-            at[left] += way * (REACH / length.clamp(min=REACH))
-            left = left[length[:, 0] >= DONE]
+            new = vectors * values.abs().clamp(min=FLAT).rsqrt()[..., None, :]
+            now = going[left][..., None]
+            root[left] = torch.where(now[..., None], new, root[left])
+            way = times(new, times(new.mT, slope))
+            length = torch.linalg.vector_norm(way, dim=-1, keepdim=True)
+            at[left] += torch.where(now, way * (REACH / length.clamp(min=REACH)), 0.0)
+            going[left] = (now & (length >= DONE))[..., 0]
+            left = going.any(1).nonzero()[:, 0]
             if not len(left):
                 break
         return at, root
 
-    def _slopes(self, i: int, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return gradient [S, n] and negative Hessian [S, n, n] of log p with respect to noise."""
+    def _slopes(self, group: ClientGroup, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gradient [S, C, n] and negative Hessian [S, C, n, n] of log p by the noise."""
         at = at.detach().requires_grad_()
         with torch.enable_grad():
-            found, _ = self._densities(i, noise, at)
+            found, _, _ = self._evaluated(group, noise, at)
             log_p = found["log_p"] - found["log_q"] - at.square().sum(-1) / 2
             (slope,) = torch.autograd.grad(log_p.sum(), at, create_graph=True)
             rows = [
-                torch.autograd.grad(one.sum(), at, retain_graph=True)[0] for one in slope.unbind(1)
+                torch.autograd.grad(one.sum(), at, retain_graph=True)[0] for one in slope.unbind(-1)
             ]
-        curvature = -torch.stack(rows, 1).nan_to_num(0.0, 0.0, 0.0)
+        curvature = -torch.stack(rows, -2).nan_to_num(0.0, 0.0, 0.0)
         return slope.detach().nan_to_num(0.0, 0.0, 0.0), curvature
 
-    def _own(
-        self, mode: Tensor, root: Tensor, draws: int, sets: int, source: Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Draw a client's noise from a proposal around its mode; also return its log weight.
+    def _evaluated(
+        self, group: ClientGroup, noise: Tensor, own: Tensor
+    ) -> tuple[Tensors, Any, Any]:
+        """Return log densities [S, C] at noise [S, d] and [S, C, n], with both traces."""
+        return evaluated(self.method, group, Proposed(self.method.shared, self._normal, noise, own))
 
-        The proposal is r, and the log weight log r - log q.
+    def _enough(self, noise: Tensor, draws: Sequence[int]) -> list[int]:
+        """Return the numbers of draws of z that limit the variance of log importance weights.
 
-        Noise is [S * sets * draws, n].
+        Given are the variance that each group's clients add together, and their draws. The numbers
+        K minimize the sum of rows * K, where the variance falls as K^-ORDER.
         """
-        s, n = mode.shape
-        wide = (torch.arange(draws) % 8 == 7).repeat(sets)
-        inner = torch.empty(s, sets * draws, n, dtype=torch.float64)
-        for one in range(sets):
-            for kind in (wide, ~wide):
-                some = kind & (torch.arange(sets * draws) // draws == one)
-                inner[:, some] = evenly(s, int(some.sum()), n, source)
-        inner[:, wide] *= WIDER
-        noise = mode[:, None] + times(root[:, None], inner)
-        near = -inner.square().sum(-1) / 2
-        far = near / WIDER**2 - n * math.log(WIDER)
-        share = wide.double().mean()
-        log_r = torch.logaddexp((1 - share).log() + near, share.log() + far)
-        log_det = torch.linalg.slogdet(root).logabsdet
-        return noise.flatten(0, 1), log_r - log_det[:, None] + noise.square().sum(-1) / 2
-
-    def _densities(self, i: int, noise: Tensor, own: Tensor) -> tuple[Tensors, Any]:
-        """Return log densities of a client's sites for given noise, and the guide's trace.
-
-        The densities are [S].
-        """
-        method, client = self.method, self.clients[i]
-        with self._alone(i), Proposed(method.shared, noise, own):
-            q, p = traces(method.model, method.guide, *client, len(noise))
-        zero = client[2].size.new_zeros(len(noise), 1)
-        found = densities(method.shared, q, p, zero)
-        return {n: v.expand(len(noise), 1)[:, 0].double() for n, v in found.items()}, q
-
-    @contextmanager
-    def _alone(self, i: int) -> Iterator[None]:
-        """Sample all sites without given noise by one client's generator, as a context manager."""
-        source = self.sources[i]
-        others = JointNoise([source], self.method.shared, lambda: source)
-        with pyro.validation_enabled(False), others:
-            yield
-
-    def _enough(self, noise: Tensor, draws: int) -> int:
-        """Return the number of client draws needed to limit the variance of importance weights."""
-        excess = float(noise) * len(self.clients) / NOISE
-        many: float = draws * excess ** (1 / ORDER)
-        return math.ceil(min(max(many, LEAST), MANY))
-
-    def resampled(self, log_w: Tensor, draws: int) -> Tensor:
-        """Return the indices of draws resampled systematically by their log weights [S]."""
-        edges = log_w.exp().cumsum(0)
-        at = (torch.arange(draws) + torch.rand((), generator=self.common)) / draws * edges[-1]
-        order = torch.randperm(draws, generator=self.common)
-        return torch.searchsorted(edges, at.to(edges)).clamp(max=len(edges) - 1)[order]
+        rows, part = total_rows(self.groups), 1 / (1 + ORDER)
+        one = noise.double() * torch.tensor(draws).double() ** ORDER  # the variance of a draw
+        total = (one**part * rows ** (1 - part)).sum()
+        many = (one / rows) ** part * (total / NOISE) ** (1 / ORDER)
+        enough: list[int] = many.clamp(self._least, MANY).ceil().int().tolist()
+        return enough

@@ -36,8 +36,8 @@ from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.metadata import Optimal, of_kind
 from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.client_groups import width
 from pyrofl.inference.posteriors.export import smoothed
-from pyrofl.inference.posteriors.importance_sampling import width
 from pyrofl.inference.posteriors.pointwise import Client
 from pyrofl.inference.posteriors.proposals import effective
 from pyrofl.inference.seeds import Seed, Stream, stream

@@ -183,20 +183,20 @@ def _in_draws(
 
 
 def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
-    """Return one client's log densities of each draw under model (log_p) and guide (log_q).
+    """Return clients' log densities of each draw under model (log_p) and guide (log_q).
 
-    They are [S, 1], of own and of shared sites.
+    They are [S, C] as `zero`, of own and of shared sites.
     """
-    found = dict.fromkeys(DENSITIES, zero)
+    found, clients = dict.fromkeys(DENSITIES, zero), zero.shape[1]
     for name, site in latent(q):
         whose = "shared " if matches(name, shared) else ""
-        log_q = per_draw(log_densities(site, None, False)[0], 1)
+        log_q = per_draw(log_densities(site, None, False)[0], clients)
         found[f"{whose}log_q"] = found[f"{whose}log_q"] + log_q
         if name in p.nodes:
-            log_p = per_draw(_weighed(p.nodes[name]), 1)
+            log_p = per_draw(_weighed(p.nodes[name]), clients)
             found[f"{whose}log_p"] = found[f"{whose}log_p"] + log_p
     for _, site in observed(p):
-        found["log_p"] = found["log_p"] + per_draw(_weighed(site), 1)
+        found["log_p"] = found["log_p"] + per_draw(_weighed(site), clients)
     return found
 
 

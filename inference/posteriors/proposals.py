@@ -12,12 +12,21 @@ from torch import Generator, Tensor
 
 FREEDOM = 5.0  # degrees of freedom of the t distribution
 REACH = 4.0  # maximum step to a mode, in the guide's standard deviations
+WIDER = 2.0  # scale of the wider normal of a mixture
 PER = 4  # rows of a regression for each of its coefficients
 
 
 def effective(log_w: Tensor) -> Tensor:
     """Return the effective sample size, given normalized log importance weights [S]."""
     return 1 / log_w.exp().square().sum()
+
+
+def resampled(log_w: Tensor, draws: int, source: Generator) -> Tensor:
+    """Return the indices of draws resampled systematically by their log weights [S]."""
+    edges = log_w.exp().cumsum(0)
+    at = (torch.arange(draws) + torch.rand((), generator=source)) / draws * edges[-1]
+    order = torch.randperm(draws, generator=source)
+    return torch.searchsorted(edges, at.to(edges)).clamp(max=len(edges) - 1)[order]
 
 
 def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
@@ -57,24 +66,26 @@ class Listed:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Linear or quadratic regression that predicts modes of a client's noise from shared noise."""
+    """Linear or quadratic regression that predicts modes of clients' noise from shared noise."""
 
-    slopes: Tensor  # [features, n]
+    slopes: Tensor  # [features, C, n]
     squares: bool
 
     @classmethod
     def of(cls, noise: Tensor, modes: Tensor) -> Predicted:
-        """Regress modes of client noise [S, n] on shared noise [S, d], by least squares."""
+        """Regress modes of clients' noise [S, C, n] on shared noise [S, d], by least squares."""
         squares = PER * _features(noise[:1], True).shape[1] <= len(noise)
         x = _features(noise, squares)
         # A ridge of a small part of the rows' weight, as features may be collinear.
         ridge = 1e-6 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
-        return cls(torch.linalg.solve(x.mT @ x + ridge, x.mT @ modes), squares)
+        slopes = torch.linalg.solve(x.mT @ x + ridge, x.mT @ modes.flatten(1))
+        return cls(slopes.unflatten(1, modes.shape[1:]), squares)
 
     def __call__(self, noise: Tensor) -> Tensor:
-        """Predict modes of client noise [S, n] from shared noise [S, d]; limit norms to `REACH`."""
-        found: Tensor = _features(noise, self.squares) @ self.slopes
-        length = torch.linalg.vector_norm(found, dim=1, keepdim=True)
+        """Predict modes of noise [S, C, n] from shared noise [S, d]; limit norms to `REACH`."""
+        found = _features(noise, self.squares) @ self.slopes.flatten(1)
+        found = found.unflatten(1, self.slopes.shape[1:])
+        length = torch.linalg.vector_norm(found, dim=-1, keepdim=True)
         bounded: Tensor = found * (REACH / length.clamp(min=REACH))
         return bounded
 
@@ -88,14 +99,20 @@ def _features(noise: Tensor, squares: bool) -> Tensor:
 
 
 def evenly(s: int, draws: int, size: int, source: Generator) -> Tensor:
-    """Draw S sets of standard normal quasi-Monte Carlo points, [S, draws, size].
+    """Draw S sets of standard normal quasi-Monte Carlo points, [S, draws, size]."""
+    return lattice(torch.rand(s, size, generator=source, dtype=torch.float64), draws)
+
+
+def lattice(shift: Tensor, draws: int) -> Tensor:
+    """Return standard normal quasi-Monte Carlo points [*, draws, n] of uniform shifts [*, n].
 
     The points of a set are a lattice with a random shift (Cranley and Patterson, "Randomization of
     number theoretic methods for multiple integration", 1976). Each is standard normal, so that
     means over a set are unbiased; they vary less than those of independent draws.
     """
+    size = shift.shape[-1]
     if not draws or not size:
-        return torch.zeros(s, draws, size, dtype=torch.float64)
+        return shift.new_zeros(*shift.shape[:-1], draws, size)
     # The first entries are evenly spaced; others are an additive sequence, whose steps are powers
     # of the root of x^size = x + 1.
     ratio = 2.0
@@ -104,7 +121,40 @@ def evenly(s: int, draws: int, size: int, source: Generator) -> Tensor:
     powers = torch.arange(size, dtype=torch.float64)
     places = torch.arange(draws, dtype=torch.float64)[:, None] * ratio**-powers
     places[:, 0] /= draws
-    shift = torch.rand(s, 1, size, generator=source, dtype=torch.float64)
-    uniform: Tensor = ((places + shift) % 1.0).clamp(1e-15, 1 - 1e-15)
+    uniform: Tensor = ((places + shift[..., None, :]) % 1.0).clamp(1e-15, 1 - 1e-15)
     noise: Tensor = torch.special.ndtri(uniform)
     return noise
+
+
+def around(
+    mode: Tensor, root: Tensor, shifts: Tensor, draws: int, share: float
+) -> tuple[Tensor, Tensor]:
+    """Return draws of clients' noise around its modes, in sets, and their log weights.
+
+    A set has `draws` points of a mixture of two normals, of which one in eight, or at least one,
+    is of the wider. The weight of a point is the density of the mixture relative to that of the
+    standard normal, divided by the probability of the point relative to 1 / draws.
+
+    Args:
+        mode: [S, C, n].
+        root: root of the covariance of the narrower normal, [S, C, n, n].
+        shifts: uniform numbers [S, C, sets, 2, n].
+        draws: points of a set.
+        share: probability of the wider normal; 1 draws all points of it.
+
+    Returns:
+        Noise [S, C, sets * draws, n] and log weights [S, C, sets * draws].
+    """
+    n = mode.shape[-1]
+    wide = draws if share == 1 else max(1, draws // 8)
+    narrow, wider = lattice(shifts[..., 0, :], draws - wide), lattice(shifts[..., 1, :], wide)
+    inner = torch.cat([narrow, WIDER * wider], -2).flatten(2, 3)
+    noise = mode[:, :, None] + inner @ root.mT
+    near = -inner.square().sum(-1) / 2
+    far = near / WIDER**2 - n * math.log(WIDER)
+    parts = near.new_tensor([1 - share, share])
+    log_r = torch.logaddexp(parts[0].log() + near, parts[1].log() + far)
+    points = torch.tensor([draws - wide, wide])
+    of_point = (draws * parts / points).repeat_interleave(points).log().repeat(shifts.shape[2])
+    log_det = torch.linalg.slogdet(root).logabsdet[..., None]
+    return noise, log_r - of_point - log_det + noise.square().sum(-1) / 2

@@ -1,4 +1,4 @@
-"""Reference inference: NUTS and SVI of the same Pyro program on all clients' data together.
+"""Reference inference: MCMC and SVI of the same Pyro program on all clients' data together.
 
 A user's program is written once, for clients that each have their own copy of shared sites:
 
@@ -16,40 +16,140 @@ them. Sites outside `batch.clients()` are sampled once in any case.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal
-from pyro.poutine.messenger import Messenger
-from torch import Tensor
 
 from pyrofl.arguments import Count, Positive, Whole, checked
-from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import is_made, latent, with_rows
-from pyrofl.inference.engine.server_round import first
+from pyrofl.data import Federation
+from pyrofl.inference.elbo import latent
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.metadata import SHARED, Metadata
+from pyrofl.inference.hmc import Draws, approach
+from pyrofl.inference.hmc import hmc as sampled
 from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
-from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.draws import Values, of_rows
+from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
+from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.inference.posteriors.pointwise import pointwise_at
 from pyrofl.inference.programs import Program
-from pyrofl.inference.seeds import Seed, Stream, stream
-from pyrofl.inference.training.noise import Message, open_latent
-from pyrofl.tensors import Tensors, cut, default_type, matches, seeded
+from pyrofl.inference.reference.density import JointDensity
+from pyrofl.inference.reference.joint import Joint, alone, joined
+from pyrofl.inference.seeds import Stream, stream
+from pyrofl.tensors import Tensors, cut
 from pyrofl.turns import synchronized
 
 Dims = Mapping[str, tuple[str, ...]]
+
+NEAR, ASCENT, RATE = 0.5, 50, 0.05  # spread of the starts; steps and learning rate of the ascent
+TIMES, FIRST = 2, 8  # choices of the coordinates, and draws of each chain for them
+THINNING, JITTER = 2, 0.8  # iterations per draw, and largest decrease of the step size
+SHORTEST = 4  # draws of a chain that R-hat and effective sample sizes need
+TARGET = 0.9  # mean probability of acceptance
+MIXED, ENOUGH, WRONG = 1.05, 400, 0.005  # limits of R-hat, effective draws and divergences
+
+
+@checked
+@synchronized
+def hmc(
+    model: Method | Program,
+    data: Federation,
+    draws: Count = 64,
+    chains: Count = 64,
+    seed: Whole = 0,
+    *,
+    state: RoundState | None = None,
+    shared: str | None = None,
+    dims: Dims | None = None,
+) -> Any:
+    """Sample the joint posterior of all clients by Hamiltonian Monte Carlo, many chains in a batch.
+
+    This is usually many times faster than `nuts`. All chains share step size and metric, see
+    `pyrofl.inference.hmc`; normal sites are sampled between their centered and non-centered form,
+    see `pyrofl.inference.reference.density`.
+
+    Args:
+        model: as in `nuts`, as are data, seed, state, shared and dims. It is run at several points
+            at once, like a program that is given several posterior draws.
+        data: the federation.
+        draws: number of draws of each chain, at least 4.
+        chains: number of chains, at least about 32; more do not cost much time.
+        seed: fixes all random numbers.
+        state: a round of the method.
+        shared: patterns of shared sites.
+        dims: names of axes.
+
+    Returns:
+        As `nuts`. The attribute "r_hat" is the largest one of a coordinate, and "ess" the smallest
+        effective sample size of all draws.
+
+    Raises:
+        ValueError: as `nuts`, if draws is below 4, or if the program cannot run at several points
+            at once.
+
+    Warns:
+        UserWarning: if R-hat is above 1.05, if the effective sample size is below 400, or if
+            0.5% of the trajectories or more have diverged: then the draws are unreliable.
+
+    Examples:
+        >>> exact = reference.hmc(model, data, shared="mu tau")  # doctest: +SKIP
+        >>> reference.compare_posteriors(run, exact)  # doctest: +SKIP
+    """
+    if draws < SHORTEST:
+        raise ValueError(
+            f"draws is {draws}; expected a whole number of at least {SHORTEST}, which R-hat needs"
+        )
+    joint = joined(model, data, state, seed, shared)
+    with alone(data, seed):
+        source = stream(seed, Stream.SAMPLER, 0)
+        density = JointDensity.of(joint)
+        start = _starts(density, chains, source)
+        for _ in range(TIMES):
+            rough = sampled(density, start, source, FIRST, 1, JITTER, TARGET)
+            density, w = density.centered(rough.u)
+            start = w[-chains:]
+        found = sampled(density, start, source, draws, THINNING, JITTER, TARGET)
+        with torch.no_grad():
+            parts = [density.evaluate(some).values for some in found.u.split(chains)]
+    # Draws of one iteration are adjacent.
+    sites = {n: torch.stack([part[n] for part in parts], 1) for n in parts[0]}
+    diverging = found.diverging.reshape(draws, chains).T
+    quality = _judge(found, chains)
+    return _gathered(joint, sites, seed, dims or {}, {"diverging": diverging}, quality)
+
+
+def _starts(density: JointDensity, chains: int, source: torch.Generator) -> torch.Tensor:
+    """Return a start for each chain [K, D], near its bulk."""
+    noise = torch.randn(chains, len(density.power), generator=source, dtype=torch.float64)
+    w = (NEAR * noise).to(density.power).requires_grad_()
+    climb = torch.optim.Adam([w], RATE)
+    for _ in range(ASCENT):
+        (slope,) = torch.autograd.grad(-density(w).nan_to_num(0.0, 0.0, 0.0).sum(), w)
+        w.grad = slope.nan_to_num(0.0, 0.0, 0.0)
+        climb.step()
+    return approach(density, w.detach(), source)
+
+
+def _judge(found: Draws, chains: int) -> dict[str, float]:
+    """Return R-hat and the effective sample size; warn if these or divergences are bad."""
+    each = found.u.unflatten(0, (-1, chains)).permute(2, 1, 0).double().numpy()
+    az = import_arviz()
+    ess, wrong = min(float(az.ess(one)) for one in each), float(found.diverging.double().mean())
+    if not found.r_hat <= MIXED or not ess >= ENOUGH or wrong >= WRONG:
+        warnings.warn(
+            f"the draws are unreliable: R-hat is {found.r_hat:.2f} (at most {MIXED} is good), the "
+            f"effective sample size of {len(found.u):,} draws is {ess:.0f} ({ENOUGH} are "
+            f"sufficient), and {wrong:.1%} of the trajectories diverged; take more draws, "
+            "reparametrize the program, or compare with reference.nuts",
+            stacklevel=5,
+        )
+    return {"r_hat": found.r_hat, "ess": ess}
 
 
 @checked
@@ -102,7 +202,8 @@ def nuts(
             sampler.run()
         found.append(sampler.get_samples())
         diverging[chain, sampler.diagnostics()["divergences"]["chain 0"]] = True
-    return _gathered(joint, found, seed, dims or {}, {"diverging": diverging})
+    sites = {n: torch.stack([one[n] for one in found]) for n in found[0]}
+    return _gathered(joint, sites, seed, dims or {}, {"diverging": diverging})
 
 
 @checked
@@ -162,10 +263,10 @@ def centralised(
         with torch.no_grad():
             traces = [poutine.trace(q).get_trace() for _ in range(draws)]
         names = [n for n, _ in latent(poutine.trace(joint).get_trace())]
-        sites = {n: torch.stack([t.nodes[n]["value"] for t in traces]) for n in names}
+        sites = {n: torch.stack([t.nodes[n]["value"] for t in traces])[None] for n in names}
         log_q = torch.stack([t.log_prob_sum().detach() for t in traces])[None]
     stats = {"loss": torch.full((1, draws), loss.item()), "log_q": log_q}
-    return _gathered(joint, [sites], seed, dims or {}, stats)
+    return _gathered(joint, sites, seed, dims or {}, stats)
 
 
 def pooled(data: Federation) -> Federation:
@@ -174,223 +275,51 @@ def pooled(data: Federation) -> Federation:
     return replace(data, train=(train,), test=(test,), names=("all",), held_out=0)
 
 
-class OnePrior(dist.TorchDistribution):
-    """Prior of a shared site, defined by the first client of a distribution with a client axis."""
-
-    arg_constraints = {}  # noqa: RUF012 (as every distribution of Pyro has it)
-
-    def __init__(self, fn: Any) -> None:
-        self.fn = fn
-        shape = torch.Size((*fn.batch_shape[:-2], 1, *fn.batch_shape[-1:]))
-        super().__init__(shape, fn.event_shape, validate_args=False)
-
-    @property
-    def support(self) -> Any:
-        """Support of the prior distribution, which is equal for all clients."""
-        return self.fn.support
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> OnePrior:
-        """Return a copy of the prior with its last batch axis expanded to the given shape."""
-        return OnePrior(self.fn.expand((*self.fn.batch_shape[:-1], batch_shape[-1])))
-
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw values from the first client's prior."""
-        value: Tensor = self.fn(sample_shape)
-        return value.narrow(value.dim() - self.event_dim - 2, 0, 1)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of a value under the first client's prior."""
-        density: Tensor = self.fn.log_prob(value)
-        return density[..., :1, :]
-
-    def agrees(self, value: Tensor) -> bool:
-        """Return whether a value has the same log density under the priors of all clients."""
-        density = self.fn.log_prob(value)
-        return torch.allclose(density, density[..., :1, :].expand_as(density), equal_nan=True)
-
-
-class OncePlate(pyro.plate):
-    """Pyro plate over clients in which shared sites are sampled once instead of per client."""
-
-    shared = ""
-
-    def _lets_go(self, msg: Message) -> bool:
-        made = msg["type"] != "sample" or is_made(msg)
-        return not made and matches(msg["name"], self.shared)
-
-    def _process_message(self, msg: Message) -> None:
-        if not self._lets_go(msg):
-            super()._process_message(msg)
-            return
-        if msg["fn"].batch_shape[:-1].numel() > 1:
-            msg["fn"] = OnePrior(msg["fn"])
-
-    def _postprocess_message(self, msg: Message) -> None:
-        if not self._lets_go(msg):
-            super()._postprocess_message(msg)
-            return
-        # The enclosing traces have recorded the single value by now.
-        lead = msg["value"].dim() - msg["fn"].event_dim
-        batch = torch.broadcast_shapes(msg["value"].shape[:lead], (self.size, 1))
-        msg["value"] = msg["value"].expand(batch + msg["value"].shape[lead:])
-
-
-@dataclass(frozen=True)
-class Everybody(Batch):
-    """Batch of all rows of all clients, whose client plate samples shared sites only once."""
-
-    shared: str = ""
-
-    def clients(self) -> pyro.plate:
-        """Return the Pyro plate over clients, at dim -2, with shared sites sampled once."""
-        plate = OncePlate("clients", len(self.ids), dim=-2)
-        plate.shared = self.shared
-        return plate
-
-
-class Site(NamedTuple):
-    """Shape of a latent site, and whether its values differ between clients and rows."""
-
-    own: bool  # whether every client has its own value
-    rows: bool  # whether every row has its own value
-    places: int  # along the last axis of its batch shape
-    event: torch.Size
-
-    def laid(self, flat: Tensor, clients: int) -> Tensor:
-        """Reshape flattened draws [S, ...] to [draws, clients or 1, rows or entries, *event]."""
-        return flat.reshape(len(flat), clients if self.own else 1, self.places, *self.event)
-
-    def of(self, value: Tensor, client: int, rows: int) -> Values:
-        """Extract one client's values of a site from all clients' draws, without padding rows."""
-        mine = value[:, [client if self.own else 0]]
-        return Values(mine[:, :, :rows] if self.rows else mine, self.rows)
-
-
-class RowsKept(Messenger):
-    """Pyro messenger that removes masks of latent sites in padding rows, for a proper density."""
-
-    def _pyro_sample(self, msg: Message) -> None:
-        if open_latent(msg) and of_rows(msg):
-            msg["mask"] = None
-            while isinstance(msg["fn"], dist.MaskedDistribution):
-                msg["fn"] = msg["fn"].base_dist
-
-
-@dataclass(frozen=True)
-class Joint:
-    """Joint model of all clients: a method's model bound to its inputs and to all rows."""
-
-    method: Method
-    data: Federation
-    state: RoundState
-    received: Tensors
-    local: Tensors
-    batch: Everybody
-
-    def __call__(self) -> Any:
-        """Run the model on all clients' rows."""
-        received, local = (with_rows(v, len(self.batch)) for v in (self.received, self.local))
-        with RowsKept():
-            return self.method.model(received, local, self.batch)
-
-    def sites(self) -> dict[str, Site]:
-        """Return the shape of each latent site of the model, by site name."""
-        try:
-            trace = poutine.trace(self).get_trace()
-        except KeyError as error:
-            missing = str(error.args[0]).splitlines()[0]  # Pyro adds lines about shapes
-            raise ValueError(
-                f"the model reads {missing} of the server or its clients; pass state, a round of "
-                "the method"
-            ) from error
-        found = {}
-        for name, site in latent(trace):
-            if isinstance(site["fn"], OnePrior) and not site["fn"].agrees(site["value"]):
-                raise ValueError(
-                    f"the prior of {name!r} differs between clients, but the site is shared; it "
-                    "must only depend on shared sites and constants"
-                )
-            frames = {frame.name for frame in site["cond_indep_stack"]}
-            own, rows, fn = "clients" in frames, "rows" in frames, site["fn"]
-            found[name] = Site(own, rows, fn.batch_shape[-1:].numel(), fn.event_shape)
-        return found
-
-
-def joined(
-    model: Method | Program,
-    data: Federation,
-    state: RoundState | None,
-    seed: Seed,
-    shared: str | None,
-) -> Joint:
-    """Return the joint model of all training clients; sites without a client axis become shared."""
-    method = model if isinstance(model, Method) else _bare(model)
-    if state is None:  # the model reads nothing
-        method = _bare(method.model, method.shared)
-        state = first(method, data, seed)
-    ids = torch.arange(data.clients)
-    received, view = prepared(method, data, state, data.cohort(ids), seed=seed)
-    if isinstance(view, list):
-        raise ValueError("the method's main view is an ensemble; pass a method with a single model")
-    once = method.shared if shared is None else shared
-    batch = Everybody(**vars(data.batch(ids)), shared=once)
-    joint = Joint(method, data, state, received, view, batch)
-    with alone(data, seed):
-        common = " ".join([once, *(n for n, site in joint.sites().items() if not site.own)])
-    metadata = method.metadata.extend({common.strip(): SHARED})
-    return replace(joint, method=replace(method, metadata=metadata))
-
-
-def _bare(model: Program, shared: str = "") -> Method:
-    """Return a `Method` that consists of a model only, without training."""
-    return Method(
-        init=lambda generator, clients: {},
-        model=model,
-        guide=model,
-        phases=(),
-        aggregate=lambda server, message, cohort, generator: server,
-        metadata=Metadata({shared: SHARED}),
-    )
-
-
-@contextmanager
-def alone(data: Federation, seed: Seed, *key: int) -> Iterator[None]:
-    """Context manager that sets seed, data type and an empty parameter store for Pyro samplers."""
-    source = int(torch.randint(2**62, (), generator=stream(seed, Stream.SAMPLER, *key)))
-    unchecked, scope = pyro.validation_enabled(False), pyro.get_param_store().scope()
-    with seeded(source), default_type(data.dtype), unchecked, scope:
-        yield
-
-
 def _gathered(
-    joint: Joint, chains: Sequence[Tensors], seed: int, dims: Dims, stats: Tensors
+    joint: Joint,
+    sites: Tensors,
+    seed: int,
+    dims: Dims,
+    stats: Tensors,
+    quality: Mapping[str, float] | None = None,
 ) -> Any:
-    """Convert each chain's draws and sampler statistics to ArviZ data with all groups.
+    """Convert draws and sampler statistics to ArviZ data with all groups.
 
-    Draws are [S, *batch, *p], statistics [chain, S].
+    Draws are [chain, S, *batch, *p], statistics [chain, S].
     """
     method, data, ids = joint.method, joint.data, joint.batch.ids
     axes = ClientAxes(data, ids, method.shared, dims)
-    draws = len(next(iter(chains[0].values())))
-    made = []
-    for chain, sites in enumerate(chains):
-        with alone(data, seed, chain, 1):
-            known = joint.sites()
-            source = stream(seed, Stream.ROWS, Stream.SAMPLER, chain)
-            values = {n: s.laid(sites[n].reshape(draws, -1), len(ids)) for n, s in known.items()}
-            clients = []
-            for c in range(len(ids)):
-                one = slice(c, c + 1)
-                mine = {n: s.of(values[n], c, len(data.train[c])) for n, s in known.items()}
-                received, local = (cut(v, one) for v in (joint.received, joint.local))
-                what = (received, local, data.batch(ids[one]))
-                clients.append(pointwise_at(method.model, method.shared, mine, what, source))
-            found = axes.groups(clients)
-        # All clients' draws belong together, whether or not they share a site.
-        log_p = found["sample_stats"]["log_p"].value.reshape(draws, -1).sum(1)
-        of_draws = {"log_p": log_p, "log_q": log_p} | {n: v[chain] for n, v in stats.items()}
-        found["sample_stats"] = {n: Variable(v, ("draw",)) for n, v in of_draws.items()}
-        asked = EvaluationSpec(draws=draws, seed=seed + chain)
-        found |= of_prior(axes, method, joint.state, asked, lenient=True)
-        made.append(found | {"constant_data": axes.constants()})
-    return chained(made, data, ids)
+    chains, draws = next(iter(sites.values())).shape[:2]
+    count = chains * draws
+    with alone(data, seed, 0, 1):
+        known = joint.sites()
+        source = stream(seed, Stream.ROWS, Stream.SAMPLER)
+        values = {n: s.laid(sites[n].reshape(count, -1), len(ids)) for n, s in known.items()}
+        clients = []
+        for c in range(len(ids)):
+            one = slice(c, c + 1)
+            mine = {n: s.of(values[n], c, len(data.train[c])) for n, s in known.items()}
+            received, local = (cut(v, one) for v in (joint.received, joint.local))
+            what = (received, local, data.batch(ids[one]))
+            clients.append(pointwise_at(method.model, method.shared, mine, what, source))
+        found = axes.groups(clients)
+    # All clients' draws belong together, whether or not they share a site.
+    log_p = found["sample_stats"]["log_p"].value.reshape(count, -1).sum(1)
+    of_draws = {"log_p": log_p, "log_q": log_p} | {n: v.flatten() for n, v in stats.items()}
+    found["sample_stats"] = {n: Variable(v, ("draw",)) for n, v in of_draws.items()}
+    asked = EvaluationSpec(draws=count, seed=seed)
+    found |= of_prior(axes, method, joint.state, asked, lenient=True)
+    found["constant_data"] = axes.constants()
+    return chained([_of_chain(found, i, draws) for i in range(chains)], data, ids, attrs=quality)
+
+
+def _of_chain(found: Groups, chain: int, draws: int) -> Groups:
+    """Return the ArviZ groups of one chain, of draws of all chains one after the other."""
+    some = slice(chain * draws, (chain + 1) * draws)
+    return {
+        group: {
+            n: Variable(v.value[some], v.axes) if v.axes[:1] == ("draw",) else v
+            for n, v in variables.items()
+        }
+        for group, variables in found.items()
+    }

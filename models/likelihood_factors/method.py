@@ -27,7 +27,7 @@ from pyrofl.models.likelihood_factors.factors import (
 from pyrofl.models.likelihood_factors.finding import refuse_rows
 from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
 from pyrofl.models.likelihood_factors.linear import statistics
-from pyrofl.models.likelihood_factors.sampler import CHAINS, KEPT, LogDensity, hmc
+from pyrofl.inference.hmc import CHAINS, KEPT, LogDensity, hmc
 from pyrofl.models.likelihood_factors.structure import (
     Evaluated,
     Structure,

@@ -37,7 +37,7 @@ from pyrofl.inference.elbo import elbo, latent, with_rows
 from pyrofl.inference.metadata import SHARED, Metadata, Moments, Optimal
 from pyrofl.inference.method import GradientStep, Method, Phase, View, as_received
 from pyrofl.inference.optim import adam, sgd
-from pyrofl.inference.posteriors.importance_sampling import width
+from pyrofl.inference.posteriors.client_groups import width
 from pyrofl.inference.programs import Guide, Program
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.models.guides import Family, build_guide

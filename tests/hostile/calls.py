@@ -262,6 +262,7 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("checks.pit(_)", "", "None 3 'x' [] method data"),
     ("checks.calibration(_)", "", "run method,data method,data,None"),
     ("reference.nuts(_)", "", "None None,data 3,data bayes.model,None bayes.model,3 'x',data"),
+    ("reference.hmc(_)", "", "None None,data 3,data bayes.model,None bayes.model,3 'x',data"),
 )
 WORKS = (  # what is odd, and right
     "federation(x=x.float()).dtype==torch.float32",

@@ -16,10 +16,10 @@ from torch import Tensor
 import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
+from pyrofl.inference import hmc as sampler
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.federate import federate
 from pyrofl.models import two_stage
-from pyrofl.models.likelihood_factors import sampler
 from pyrofl.models.two_stage import TwoStage
 from pyrofl.tensors import generator
 

@@ -515,7 +515,7 @@ def with_slopes(received: Tensors, local: Tensors, batch: Batch) -> None:
 
 def test_covariates_have_the_names_of_their_columns(tmp_path):
     fitted = run(data=table(tmp_path).to("cpu", torch.float64), model=with_slopes)
-    found = fitted.to_arviz(5, {"beta": ("feature",)}, groups="all")
+    found = fitted.to_arviz(5, {"beta": ("feature",)}, groups="all", corrected=False)
     x = found["constant_data"]["x"]
     assert x.dims == ("row", "feature")
     assert x["feature"].values.tolist() == ["age", "bmi"]
@@ -538,7 +538,7 @@ def test_labels_that_do_not_fit_an_axis_are_refused(tmp_path):
 
     fitted = run(data=table(tmp_path).to("cpu", torch.float64), model=wide)
     with pytest.raises(ValueError, match="gamma: axis 'feature' has length 3; expected 2"):
-        fitted.to_arviz(5, {"gamma": ("feature",)})
+        fitted.to_arviz(5, {"gamma": ("feature",)}, corrected=False)
 
 
 def test_classes_have_their_names(tmp_path):

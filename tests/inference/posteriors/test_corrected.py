@@ -23,10 +23,10 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.monitoring.status import ConvergenceStatus
-from pyrofl.inference.posteriors import corrected
+from pyrofl.inference.posteriors import client_groups, corrected, importance_sampling
 from pyrofl.inference.posteriors.export import smoothed
-from pyrofl.inference.posteriors.proposals import evenly
-from pyrofl.models import fedavg, pfedvem, pvi
+from pyrofl.inference.posteriors.proposals import around, evenly
+from pyrofl.models import fedavg, likelihood_factors, pfedvem, pvi
 from pyrofl.tensors import Tensors
 
 SIZES = (3, 1, 6)
@@ -339,3 +339,67 @@ def test_weights_that_differ_by_rounding_are_good() -> None:
         log_w, k = smoothed(noise * scale - 70)
         torch.testing.assert_close(log_w.exp(), torch.full_like(log_w, 1e-3))
         assert k < 0.7
+
+
+def ragged() -> Federation:
+    """Return clients of 1 to 40 rows, as groups of different sizes and a remainder."""
+    rng = np.random.default_rng(5)
+    sizes = (3, 1, 40, 6, 25, 2, 30, 1, 9)
+    x = torch.from_numpy(rng.normal(size=(sum(sizes), 1)))
+    slopes = torch.from_numpy(rng.normal(1.0, 0.7, len(sizes))).repeat_interleave(
+        torch.tensor(sizes)
+    )
+    y = torch.bernoulli(torch.sigmoid(slopes * x[:, 0]), generator=torch.Generator().manual_seed(0))
+    return federation(x, y, sizes)
+
+
+def logistic(received: Tensors, local: Tensors, batch: Batch) -> None:
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        slope = pyro.sample("slope", dist.Normal(mu, tau))
+        pyro.deterministic("odds", (mu + slope).exp())
+        with batch.rows():
+            pyro.sample("y", dist.Bernoulli(logits=slope * batch.x[..., 0]), obs=batch.y)
+
+
+@pytest.mark.parametrize("build", [pvi.hierarchical, likelihood_factors.hierarchical])
+def test_the_correction_does_not_depend_on_groups_and_chunks(build, monkeypatch):
+    """One client at a time in one chunk, and all clients in groups and several chunks."""
+    data = ragged()
+    run = pyrofl.fit(build(logistic, data, shared="mu tau"), data, 2, progress=False)
+    alone = run.to_arviz(300, corrected=True, chunk_size=1)
+    monkeypatch.setattr(importance_sampling, "CELLS", 500)
+    monkeypatch.setattr(client_groups, "ROWS", 60)
+    groups = run.to_arviz(300, corrected=True)
+    for name in ("pareto_k", "importance_ess"):
+        one, other = (f["sample_stats"][name].values for f in (alone, groups))
+        np.testing.assert_allclose(one, other, rtol=1e-7)
+    for name in ("mu", "tau", "slope", "odds"):
+        one, other = (f["posterior"][name].values for f in (alone, groups))
+        np.testing.assert_allclose(one, other, rtol=1e-7)
+    rows = run.to_arviz(300, corrected=True, groups=["posterior", "log_likelihood"])
+    for name in ("mu", "tau", "slope", "odds"):
+        np.testing.assert_allclose(
+            rows["posterior"][name], groups["posterior"][name], rtol=1e-7, err_msg=name
+        )
+
+
+@pytest.mark.parametrize(("size", "share"), [(1, 1.0), (1, 1 / 32), (2, 1 / 32), (5, 1 / 32)])
+@pytest.mark.parametrize("draws", [3, 8, 17])
+def test_weights_of_noise_around_a_mode_are_unbiased(size, share, draws):
+    """The mean of p / r over draws of r is 1, for a normal p that is shifted from the mode."""
+    source, sets = torch.Generator().manual_seed(draws), 4000
+    shifts = torch.rand(sets, 1, 1, 2, size, generator=source, dtype=torch.float64)
+    mode = torch.full((sets, 1, size), 0.3, dtype=torch.float64)
+    root = 1.1 * torch.eye(size, dtype=torch.float64).expand(sets, 1, size, size)
+    noise, log_weight = around(mode, root, shifts, draws, share)
+    assert noise.shape == (sets, 1, draws, size)
+    # The target is the standard normal, so that each ratio is exp(-log weight).
+    means = (-log_weight[:, 0]).exp().mean(1)
+    error = means.std() / sets**0.5
+    assert abs(float(means.mean()) - 1) < 4 * float(error)
+    if share == 1:  # as the trapezoidal rule on a periodic function
+        assert float(means.var()) < 1e-3
+    seconds = ((-log_weight[:, 0]).exp() * noise[:, 0].square().sum(-1)).mean(1)
+    assert abs(float(seconds.mean()) - size) < 4 * float(seconds.std()) / sets**0.5

@@ -7,72 +7,14 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pooled_programs import SIZES, assert_exact, exact, federation, hierarchy, outside
 from scipy.stats import multivariate_normal
 
 import pyrofl
 from pyrofl import Method, reference
-from pyrofl.data import Federation
 from pyrofl.inference.posteriors.export import import_arviz, inference_data
-from pyrofl.inference.reference.samplers import joined
+from pyrofl.inference.reference.joint import joined
 from pyrofl.models import pvi
-
-SIZES = (1, 4, 2, 7)
-
-
-def federation(dtype: torch.dtype = torch.float64) -> Federation:
-    """Return four ragged clients with no features; their means are 3, -2, 0 and 1."""
-    rng = np.random.default_rng(3)
-    y = np.repeat([3.0, -2.0, 0.0, 1.0], SIZES) + rng.standard_normal(sum(SIZES))
-    parts = torch.arange(sum(SIZES)).split(SIZES)
-    names = ("north", "east", "south", "west")
-    empty = [part[:0] for part in parts]
-    x = torch.zeros(len(y), 1, dtype=dtype)
-    return Federation(x, torch.from_numpy(y).to(dtype), parts, empty, names)
-
-
-def hierarchy(received, local, batch):
-    """Let clients' means be normal around a common one, itself unknown."""
-    with batch.clients():
-        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
-        theta = pyro.sample("theta", dist.Normal(mu, 1.0))
-        pyro.deterministic("gap", theta - mu)
-        with batch.rows():
-            pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
-
-
-def outside(received, local, batch):
-    """Say the same with the common mean outside the plate over clients."""
-    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
-    with batch.clients():
-        theta = pyro.sample("theta", dist.Normal(mu, 1.0))
-        with batch.rows():
-            pyro.sample("y", dist.Normal(theta, 1.0), obs=batch.y)
-
-
-def exact(data: Federation) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and covariance of (mu, theta_1..theta_4) given y."""
-    count = len(data.train)
-    precision = np.zeros((count + 1, count + 1))
-    right = np.zeros(count + 1)
-    precision[0, 0] = 1 / 4 + count
-    for j, rows in enumerate(data.train, 1):
-        precision[j, j] = 1 + len(rows)
-        precision[0, j] = precision[j, 0] = -1
-        right[j] = data.y[rows].sum()
-    covariance = np.linalg.inv(precision)
-    return covariance @ right, covariance
-
-
-def assert_exact(found, data: Federation, errors: float = 4.0, effective: int = 100):
-    """Compare means and standard deviations within standard errors of that many draws."""
-    mean, covariance = exact(data)
-    sd = np.sqrt(np.diag(covariance))
-    posterior = found["posterior"]
-    draws = np.concatenate(
-        [posterior["mu"].values[..., None], posterior["theta"].values], -1
-    ).reshape(-1, 5)
-    assert np.abs((draws.mean(0) - mean) / sd).max() < errors / effective**0.5
-    assert np.abs(draws.std(0) / sd - 1).max() < errors / (2 * effective) ** 0.5
 
 
 @pytest.mark.parametrize(("model", "jit"), [(hierarchy, True), (outside, False)])
@@ -322,6 +264,8 @@ def test_runs_are_compared_as_they_are():
         (reference.nuts, "warmup", -1, 0),
         (reference.nuts, "chains", 0, 1),
         (reference.nuts, "seed", -1, 0),
+        (reference.hmc, "draws", 0, 1),
+        (reference.hmc, "chains", 0, 1),
         (reference.centralised, "draws", 0, 1),
         (reference.centralised, "seed", -1, 0),
         (reference.centralised, "steps", 0, 1),

@@ -17,13 +17,13 @@ from torch import Tensor
 import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
+from pyrofl.inference import hmc as sampler
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.federate import federate
+from pyrofl.inference.hmc import CHAINS, hmc, r_hat
 from pyrofl.models import likelihood_factors
-from pyrofl.models.likelihood_factors import sampler
 from pyrofl.models.likelihood_factors.factors import Factor, integrate
 from pyrofl.models.likelihood_factors.finding import find_structure
-from pyrofl.models.likelihood_factors.sampler import CHAINS, hmc, r_hat
 from pyrofl.tensors import generator
 
 SIGMA, SIZES = 0.7, (1, 5, 3, 8, 2, 4)

@@ -20,9 +20,9 @@ from torch.autograd.functional import hessian, jacobian
 import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
+from pyrofl.inference import hmc as sampler
 from pyrofl.inference.federate import federate
 from pyrofl.models import likelihood_factors, pvi
-from pyrofl.models.likelihood_factors import sampler
 from pyrofl.models.likelihood_factors.method import LikelihoodFactors
 from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.tensors import Tensors

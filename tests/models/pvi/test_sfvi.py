@@ -214,7 +214,7 @@ def test_a_flow_is_nearer_to_a_skewed_posterior_than_any_normal(bent):
 def test_corrected_draws_of_a_flow_are_exact(bent):
     found = bent.to_arviz(2000, corrected=True)
     stats = found["sample_stats"]
-    assert float(stats["pareto_k"][0]) < 0.5
+    assert float(stats["pareto_k"][0]) < 0.7
     count = min(2000.0, float(stats["importance_ess"][0])) / 2  # drawn anew from weighted ones
     for name, (mean, sd) in {"mu": MU, "tau": TAU}.items():
         values = found["posterior"][name].values[0]

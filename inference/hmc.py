@@ -25,6 +25,9 @@ TARGET = 0.8  # mean probability of acceptance
 MOST_STEPS = 32  # of a trajectory
 SINGULAR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 SHRINK = 1e-3  # of a covariance towards its diagonal
+APPROACH, APPROACH_STEPS = 60, 8  # iterations before the metric is known, and their steps
+APPROACH_SIZE, APPROACH_TARGET = 0.1, 0.7  # their first step size, and probability of acceptance
+DIVERGENT = 1000.0  # loss of energy in a trajectory that has diverged
 
 LogDensity = Callable[[Tensor], Tensor]
 """Points [S, d] -> log densities [S]."""
@@ -36,6 +39,7 @@ class Draws(NamedTuple):
     u: Tensor  # [S, d]; draws of one iteration are adjacent
     log_density: Tensor  # [S]
     r_hat: float
+    diverging: Tensor  # whether the trajectory that ends in a draw has diverged, [S]
 
 
 class _Point(NamedTuple):
@@ -46,30 +50,75 @@ class _Point(NamedTuple):
     slope: Tensor
 
 
-def hmc(log_density: LogDensity, start: Tensor, source: Generator) -> Draws:
-    """Draw from a distribution by Hamiltonian Monte Carlo, from given starts [K, d]."""
-    now, step = _at(log_density, start), _StepSize()
+def hmc(
+    log_density: LogDensity,
+    start: Tensor,
+    source: Generator,
+    kept: int | None = None,
+    thinning: int | None = None,
+    jitter: float = 0.0,
+    target: float | None = None,
+) -> Draws:
+    """Draw from a distribution by Hamiltonian Monte Carlo.
+
+    Args:
+        log_density: of points [S, d], differentiable.
+        start: a point of each chain, [K, d].
+        source: random generator.
+        kept: draws of each chain; default `KEPT`.
+        thinning: iterations per draw; default `THINNING`.
+        jitter: largest random decrease of the step size of each chain in an iteration, relative to
+            it, so that no chain stays long where the density is narrow.
+        target: mean probability of acceptance; default `TARGET`.
+    """
+    kept, thinning, target = kept or KEPT, thinning or THINNING, target or TARGET
+    now, step = _at(log_density, start), _StepSize(target)
     root = _root(start)
+
+    def iterated(size: float) -> tuple[_Point, Tensor, Tensor]:
+        if not jitter:
+            return _iterated(log_density, now, root, size, source)
+        uniform = torch.rand(len(start), 1, generator=source, dtype=start.dtype)
+        sizes, mean = size * (1 - jitter * uniform), size * (1 - jitter / 2)
+        return _iterated(log_density, now, root, sizes, source, _steps(mean, source))
+
     for window in range(WINDOWS):
         seen = []
         for _ in range(WARM):
-            now, accepted = _iterated(log_density, now, root, step.size, source)
-            step.adapt(accepted)
+            now, accepted, _ = iterated(step.size)
+            step.adapt(float(accepted.mean()))
             seen.append(now.u)
         now = _restarted(now, seen, source)
         # The first iterations of a window are still on their way.
         root = _root(torch.cat(seen[WARM // 2 :]))
-        step = _StepSize(step.average if window else step.size)
+        step = _StepSize(target, step.average if window else step.size)
     for _ in range(WARM):
-        now, accepted = _iterated(log_density, now, root, step.size, source)
-        step.adapt(accepted)
-    found = []
-    for _ in range(KEPT):
-        for _ in range(THINNING):
-            now, _ = _iterated(log_density, now, root, step.average, source)
+        now, accepted, _ = iterated(step.size)
+        step.adapt(float(accepted.mean()))
+    found, wrong = [], []
+    for _ in range(kept):
+        ill = torch.zeros(len(start), dtype=torch.bool)
+        for _ in range(thinning):
+            now, _, diverging = iterated(step.average)
+            ill |= diverging
         found.append(now)
+        wrong.append(ill)
     u = torch.stack([point.u for point in found])
-    return Draws(u.flatten(0, 1), torch.cat([point.value for point in found]), r_hat(u))
+    value = torch.cat([point.value for point in found])
+    return Draws(u.flatten(0, 1), value, r_hat(u), torch.cat(wrong))
+
+
+def approach(log_density: LogDensity, start: Tensor, source: Generator) -> Tensor:
+    """Return points [K, d] nearer to the bulk of a distribution than the starts [K, d].
+
+    Each chain has its own step size, so that no chain stays where the density is narrow.
+    """
+    now, root = _at(log_density, start), torch.eye(start.shape[1]).to(start)
+    size = start.new_full((len(start), 1), APPROACH_SIZE)
+    for _ in range(APPROACH):
+        now, accepted, _ = _iterated(log_density, now, root, size, source, APPROACH_STEPS)
+        size = size * (accepted - APPROACH_TARGET).mul(0.5).exp()[:, None]
+    return now.u
 
 
 def _restarted(now: _Point, seen: list[Tensor], source: Generator) -> _Point:
@@ -100,15 +149,15 @@ def r_hat(draws: Tensor) -> float:
 class _StepSize:
     """Dual averaging of the log step size."""
 
-    def __init__(self, start: float = 0.5) -> None:
-        self.size = self.average = start
+    def __init__(self, target: float, start: float = 0.5) -> None:
+        self.target, self.size, self.average = target, start, start
         self.count, self.error, self.bias = 0, 0.0, math.log(2 * start)
 
     def adapt(self, accepted: float) -> None:
         """Update the step size by the mean probability of acceptance of an iteration."""
         self.count += 1
         weight = 1 / (self.count + 5)
-        self.error = (1 - weight) * self.error + weight * (TARGET - accepted)
+        self.error = (1 - weight) * self.error + weight * (self.target - accepted)
         log_size = self.bias - self.count**0.5 / 0.1 * self.error
         part = self.count**-0.75
         self.average = math.exp(part * log_size + (1 - part) * math.log(self.average))
@@ -116,24 +165,38 @@ class _StepSize:
 
 
 def _iterated(
-    log_density: LogDensity, now: _Point, root: Tensor, size: float, source: Generator
-) -> tuple[_Point, float]:
-    """Run one trajectory of each chain; return the points and the mean acceptance probability."""
+    log_density: LogDensity,
+    now: _Point,
+    root: Tensor,
+    size: float | Tensor,
+    source: Generator,
+    steps: int | None = None,
+) -> tuple[_Point, Tensor, Tensor]:
+    """Run one trajectory of each chain, of a random length unless its steps are given.
+
+    Return the points, the probabilities of acceptance [K], and which trajectories diverged [K].
+    """
     momentum = torch.randn(now.u.shape, generator=source, dtype=now.u.dtype)
-    part = float(torch.rand((), generator=source))
-    length = math.pi / 2 * (SHORTEST + part * (LONGEST - SHORTEST))
+    steps = steps or _steps(float(size), source)
     uniform = torch.rand(len(now.u), generator=source, dtype=now.u.dtype)
-    steps = min(MOST_STEPS, math.ceil(length / size))
     new, moved = now, momentum
     for _ in range(steps):  # with whitened momenta: u moves along root p, p along root' slope
         moved = moved + 0.5 * size * times(root.mT, new.slope)
         new = _at(log_density, new.u + size * times(root, moved))
         moved = moved + 0.5 * size * times(root.mT, new.slope)
     change = new.value - now.value - 0.5 * (moved.square() - momentum.square()).sum(-1)
-    probability = change.nan_to_num(nan=-torch.inf).clamp(max=0.0).exp()
+    change = change.nan_to_num(nan=-torch.inf)
+    probability = change.clamp(max=0.0).exp()
     take = uniform < probability
     kept = (torch.where(like(take, a), a, b) for a, b in zip(new, now, strict=True))
-    return _Point(*kept), float(probability.mean())
+    return _Point(*kept), probability, change < -DIVERGENT
+
+
+def _steps(size: float, source: Generator) -> int:
+    """Return the number of steps of a trajectory of random length."""
+    part = float(torch.rand((), generator=source))
+    length = math.pi / 2 * (SHORTEST + part * (LONGEST - SHORTEST))
+    return min(MOST_STEPS, math.ceil(length / size))
 
 
 def _at(log_density: LogDensity, u: Tensor) -> _Point:

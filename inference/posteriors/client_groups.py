@@ -1,0 +1,136 @@
+"""Groups of clients whose posterior draws are weighted in one batch, and the densities of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Generator, Tensor
+
+from pyrofl.data import Federation
+from pyrofl.inference.elbo import base_of, is_point, latent, traces
+from pyrofl.inference.engine.state import RoundState
+from pyrofl.inference.evaluation.prepare import single
+from pyrofl.inference.evaluation.specification import EvaluationSpec
+from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.draws import JointNoise
+from pyrofl.inference.posteriors.pointwise import Client, densities
+from pyrofl.inference.training.noise import client_axis, open_latent
+from pyrofl.tensors import Tensors, cut, matches
+
+ROWS = 4096  # maximum rows of a group, including padding, unless it has a single client
+SHORT = 16  # number of rows up to which clients of any size are padded to each other
+ALIKE = 2 / 3  # minimum rows of the clients of a group, relative to its longest
+
+
+class ClientGroup(NamedTuple):
+    """Clients in one batch, with their own random generators."""
+
+    ids: list[int]
+    client: Client  # inputs of the programs, with C clients
+    sources: list[Generator]
+
+    def one(self, c: int, data: Federation) -> Client:
+        """Return the inputs of the programs for the c-th client alone, without padding."""
+        received, local, _ = self.client
+        some = slice(c, c + 1)
+        return cut(received, some), cut(local, some), data.batch(torch.tensor([self.ids[c]]))
+
+
+class Proposed(Messenger):
+    """Pyro messenger that computes normal latent sites from given standard normal noise.
+
+    Args:
+        shared: patterns of the shared sites.
+        normal: names of the normal sites.
+        noise: noise of the shared sites, [S, d].
+        own: noise of the client-specific sites, [S, C, n].
+    """
+
+    def __init__(self, shared: str, normal: frozenset[str], noise: Tensor, own: Tensor) -> None:
+        super().__init__()
+        self.shared, self.normal, self.draws = shared, normal, len(noise)
+        self.left = {True: noise[:, None], False: own}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if open_latent(msg) and msg["name"] in self.normal:
+            fn, ours = msg["fn"], matches(msg["name"], self.shared)
+            size = fn.event_shape.numel()
+            part, self.left[ours] = self.left[ours].tensor_split([size], -1)
+            part = part.to(fn.mean).reshape(*part.shape[:2], 1, *fn.event_shape)
+            msg["value"], msg["done"] = fn.mean + fn.stddev * part, True
+
+
+def width(fn: Any) -> int:
+    """Return the event size of a normal distribution; 0 for any other distribution."""
+    normal = isinstance(base_of(fn), torch.distributions.Normal) and fn.batch_shape[2:] in (
+        (),
+        (1,),
+    )
+    return fn.event_shape.numel() if normal else 0
+
+
+def grouped(
+    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
+) -> list[ClientGroup]:
+    """Return clients in groups of similar numbers of rows, of at most `ROWS` rows in all.
+
+    Clients are alone if the programs of several clients cannot run in one batch.
+    """
+    most = asked.chunk_size or len(ids)
+    order, found = ids[data.sizes[ids].argsort(descending=True, stable=True)], []
+    if most > 1 and not _is_batchable(method, data, state, order[:1], asked):
+        most = 1
+    while len(order):
+        of = data.sizes[order]
+        longest = int(of[0])
+        alike = int((of >= longest * ALIKE).sum()) if longest > SHORT else len(of)
+        fit = min(most, alike, max(1, ROWS // longest))
+        how = replace(asked, chunk_size=fit)
+        for some, received, local, sources in single(method, data, state, order[:fit], how):
+            found.append(ClientGroup(some.tolist(), (received, local, data.batch(some)), sources))
+        order = order[fit:]
+    return found
+
+
+def _is_batchable(
+    method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
+) -> bool:
+    """Return whether all sites are inside the client plate, and own ones normal or points."""
+    (_, received, local, _), *_ = single(method, data, state, ids, replace(asked, chunk_size=1))
+    group = ClientGroup(ids.tolist(), (received, local, data.batch(ids)), [Generator()])
+    with unproposed(method, group):
+        q, p = traces(method.model, method.guide, *group.client, 2)
+    sites = (site for trace in (q, p) for site in trace.nodes.values())
+    drawn = [s for s in sites if s["type"] == "sample" and not site_is_subsample(s)]
+    inside = all(client_axis(site) is not None for site in drawn)
+    return inside and all(is_point(s["fn"]) or width(s["fn"]) for _, s in latent(q))
+
+
+@contextmanager
+def unproposed(method: Method, group: ClientGroup) -> Iterator[None]:
+    """Sample sites without given noise by the clients' generators, as a context manager."""
+    sources = iter(group.sources)
+    with pyro.validation_enabled(False), JointNoise(group.sources, method.shared, sources.__next__):
+        yield
+
+
+def evaluated(method: Method, group: ClientGroup, proposed: Proposed) -> tuple[Tensors, Any, Any]:
+    """Return log densities [S, C] of sites at given noise, with the traces of guide and model."""
+    batch, draws = group.client[2], proposed.draws
+    with unproposed(method, group), proposed:
+        q, p = traces(method.model, method.guide, *group.client, draws)
+    zero = batch.size.new_zeros(draws, len(batch))
+    found = densities(method.shared, q, p, zero)
+    return {n: v.expand_as(zero).double() for n, v in found.items()}, q, p
+
+
+def total_rows(groups: Sequence[ClientGroup]) -> Tensor:
+    """Return the number of rows of each group, including padding."""
+    return torch.tensor([group.client[2].mask.numel() for group in groups]).double()
