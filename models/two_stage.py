@@ -44,10 +44,10 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, Positive, checked
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
+from pyrofl.inference.hmc import KEPT, LogDensity, hmc
 from pyrofl.inference.metadata import PER_CLIENT, SHARED, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.inference.programs import Program
-from pyrofl.inference.hmc import KEPT, LogDensity, hmc
 from pyrofl.models.likelihood_factors.structure import CLIENTS, EXACT, blank, on_cpu, precise
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.sites import Layout

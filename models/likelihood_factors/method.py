@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.hmc import CHAINS, KEPT, LogDensity, hmc
 from pyrofl.inference.metadata import PER_CLIENT, SHARED, Factors, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.models.guides.correlated import standard_noise
@@ -27,7 +28,6 @@ from pyrofl.models.likelihood_factors.factors import (
 from pyrofl.models.likelihood_factors.finding import refuse_rows
 from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
 from pyrofl.models.likelihood_factors.linear import statistics
-from pyrofl.inference.hmc import CHAINS, KEPT, LogDensity, hmc
 from pyrofl.models.likelihood_factors.structure import (
     Evaluated,
     Structure,
