@@ -74,7 +74,7 @@ class Plan(Summarised):
         )
         return few, many
 
-    def summary(self) -> Mapping[str, object]:
+    def overview(self) -> Mapping[str, object]:
         """Return rounds, bytes and seconds as text."""
         down, up = (f"{v / self.clients:,.0f}" for v in (self.bytes_down, self.bytes_up))
         rounds = "not predicted" if self.rounds is None else _between(self.rounds, str)
