@@ -20,8 +20,8 @@ from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.disclosure import leaving
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import HELLO
+from pyrofl.inference import hmc as sampler
 from pyrofl.inference.transport.wire import code_hash
-from pyrofl.models.likelihood_factors import sampler
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 SOON = Settings(3, 2, 0.0)

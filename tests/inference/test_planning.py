@@ -13,9 +13,9 @@ import toys
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.data.outlines import outline
+from pyrofl.inference import hmc as sampler
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.models import fedavg, pvi
-from pyrofl.models.likelihood_factors import sampler
 from pyrofl.tensors import generator
 
 SIZES = (3, 1, 9, 4)

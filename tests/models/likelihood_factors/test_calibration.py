@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import pyrofl
 from pyrofl import checks, figures, reference
 from pyrofl.data import Federation
-from pyrofl.models.likelihood_factors import sampler
+from pyrofl.inference import hmc as sampler
 from pyrofl.tensors import generator
 
 SIZES = (3, 1, 6, 2)

@@ -5,9 +5,9 @@ import pyro.distributions as dist
 import torch
 
 from pyrofl import datasets, federations
+from pyrofl.inference import hmc as sampler
 from pyrofl.inference.fit import fit
 from pyrofl.models import likelihood_factors
-from pyrofl.models.likelihood_factors import sampler
 
 
 def test_chains_that_never_moved_in_the_warm_up_restart_from_others():

@@ -14,8 +14,8 @@ pytest.importorskip("formulae")
 
 import pyrofl
 from pyrofl import effects, federations, figures
+from pyrofl.inference import hmc as sampler
 from pyrofl.inference.posteriors import corrected, importance_sampling
-from pyrofl.models.likelihood_factors import sampler
 from pyrofl.models.regression.families import FAMILIES
 
 SIZES = {"bern": 4, "basel": 9, "chur": 6, "zug": 2}  # clients of different sizes
