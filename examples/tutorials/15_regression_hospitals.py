@@ -11,21 +11,22 @@
 # ---
 
 # %% [markdown]
-# # 13. A multilevel regression over hospitals
+# # 15. A multilevel regression over hospitals
 #
 # Fit a logistic multilevel regression from a formula to patients of eight hospitals that do not share their data. The
 # steps are those that a user of brms, rstanarm or Bambi knows: data, formula, priors, prior predictive check, fit,
 # convergence, summary, effects and prediction.
 #
-# After these fifteen minutes you can
+# After this lesson (about 60 minutes) you can
 #
 # - describe the data of all hospitals by sums,
 # - write a formula, read its priors, and check them before the fit,
 # - decide from the diagnostics whether a posterior can be used,
 # - report odds ratios, effects of hospitals and conditional effects,
-# - predict for a hospital that took no part.
+# - predict for a hospital that did not participate.
 #
-# You need to know what a multilevel (mixed) model is. The extra `regression` must be installed.
+# You need tutorial 1, and to know what a multilevel (mixed) model is. The extra `regression` must be installed:
+# `pip install 'pyrofl[regression]'`.
 
 # %%
 # %matplotlib inline
@@ -38,8 +39,8 @@ import pyrofl
 from pyrofl import checks, effects, federations, figures
 
 # %% tags=["parameters"]
-draws, replicas = 4000, 1000
-# quick: draws, replicas = 200, 50
+draws, replicas, full = 4000, 1000, True
+# quick: draws, replicas, full = 200, 50, False
 
 # %% [markdown]
 # ## The data
@@ -180,6 +181,14 @@ table["true"] = pd.Series(
 )
 table[["mean", "sd", "2.5%", "97.5%", "ess_bulk", "pareto_k", "true"]].round(2)
 
+# %% tags=["remove-cell"]
+if full:
+    assert run.status.kind == "converged"
+    assert float(posterior.sample_stats["pareto_k"].max()) < 0.7
+    known = table.dropna(subset="true")
+    assert len(known) == 4
+    assert known["true"].between(known["2.5%"], known["97.5%"]).all()
+
 # %% [markdown]
 # For a report, coefficients of a logistic regression are shown as odds ratios:
 
@@ -209,8 +218,15 @@ figures.conditional(
 # %% [markdown]
 # ## Prediction
 #
-# The same two patients are predicted for Basel, which has many patients, and for a new hospital, whose intercept is drawn
-# from the distribution of all hospitals. Both are means over the posterior.
+# The same two patients are predicted for Basel, which has many patients, and for a new hospital. The difference $u$ of a new hospital's
+# intercept from that of the population is unknown: it has the distribution $N(0, \sigma^2)$, where $\sigma$ is `sd_hospital`. So a
+# patient with the linear predictor $\eta$ dies with probability
+#
+# $$p_{new} = \int \frac{1}{1 + e^{-(\eta + u)}} \, N(u; 0, \sigma^2) \, du.$$
+#
+# **A new hospital is not a typical hospital.** In a typical hospital $u = 0$, as in the conditional effects above. $p_{new}$ is closer
+# to 1/2: the logistic function is steepest there and flatter on the side towards 0 or 1. Both predictions are means over the posterior
+# draws of all parameters.
 
 # %%
 patients = pd.DataFrame({"age": [50, 80], "severity": [0.0, 1.0], "treated": [1, 1]})
@@ -228,33 +244,132 @@ figures.predictive_checks(checks.predictive_checks(run, ("mean",), replicas, pro
 # %% [markdown]
 # ## Exercises
 #
-# 1. Does the effect of the treatment differ between hospitals? Let its coefficient vary by hospital.
-# 2. What is the probability that a patient in Bern has higher odds of death than the same patient in Basel?
-# 3. A registry publishes that the odds ratio of the treatment is about 0.5, almost certainly between 0.35 and 0.7. Use it as a prior.
+# Exercise 1 is basic, 2 is intermediate, 3 is advanced. Use NumPy only.
 
 # %% [markdown]
-# ### Solutions
+# ### Exercise 1 (basic, 2 points)
+#
+# Every hospital reports its number of patients, and the mean and the standard deviation (with the divisor $n$) of their age. Write
+# `pool(n, means, sds)`: mean and standard deviation of the age of **all** patients, with the divisor $\sum n$.
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
+# The variance of all patients is the mean of the variances within hospitals plus the variance between their means.
+
+
+def pool(n, means, sds):
+    mean = (n * means).sum() / n.sum()
+    variance = (n * (sds**2 + (means - mean) ** 2)).sum() / n.sum()
+    return mean, variance**0.5
+
+
+# %% tags=["hide-cell", "test"]
+ages = [np.array([50.0, 60.0, 70.0]), np.array([80.0, 90.0]), np.array([40.0])]
+reported = [np.array([f(a) for a in ages]) for f in (len, np.mean, np.std)]
+center, spread = pool(*reported)
+assert np.isclose(center, 65.0), "weight the mean of each hospital by its number of patients"
+assert np.isclose(spread, np.concatenate(ages).std()), (
+    "variances, not standard deviations, are averaged; add the variance between hospitals"
+)
+
+# %% [markdown]
+# ### Exercise 2 (intermediate, 3 points)
+#
+# An earlier study reports that an odds ratio lies between `low` and `high` with probability 95%. Write `prior_of_ratio(low, high)`: mean
+# and standard deviation of the normal prior of the **coefficient** with this central interval. The 97.5% quantile of the standard normal
+# distribution is 1.96.
+
+# %% tags=["hide-cell", "solution"]
+# The coefficient is the log of the odds ratio: the interval is symmetric on this scale, and 2 * 1.96 standard deviations wide.
+
+
+def prior_of_ratio(low, high):
+    low, high = np.log(low), np.log(high)
+    return (low + high) / 2, (high - low) / (2 * 1.96)
+
+
+# %% tags=["hide-cell", "test"]
+for low, high in ((0.35, 0.7), (0.5, 2.0), (1.2, 6.0)):
+    center, spread = prior_of_ratio(low, high)
+    assert np.isclose(np.exp(center), (low * high) ** 0.5), (
+        "the middle of the interval is taken on the log scale"
+    )
+    assert np.allclose(np.exp(center + np.array([-1.96, 1.96]) * spread), [low, high]), (
+        "the interval is the mean plus and minus 1.96 standard deviations of the coefficient"
+    )
+
+# %% [markdown]
+# ### Exercise 3 (advanced, 3 points)
+#
+# Write `new_hospital(eta, sd)`: the probability that a patient of a new hospital dies, given posterior draws of the linear predictor
+# $\eta$ and of $\sigma$ (two arrays of the same length). Compute the integral of $p_{new}$ for each draw by Gauss-Hermite quadrature, then
+# average over the draws:
+#
+# $$\int f(u) \, N(u; 0, \sigma^2) \, du \approx \frac{1}{\sqrt{\pi}} \sum_k w_k \, f(\sqrt{2} \, \sigma \, t_k),$$
+#
+# with `t, w = np.polynomial.hermite.hermgauss(30)`.
+
+# %% tags=["hide-cell", "solution"]
+# One row for each draw, one column for each node. The weights sum to the square root of pi.
+
+
+def new_hospital(eta, sd):
+    t, w = np.polynomial.hermite.hermgauss(30)
+    p = 1 / (1 + np.exp(-(eta[:, None] + np.sqrt(2) * sd[:, None] * t)))
+    return (p @ w / np.sqrt(np.pi)).mean()
+
+
+# %% tags=["hide-cell", "test"]
+assert np.isclose(new_hospital(np.array([1.5, -1.5]), np.array([2.0, 2.0])), 0.5), (
+    "two opposite draws: 1/2 by symmetry; divide the sum by the square root of pi"
+)
+several, scales = np.array([-3.0, -1.0, 2.0]), np.array([1e-6, 0.5, 1.5])
+grid = np.linspace(-10, 10, 20001)  # in standard deviations
+normal = np.exp(-(grid**2) / 2) / np.exp(-(grid**2) / 2).sum()
+by_grid = [normal @ (1 / (1 + np.exp(-e - s * grid))) for e, s in zip(several, scales, strict=True)]
+assert np.isclose(new_hospital(several[:1], scales[:1]), by_grid[0], atol=1e-5), (
+    "hospitals that do not differ: the probability of a typical hospital"
+)
+assert np.isclose(new_hospital(several[2:], scales[2:]), by_grid[2], atol=1e-4), (
+    "hospitals that differ: average the probability over u; the node is sqrt(2) sd t"
+)
+assert np.isclose(new_hospital(several, scales), np.mean(by_grid), atol=1e-4), (
+    "average the probabilities over the draws, not their linear predictors"
+)
+
+# %% [markdown]
+# ## Explore
+#
+# 1. Does the effect of the treatment differ between hospitals? Let its coefficient vary by hospital.
+# 2. What is the probability that a patient in Bern has higher odds of death than the same patient in Basel?
+# 3. A registry publishes that the odds ratio of the treatment is between 0.35 and 0.7 with probability 95%. Use it as a prior.
+
+# %% tags=["hide-cell", "solution"]
 # 1. (1 + treated | hospital) adds the standard deviation of the effect. Its interval begins near 0, as it should: the
 # simulated effect is the same in all hospitals.
 varying = formula.replace("(1 |", "(1 + treated |")
 other = pyrofl.regression(varying, data, family="bernoulli", client="hospital")
 other_run = pyrofl.fit(other, data, progress=False)
 scales = other_run.summary(draws, progress=False)
-print(
-    scales.loc[[n for n in scales.index if n.startswith("sd")], ["mean", "2.5%", "97.5%"]].round(2)
-)
+scales = scales.loc[[n for n in scales.index if n.startswith("sd")], ["mean", "2.5%", "97.5%"]]
+print(scales.round(2))
 
-# %% tags=["hide-cell"]
+# %% tags=["hide-cell", "solution"]
 # 2. The coefficients of a patient are the same, so it is the probability that the intercept of Bern is larger.
 r = posterior["posterior"]["r_hospital"]
 print(f"{float((r.sel(client='bern') > r.sel(client='basel')).mean()):.2f}")
 
-# %% tags=["hide-cell"]
-# 3. On the log scale the interval is log(0.35) to log(0.7), with middle -0.69 and a quarter of its width as standard
-# deviation. The prior moves the estimate little and narrows its interval.
-informed = {**priors, "treated": dist.Normal(-0.69, 0.17)}
+# %% tags=["hide-cell", "solution"]
+# 3. The prior is that of exercise 2. It moves the estimate little and narrows its interval.
+center, spread = prior_of_ratio(0.35, 0.7)
+informed = {**priors, "treated": dist.Normal(center, spread)}
 other = pyrofl.regression(formula, data, family="bernoulli", client="hospital", priors=informed)
 other_run = pyrofl.fit(other, data, progress=False)
-print(effects.ratios(other_run, draws=draws).loc["treated"].round(2).to_dict())
+before, after = (effects.ratios(each, draws=draws).loc["treated"] for each in (run, other_run))
+print(pd.DataFrame({"default prior": before, "prior of the registry": after}).T.round(2))
+
+# %% tags=["remove-cell"]
+if full:
+    assert len(scales) == 2
+    assert scales["2.5%"].iloc[-1] < 0.1
+    assert abs(np.log(after["mean"] / before["mean"])) < 0.2
+    assert after["97.5%"] - after["2.5%"] < 0.8 * (before["97.5%"] - before["2.5%"])
