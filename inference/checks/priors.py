@@ -67,7 +67,8 @@ def prior_predictive(
     if "prior_predictive" not in found:
         raise ValueError(
             "the likelihood is a pyro.factor, which has no draws; expected a response by "
-            "pyro.sample(..., obs=batch.y)"
+            "pyro.sample(..., obs=batch.y); for a regression of censored(time, event), build one "
+            "of the response time, with the same priors, and draw from it"
         )
     return found
 

@@ -205,8 +205,8 @@ def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
             steady = ratio < 1 and now * ratio / (1 - ratio) <= limit
             if now > limit or not (steady or now <= SMALL[part] / 2):
                 return None
-    why = f"the last aggregation changed nothing by more than {FAR * SMALL['mean']} sd"
-    return ConvergenceStatus("converged", f"{why}, and updates are not damped", count)
+    why = f"the last round changed no mean or sd of a site by more than {FAR * SMALL['mean']} sd"
+    return ConvergenceStatus("converged", why, count)
 
 
 def _of_movement(moved: Sequence[Moved], undamped: bool = False) -> ConvergenceStatus:

@@ -48,9 +48,10 @@ def regression(
             features.
         family: name of the family, one of `families.FAMILIES`.
         link: name of the link; None is the usual one.
-        priors: parameter -> distribution of single numbers that replaces the default; see
-            `Regression.priors` for the names. "b" and "sd" replace those of all coefficients and
-            of all groups, "corr" the concentration of LKJ priors.
+        priors: parameter -> distribution of single numbers that replaces the default, by the
+            names that `Regression.priors` prints, such as "b[age]" (or "age") and "sd_client".
+            "b" and "sd" replace those of all coefficients and of all groups, "corr" the
+            concentration of LKJ priors.
         weights: column of row weights, the exponents of their likelihoods.
         center: whether the prior of the intercept is that at the mean of all columns, as in brms
             and rstanarm, rather than at 0.

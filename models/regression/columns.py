@@ -18,6 +18,17 @@ import pandas as pd
 from pyrofl.models.regression.rows import Clients, mean_of, quantiles, total
 
 UNSUPPORTED = {"cr", "cc", "tp", "hsgp"}
+IN_R = {
+    "Surv": "censored(time, event)",
+    "cens": "censored(time, event)",
+    "cbind": "p(successes, trials)",
+    "trials": "p(successes, trials)",
+    "factor": "C(x)",
+    "relevel": "C(x, Treatment('level'))",
+    "ns": "bs(x, df=4)",
+    "s": "bs(x, df=4)",
+}
+"""Function in formulas of lme4, brms or survival -> how formulas of pyrofl write it."""
 Namespace = Mapping[str, Any]
 
 
@@ -245,6 +256,9 @@ def _contrasts() -> dict[str, Any]:
 
 
 def _line(error: Exception) -> str:
+    if isinstance(error, KeyError) and error.args[0] in IN_R:
+        return f"unknown name {error}; expected {IN_R[error.args[0]]}"
     if isinstance(error, KeyError):
         return f"unknown name {error}; expected np.NAME, log, exp, sqrt, or a name of namespace="
-    return " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{text}; expected {{x ** 2}} for powers" if "character: ^" in text else text

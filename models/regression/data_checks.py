@@ -30,7 +30,7 @@ def warn_of_design(design: Design) -> None:
     texts = [*_lonely_levels(design), *_columns(design), *_separated(design)]
     texts += [*_off_center(design), *_constant(design)]
     for text in texts:
-        warn(text, UserWarning, stacklevel=5)
+        warn(text, UserWarning, stacklevel=4)
 
 
 def _lonely_levels(design: Design) -> list[str]:

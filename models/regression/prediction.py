@@ -114,7 +114,10 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
     train = next(iter(design.clients.frames.values()))
     columns = {}
     for name in design.needed:
-        known(name, [str(column) for column in frame.columns], "column of new rows:")
+        if name not in map(str, frame.columns):
+            raise ValueError(
+                f"new rows have no column {name!r}; expected all of {', '.join(design.needed)}"
+            )
         column = frame[name].reset_index(drop=True)
         if column.isna().any():
             raise ValueError(

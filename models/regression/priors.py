@@ -63,9 +63,7 @@ def make_priors(design: Design, link: str, given: Given) -> Priors:
         ValueError: if a name is unknown, or a prior is not a distribution of single numbers.
     """
     family, clients = design.family, design.clients
-    names = _names(design)
-    for name in given:
-        known(name, names, "prior")
+    given = _by_name(design, given)
     means, squares = mean_of(clients, design.population.evaluate)
     means, deviations = np.atleast_1d(means), np.sqrt(np.atleast_1d(squares))
     y_mean, y_scale = _response(design, link)
@@ -100,6 +98,23 @@ def make_priors(design: Design, link: str, given: Given) -> Priors:
     for name, code in family.auxiliary.items():
         others[name] = _chosen(code.replace("1 / S", _short(1 / y_scale)), given, name)
     return Priors(means.tolist(), coefficients, others, scales)
+
+
+def _by_name(design: Design, given: Given) -> dict[str, Any]:
+    """Return priors by known names; b[x], as tables of results print it, is another name of x.
+
+    Raises:
+        ValueError: if a name is unknown, or both names of a coefficient are given.
+    """
+    names, printed = _names(design), {f"b[{term}]": term for term in design.terms}
+    found: dict[str, Any] = {}
+    for name, prior in given.items():
+        short = printed.get(name, name)
+        known(short, names, "prior")
+        if short in found:
+            raise ValueError(f"{short} and b[{short}] are one coefficient; expected one prior")
+        found[short] = prior
+    return found
 
 
 def _names(design: Design) -> list[str]:

@@ -185,7 +185,7 @@ def _complete(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
         warn(
             f"{dropped} of {total} rows are dropped, as values are missing ({gaps}){lost}",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     return kept
 

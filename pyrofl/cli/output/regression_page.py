@@ -128,4 +128,4 @@ def _costs(run: Run) -> Section:
     down, up = (sum(getattr(r, name) for r in run.records) for name in ("bytes_down", "bytes_up"))
     lines = [(run.state.number, down, up, sum(r.seconds for r in run.records))]
     head = ("rounds", "bytes down", "bytes up", "seconds of training")
-    return Section("What travelled").table(head, lines)
+    return Section("Communication").table(head, lines)

@@ -311,7 +311,7 @@ def bytes_sent(made: Sequence[SavedRun]) -> Section:
         for one in made
     ]
     head = ("run", "numbers in a message", "bytes down", "bytes up", "seconds of training")
-    return Section("What travelled").table(head, lines)
+    return Section("Communication").table(head, lines)
 
 
 def faults(made: Sequence[SavedRun]) -> Section:

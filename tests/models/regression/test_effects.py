@@ -252,7 +252,7 @@ def test_figures_show_clients_and_bands(two_lines):
 @pytest.mark.parametrize(
     ("rows", "client", "text"),
     [
-        ({"x": [1.0]}, "bern", "unknown column of new rows: 'treat'"),
+        ({"x": [1.0]}, "bern", "new rows have no column 'treat'; expected all of"),
         ({"x": [1.0], "treat": ["maybe"]}, "bern", "has level 'maybe'.* expected one of no, yes"),
         ({"x": ["a"], "treat": ["no"]}, "bern", "x of new rows holds text; expected numbers"),
         ({"x": [math.nan], "treat": ["no"]}, "bern", "x of new rows is missing in row 0"),

@@ -153,6 +153,25 @@ def test_priors_are_replaced_by_name():
     assert "b_0 * (x[..., 0]" in method.program()
 
 
+def test_priors_are_replaced_by_the_names_of_the_results():
+    first, last = "b[x]", f"b[{quiet('y ~ x * g', tables()).design.terms[-1]}]"
+    given = {first: dist.Normal(0.0, 0.7), last: dist.Normal(0.0, 0.3)}
+    text = quiet("y ~ x * g", tables(), priors=given).priors()
+    assert "b[x] ~ Normal(loc=0.0, scale=0.7)" in text
+    assert f"{last} ~ Normal(loc=0.0, scale=0.3)" in text
+    with pytest.raises(ValueError, match="one coefficient; expected one prior"):
+        quiet("y ~ x * g", tables(), priors={**given, "x": given[first]})
+
+
+def test_warnings_point_at_the_line_that_builds_the_regression():
+    frame = pd.DataFrame({"y": [1.0, 2.0, None, 4.0], "x": [100.0, 101.0, 102.0, 103.0]})
+    data = federations.from_frames({"a": frame, "b": frame})
+    with pytest.warns(UserWarning, match="dropped|center") as seen:
+        pyrofl.regression("y ~ x + (x | client)", data)
+    assert len(seen) == 2
+    assert {one.filename for one in seen} == {__file__}
+
+
 def test_effects_of_categorical_responses_are_those_of_each_level():
     from pyro import poutine
 
