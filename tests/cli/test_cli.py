@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -92,7 +93,7 @@ def test_every_command_has_examples_that_it_takes(capsys):
         told = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
         assert told
         for line in told:
-            assert parser().parse_args(line.split()[1:]).do is COMMANDS[name][1]
+            assert parser().parse_args(shlex.split(line)[1:]).do is COMMANDS[name][1]
 
 
 def test_methods_are_found_by_their_build():

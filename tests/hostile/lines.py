@@ -60,6 +60,8 @@ LINES: dict[str, str] = {
     "epochs=uneven:ten>epochs epochs=uneven:>epochs",
     f"predict run --data new.csv --out out.csv{GAP} ": "> --client~A~--new-client> "
     "--client-column~site~--new-client> --client~A~--own-rows~own.csv> --client-column~age>",
+    "regress x --data csv:nothing.csv ": "--family>--family --link>--link --prior>--prior "
+    "--family~gaussian>nothing.csv --nonsense~3>--nonsense",
     "flower ": "up~p~--sites~4>--sites~4 up~p~--min-sites~4>--min-sites~is~4 "
     "serve~p~--host~0.0.0.0>--cert~is~None up> serve> join> join~10.0.0.1:1> zzz>zzz >COMMAND "
     "predict>",
