@@ -371,5 +371,5 @@ print(pd.DataFrame({"default prior": before, "prior of the registry": after}).T.
 if full:
     assert len(scales) == 2
     assert scales["2.5%"].iloc[-1] < 0.1
-    assert abs(np.log(after["mean"] / before["mean"])) < 0.2
+    assert abs(np.log(after["median"] / before["median"])) < 0.2
     assert after["97.5%"] - after["2.5%"] < 0.8 * (before["97.5%"] - before["2.5%"])
