@@ -232,9 +232,12 @@ def _hint(name: str, names: Collection[str]) -> str:
 
     >>> _hint("leraning_rate_head", ["lr_head", "lr_base"])
     'did you mean lr_head?'
+    >>> _hint("negbinomial", ["binomial", "negative_binomial"])
+    'did you mean negative_binomial?'
     """
-    # Users of other libraries write learning_rate for lr.
-    spelled = {"_".join({"lr": "learning_rate"}.get(w, w) for w in n.split("_")): n for n in names}
+    # Users of other libraries write learning_rate for lr, and negbinomial.
+    others = {"lr": "learning_rate", "negative": "neg"}
+    spelled = {"_".join(others.get(w, w) for w in n.split("_")): n for n in names}
     near = get_close_matches(name, [*names, *spelled], 1)
     return (
         f"did you mean {spelled.get(near[0], near[0])}?"
