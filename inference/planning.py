@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Federation
+from pyrofl.data.frames import Tables
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fit import fit
@@ -93,7 +94,7 @@ class Plan(Summarised):
 @checked
 def plan(
     method: Fitting,
-    data: Federation,
+    data: Federation | Tables,
     rounds: Count | None = None,
     *,
     exchange_seconds: NotNegative = 0.0,
@@ -111,8 +112,9 @@ def plan(
 
     Args:
         method: a method, or round number (from 0) -> method.
-        data: the federation. Without the clients' rows, use simulated rows of the same sizes: then
-            bytes and seconds are right, and rounds as far as the rows are alike.
+        data: the federation, or the tables of a regression. Without the clients' rows, use
+            simulated rows of the same sizes: then bytes and seconds are right, and rounds as far as
+            the rows are alike.
         rounds: number of rounds, if you choose it; None predicts that of `fit` without rounds.
         exchange_seconds: seconds that a round takes to exchange messages between the machines.
         seed: fixes all random numbers.
@@ -145,6 +147,7 @@ def plan(
         >>> found.total_seconds[0] > 60
         True
     """
+    data = by_round(method)(0).prepare(data)
     if data.is_outline:
         raise ValueError("data has no rows; pass simulated rows of the same sizes and columns")
     stop: Any = None if rounds else "converged"

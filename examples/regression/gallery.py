@@ -157,7 +157,7 @@ def lines(case: Case) -> Iterator[tuple[str, str]]:
 def table(
     name: str, estimates: dict[str, list[float]], lme4: dict[str, Any] | None, head: str
 ) -> list[str]:
-    """Return the lines of a table of estimates beside those of lme4 or posteriordb."""
+    """Return the lines of a table of estimates, compared with those of lme4 or posteriordb."""
     rows = [f"| parameter | pyrofl | {head} |", "|---|---|---|"]
     known = SCHOOLS if lme4 is None else matched(list(estimates), lme4)
     order = sorted(estimates, key=lambda n: n != "Intercept")

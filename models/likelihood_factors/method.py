@@ -28,12 +28,7 @@ from pyrofl.models.likelihood_factors.factors import (
 from pyrofl.models.likelihood_factors.finding import refuse_rows
 from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
 from pyrofl.models.likelihood_factors.linear import statistics
-from pyrofl.models.likelihood_factors.structure import (
-    Evaluated,
-    Structure,
-    on_cpu,
-    precise,
-)
+from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu, precise
 from pyrofl.models.likelihood_factors.variables import Variables
 from pyrofl.tensors import Tensors, like, spread_out, under
 

@@ -102,3 +102,16 @@ def test_rounds_without_a_rule_are_not_predicted():
     assert "some clients do not report in every round" in part.why
     with pytest.raises(ValueError, match="data has no rows; pass simulated rows"):
         pyrofl.plan(method, outline(rows.names, SIZES, (1,)))
+
+
+def test_the_tables_of_a_regression_are_planned_as_they_are_fitted():
+    pandas, _ = pytest.importorskip("pandas"), pytest.importorskip("formulae")
+    frames = {
+        name: pandas.DataFrame({"x": [0.5 * i for i in range(n)], "y": [i % 3 for i in range(n)]})
+        for name, n in {"A": 5, "B": 9, "C": 7}.items()
+    }
+    tables = pyrofl.federations.from_frames(frames)
+    method = pyrofl.regression("y ~ x + (1 | client)", tables)
+    found, run = pyrofl.plan(method, tables), pyrofl.fit(method, tables, progress=False)
+    assert found.rounds == (len(run.records), len(run.records))
+    assert found.bytes_up == run.records[-1].bytes_up

@@ -57,7 +57,7 @@ def test_a_seed_fixes_the_draws_of_hmc():
 
 
 def funnel(received, local, batch):
-    """Let own values have a scale that the rows say nothing about (Neal, 2003)."""
+    """Give own values a scale on which the rows have no information (Neal, 2003)."""
     with batch.clients():
         v = pyro.sample("v", dist.Normal(0.0, 3.0))
         theta = pyro.sample("theta", dist.Normal(0.0, (v / 2).exp()))
