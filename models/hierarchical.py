@@ -14,7 +14,8 @@ from pyrofl.data import Federation
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Program
 from pyrofl.models import likelihood_factors, pvi
-from pyrofl.models.likelihood_factors.structure import OtherStructure
+from pyrofl.models.likelihood_factors.linear import needs_one_round
+from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
 
 __all__ = ["hierarchical"]
 
@@ -67,7 +68,9 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
     """
     try:
         method = likelihood_factors.hierarchical(model, data, shared=shared, wide=wide)
-        chosen = "likelihood factors, 1 to 9 rounds"
+        assert isinstance(method.model, Structure)
+        once = needs_one_round(method.model, data.dtype)
+        chosen = f"likelihood factors, {'1 round' if once else '1 to 9 rounds'}"
     except OtherStructure as error:
         method = pvi.hierarchical(model, data, shared=shared, wide=wide)
         chosen = f"PVI, 10 to 60 rounds, as {error.reason}"

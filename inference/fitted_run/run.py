@@ -358,7 +358,9 @@ class Run(Pickled, Summarised):
     def title(self) -> str:
         """Title of the printed summary: number of rounds, seed and training time of the run."""
         seconds = sum(record.seconds for record in self.records)
-        return f"Run of {self.state.number} rounds, seed {self.seed}, {seconds:.1f} s"
+        number = self.state.number
+        rounds = "1 round" if number == 1 else f"{number} rounds"
+        return f"Run of {rounds}, seed {self.seed}, {seconds:.1f} s"
 
     def _more_html(self) -> str:
         """Return an HTML figure of scores by round, or of parameter changes if there are none."""

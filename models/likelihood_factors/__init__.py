@@ -16,7 +16,7 @@ NeurIPS 2003.
 
 PVI multiplies normal factors of g itself, for which a hierarchical posterior is a funnel: here g
 has no approximation but that of the likelihoods. For normal responses, linear in v, clients send
-sufficient statistics, and one exchange is exact whatever the noise variance is; see `linear`.
+sufficient statistics, and one exchange is exact for known or unknown noise variances; see `linear`.
 Effects e_j of a client follow given each draw of g, in closed form.
 
 One more exchange corrects the draws: `to_arviz` weighs the server's draws by prod_j L_j / t_j, for

@@ -91,7 +91,7 @@ def refuse_rows(structure: Structure, batch: Batch) -> None:
     if structure.linear is not None and not is_linear(structure, batch):
         raise OtherStructure(
             "the response of a client is not linear in the effects, or its variance depends on "
-            "rows, unlike in the rows from which the method was built"
+            "other variables, unlike in the rows from which the method was built"
         )
     if not structure.mine.size:
         return

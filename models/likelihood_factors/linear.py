@@ -4,6 +4,8 @@ If a response is Normal(c + D v, sigma) with v = (u, e), and sigma depends on sh
 alone, the log likelihood of a client is, with weights W of its rows and r = y - c,
 
     -(v' P v - 2 h' v + s) / (2 sigma^2) - n log sigma,   P = D'WD, h = D'Wr, s = r'Wr, n = tr W
+
+If the standard deviations of the rows are known, W contains their inverse squares, and sigma = 1.
 """
 
 from __future__ import annotations
@@ -47,8 +49,21 @@ def is_linear(structure: Structure, batch: Batch) -> bool:
         server = structure.evaluate(u[:, :1], eta[:, :1] * 0, blank(batch)).response
     if found is None or server is None:
         return False
-    alike = torch.allclose(found.sd, server.sd.expand_as(found.sd), rtol=EXACT)
+    # Known standard deviations may differ by row; unknown ones must be those of the server.
+    expected = found.sd[:1] if knows_noise(structure) else server.sd
+    alike = torch.allclose(found.sd, expected.expand_as(found.sd), rtol=EXACT)
     return alike and _has_linear_mean(structure, u[:2, 0], batch)
+
+
+def knows_noise(structure: Structure) -> bool:
+    """Return whether no variable rules the noise variance of a linear model."""
+    return structure.linear is not None and bool(structure.linear.all())
+
+
+def needs_one_round(structure: Structure, dtype: torch.dtype) -> bool:
+    """Return whether factors of a type are exact after one round."""
+    precise = dtype == torch.float64 or knows_noise(structure)  # squares of responses cancel
+    return structure.linear is not None and precise
 
 
 def statistics(structure: Structure, batch: Batch) -> Tensors:
@@ -58,6 +73,8 @@ def statistics(structure: Structure, batch: Batch) -> Tensors:
     found = _response(structure, structure.ours.prior()[0].double(), points, batch)
     d = (found.mean[1:] - found.mean[0]).movedim(0, -1)  # [C, B, n]
     weight, off = found.weight[0], found.value[0] - found.mean[0]
+    if knows_noise(structure):
+        weight = torch.where(weight > 0, weight / found.sd[0].square(), 0.0)
     off = torch.where(weight > 0, off, 0.0)
     weighted = torch.where(weight[..., None] > 0, d, 0.0) * weight[..., None]
     return {

@@ -27,7 +27,7 @@ from pyrofl.models.likelihood_factors.factors import (
 )
 from pyrofl.models.likelihood_factors.finding import refuse_rows
 from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
-from pyrofl.models.likelihood_factors.linear import statistics
+from pyrofl.models.likelihood_factors.linear import knows_noise, needs_one_round, statistics
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu, precise
 from pyrofl.models.likelihood_factors.variables import Variables
 from pyrofl.tensors import Tensors, like, spread_out, under
@@ -288,9 +288,8 @@ class LikelihoodFactors:
         """Choose the variables that are sampled, given draws [S, d] of the shared ones."""
         p, h = len(self.structure.reads), torch.zeros_like(u[0])
         h[self.structure.reads] = factors["precision"].sum(0).diagonal()[:p]
-        if self.structure.linear is not None:
-            with torch.no_grad():
-                h *= self._stated(self._evaluated(u))[2].median()
+        with torch.no_grad():
+            h *= self._stated(self._evaluated(u))[2].median()
         return Variables.of(self.structure, self._evaluated, u, h)
 
     def _evaluated(self, u: Tensor) -> Evaluated:
@@ -301,7 +300,8 @@ class LikelihoodFactors:
     def _stated(self, found: Evaluated) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(u) [S], T [S, m, m] and the inverse noise variance [S], or 1."""
         noise = torch.ones_like(found.prior[:, 0])
-        if self.structure.linear is not None and found.response is not None:
+        known = self.structure.linear is None or knows_noise(self.structure)
+        if not known and found.response is not None:
             noise = found.response.sd.expand(len(noise), 1, 1)[:, 0, 0] ** -2
         return found.prior[:, 0], found.roots[:, 0], noise
 
@@ -357,10 +357,10 @@ class LikelihoodFactors:
 
     def is_exact(self, server: Tensors) -> bool:
         """Return whether the server's draws are of the exact posterior of all clients."""
-        precise = server["server/shift"].dtype == torch.float64  # sums of squares cancel
+        exact = needs_one_round(self.structure, server["server/shift"].dtype)
         mixed = float(server["server/r_hat"]) <= MIXED
         complete = not bool(server["server/missing"])
-        return self.structure.linear is not None and precise and mixed and complete
+        return exact and mixed and complete
 
     def read(self, received: Tensors, local: Tensors) -> Tensors:
         """Return the received draws, which the guide reads."""

@@ -77,7 +77,7 @@ class Structure:
         mixed: whether any of these enters the roots T, too.
         spread: names of the shared sites that are normal with a scale that is another shared site.
         linear: mask [p] of those that the mean of a normal response is linear in, if the others
-            rule its variance alone; None for other likelihoods.
+            rule its variance alone; all True if it is known; None for other likelihoods.
     """
 
     program: Program

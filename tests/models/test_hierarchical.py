@@ -98,7 +98,8 @@ def assert_mu(run: pyrofl.Run, *names: str) -> None:
 @pytest.mark.parametrize(
     ("program", "shared", "name", "told"),
     [
-        (normal, "mu", "likelihood_factors", "method: likelihood factors, 1 to 9 rounds"),
+        (normal, "mu", "likelihood_factors", "method: likelihood factors, 1 round"),
+        (counts, "mu tau", "likelihood_factors", "likelihood factors, 1 to 9 rounds"),
         (gamma_effects, "shape", "pvi", "method: PVI, 10 to 60 rounds, as site 'rate' of each cl"),
     ],
 )

@@ -130,7 +130,9 @@ def test_a_linear_model_is_exact_after_one_exchange(program):
     expected = exact(data, list(range(6)))
     assert_near(found(run), expected)
     assert_near(found(run, corrected=True), expected)
-    stats = run.to_arviz(2000, progress=False)["sample_stats"]
+    drawn = run.to_arviz(200, progress=False)
+    assert drawn.attrs["corrected"] == "no: the draws are of the exact posterior"
+    stats = run.to_arviz(2000, corrected=True, progress=False)["sample_stats"]
     assert float(stats["pareto_k"][0]) < 0.2
     # What is lost is noise of the clients' own draws.
     assert float(stats["importance_ess"][0]) > 0.9 * 2500

@@ -194,7 +194,7 @@ def curved(mu: Tensor, tau: Tensor, b: Tensor, far: Tensor, batch: Any) -> None:
 
 
 def other_variance(mu: Tensor, tau: Tensor, b: Tensor, far: Tensor, batch: Any) -> None:
-    pyro.sample("y", dist.Normal(b, 1.0 + far), obs=batch.y)
+    pyro.sample("y", dist.Normal(b, 1.0 + tau * far), obs=batch.y)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def other_variance(mu: Tensor, tau: Tensor, b: Tensor, far: Tensor, batch: Any) 
     [
         (scale_in_mean, "depends on tau in another way than by the scale of b"),
         (curved, "the response of a client is not linear"),
-        (other_variance, "its variance depends on rows"),
+        (other_variance, "its variance depends on other variables"),
     ],
 )
 def test_a_client_whose_rows_contradict_the_structure_is_refused(effect, told, short):
