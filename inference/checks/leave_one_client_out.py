@@ -94,7 +94,7 @@ def loco(
         >>> method = pvi.build(nets.build("linear", (1,), 1), likelihood=likelihoods.normal(0.5))
         >>> run = pyrofl.fit(method, data, rounds=5, progress=False)
         >>> found = loco(run, draws=200)
-        >>> found.n_data_points
+        >>> int(found.n_data_points)
         2
     """
     import xarray

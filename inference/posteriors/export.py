@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ LATEST = 253402300800  # seconds from 1970 to the year 10000, the end of valid d
 STOPPED = "SOURCE_DATE_EPOCH"  # environment variable that many tools read for reproducible output
 VARIABLE = 8192  # maximum bytes of a variable's metadata in a file
 TAIL = 0.2  # maximum fraction of draws with smoothed weights
+FEWEST = 25  # draws, of which a fifth suffices for a fit of the tail
 ROUNDING = 1e-6  # spread of log weights due to rounding, as where a guide is exact
 
 
@@ -107,13 +109,15 @@ def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
     log_weights = log_weights.double()
     if float(log_weights.amax() - log_weights.quantile(1 - TAIL)) < ROUNDING:
         return log_weights - log_weights.logsumexp(0), 0.0  # a fit of the tail would divide by 0
+    if len(log_weights) < FEWEST:
+        return log_weights - log_weights.logsumexp(0), math.inf
     values, arviz = log_weights.numpy(), import_arviz()
-    with np.errstate(over="ignore"):  # in the quantiles of a very heavy tail
+    with np.errstate(over="ignore", invalid="ignore"):  # in the quantiles of a very heavy tail
         if hasattr(arviz, "psislw"):
             weights, k = arviz.psislw(values.copy())
         else:  # ArviZ 1 expects negative weights
             weights, k = import_module("arviz_stats.base").array_stats.psislw(-values)
-    return torch.as_tensor(weights), float(k)
+    return torch.as_tensor(weights), math.inf if math.isnan(k) else float(k)
 
 
 def save(data: Any, path: str | Path) -> None:

@@ -6,6 +6,7 @@ such as a counter of an annealed loss, the update runs as written; see `recorder
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -134,7 +135,7 @@ def _position(iterator: Iterator[Any]) -> tuple[object, ...]:
     frame = getattr(iterator, "gi_frame", None)
     if frame is not None:  # of a generator
         return frame.f_lasti, repr([v for v in frame.f_locals.values() if type(v) in PLAIN])
-    try:
+    with suppress(TypeError), warnings.catch_warnings():  # Python 3.14 has none for itertools
+        warnings.simplefilter("ignore", DeprecationWarning)
         return (repr(iterator.__reduce__()[1:]),)
-    except TypeError:
-        return ()
+    return ()
