@@ -153,12 +153,11 @@ settings = {
     "lr": eta,
     "momentum": 0.0,
 }
-start = {"w": torch.zeros(1, dtype=torch.float64)}
 ends = {}
 for build in (fedavg.build, scaffold.build):
     method = build(line, **settings)
     run = pyrofl.fit(method, two, rounds=5 * rounds, progress=False)
-    ends[method.name] = float(run.state.server["w"])
+    ends[method.name] = float(run.state.server["w/w"])
     print(f"{method.name:9s} w = {ends[method.name]:.3f}")
 
 # %% tags=["remove-cell"]
