@@ -18,7 +18,7 @@
 #
 # After this lesson (about 65 minutes) you can
 #
-# - describe a round of **FedAvg** (McMahan and others, AISTATS 2017), and compute one by hand,
+# - describe a round of **FedAvg** (federated averaging; McMahan and others, AISTATS 2017), and compute one by hand,
 # - derive where FedAvg ends, and explain *client drift*,
 # - describe how data can be partitioned among clients, and measure what the partition does to the accuracy,
 # - compute how many bytes a client sends,
@@ -142,14 +142,15 @@ print({e: round(end(e, eta), 3) for e in (1, 10, 40)})
 #
 # **SCAFFOLD** (Karimireddy and others, ICML 2020) corrects the drift. Each client keeps an estimate $c_j$ of its own gradient,
 # and the server keeps their mean $c$. A local step uses $f_j'(w) - c_j + c$ instead of $f_j'(w)$. At $w^*$ the estimates become
-# $c_j = f_j'(w^*)$ and $c = 0$; the step is then zero for every client, and none drifts.
+# $c_j = f_j'(w^*)$ and, as both clients have the same number of rows, $c = 0$; the step is then zero for every client, and none
+# drifts.
 
 # %%
 rows = {
     f"client {j + 1}": (np.full((10, 1), a[j] ** 0.5), np.full(10, a[j] ** 0.5 * m[j]))
     for j in range(2)
 }
-two = Federation.from_arrays(rows).to("cpu", torch.float64)
+two = Federation.from_arrays(rows).to("cpu", torch.float64)  # in double precision
 line = nets.build("linear", input_shape=(1,), outputs=1)
 settings = {
     "likelihood": likelihoods.normal(1.0),
@@ -162,7 +163,7 @@ ends = {}
 for build in (fedavg.build, scaffold.build):
     method = build(line, **settings)
     run = pyrofl.fit(method, two, rounds=5 * rounds, progress=False)
-    ends[method.name] = float(run.state.server["w/w"])
+    ends[method.name] = float(run.state.server["w/w"])  # the name of the parameter on the server
     print(f"{method.name:9s} w = {ends[method.name]:.3f}")
 
 # %% tags=["remove-cell"]
@@ -198,9 +199,9 @@ counts = federations.class_counts(parted["dirichlet:0.3"])
 figures.partition(counts, parted["dirichlet:0.3"].names, digits.classes)
 
 # %% [markdown]
-# The clients differ in size, and most have only some of the ten classes.
+# The clients differ in size, and every client has few or no images of some classes.
 #
-# Train FedAvg on each partition, and compare it with `local`, in which each client trains alone. The network `mlp:50` has 64
+# Train FedAvg on each partition, and compare it with `local`, in which each client trains alone. The network `mlp:50` (multilayer perceptron) has 64
 # inputs (the pixels), one hidden layer of 50 units, and 10 outputs. In each round a client makes 5 passes over its rows, in
 # random batches of 10 rows, by gradient descent with momentum: a step also uses 0.9 times the step before. This takes a few
 # seconds.
@@ -235,6 +236,9 @@ plt.show()
 
 # %% tags=["remove-cell"]
 assert int(sum(parted["iid"].sizes[:20])) == 1347
+assert {67, 68} == {*map(int, parted["iid"].sizes[:20])}
+assert (np.asarray(counts)[:20].min(1) <= 2).all()
+assert (np.asarray(federations.class_counts(parted["labels:2"]))[:20] > 0).sum(1).max() == 2
 if rounds == 20:
     assert accuracy["iid", "FedAvg"] > accuracy["iid", "local"] + 0.02
     assert accuracy["dirichlet:0.3", "FedAvg"] > accuracy["dirichlet:0.3", "local"] + 0.02

@@ -143,8 +143,8 @@ def model(received, local, batch):
 #
 # ## Fit the model
 #
-# The method is partitioned variational inference (PVI, lesson 4). It approximates the posterior by a normal distribution, of
-# $\mu$, $\log \tau$ and the $\eta_j$. In each round every school sends one small message: how its data change the posterior
+# The method is partitioned variational inference (PVI, lesson 4). It approximates the posterior by normal densities:
+# of $\mu$ and $\log \tau$, and given these of the $\eta_j$. In each round every school sends one small message: how its data change the posterior
 # of $\mu$ and $\tau$. The server applies a part of each change, so several rounds are needed. (For this model,
 # `pyrofl.hierarchical` would choose a method that needs one round; PVI also fits models for which there is no such method.)
 # The function `watch` stores draws from the approximation after each round. The fit takes 10 to 30 seconds.
@@ -242,8 +242,9 @@ table[["mean", "sd", "difference", "ratio"]].round(2)
 
 # %% [markdown]
 # `difference` is the federated mean minus the exact one, in exact posterior standard deviations; it should be near 0. `ratio`
-# is the federated standard deviation divided by the exact one; it should be near 1. The figure shows both, and on the left the
-# two posteriors.
+# is the federated standard deviation divided by the exact one; it should be near 1. The figure shows the
+# two posteriors on the left, centered at the exact mean, `difference` in the middle ("shift") and `ratio` on the right. Dots in the
+# grey bands count as agreement.
 
 # %%
 figures.cost(table, ("PVI", "HMC"))

@@ -127,13 +127,14 @@ with batch.clients():
 print("value", tuple(vector.shape), "= [clients, 1, 3]")
 
 # %% [markdown]
-# `figures.plates` draws a model: circles are sites, the grey one is observed, arrows are dependencies, and boxes are plates.
+# `figures.plates` draws a model: rounded boxes are sites, the grey one is observed; arrows are dependencies, and frames are
+# plates.
 
 # %%
 figures.plates(pyrofl.get_dependencies(pvi.hierarchical(model, data, shared="common"), data))
 
 # %% [markdown]
-# `common` is outside the box of clients, because it is shared; `mine` exists once per client, `temperature` once per row.
+# `common` is outside the frame of clients, because it is shared; `mine` exists once per client, `temperature` once per row.
 #
 # ## Variational inference
 #
