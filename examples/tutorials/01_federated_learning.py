@@ -414,7 +414,7 @@ assert np.shape(found) == (2,), "return two numbers: the mean and the standard d
 centre, spread = found
 assert np.isclose(centre, 400 / 170), "the mean is weighted by precision, n_j a_j"
 assert np.isclose(spread, 170**-0.5), (
-    "the standard deviation is the inverse root of the total precision"
+    "the standard deviation is the inverse root of the total precision, the variance its inverse"
 )
 assert np.isclose(posterior(4 * three[0], *three[1:])[1], spread / 2), (
     "four times the rows, half the standard deviation"

@@ -331,14 +331,14 @@ def larger(theta, a, b):
 
 
 # %% tags=["hide-cell", "test"]
+some = np.array([[0.0, 1.0], [2.0, 1.0], [3.0, 1.0], [-9.0, 1.0]])
+assert larger(some[1:3], 1, 0) == 0.0, "the order of the schools matters: is a larger than b?"
 shift = np.linspace(-10, 10, 101)
 always = larger(np.column_stack([shift + 1, shift]), 0, 1)
 assert always <= 1, "a probability is at most 1: return a fraction, not a count or a percentage"
 assert always == 1.0, "compare within each draw: here a is always larger"
 assert larger(np.ones((3, 2)), 0, 1) == 0.0, "equal effects do not count as larger"
-some = np.array([[0.0, 1.0], [2.0, 1.0], [3.0, 1.0], [-9.0, 1.0]])
 assert larger(some, 0, 1) == 0.5, "expected the fraction of draws with a larger value of a"
-assert larger(some[1:3], 1, 0) == 0.0, "the order of the schools matters"
 
 # %% [markdown]
 # ### Exercise 4 (advanced, 3 points)
@@ -361,7 +361,7 @@ assert np.shape(found) == (2,), "return two numbers: the mean and the standard d
 middle, sd = found
 assert np.isclose(middle, 8 + 20 * 0.1), "y = 28 counts with 1 - B = 0.1"
 assert np.isclose(sd, (1 / 225 + 1 / 25) ** -0.5), (
-    "the standard deviation is the inverse root of the sum of precisions"
+    "the standard deviation is the inverse root of the sum of precisions, the variance its inverse"
 )
 assert sd < 5.0, "data reduce the standard deviation"
 

@@ -487,9 +487,11 @@ except TypeError as error:
 assert not math.isclose(best, float(evidence) + 1.5 * math.log(2 * math.pi), rel_tol=1e-5), (
     "the log density of each row includes the constant -1/2 log(2 pi)"
 )
-assert best > wider, "the ELBO is largest at the standard deviation of the posterior, 0.5"
+assert best > wider, (
+    "the ELBO is largest at sd 0.5: sd^2 counts in every row, the KL divergence once"
+)
 assert math.isclose(best, float(evidence), rel_tol=1e-5), (
-    "at the exact posterior the ELBO equals log p(y)"
+    "at the exact posterior the ELBO equals log p(y): subtract the KL divergence, once"
 )
 assert best > lower, "the ELBO is largest at the posterior mean"
 
