@@ -201,10 +201,10 @@ figures.partition(counts, parted["dirichlet:0.3"].names, digits.classes)
 # %% [markdown]
 # The clients differ in size, and every client has few or no images of some classes.
 #
-# Train FedAvg on each partition, and compare it with `local`, in which each client trains alone. The network `mlp:50` (multilayer perceptron) has 64
-# inputs (the pixels), one hidden layer of 50 units, and 10 outputs. In each round a client makes 5 passes over its rows, in
-# random batches of 10 rows, by gradient descent with momentum: a step also uses 0.9 times the step before. This takes a few
-# seconds.
+# Train FedAvg on each partition, and compare it with `local`, in which each client trains alone. The network `mlp:50`
+# (multilayer perceptron) has 64 inputs (the pixels), one hidden layer of 50 units, and 10 outputs. In each round a client makes
+# 5 passes over its rows, in random batches of 10 rows, by gradient descent with momentum: a step also uses 0.9 times the step
+# before. This takes a few seconds.
 
 # %%
 net = nets.build("mlp:50", input_shape=(64,), outputs=10)

@@ -101,9 +101,9 @@ assert round(float(weight.sum() ** -0.5), 1) == 4.1
 # $$\mu \sim N(0, 5^2),\quad \tau \sim \text{HalfCauchy}(5),\quad
 # \theta_j = \mu + \tau\,\eta_j,\ \eta_j \sim N(0, 1),\quad y_j \sim N(\theta_j, \sigma_j^2).$$
 #
-# The prior of $\tau$, HalfCauchy(5), is a wide density on positive numbers: half of it is below 5, and large values are not
-# excluded. If $\tau$ is large, the schools have little in common; if it is zero, they are identical. $\tau$ is estimated from the
-# data.
+# The third formula is $\theta_j \sim N(\mu, \tau^2)$, written with a standard normal $\eta_j$. The prior of $\tau$,
+# HalfCauchy(5), is a wide density on positive numbers: half of it is below 5, and large values are not excluded. If $\tau$ is
+# large, the schools have little in common; if it is zero, they are identical. $\tau$ is estimated from the data.
 #
 # Pyro describes a model as a program. `pyro.sample(name, distribution)` declares a random variable, called a **site**; with
 # `obs=` the variable is observed. `pyro.deterministic` names a quantity that is computed from others. A **plate** declares
@@ -143,11 +143,11 @@ def model(received, local, batch):
 #
 # ## Fit the model
 #
-# The method is partitioned variational inference (PVI, lesson 4). It approximates the posterior by normal densities:
-# of $\mu$ and $\log \tau$, and given these of the $\eta_j$. In each round every school sends one small message: how its data change the posterior
-# of $\mu$ and $\tau$. The server applies a part of each change, so several rounds are needed. (For this model,
-# `pyrofl.hierarchical` would choose a method that needs one round; PVI also fits models for which there is no such method.)
-# The function `watch` stores draws from the approximation after each round. The fit takes 10 to 30 seconds.
+# The method is partitioned variational inference (PVI, lesson 4). It approximates the posterior by normal densities: of $\mu$
+# and $\log \tau$, and given these of the $\eta_j$. In each round every school sends one small message: how its data change the
+# posterior of $\mu$ and $\tau$. The server applies a part of each change, so several rounds are needed. (For this model,
+# `pyrofl.hierarchical` would choose a method that needs one round; PVI also fits models for which there is no such method.) The
+# function `watch` stores draws from the approximation after each round. The fit takes 10 to 30 seconds.
 
 # %%
 seen = []
@@ -193,14 +193,15 @@ def show(axes, t):
 moving(show, range(len(seen)), title=lambda t: f"after round {t + 1}")
 
 # %% [markdown]
-# In the first two rounds the posterior moves to the right: the mean of $\mu$ is 2.3 after round 1, 4.2 after round 2 and 4.4 at the
-# end. Later rounds change little. At the end each circle lies between its cross and the dashed line, up to the error of the
-# draws. This is **shrinkage**: the estimate of a school also uses the data of the other schools. The larger the standard error of
-# a school, the stronger the shrinkage.
+# In the first two rounds the posterior moves to the right: the mean of $\mu$ is 2.3 after round 1, 4.2 after round 2 and 4.4 at
+# the end. Later rounds change little. At the end each circle lies between its cross and the dashed line, up to the random error
+# of the draws (*Monte Carlo error*: that of a mean is the standard deviation divided by $\sqrt{4000}$). This is **shrinkage**:
+# the estimate of a school also uses the data of the other schools. The larger the standard error of a school, the stronger the
+# shrinkage.
 #
 # In federated learning this is called a **personalized model**: each client has its own model, close to a common
 # model, and the data determine how close.
-
+#
 # The next cell draws from the final posterior. `corrected=True` removes most of the error of the normal approximation by
 # **importance sampling**: draws are resampled with weights proportional to the exact posterior density divided by that of the
 # approximation.
@@ -231,8 +232,8 @@ if rounds == 25:
 # ## Compare with the exact posterior
 #
 # With eight rows we can pool the data, which is impossible in a real federation, and draw from the posterior by Hamiltonian
-# Monte Carlo (HMC). HMC is a Markov chain Monte Carlo method that needs no normal approximation: with enough draws it is
-# exact. `reference.hmc` runs the same model; this takes about five seconds.
+# Monte Carlo (HMC). HMC generates a sequence of draws whose distribution converges to the posterior (a *Markov chain*). It
+# needs no normal approximation: with enough draws it is exact. `reference.hmc` runs the same model; this takes about five seconds.
 
 # %%
 exact = reference.hmc(model, data, shared="mu tau")
@@ -241,10 +242,10 @@ table = table[table["variable"].isin(["mu", "tau", "theta"])]
 table[["mean", "sd", "difference", "ratio"]].round(2)
 
 # %% [markdown]
-# `difference` is the federated mean minus the exact one, in exact posterior standard deviations; it should be near 0. `ratio`
-# is the federated standard deviation divided by the exact one; it should be near 1. The figure shows the
-# two posteriors on the left, centered at the exact mean, `difference` in the middle ("shift") and `ratio` on the right. Dots in the
-# grey bands count as agreement.
+# `difference` is the federated mean minus the exact one, in exact posterior standard deviations; it should be near 0. `ratio` is
+# the federated standard deviation divided by the exact one; it should be near 1. The figure shows the two posteriors on the
+# left, centered at the exact mean, `difference` in the middle ("shift") and `ratio` on the right. Dots in the grey bands count
+# as agreement.
 
 # %%
 figures.cost(table, ("PVI", "HMC"))

@@ -105,15 +105,13 @@ def model(received, local, batch):
 # %%
 trace = pyro.poutine.trace(model).get_trace({}, {}, batch)
 trace.compute_log_prob()
-for name, site in trace.nodes.items():
-    if site["type"] == "sample" and "log_prob" in site and name not in ("clients", "rows"):
-        print(
-            f"{name:12s} value {tuple(site['value'].shape)}, log_prob {tuple(site['log_prob'].shape)}"
-        )
+for name in ("common", "mine", "temperature"):
+    value, density = (trace.nodes[name][key].shape for key in ("value", "log_prob"))
+    print(f"{name:12s} value {tuple(value)}, log_prob {tuple(density)}")
 
 # %% [markdown]
 # - `mine` has shape `[3, 1]`: one number per client. The last axis broadcasts over rows.
-# - `temperature` has shape `[3, 9]`: clients times rows. The log probabilities are summed over the rows of a client;
+# - `temperature` has shape `[3, 9]`: clients times rows. The log densities are summed over the rows of a client;
 #   padded rows contribute zero.
 # - `common` also has one number *per client*. A client cannot access the other clients, so it has its own copy.
 #   `shared="common"` declares that all copies are one parameter, and the method makes them agree.
@@ -138,18 +136,19 @@ figures.plates(pyrofl.get_dependencies(pvi.hierarchical(model, data, shared="com
 #
 # ## Variational inference
 #
-# For most models the posterior $p(z \mid y) = p(y, z) / p(y)$ of the unknown $z$ has no closed form, because $p(y) = \int p(y, z)\,
-# dz$ has none. **Variational inference** approximates the posterior by a density $q(z)$ from a family that is easy to handle, such
-# as normal densities. In Pyro this approximation is called the **guide**. Inference becomes optimization: choose the parameters
-# of $q$, here its mean and variance, such that the **evidence lower bound** (ELBO) is largest:
+# For most models the posterior $p(z \mid y) = p(y, z) / p(y)$ of the unknown $z$ has no closed form, because the integral
+# $p(y) = \int p(y, z)\, dz$ has none. **Variational inference** approximates the posterior by a density $q(z)$ from a family
+# that is easy to handle, such as normal densities. In Pyro this approximation is called the **guide**. Inference becomes
+# optimization: choose the parameters of $q$, here its mean and variance, such that the **evidence lower bound** (ELBO) is
+# largest:
 #
-# $$\mathrm{ELBO}(q) = E_q\big[\log p(y, z) - \log q(z)\big] \le \log p(y).$$
+# $$\mathrm{ELBO}(q) = E_q\big[\log p(y, z) - \log q(z)\big] \le \log p(y),$$
 #
-# Derivation: insert $p(y, z) = p(z \mid y)\, p(y)$. Then $\mathrm{ELBO}(q) = \log p(y) - E_q[\log q(z) - \log p(z \mid y)]$. The
-# expectation on the right is the **Kullback-Leibler divergence** $\mathrm{KL}(q \,\|\, p(z \mid y))$, which is never negative and is
-# zero only if both densities are equal. So the ELBO is largest, and equal to $\log p(y)$, if $q$ is the posterior. Insert
-# $p(y, z) = p(y \mid z)\, p(z)$ instead, and the ELBO becomes computable: it rewards a good fit and penalizes a guide
-# that is far from the prior,
+# where $E_q$ is the expectation over $z$ drawn from $q$. Derivation: insert $p(y, z) = p(z \mid y)\, p(y)$. Then
+# $\mathrm{ELBO}(q) = \log p(y) - E_q[\log q(z) - \log p(z \mid y)]$. The expectation on the right is the **Kullback-Leibler
+# divergence** $\mathrm{KL}(q \,\|\, p(z \mid y))$, which is never negative and is zero only if both densities are equal. So the
+# ELBO is largest, and equal to $\log p(y)$, if $q$ is the posterior. Insert $p(y, z) = p(y \mid z)\, p(z)$ instead, and the ELBO
+# becomes computable: it rewards a good fit and penalizes a guide that is far from the prior,
 #
 # $$\mathrm{ELBO}(q) = E_q[\log p(y \mid z)] - \mathrm{KL}\big(q(z) \,\|\, p(z)\big).$$
 #
@@ -173,8 +172,8 @@ figures.plates(pyrofl.get_dependencies(pvi.hierarchical(model, data, shared="com
 #
 # Fix $\theta$ at 37 degrees: the server sends it, and the model reads it from `received`. `pyrofl.elbo()` builds a function that
 # returns the **loss** of each client, its negative ELBO. To compare numbers without random error, the guide here is a single
-# point: `Delta(v)` has all its probability at `v`, here 37 for every client. Then the loss is $-\log p(y_j, z_j \mid \theta)$.
-# Compare three clients in one batch with each client by itself:
+# point: `Delta(v)` has all its probability at `v`, here 37 for every client. Its $\log q$ counts as zero, so the loss is
+# $-\log p(y_j, z_j \mid \theta)$. Compare three clients in one batch with each client by itself:
 
 
 # %%
@@ -190,14 +189,14 @@ def guide(received, local, batch):
         pyro.sample("mine", dist.Delta(local["mine"]))
 
 
+loss = pyrofl.elbo()
+
+
 def losses(b):
-    value = torch.full(
-        (len(b),), 37.0, dtype=torch.float64
-    )  # one copy for each client of the batch
+    value = torch.full((len(b),), 37.0, dtype=torch.float64)  # one copy for each client
     return loss(given, guide, {"common": value}, {"mine": value}, b)
 
 
-loss = pyrofl.elbo()
 together = losses(batch)
 alone = torch.cat([losses(data.batch(torch.tensor([j]))) for j in range(3)])
 print("joint   ", together.numpy().round(3), " sum", round(float(together.sum()), 3))
@@ -216,7 +215,8 @@ assert trace.nodes["temperature"]["log_prob"].shape == (3, 9)
 assert vector.shape == (3, 1, 3)
 
 # %% [markdown]
-# The losses are equal. One vectorized operation computes all clients, so a hundred clients take much less than a hundred times as long as one:
+# The losses are equal. One vectorized operation computes all clients, so a hundred clients take much less than a hundred times as
+# long as one:
 
 # %%
 hundred = {f"nurse {j}": measured("Ben") for j in range(100)}
@@ -269,7 +269,8 @@ plt.show()
 # %% [markdown]
 # Ada has only two rows: her estimate has a larger standard deviation than Eva's, 0.34 instead of 0.16. It also shrinks more.
 # The mean of $n$ rows has the variance $0.5^2 / n$, so by lesson 2 the shrinkage weight is $B = (0.25/n) / (0.25/n + 1)$: 0.11
-# for Ada, 0.05 for Ben and 0.03 for Eva. All weights are small, because nurses differ by 1 degree and measurements by 0.5 only.
+# for Ada, 0.05 for Ben and 0.03 for Eva. All weights are small, because the standard deviation between nurses is 1 degree, that
+# of a measurement only 0.5.
 # With three nurses, the mean of the population, `common`, remains uncertain: 37.3 ± 0.57.
 
 # %% tags=["remove-cell"]
@@ -462,9 +463,10 @@ assert torch.all(y["log_prob"][1, 2:] == 0), (
 # ### Exercise 4 (advanced, 4 points)
 #
 # Write `client_elbo(y, mean, sd)`: the ELBO of one client with rows `y` (a tensor), $z \sim N(0, 1)$, $y_i \sim N(z, 1)$ and the
-# guide $q(z) = N(\text{mean}, \text{sd}^2)$; `mean` and `sd` are floats. Use $E_q[(y - z)^2] = (y - \text{mean})^2 + \text{sd}^2$
-# and $\mathrm{KL}(q \| p) = \frac12(\text{sd}^2 + \text{mean}^2 - 1) - \log \text{sd}$, and keep the constant $-\frac12 \log 2 \pi$ of
-# the log density of a row.
+# guide $q(z) = N(\text{mean}, \text{sd}^2)$; `mean` and `sd` are floats. Use
+# $E_q[(y - z)^2] = (y - \text{mean})^2 + \text{sd}^2$ and
+# $\mathrm{KL}(q \| p) = \frac12(\text{sd}^2 + \text{mean}^2 - 1) - \log \text{sd}$, and keep the constant $-\frac12 \log 2 \pi$
+# of the log density of a row.
 
 # %% tags=["hide-cell", "solution"]
 # sd^2 counts in the expectation of every row, the KL divergence once per client.

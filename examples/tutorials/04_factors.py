@@ -83,7 +83,7 @@ plt.show()
 # \underbrace{p(y_2 \mid b)}_{t_2(b)}\; \underbrace{p(y_3 \mid b)}_{t_3(b)}.$$
 #
 # The **factor** $t_j$ of a client is the likelihood of its rows as a function of $b = (b_0, b_1)$. With the design matrix $X_j$ (a
-# column of ones and $x$), its logarithm is a parabola in $b$:
+# column of ones and $x$), its logarithm is a parabola in $b$; expand the square, and collect the terms in $b$:
 #
 # $$\log t_j(b) = -\frac{1}{2\sigma^2}\|y_j - X_j b\|^2 + \dots
 # = -\tfrac12\, b^\top \underbrace{\frac{X_j^\top X_j}{\sigma^2}}_{P_j} b
@@ -169,7 +169,7 @@ def moments(shift, packed):
 
 def ellipse(axes, mean, covariance, **style):
     value, vector = np.linalg.eigh(covariance)
-    width, height = 2 * np.sqrt(5.99 * value)
+    width, height = 2 * np.sqrt(5.99 * value)  # 95% quantile of chi-squared, 2 degrees of freedom
     angle = np.degrees(np.arctan2(vector[1, 0], vector[0, 0]))
     axes.add_patch(Ellipse(mean, width, height, angle=angle, fill=False, **style))
 
@@ -242,10 +242,12 @@ plt.show()
 # 4. The server computes the new factor $t_{new} = q_{new} / q_{\setminus j}$, and moves the natural parameters of $t_j$ towards those of
 #    $t_{new}$ by the fraction *damping*. Then $q$ is the prior times all factors.
 #
-# If the likelihood is normal in $b$, the maximum is $q_{new} \propto q_{\setminus j}\, p(y_j \mid b)$, so $t_{new}$ is the likelihood, and one
-# round is exact. In other models $t_{new}$ is a **normal approximation** of the likelihood. It depends on the cavity, that is,
-# on the other clients, so rounds are repeated until nothing changes. With local parameters $z_j$, step 2 also optimizes their
-# guide, which stays on the client.
+# Damping below 1 is needed if several clients change at the same time and their changes overlap.
+#
+# If the likelihood is normal in $b$, by lesson 3 the maximum is the exact posterior,
+# $q_{new} \propto q_{\setminus j}\, p(y_j \mid b)$, so $t_{new}$ is the likelihood, and one round is exact. In other models
+# $t_{new}$ is a **normal approximation** of the likelihood. It depends on the cavity, that is, on the other clients, so rounds
+# are repeated until nothing changes. With local parameters $z_j$, step 2 also optimizes their guide, which stays on the client.
 #
 # The cavities of the fit above:
 
@@ -403,9 +405,10 @@ for noise in (1.0, 0.5, 3.0):
 # %% [markdown]
 # ### Exercise 4 (advanced, 3 points)
 #
-# With damping $\delta$, $0 < \delta \le 1$, the server replaces a factor's natural parameters $v$ by $v + \delta (v_{new} - v)$. The
-# first $v$ is zero, and $v_{new}$ is the same in every round. Write `rounds_needed(damping, tolerance)`: the smallest number of
-# rounds after which the remaining distance to $v_{new}$ is at most `tolerance` times the first one, $0 < \text{tolerance} < 1$.
+# With damping $\delta$, $0 < \delta \le 1$, the server replaces a factor's natural parameters $v$ by $v + \delta (v_{new} - v)$.
+# The first $v$ is zero, and $v_{new}$ is the same in every round. Write `rounds_needed(damping, tolerance)`: the smallest number
+# of rounds after which the remaining distance to $v_{new}$ is at most `tolerance` times the first one,
+# $0 < \text{tolerance} < 1$.
 
 # %% tags=["hide-cell", "solution"]
 # Each round multiplies the distance by 1 - damping. With damping 1, one round is enough.
