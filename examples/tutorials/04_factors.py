@@ -123,7 +123,7 @@ by_hand = mean
 # ## The same posterior with pyrofl
 #
 # The model does not mention factors. `damping=1.0` means that the server applies the complete change that a client proposes
-# (0.5: half of it). The argument `participation` chooses the clients of a round: here one client, in turn.
+# (0.5: half of it). The argument `participation` chooses the clients of a round: here one, each after the other.
 
 
 # %%
@@ -135,7 +135,7 @@ def model(received, local, batch):
             pyro.sample("y", dist.Normal(mean, 0.5), obs=batch.y)
 
 
-def in_turn(clients):
+def one_by_one(clients):
     """Return a rule of participation: one client per round, 0, 1, ..., then again from 0."""
     numbers = itertools.cycle(range(clients))
     return lambda source, clients: torch.tensor([next(numbers)])
@@ -147,7 +147,7 @@ run = pyrofl.fit(
     method,
     data,
     rounds=6,
-    participation=in_turn(3),
+    participation=one_by_one(3),
     logger=lambda run, _: states.append(run.state.server),
     progress=False,
 )
@@ -281,7 +281,7 @@ never = pyrofl.fit(
     pvi.hierarchical(model, without, shared="b", damping=1.0),
     without,
     rounds=2,
-    participation=in_turn(2),
+    participation=one_by_one(2),
     progress=False,
 )
 found = {}
