@@ -17,7 +17,7 @@
 # and how to remove a client from a fitted posterior. In lesson 2 each school sent how its data change the posterior; this lesson
 # explains that message.
 #
-# After this lesson (about 65 minutes) you can
+# After this lesson (about 70 minutes) you can
 #
 # - define a *factor* and a *cavity*, derive both for normal distributions, and compute them by hand,
 # - follow how a posterior is built from the factors of three clients, and write down the algorithm of PVI,
