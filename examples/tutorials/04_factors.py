@@ -14,14 +14,17 @@
 # # 4. Factors and cavities: partitioned variational inference
 #
 # Learn which messages clients and server exchange in **partitioned variational inference** (PVI; Ashman and others, 2022),
-# and how to remove a client from a fitted posterior. In tutorial 2 each school sent how its data change the posterior;
-# this tutorial explains that message.
+# and how to remove a client from a fitted posterior. In lesson 2 each school sent how its data change the posterior; this lesson
+# explains that message.
 #
-# After this lesson (about 65 minutes) you can
+# After this lesson (about 70 minutes) you can
 #
 # - define a *factor* and a *cavity*, derive both for normal distributions, and compute them by hand,
-# - follow how a posterior is built from the factors of three clients,
+# - follow how a posterior is built from the factors of three clients, and write down the algorithm of PVI,
 # - remove a client, and check that its data no longer affect the posterior.
+#
+# You need lessons 1 to 3: Bayes' rule for normal densities, the client plate, the ELBO. The cells compute for about half a
+# minute.
 
 # %%
 # %matplotlib inline
@@ -40,14 +43,15 @@ from pyrofl.figures import moving
 from pyrofl.models import pvi
 
 # %% tags=["parameters"]
-draws, full = 2000, True
-# quick: draws, full = 100, False
+draws = 4000
+# quick: draws = 100
 
 # %% [markdown]
 # ## Three clients, one line
 #
-# All rows follow one line, $y = b_0 + b_1 x$ plus noise. Client "left" has only negative $x$, client "right" only
-# positive $x$. The data of a single client determine the line poorly.
+# All rows follow one line, $y = b_0 + b_1 x$ plus normal noise with known standard deviation $\sigma = 0.5$; the true values are
+# $b_0 = 1$ (intercept) and $b_1 = 0.5$ (slope). Client "left" has only negative $x$, client "right" only positive $x$, and
+# "middle" only $x$ near 0. The data of a single client determine the line poorly.
 
 # %%
 source = torch.Generator().manual_seed(1)
@@ -78,17 +82,20 @@ plt.show()
 # $$p(b \mid \text{all rows}) \propto p(b)\; \underbrace{p(y_1 \mid b)}_{t_1(b)}\;
 # \underbrace{p(y_2 \mid b)}_{t_2(b)}\; \underbrace{p(y_3 \mid b)}_{t_3(b)}.$$
 #
-# The **factor** $t_j$ of a client is the likelihood of its rows as a function of $b$. For normal rows it is proportional to
-# a normal density (it need not integrate to one) with two natural parameters: a *precision* $P_j$ (a matrix) and a *shift*
-# $h_j$ (a vector). Derivation: with the design matrix $X_j$ (a column of ones and $x$) and noise variance $\sigma^2$,
+# The **factor** $t_j$ of a client is the likelihood of its rows as a function of $b = (b_0, b_1)$. With the design matrix $X_j$ (a
+# column of ones and $x$), its logarithm is a parabola in $b$; expand the square, and collect the terms in $b$:
 #
 # $$\log t_j(b) = -\frac{1}{2\sigma^2}\|y_j - X_j b\|^2 + \dots
 # = -\tfrac12\, b^\top \underbrace{\frac{X_j^\top X_j}{\sigma^2}}_{P_j} b
 # + b^\top \underbrace{\frac{X_j^\top y_j}{\sigma^2}}_{h_j} + \text{constant}.$$
 #
-# Logarithms of a product add, so **multiplying normal densities adds their precisions and shifts**:
+# This is a normal density in $b$, up to a constant factor. It is given by its two **natural parameters**: the precision $P_j$ (a
+# matrix, the inverse of the covariance) and the **shift** $h_j$ (a vector). The mean is where the gradient $-P_j b + h_j$ is
+# zero, $P_j^{-1} h_j$. The logarithm of a product is a sum, so **multiplying normal densities adds their precisions and
+# shifts**. With $P_0$ and $h_0$ of the prior, the posterior has
 #
-# $$P = P_0 + P_1 + P_2 + P_3, \qquad h = h_0 + h_1 + h_2 + h_3, \qquad \text{mean} = P^{-1} h.$$
+# $$P = P_0 + P_1 + P_2 + P_3, \qquad h = h_0 + h_1 + h_2 + h_3, \qquad \text{mean} = P^{-1} h, \qquad
+# \text{covariance} = P^{-1}.$$
 #
 # The server computes only this sum.
 
@@ -100,7 +107,7 @@ def factor(name, noise=0.5):
     return design.T @ design / noise**2, design.T @ y / noise**2
 
 
-precision, shift = np.eye(2) / 2.0**2, np.zeros(2)  # the prior, N(0, 2^2) for both
+precision, shift = np.eye(2), np.zeros(2)  # P_0 and h_0 of the prior, N(0, 1) for both
 for name in sites:
     p, h = factor(name)
     precision, shift = precision + p, shift + h
@@ -111,39 +118,46 @@ for name in sites:
 by_hand = mean
 
 # %% [markdown]
+# Each client makes the standard deviations smaller.
+#
 # ## The same posterior with pyrofl
 #
-# The model does not mention factors. With `damping=1.0` the server applies the complete update of a client (0.5 applies
-# half of it). Here one client participates in each round.
+# The model does not mention factors. `damping=1.0` means that the server applies the complete change that a client proposes
+# (0.5: half of it). The argument `participation` chooses the clients of a round: here one, each after the other.
 
 
 # %%
 def model(received, local, batch):
     with batch.clients():
-        b = pyro.sample("b", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        b = pyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         with batch.rows():
             mean = b[..., 0] + b[..., 1] * batch.x[..., 0]
             pyro.sample("y", dist.Normal(mean, 0.5), obs=batch.y)
 
 
-turn = itertools.cycle(range(3))
+def one_by_one(clients):
+    """Return a rule of participation: one client per round, 0, 1, ..., then again from 0."""
+    numbers = itertools.cycle(range(clients))
+    return lambda source, clients: torch.tensor([next(numbers)])
+
+
 states = []
 method = pvi.hierarchical(model, data, shared="b", damping=1.0)
 run = pyrofl.fit(
     method,
     data,
     rounds=6,
-    participation=lambda source, clients: torch.tensor([next(turn)]),
+    participation=one_by_one(3),
     logger=lambda run, _: states.append(run.state.server),
     progress=False,
 )
-posterior = run.to_arviz(draws=draws)["posterior"]["b"]
+posterior = run.to_arviz(draws=draws, progress=False)["posterior"]["b"]
 print("by hand   ", by_hand.round(3))
 print("federated ", posterior.mean(("chain", "draw")).values.round(3), "from", draws, "draws")
 
 # %% [markdown]
-# The server stores the factor of each client and the product of all factors with the prior. Each ellipse contains 95% of
-# its normal distribution:
+# The server stores the natural parameters of the factor of each client (`server/shift`, `server/precision`) and those of the
+# product of all factors with the prior (`shift`, `precision`). Each ellipse contains 95% of its normal distribution:
 
 
 # %%
@@ -155,13 +169,13 @@ def moments(shift, packed):
 
 def ellipse(axes, mean, covariance, **style):
     value, vector = np.linalg.eigh(covariance)
-    width, height = 2 * np.sqrt(5.99 * value)
+    width, height = 2 * np.sqrt(5.99 * value)  # 95% quantile of chi-squared, 2 degrees of freedom
     angle = np.degrees(np.arctan2(vector[1, 0], vector[0, 0]))
     axes.add_patch(Ellipse(mean, width, height, angle=angle, fill=False, **style))
 
 
 def show(axes, t):
-    ellipse(axes, np.zeros(2), 4.0 * np.eye(2), color="grey", linestyle=":", label="prior")
+    ellipse(axes, np.zeros(2), np.eye(2), color="grey", linestyle=":", label="prior")
     if t:
         server = {n: v.numpy() for n, v in states[t - 1].items()}
         for j, name in enumerate(data.names):
@@ -175,8 +189,8 @@ def show(axes, t):
             linewidth=2,
             label="posterior",
         )
-    axes.set_xlim(-2, 4)
-    axes.set_ylim(-1.5, 2)
+    axes.set_xlim(-3, 5)
+    axes.set_ylim(-2.7, 2.7)
     axes.set_xlabel("b0: intercept")
     axes.set_ylabel("b1: slope")
     axes.legend(fontsize=8, loc="upper right")
@@ -189,9 +203,10 @@ def caption(t):
 moving(show, range(len(states) + 1), size=(6, 4), title=caption)
 
 # %% [markdown]
-# The factors of "left" and "right" are long and narrow: the rows of one client determine a linear relation between height
-# and slope, but not their values. The posterior lies where the factors overlap, and it is small. After three rounds the
-# posterior no longer changes: in a normal model, one update per client gives the exact posterior.
+# The factors of "left" and "right" are long and narrow: the rows of one client determine the height of the line where its $x$
+# are, which is one linear combination of intercept and slope, but neither of the two. The posterior lies where the factors
+# overlap, and it is small. After three rounds it no longer changes: in a normal model with known $\sigma$, one update per client
+# gives the exact posterior. The next figure shows sixty lines drawn from it.
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
@@ -201,37 +216,61 @@ for b0, b1 in posterior.values.reshape(-1, 2)[:60]:
 for name, (x, y) in sites.items():
     axes.plot(x[:, 0], y, "o", label=name)
 axes.set_xlabel("x")
-axes.set_ylabel("y and sixty posterior draws of the line")
+axes.set_ylabel("y")
 axes.legend()
 plt.show()
 
 # %% [markdown]
+# All lines are similar: together, the three clients determine the line well.
+#
 # ## The cavity
 #
-# In round 4, client "left" updates its factor a second time. If its likelihood were multiplied into the posterior once
+# In round 4, client "left" updates its factor a second time. If its likelihood were multiplied into the posterior $q$ once
 # more, its rows would count twice. The old factor is therefore divided out first. The result is the **cavity**: the
-# posterior given the prior and all *other* clients.
+# posterior given the prior and all *other* clients. Dividing normal densities subtracts precisions and shifts.
 #
 # $$q_{\setminus j}(b) = q(b) / t_j(b).$$
+#
+# ## The algorithm of PVI
+#
+# All factors begin with $t_j = 1$, so $q$ begins with the prior. In a round, for each participating client $j$:
+#
+# 1. The server sends the cavity $q_{\setminus j} = q / t_j$.
+# 2. The client maximizes the ELBO of its own rows over normal densities $q_{new}$, with the cavity in the place of the prior:
+#    $E_{q_{new}}[\log p(y_j \mid b)] - \mathrm{KL}(q_{new} \,\|\, q_{\setminus j})$.
+# 3. The client sends the natural parameters of $q_{new}$: one precision and one shift, whatever its number of rows.
+# 4. The server computes the new factor $t_{new} = q_{new} / q_{\setminus j}$, and moves the natural parameters of $t_j$ towards those of
+#    $t_{new}$ by the fraction *damping*. Then $q$ is the prior times all factors.
+#
+# Damping below 1 is needed if several clients change at the same time and their changes overlap.
+#
+# If the likelihood is normal in $b$, by lesson 3 the maximum is the exact posterior,
+# $q_{new} \propto q_{\setminus j}\, p(y_j \mid b)$, so $t_{new}$ is the likelihood, and one round is exact. In other models
+# $t_{new}$ is a **normal approximation** of the likelihood. It depends on the cavity, that is, on the other clients, so rounds
+# are repeated until nothing changes. With local parameters $z_j$, step 2 also optimizes their guide, which stays on the client.
+#
+# The cavities of the fit above:
 
 # %%
-server = {n: v.numpy() for n, v in run.state.server.items()}
+server, cavities = {n: v.numpy() for n, v in run.state.server.items()}, {}
 for j, name in enumerate(data.names):
     mean, covariance = moments(
         server["shift"] - server["server/shift"][j],
         server["precision"] - server["server/precision"][j],
     )
+    cavities[name] = covariance
     print(
         f"all but {name:6s}: b0 {mean[0]:.2f} ± {covariance[0, 0] ** 0.5:.2f}, b1 {mean[1]:.2f} ± {covariance[1, 1] ** 0.5:.2f}"
     )
 
 # %% [markdown]
-# The cavity also measures how well the other clients predict this client. `checks.loco` (leave one client out) uses
-# it.
+# The intercept and the slope are most certain if "middle" is left out, because "left" and "right" determine the line together.
+# The cavity also measures how well the other clients predict a client; `pyrofl.checks.loco` (leave one client out) uses it.
 #
 # ## Remove a client
 #
-# Client "middle" withdraws its data. Divide the posterior by its factor, and compare with a fit without this client:
+# Client "middle" withdraws its data. `pyrofl.leave` divides the posterior by its factor; compare with a fit that never included
+# this client:
 
 # %%
 left = pyrofl.leave(run, "middle")
@@ -241,8 +280,8 @@ without = Federation.from_arrays({n: v for n, v in sites.items() if n != "middle
 never = pyrofl.fit(
     pvi.hierarchical(model, without, shared="b", damping=1.0),
     without,
-    rounds=3,
-    participation=lambda source, clients: torch.tensor([next(turn) % 2]),
+    rounds=2,
+    participation=one_by_one(2),
     progress=False,
 )
 found = {}
@@ -251,22 +290,29 @@ for name, fit in (("removed", left), ("never included", never)):
         fit.state.server["shift"].numpy(), fit.state.server["precision"].numpy()
     )
     found[name] = mean
-    print(f"{name:14s} b0 {mean[0]:.6f}, b1 {mean[1]:.6f}, sd {covariance[0, 0] ** 0.5:.6f}")
+    print(f"{name:14s} b0 {mean[0]:.6f}, b1 {mean[1]:.6f}, sd of b0 {covariance[0, 0] ** 0.5:.6f}")
 
 # %% tags=["remove-cell"]
 assert np.allclose(found["removed"], found["never included"], atol=1e-5)
 settled = [state["shift"].numpy() for state in states]
 assert np.allclose(settled[2], settled[-1], rtol=1e-5)
 assert np.abs(settled[0] - settled[-1]).max() > 0.1
+assert np.allclose(np.linalg.solve(precision, settled[2]), by_hand, atol=1e-5)
+assert min(cavities, key=lambda n: cavities[n][0, 0]) == "middle"
+assert min(cavities, key=lambda n: cavities[n][1, 1]) == "middle"
 
 # %% [markdown]
-# In normal models the result is exact. In other models, continue the fit of the remaining clients for some rounds (the
-# example script `leaving.py` measures the remaining difference).
+# In a normal model the result is exact. In other models the remaining factors were computed when the client was present, so
+# continue the fit of the remaining clients for some rounds; the script `examples/leaving.py` of the repository measures the
+# remaining difference.
 #
 # ## What the server can infer
 #
-# A factor is a summary of the rows of a client. If a client has few rows, the summary can reveal them: from $P_j$ and $h_j$
-# of a client with **one** row, the server can compute this row.
+# A factor is a summary of the rows of a client. If a client has few rows, the summary can reveal them. With **one** row $(x, y)$,
+# insert $X_j = (1, x)$ into $P_j$ and $h_j$, and divide by $1/\sigma^2$, the first entry of $P_j$:
+#
+# $$P_j = \frac{1}{\sigma^2} \begin{pmatrix} 1 & x \\ x & x^2 \end{pmatrix}, \qquad
+# h_j = \frac{1}{\sigma^2} \begin{pmatrix} y \\ x y \end{pmatrix}.$$
 
 # %%
 x, y = 2.0, 3.7
@@ -274,8 +320,8 @@ p, h = np.outer([1, x], [1, x]) / 0.25, np.array([1, x]) * y / 0.25
 print("the server infers x =", p[0, 1] / p[0, 0], "and y =", h[0] / p[0, 0])
 
 # %% [markdown]
-# Data that stay on a client are not automatically private. The page on what leaves a client and tutorial 12 describe two
-# protections: secure sums and noise.
+# Data that stay on a client are not automatically private. Lesson 12 and the page `examples/docs/what_leaves_a_client.md` of the
+# repository describe two protections: secure sums, which show the server only the sum of all messages, and noise.
 #
 # ## Exercises
 #
@@ -284,7 +330,7 @@ print("the server infers x =", p[0, 1] / p[0, 0], "and y =", h[0] / p[0, 0])
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `natural(mean, covariance)`: precision $P$ and shift $h$ of a normal distribution.
+# Write `natural(mean, covariance)`: return precision $P$ and shift $h$ of a normal distribution.
 
 # %% tags=["hide-cell", "solution"]
 # P is the inverse of the covariance, h = P mean.
@@ -297,15 +343,17 @@ def natural(mean, covariance):
 
 # %% tags=["hide-cell", "test"]
 spread = np.array([[2.0, 0.5], [0.5, 1.0]])
-P, h = natural(np.array([1.0, -1.0]), spread)
+found = natural(np.array([1.0, -1.0]), spread)
+assert [np.shape(v) for v in found] == [(2, 2), (2,)], "return the precision, then the shift"
+P, h = found
 assert np.allclose(P @ spread, np.eye(2)), "the precision is the inverse of the covariance matrix"
 assert np.allclose(np.linalg.solve(P, h), [1.0, -1.0]), "the shift is the precision times the mean"
 
 # %% [markdown]
 # ### Exercise 2 (basic, 2 points)
 #
-# Write `cavity(P, h, P_own, h_own)`: **mean and covariance** of the cavity, given the posterior $(P, h)$ and the factor of
-# the client.
+# Write `cavity(P, h, P_own, h_own)`: return **mean and covariance** of the cavity, given the natural parameters $(P, h)$ of the
+# posterior and those of the factor of the client.
 
 # %% tags=["hide-cell", "solution"]
 # Dividing by a factor subtracts its natural parameters.
@@ -319,7 +367,9 @@ def cavity(P, h, P_own, h_own):
 # %% tags=["hide-cell", "test"]
 others = np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([1.0, 0.5])
 own = np.array([[1.0, -1.0], [-1.0, 2.0]]), np.array([4.0, 0.0])
-at, spread = cavity(others[0] + own[0], others[1] + own[1], *own)
+found = cavity(others[0] + own[0], others[1] + own[1], *own)
+assert [np.shape(v) for v in found] == [(2,), (2, 2)], "return the mean, then the covariance"
+at, spread = found
 assert np.allclose(spread, np.linalg.inv(others[0])), (
     "divide by the factor: subtract its precision, then invert"
 )
@@ -329,7 +379,7 @@ assert np.allclose(at, np.linalg.solve(*others)), "subtract the shift, too, and 
 # ### Exercise 3 (intermediate, 3 points)
 #
 # A client has a **single** row. Write `recover(P, h)`: return its $x$ and $y$, given its factor in the model of this lesson.
-# The noise is not known to the reader of the factor.
+# The reader of the factor does not know the noise $\sigma$, and $P$ has no inverse.
 
 # %% tags=["hide-cell", "solution"]
 # P = [[1, x], [x, x^2]] / noise^2 and h = [y, x y] / noise^2: the ratios to P[0, 0] do not depend on the noise. A factor of one
@@ -343,16 +393,22 @@ def recover(P, h):
 # %% tags=["hide-cell", "test"]
 for noise in (1.0, 0.5, 3.0):
     row = np.array([1.0, -3.0])
-    guess = recover(np.outer(row, row) / noise**2, row * 1.5 / noise**2)
+    try:
+        guess = recover(np.outer(row, row) / noise**2, row * 1.5 / noise**2)
+    except np.linalg.LinAlgError:
+        guess = None
+    assert guess is not None, "one row does not determine a line: P has no inverse; use ratios"
+    assert np.shape(guess) == (2,), "return two numbers: x and y"
     assert np.isclose(guess[0], -3.0), "x is the ratio P[0, 1] / P[0, 0]; mind its sign"
     assert np.isclose(guess[1], 1.5), "y is the ratio h[0] / P[0, 0], whatever the noise"
 
 # %% [markdown]
 # ### Exercise 4 (advanced, 3 points)
 #
-# With damping $\delta$, the server replaces a factor's parameters $v$ by $v + \delta (v_{new} - v)$. The first $v$ is zero, and
-# $v_{new}$ is the same in every round. Write `rounds_needed(damping, tolerance)`: the smallest number of rounds after which
-# the remaining distance to $v_{new}$ is at most `tolerance` times the first one.
+# With damping $\delta$, $0 < \delta \le 1$, the server replaces a factor's natural parameters $v$ by $v + \delta (v_{new} - v)$.
+# The first $v$ is zero, and $v_{new}$ is the same in every round. Write `rounds_needed(damping, tolerance)`: the smallest number
+# of rounds after which the remaining distance to $v_{new}$ is at most `tolerance` times the first one,
+# $0 < \text{tolerance} < 1$.
 
 # %% tags=["hide-cell", "solution"]
 # Each round multiplies the distance by 1 - damping. With damping 1, one round is enough.
@@ -368,15 +424,24 @@ def rounds_needed(damping, tolerance):
 assert rounds_needed(0.5, 0.3) == 2, "damping 0.5 halves the distance: 1/2, 1/4"
 assert rounds_needed(0.9, 0.5) == 1, "damping 0.9 leaves a tenth"
 assert rounds_needed(0.2, 0.01) == 21, "0.8^20 is above 0.01, 0.8^21 is below"
-assert rounds_needed(1.0, 0.01) == 1, "without damping one round is enough"
+assert rounds_needed(0.5, 0.25) == 2, (
+    "at most: after two rounds the distance is 1/4, which is enough"
+)
+try:
+    complete = rounds_needed(1.0, 0.01)
+except (ValueError, ZeroDivisionError, OverflowError):
+    complete = None
+assert complete == 1, (
+    "damping 1.0 applies the whole update: one round is enough; log(0) is not finite"
+)
 
 # %% [markdown]
 # ## Explore
 #
-# 1. Let all three clients participate in every round, with `damping=1.0`. How many rounds are needed?
-# 2. The removal of which client gives the largest posterior standard deviation of the slope? Compute it from the factors.
-# 3. The noise is known, 0.5. Replace it by an unknown shared parameter `sigma`, and let all clients participate in every
-#    round. Does the posterior still change after the first round?
+# 1. Let all three clients participate in every round, with `damping=1.0`. How many rounds are needed, and why?
+# 2. The noise is known, 0.5. Replace it by an unknown shared parameter `sigma` with prior `HalfNormal(1.0)` (the absolute value of
+#    a standard normal variable), and let all clients participate in every round, with `damping=1.0`. Does the posterior mean of
+#    `sigma`, `run.posterior(4000)["sigma"].mean()`, still change after the first round?
 
 # %% tags=["hide-cell", "solution"]
 # 1. One round: the factors of a normal model do not depend on the cavity, so all can be computed at the same time.
@@ -385,23 +450,13 @@ mean, _ = moments(once.state.server["shift"].numpy(), once.state.server["precisi
 print("after one round", mean.round(3), "by hand", by_hand.round(3))
 
 # %% tags=["hide-cell", "solution"]
-# 2. It is largest without "left" or without "right", and equal for both, because their x are mirror images. "middle" has little
-# information about the slope.
-slope = {}
-for j, name in enumerate(data.names):
-    own = server["server/shift"][j], server["server/precision"][j]
-    _, spread = moments(server["shift"] - own[0], server["precision"] - own[1])
-    slope[name] = spread[1, 1] ** 0.5
-print({name: round(float(sd), 3) for name, sd in slope.items()})
-
-# %% tags=["hide-cell", "solution"]
-# 3. Yes: the factor of a client is now a normal approximation that depends on the cavity. Here later rounds change
-# the mean of sigma by about 1% only.
+# 2. Yes: the factor of a client is now a normal approximation that depends on the cavity. Here later rounds raise
+# the mean of sigma by about 7%.
 
 
 def unknown_noise(received, local, batch):
     with batch.clients():
-        b = pyro.sample("b", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        b = pyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
         with batch.rows():
             mean = b[..., 0] + b[..., 1] * batch.x[..., 0]
@@ -410,7 +465,7 @@ def unknown_noise(received, local, batch):
 
 course = []
 pyrofl.fit(
-    pvi.hierarchical(unknown_noise, data, shared="b sigma"),
+    pvi.hierarchical(unknown_noise, data, shared="b sigma", damping=1.0),
     data,
     rounds=8,
     logger=lambda run, _: course.append(run.posterior(draws)["sigma"].mean().item()),
@@ -420,7 +475,5 @@ print("mean of sigma by round:", [round(v, 3) for v in course])
 
 # %% tags=["remove-cell"]
 assert np.allclose(mean, by_hand, atol=1e-5)
-assert np.isclose(slope["left"], slope["right"], rtol=1e-3)
-assert slope["left"] > 1.5 * slope["middle"]
-if full:
-    assert abs(course[-1] / course[0] - 1) < 0.03
+if draws == 4000:
+    assert 1.03 < course[-1] / course[0] < 1.11

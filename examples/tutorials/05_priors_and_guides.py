@@ -387,7 +387,7 @@ print(f"sd of b0 / exact sd: {centred_ratio:.2f}")
 
 # %% tags=["hide-cell", "solution"]
 # 3. Hardly: the data of ten clinics determine tau well enough for a normal approximation of its logarithm. With less
-# information, as in tutorial 2, the flow changes the posterior more.
+# information, as in lesson 2, the flow changes the posterior more.
 bent = pvi.hierarchical(hospital(dist.Normal), data, shared="mu tau", guide=guides.flow(2))
 tau = pyrofl.fit(bent, data, rounds=2 * rounds, progress=False).posterior(draws)["tau"]
 print(f"tau: mean {float(tau.mean()):.2f}, 95% quantile {float(tau.quantile(0.95)):.2f};", end=" ")

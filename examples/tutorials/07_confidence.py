@@ -28,7 +28,7 @@
 # - explain why the variance of a client can collapse, and how a prior of the confidence prevents it,
 # - judge whether confidence weights have any effect on your data.
 #
-# You need tutorials 2 to 4.
+# You need lessons 2 to 4.
 
 # %%
 # %matplotlib inline

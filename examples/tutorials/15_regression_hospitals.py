@@ -25,7 +25,7 @@
 # - report odds ratios, effects of hospitals and conditional effects,
 # - predict for a hospital that did not participate.
 #
-# You need tutorial 1, and to know what a multilevel (mixed) model is. The extra `regression` must be installed:
+# You need lesson 1, and to know what a multilevel (mixed) model is. The extra `regression` must be installed:
 # `pip install 'pyrofl[regression]'`.
 
 # %%

@@ -91,11 +91,18 @@ def test_students_get_the_lesson_without_solutions(path, written):
         assert one["id"] == other["id"]
         assert one["metadata"] == other["metadata"]
         if "### BEGIN SOLUTION" in one["source"]:
-            assert other["source"] == notebooks.EMPTY
+            question = one["metadata"]["nbgrader"]["grade_id"].startswith("question-")
+            assert other["source"] == (notebooks.OPTIONAL if question else notebooks.EMPTY)
             solved += 1
         else:
             assert one["source"] == other["source"]
         assert "# quick:" not in one["source"]
+    words = [c for c in student if c["source"].startswith("*Your answer to question ")]
+    asked = re.findall(
+        r"(?m)^# (\d+)\. ", path.read_text().split("# ## Explore")[1].split("# %%")[0]
+    )
+    assert [c["source"] for c in words] == [f"*Your answer to question {n}:*" for n in asked]
+    assert all(c["cell_type"] == "markdown" and "nbgrader" not in c["metadata"] for c in words)
     tagged = [c for c in notebooks.read(path).cells if "solution" in notebooks.tags(c)]
     assert solved == len(tagged) > 0
     checks = [c["source"] for c in notebooks.read(path).cells if "remove-cell" in notebooks.tags(c)]

@@ -2,7 +2,8 @@
 
 The cells of a lesson are tagged in its source, `examples/tutorials/NN_NAME.py`:
 
-    solution      solution of an exercise; students get an empty cell
+    solution      solution of an exercise, or answer to a question to explore; students get an empty
+                  cell, and a question has a Markdown cell for words before it
     test          tests of the solution in the cell before; its points are in the exercise's heading
     remove-cell   checks of numbers in the text; part of the site's build only
 
@@ -22,6 +23,7 @@ MINUTES = {"basic": 5, "intermediate": 8, "advanced": 10}  # for an exercise
 EXPLORED = 5  # minutes for a question without grade
 WORDS, LINES = 80, 10  # read in a minute: words of prose, lines of code
 EMPTY = "# YOUR CODE HERE\nraise NotImplementedError()"
+OPTIONAL = "# Code for your answer, if it needs any."
 HEADING = re.compile(r"(?m)^### (Exercise (\d+)) \((\w+), (\d+) points?\)$")
 
 
@@ -117,7 +119,12 @@ def of_course(path: Path, teacher: bool) -> Any:
         if "solution" in own:
             question += not number
             metadata = graded(f"exercise-{number}" if number else f"question-{question}", 0)
-            source = f"### BEGIN SOLUTION\n{source}\n### END SOLUTION" if teacher else EMPTY
+            if not number:
+                words = type(cell)(id=f"{path.stem}-{i}-words", cell_type="markdown")
+                words.update(metadata={}, source=f"*Your answer to question {question}:*")
+                cells.append(words)
+            empty = EMPTY if number else OPTIONAL
+            source = f"### BEGIN SOLUTION\n{source}\n### END SOLUTION" if teacher else empty
         elif "test" in own:
             metadata = graded(f"exercise-{number}-test", points[number])
         cell.update({"id": f"{path.stem}-{i}", "source": source, "metadata": metadata})
