@@ -221,7 +221,10 @@ import numpy as np
 def mine(problem):
     g = np.random.default_rng(problem.seed)
     open("calls", "a").write(problem.name + " ")
-    return arviz.from_dict(posterior={"a": g.normal(0.096, 0.98, (4, 1000))})
+    draws = {"a": g.normal(0.096, 0.98, (4, 1000))}
+    if arviz.__version__ < "1":
+        return arviz.from_dict(posterior=draws)
+    return arviz.from_dict({"posterior": draws})
 
 
 def broken(problem):

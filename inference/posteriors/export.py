@@ -117,7 +117,9 @@ def smoothed(log_weights: Tensor) -> tuple[Tensor, float]:
             weights, k = arviz.psislw(values.copy())
         else:  # ArviZ 1 expects negative weights
             weights, k = import_module("arviz_stats.base").array_stats.psislw(-values)
-    return torch.as_tensor(weights), math.inf if math.isnan(k) else float(k)
+    if bool(np.isnan(weights).any()) or math.isnan(k):  # the tail is too heavy for a fit
+        return log_weights - log_weights.logsumexp(0), math.inf
+    return torch.as_tensor(weights), float(k)
 
 
 def save(data: Any, path: str | Path) -> None:

@@ -64,6 +64,7 @@ def test_times_that_are_none_are_refused(tmp_path, word):
 
 
 def test_booleans_are_alike_in_csv_parquet_and_mixed_folders(tmp_path):
+    pytest.importorskip("pyarrow")
     sick = [True, False, True, True, False, False]
     frame = pd.DataFrame({"a": range(6), "flag": sick[::-1], "y": sick})
     (tmp_path / "csv").mkdir()

@@ -228,6 +228,7 @@ def test_new_and_held_out_clients_have_posteriors():
 
 
 def test_privacy_is_refused_in_a_line():
+    pytest.importorskip("dp_accounting")
     data = rows()
     method = pyrofl.hierarchical(normal, data, shared="mu")
     with pytest.raises(ValueError, match=r"its server needs the factor of every client.*use pvi"):

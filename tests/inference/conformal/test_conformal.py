@@ -330,6 +330,7 @@ def test_a_likelihood_without_variance_is_refused():
 
 
 def test_a_private_run_warns_of_the_exchange():
+    pytest.importorskip("dp_accounting")
     from pyrofl.inference.privacy import Privacy, private
 
     data = clients(SIZES, TESTS)

@@ -487,6 +487,7 @@ def test_nothing_is_recorded_if_so_requested(monkeypatch):
 PLACES = ("attribute", "slots", "iterator", "variable", "global", "dictionary", "update", "layer")
 
 
+@pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy support:DeprecationWarning")
 @pytest.mark.parametrize("where", PLACES)
 def test_what_counts_in_python_is_made_as_written(where, monkeypatch):
     def rounds() -> list[RoundState]:
