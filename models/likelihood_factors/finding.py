@@ -79,6 +79,7 @@ def _found(
         replace(declared, data=data).warn()
     else:
         found = replace(found, reads=torch.arange(ours.size))
+    _check_curvature(found, some)
     return with_linear(found, some), declared.text()
 
 
@@ -151,6 +152,25 @@ def _check_roots(structure: Structure, data: Federation) -> None:
     alike = torch.allclose(found, of_last_row, equal_nan=True)
     if not alike or not torch.allclose(found, server.expand_as(found)):
         raise OtherStructure(f"the scale of {names} depends on a client's data")
+
+
+def _check_curvature(structure: Structure, batch: Batch) -> None:
+    """Raise OtherStructure if the log likelihood has no second derivatives, as of Laplace's law."""
+    u, eta = random_points(structure, batch)
+    at = (eta if structure.mine.size else u).requires_grad_()
+    with torch.enable_grad():
+        value = structure.evaluate(u, eta, batch).likelihood.sum()
+        (slope,) = torch.autograd.grad(value, at, create_graph=True)
+        size = float(slope.detach().abs().max())
+        if not slope.requires_grad:
+            flat = True
+        else:
+            (bend,) = torch.autograd.grad(slope.square().sum(), at)
+            flat = float(bend.abs().max()) <= EXACT * size**2
+    if size and flat:
+        raise OtherStructure(
+            "the log likelihood is piecewise linear, so that it has no second derivatives"
+        )
 
 
 def _slopes(

@@ -51,6 +51,23 @@ def unknown_noise(received, local, batch):
             pyro.sample("y", dist.Normal(effect, sigma), obs=batch.y)
 
 
+def positive(received, local, batch):
+    """Have responses that are never 0, as the row is with which a server runs the prior."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        effect = pyro.sample("effect", dist.Normal(mu, SPREAD))
+        with batch.rows():
+            pyro.sample("y", dist.LogNormal(effect, NOISE), obs=batch.y.exp())
+
+
+def absolute_errors(received, local, batch):
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        effect = pyro.sample("effect", dist.Normal(mu, SPREAD))
+        with batch.rows():
+            pyro.sample("y", dist.Laplace(effect, NOISE), obs=batch.y)
+
+
 def counts(received, local, batch):
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -100,6 +117,13 @@ def assert_mu(run: pyrofl.Run, *names: str) -> None:
     [
         (normal, "mu", "likelihood_factors", "method: likelihood factors, 1 round"),
         (counts, "mu tau", "likelihood_factors", "likelihood factors, 1 to 9 rounds"),
+        (positive, "mu", "likelihood_factors", "method: likelihood factors, 1 to 9 rounds"),
+        (
+            absolute_errors,
+            "mu",
+            "pvi",
+            "method: PVI, 10 to 60 rounds, as the log likelihood is piece",
+        ),
         (gamma_effects, "shape", "pvi", "method: PVI, 10 to 60 rounds, as site 'rate' of each cl"),
     ],
 )
@@ -233,6 +257,12 @@ def test_privacy_is_refused_in_a_line():
     method = pyrofl.hierarchical(normal, data, shared="mu")
     with pytest.raises(ValueError, match=r"its server needs the factor of every client.*use pvi"):
         pyrofl.fit(method, data, 2, privacy=Privacy(clip=1.0, noise_multiplier=1.0))
+
+
+def test_logarithms_of_responses_have_the_posterior_of_a_normal_model():
+    data = rows()
+    run = pyrofl.fit(pyrofl.hierarchical(positive, data, shared="mu"), data, progress=False)
+    assert_mu(run, *data.names)
 
 
 def test_likelihood_factors_alone_have_the_sites_without_a_choice():
