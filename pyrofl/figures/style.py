@@ -62,6 +62,13 @@ def short(name: str, most: int = 36) -> str:
     return name if len(name) <= most else f"{name[: most // 2 + 1]}...{name[-(most // 3) :]}"
 
 
+def pt(size: float) -> float:
+    """Return a size of type in points, scaled by the theme: 10 is the size of ordinary text."""
+    from matplotlib import rcParams
+
+    return size * float(rcParams["font.size"]) / 10
+
+
 def canvas(width: float, height: float) -> Figure:
     """Return an empty figure of the given size in inches, not managed by pyplot."""
     from matplotlib.figure import Figure
@@ -252,6 +259,30 @@ def with_legend(
     look["ncols"] = min(len(found), max(1, columns))
     figure.legend(found.values(), found.keys(), title=note or None, **look)
     return figure
+
+
+def titled(figure: Figure, title: str, ax: Axes | None = None) -> Figure:
+    """Add a title above a new figure, which grows by its height, or above the user's axes."""
+    from textwrap import fill
+
+    if ax is not None:
+        ax.set_title(plain(fill(title, int(14 * _inches(ax)))), loc="left", fontsize=pt(10))
+        return figure
+    wide, tall = figure.get_size_inches()
+    text = fill(title, max(20, int(wide * 11.5 * 10 / pt(10))))
+    room = 0.12 + 0.2 * pt(1) * (text.count("\n") + 1)
+    figure.set_size_inches(wide, tall + room)
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, tall / (tall + room)))
+    look: dict[str, Any] = {"ha": "left", "va": "top", "weight": "bold", "fontsize": pt(11)}
+    place = {"x": 0.1 / wide, "y": 1 - 0.08 / (tall + room)}
+    figure.suptitle(plain(text), **place, **look).set_in_layout(False)
+    return figure
+
+
+def _inches(axes: Axes) -> float:
+    """Return the width of axes in inches."""
+    figure = cast("Figure", axes.figure)
+    return float(axes.get_position().width * figure.get_figwidth())
 
 
 def height(rows: float) -> float:
