@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["conditional", "cost", "courses", "forest", "lines", "pooling", "shrinkage"]
 
+PANELS = 48  # of clients that there is room for
 MOST_ROWS = 30  # that can be read one by one
 MOST_LETTERS = 16  # of the name of a dot
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
@@ -51,7 +52,11 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
     places = np.arange(len(table))
     for axes, column in ((middle, "difference"), (right, "ratio")):
         _apart(axes, column, table[column].to_numpy(), places, names)
-    return with_legend(figure, [left], note=_note(table))
+    return with_legend(figure, [left], note=_note(table), title=_compared(names))
+
+
+def _compared(names: tuple[str, str]) -> str:
+    return f"Posterior means and standard deviations: {names[0]} compared with {names[1]}"
 
 
 def _note(table: Any) -> str:
@@ -92,13 +97,17 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
         counted = ((name, len(part)) for name, part in lanes.items())
         style.name_rows(axes, [f"{name} ({n})" if n > 1 else name for name, n in counted])
     grid[0].lines[1].set_label("a coordinate of the variable; the farthest has its name")
-    return with_legend(figure, grid[:1], note=_note(table))
+    return with_legend(figure, grid[:1], note=_note(table), title=_compared(names))
 
 
 def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:
     """Label a point of a plot with a name, on the side that has space."""
     right = value < target
-    look: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right" if right else "left"}
+    look: dict[str, Any] = {
+        "fontsize": style.pt(8),
+        "va": "center",
+        "ha": "right" if right else "left",
+    }
     look |= {"xytext": (-6 if right else 6, 0), "textcoords": "offset points"}
     axes.annotate(style.plain(name), (value, place), **look)
 
@@ -144,7 +153,8 @@ def forest(
     if truth is not None:
         axes.plot(truth, np.arange(len(labels)), "k*", markersize=7, label="later known", zorder=5)
     axes.set_xlabel(title)
-    return with_legend(figure, [axes], ax=ax)
+    about = "Posterior means and 95% intervals" + (" of each fit" if len(fits) > 1 else "")
+    return with_legend(figure, [axes], ax=ax, title=about)
 
 
 def shrinkage(
@@ -178,7 +188,8 @@ def shrinkage(
     if truth is not None:
         axes.plot(np.asarray(truth)[order], places, "k*", label="later known", zorder=5)
     axes.set_xlabel(title)
-    return with_legend(figure, [axes], ax=ax)
+    about = "Estimates of clients, alone and from the hierarchical model (95% intervals)"
+    return with_legend(figure, [axes], ax=ax, title=about)
 
 
 def pooling(
@@ -213,7 +224,9 @@ def pooling(
         style.mark_sizes(axes.xaxis, size)
         axes.set_xlabel(unit)
     grid[0].set_ylabel(title)
-    return with_legend(figure, grid, note="bars: one standard error or deviation")
+    about = "Estimates of small clients move towards the population mean"
+    note = "bars: one standard error or deviation"
+    return with_legend(figure, grid, note=note, title=about)
 
 
 def courses(
@@ -235,9 +248,9 @@ def courses(
         mean, low, high = (np.asarray(v)[:, k] for v in posterior)
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.errorbar(at, mean, (mean - low, high - mean), fmt="o", ms=3.5, color=COLOURS[0])
-        axes.set_title(label, fontsize=10)
-        axes.tick_params(labelsize=8, labelbottom=k + columns >= len(labels))
-    return figure
+        axes.set_title(label, fontsize=style.pt(10))
+        axes.tick_params(labelsize=style.pt(8), labelbottom=k + columns >= len(labels))
+    return style.titled(figure, f"Posterior means and 95% intervals by {across}")
 
 
 def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str) -> Figure:
@@ -248,6 +261,8 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
         across: label of x, with its unit.
         up: label of y, with its unit.
     """
+    every = list(clients)
+    clients = {name: clients[name] for name in style.some(every, PANELS)}
     columns = 6 if len(clients) <= 24 else 8
     look: dict[str, Any] = {"grid": None, "across": across, "up": up, "sharex": True}
     figure, grid = panels(len(clients), columns, 1.35, 1.25, (0.6, 0.8), **look, sharey=True)
@@ -260,9 +275,10 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
             own = np.polynomial.Polynomial.fit(x, y, 1)(at)
             axes.plot(at, own, "--", color=COLOURS[1], lw=1, label="least squares, alone")
         axes.plot(x, y, ".", color="black", markersize=3)
-        axes.set_title(style.plain(name), fontsize=8, pad=2)
-        axes.tick_params(labelsize=7)
-    return with_legend(figure, grid)
+        axes.set_title(style.plain(style.short(name, 16)), fontsize=style.pt(8), pad=2)
+        axes.tick_params(labelsize=style.pt(7))
+    part = f" ({len(clients)} of {len(every)})" if len(clients) < len(every) else ""
+    return with_legend(figure, grid, title=f"Regression line of each client{part}")
 
 
 def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -> None:
@@ -309,4 +325,7 @@ def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
         style.label_places(axes.xaxis, [str(v) for v in parts[0][1][column]], len(parts[0][1]), "")
     axes.set_xlabel(style.plain(column))
     axes.set_ylabel(style.plain(title or table.attrs["response"]))
-    return with_legend(figure, [axes], note=f"bands: {low} to {high}", ax=ax)
+    ends = f"{'band' if is_number else 'bar'}s: {low} to {high}"
+    words = " and ".join([column, *keys])
+    about = f"Expected {title or table.attrs['response']} by {words}"
+    return with_legend(figure, [axes], note=ends, ax=ax, title=about)
