@@ -115,7 +115,7 @@ def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
         look = looks[POOLINGS[str(kind)]] | {"linestyle": "none", "markersize": 5}
         look["markersize"] = 5 * style.thin(len(lanes))
         at = part["client"].map(lanes) + 0.36 * (i - (len(looks) - 1) / 2) / len(looks)
-        wide = {"lw": 5 * style.thin(len(lanes)), "alpha": 0.25}
+        wide: dict[str, Any] = {"lw": 5 * style.thin(len(lanes)), "alpha": 0.25}
         axes.hlines(at, part["low"], part["high"], color=look["color"], **wide)
         axes.plot(part["coverage"], at, label=POOLINGS[str(kind)], **look)
     axes.axvline(float(table["target"].iloc[0]), color="black", linewidth=0.8, linestyle=":")

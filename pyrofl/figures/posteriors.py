@@ -325,7 +325,6 @@ def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
         style.label_places(axes.xaxis, [str(v) for v in parts[0][1][column]], len(parts[0][1]), "")
     axes.set_xlabel(style.plain(column))
     axes.set_ylabel(style.plain(title or table.attrs["response"]))
-    ends = f"{'band' if is_number else 'bar'}s: {low} to {high}"
-    words = " and ".join([column, *keys])
-    about = f"Expected {title or table.attrs['response']} by {words}"
-    return with_legend(figure, [axes], note=ends, ax=ax, title=about)
+    note = f"{'band' if is_number else 'bar'}s: {low} to {high}"
+    about = f"Expected {title or table.attrs['response']} by {' and '.join([column, *keys])}"
+    return with_legend(figure, [axes], note=note, ax=ax, title=about)

@@ -148,9 +148,9 @@ def differences(
     """
     names = list(next(iter(sites.values())))
     columns = min(COLUMNS, len(sites))
-    tall = min(0.9 + 0.22 * len(names), style.TALLEST / -(-len(sites) // columns))
+    tall = min(0.4 + 0.22 * len(names), style.TALLEST / -(-len(sites) // columns))
     how: dict[str, Any] = {"sharex": True, "sharey": True}
-    figure, grid = panels(len(sites), columns, 3.1, tall + 0.3, (1.2, 0.3), "x", **how)
+    figure, grid = panels(len(sites), columns, 3.1, tall + 0.7, (1.2, 1.0), "x", **how)
     figure.supxlabel(f"difference from the client's {own} ({unit})", fontsize=style.pt(10))
     looks: dict[str, dict[str, Any]] = {
         "better than its own": {"color": COLOURS[0], "marker": "o"},
@@ -165,7 +165,11 @@ def differences(
         for kind, (label, look) in enumerate(looks.items()):
             at = np.flatnonzero(kinds == kind)
             axes.hlines(at, low[at], high[at], color=look["color"], linewidth=1.6 * max(thin, 0.3))
-            mark = {"linestyle": "none", "markersize": 5 * max(thin, 0.3), "label": label}
+            mark: dict[str, Any] = {
+                "linestyle": "none",
+                "markersize": 5 * max(thin, 0.3),
+                "label": label,
+            }
             axes.plot(middle[at], at, **look, **mark)
         style.name_rows(axes, names, most=int(tall / 0.12))
         better, worse = int((kinds == 0).sum()), int((kinds == 1).sum())

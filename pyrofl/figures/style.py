@@ -106,7 +106,8 @@ def theme(name: Theme) -> Iterator[None]:
     from matplotlib import rc_context
 
     known(name, THEMES, "theme")
-    with rc_context(THEMES[name]):
+    settings: Any = THEMES[name]
+    with rc_context(settings):
         yield
 
 
@@ -314,10 +315,10 @@ def with_legend(
     look |= {"loc": "upper left", "alignment": "left", "borderaxespad": 0.1}
     look["bbox_to_anchor"] = (0, 0, 1, top)
     legend = figure.legend(found.values(), found.keys(), title=note or None, **look)
-    size = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer())
-    engine.set(
-        rect=(0, 0, 1, top - size.height / figure.bbox.height - 0.05 / figure.get_figheight())
-    )
+    canvas: Any = FigureCanvasAgg(figure)
+    size = legend.get_window_extent(canvas.get_renderer())
+    below = top - size.height / figure.bbox.height - 0.05 / figure.get_figheight()
+    engine.set(rect=(0, 0, 1, below))
     return figure
 
 

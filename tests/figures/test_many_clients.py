@@ -87,7 +87,8 @@ BY_CLIENT = {
 
 
 @pytest.mark.parametrize("name", BY_CLIENT)
-@pytest.mark.parametrize("clients", [3, 12, 60, pytest.param(929, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("clients", [1, 3, 12, 60, pytest.param(929, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("theme", ["page", pytest.param("slides", marks=pytest.mark.slow)])
 def test_figures_of_any_number_of_clients_can_be_read(name, clients, theme):
     with figures.theme(theme):
