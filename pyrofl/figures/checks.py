@@ -55,9 +55,10 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
         axes.stairs(counts, edges, fill=True, color=COLOURS[0], label="replications")
         axes.axhline(len(known) / bins, color="black", linewidth=0.8)
         axes.set_title(title, fontsize=style.pt(9))
-        axes.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(0, None))
+        axes.set(xlim=(0, 1), xticks=(0, 0.5, 1))
         axes.tick_params(labelsize=style.pt(8))
         axes.xaxis.set_major_formatter("{x:g}")
+    grid[0].set_ylim(0, None)
     title = "Rank of the true value among posterior draws: flat if the posterior is calibrated"
     return with_legend(figure, grid, title=title)
 
@@ -179,7 +180,7 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
         count, confidence, share = (np.nan_to_num(np.asarray(value.cpu())) for value in found)
         rows = count.sum()
         error = float(calibration_error(found)[0])
-        names.append(f"{style.short(name, 20)} ({rows:.0f} rows, ECE {error:.2f})")
+        names.append(f"{style.short(name, 18)} ({rows:.0f} rows, ECE {error:.2f})")
         if rows:
             sure[j], right[j] = (count @ values / rows for values in (confidence, share))
             test = binomtest(round(right[j] * rows), int(rows))
@@ -191,7 +192,7 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
     axes.plot(sure, places, "D", color=COLOURS[1], markersize=5 * thin, label="mean confidence")
     off = np.flatnonzero((sure < low) | (sure > high))
     style.name_rows(axes, names, off)
-    axes.set(xlabel="accuracy (fraction of rows); confidence (probability)")
+    axes.set(xlabel="accuracy and confidence (fraction of rows)")
     axes.set_xlim(right=1.01)
     title = "Confidence and accuracy of each client: "
     title += f"confidence is outside the interval for {len(off)} of {len(bins)}"

@@ -60,7 +60,8 @@ def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     nodes = _placed(_nodes(dependencies))
     columns = 1 + max(node.column for node in nodes)
     tall = max(Counter(node.column for node in nodes).values())
-    size = (WIDE * columns + 0.4, TALL * tall + 1.3)
+    more = style.pt(1) ** 0.5  # as texts have to fit into the nodes
+    size = (more * (WIDE * columns + 0.4), more * (TALL * tall + 1.3))
     figure, axes = style.one_panel(*size, ax, grid=None)
     axes.set_xlim(-0.6 * WIDE, (columns - 0.4) * WIDE)
     axes.set_ylim(-0.75 - TALL * tall / 2, TALL * tall / 2 + 0.55)

@@ -45,7 +45,8 @@ def data_flow(flow: Any, ax: Axes | None = None) -> Figure:
     lines = 0.15 + LINE * max(len(here), len(there))
     arrows = sum(LINE + 0.12 + ARROW * max(1, len(of)) for _, of in messages)
     tall = max(lines, arrows) + 0.5
-    figure, axes = style.one_panel(WIDE, tall, ax, grid=None)
+    more = style.pt(1) ** 0.5  # as texts have to fit into the boxes
+    figure, axes = style.one_panel(more * WIDE, more * tall, ax, grid=None)
     axes.set(xlim=(0, WIDE), ylim=(0, tall))
     axes.set_axis_off()
     clients = f"Each of {flow.clients:,} clients" if flow.clients > 1 else "One client"

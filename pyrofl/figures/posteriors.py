@@ -183,7 +183,8 @@ def shrinkage(
     places = np.arange(len(raw))
     axes.axvline(centre, color=GREY, linestyle="--", label="population mean")
     axes.hlines(places, raw, mean, color=GREY, linewidth=0.8)
-    axes.plot(raw, places, "o", mfc="white", color=COLOURS[1], label="own estimate")
+    size = 6 * style.thin(len(raw))
+    axes.plot(raw, places, "o", mfc="white", ms=size, color=COLOURS[1], label="own estimate")
     _intervals(axes, [names[i] for i in order], {"posterior": (mean, low, high)})
     if truth is not None:
         axes.plot(np.asarray(truth)[order], places, "k*", label="later known", zorder=5)
@@ -218,9 +219,11 @@ def pooling(
     # Clients of one size would hide each other.
     beside = size * np.exp(0.04 * np.sin(2.4 * np.arange(len(size))))
     fits = {"each on its own": (raw, COLOURS[1]), "hierarchical": (partial, COLOURS[0])}
+    thin = style.thin(len(size))
+    look: dict[str, Any] = {"fmt": "o", "ms": 3 * thin**0.5, "lw": 0.8 * thin, "alpha": 0.8}
     for axes, (name, ((mean, sd), colour)) in zip(grid, fits.items(), strict=True):
         axes.axhline(centre, color=GREY, linestyle="--", label="population mean")
-        axes.errorbar(beside, mean, sd, fmt="o", ms=3, lw=0.8, color=colour, label=name, alpha=0.8)
+        axes.errorbar(beside, mean, sd, color=colour, label=name, **look)
         style.mark_sizes(axes.xaxis, size)
         axes.set_xlabel(unit)
     grid[0].set_ylabel(title)
@@ -283,11 +286,15 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
 
 def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -> None:
     """Plot the mean and interval of each labeled quantity for every fit, from top to bottom."""
-    shift = 0.6 / len(fits)
+    shift, thin = 0.6 / len(fits), style.thin(len(labels))
     for i, (name, summary) in enumerate(fits.items()):
         mean, low, high = (np.asarray(v, dtype=float) for v in summary)
         at = np.arange(len(labels)) + shift * (i - (len(fits) - 1) / 2)
-        look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "lw": 1.2, "ms": 3.5}
+        look: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "lw": 1.2 * thin,
+            "ms": 3.5 * thin,
+        }
         look |= {"fmt": style.MARKERS[i % len(style.MARKERS)], "label": name}
         axes.errorbar(mean, at, xerr=(mean - low, high - mean), **look)
     style.name_rows(axes, labels)

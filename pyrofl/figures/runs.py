@@ -124,7 +124,7 @@ def convergence(run: Any) -> Figure:
         small, low = part["small"].iloc[0], min(axes.get_ylim()[0], part["small"].iloc[0] / 2)
         axes.axhspan(low, small, color=style.COLOURS[2], alpha=0.12, lw=0, label=SMALL)
         axes.set_ylim(low, None)
-        axes.set_ylabel(f"change per round ({unit})")
+        axes.set_ylabel(f"change per round\n({unit})")
         style.mark_rounds(axes.xaxis)
     notes = ["solid: means; dashed: standard deviations"] * ("sd" in set(moved["part"]))
     notes += [f"grey: {len(far) - MOST} that moved less"] * (len(far) > MOST)
@@ -165,7 +165,7 @@ def watched(run: Any) -> Figure:
             told = "too high" if any(value > fact.high for value in last) else "not too high"
             label = f"limit {fact.high:g}: {told} after the last round"
             axes.axhline(fact.high, color=looks[words[name]]["color"], linestyle=":", label=label)
-    axes.set_ylabel(*words.values() if len(words) == 1 else ["value"])
+    axes.set_ylabel(fill(next(iter(words.values())), 30) if len(words) == 1 else "value")
     style.mark_rounds(axes.xaxis)
     title = _capital(f"{', '.join(words.values())}, by round")
     return with_legend(figure, [axes], looks, title=title)
@@ -286,7 +286,7 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
         style.bubbles(upper, sure, right, rows, enough, name, look)
         thin = {"color": look["color"], "linestyle": look["linestyle"], "linewidth": 1.5}
         lower.stairs(100 * rows / max(1, rows.sum()), np.linspace(0, 1, len(rows) + 1), **thin)
-    upper.set(ylabel="accuracy (fraction of the bin's rows)", xlim=(0, 1), ylim=(-0.03, 1.03))
+    upper.set(ylabel="accuracy (fraction of rows)", xlim=(0, 1), ylim=(-0.03, 1.03))
     lower.set(xlabel="confidence (probability of the predicted class)", ylabel="rows (%)")
     lower.set_ylim(0, None)
     upper.grid(alpha=0.3)

@@ -278,7 +278,7 @@ def name_rows(
                 places.append(place)
         axes.set_ylabel(f"{len(names):,} clients, in their order")
     if places:
-        axes.set_yticks(places, [plain(short(names[i])) for i in places], fontsize=size)
+        axes.set_yticks(places, [plain(short(names[i], 40)) for i in places], fontsize=size)
     else:
         axes.yaxis.set_major_locator(whole_numbers(10))
     axes.grid(axis="x", color="#eeeeee")
@@ -343,7 +343,7 @@ def titled(figure: Figure, title: str, ax: Axes | None = None) -> Figure:
         ax.set_title(plain(text), loc="left", fontsize=pt(10))
         return figure
     wide, tall = figure.get_size_inches()
-    text = fill(title, max(20, int(11.5 * wide / pt(1))))
+    text = fill(title, max(20, int(10 * wide / pt(1))))
     room = pt(0.08) + pt(0.19) * (text.count("\n") + 1)
     figure.set_size_inches(wide, tall + room)
     figure.set_layout_engine("constrained", rect=(0, 0, 1, tall / (tall + room)))
