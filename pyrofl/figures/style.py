@@ -35,6 +35,7 @@ THEMES: dict[str, dict[str, Any]] = {
     "page": {},
     "slides": {
         "font.size": 14.0,
+        "axes.prop_cycle": f"cycler('color', {[*COLOURS]})",  # of a user's own lines
         "lines.linewidth": 2.2,
         "lines.markersize": 8.0,
         "axes.linewidth": 1.1,

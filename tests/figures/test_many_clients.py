@@ -126,6 +126,9 @@ def test_slides_have_larger_type_and_no_background():
     sizes = [f.axes[0].xaxis.label.get_size() / f.get_figwidth() for f in (page, slide, again)]
     assert sizes[1] > 1.15 * sizes[0]
     assert sizes[2] == sizes[0]  # the theme ends with its block
+    with figures.theme("slides"):
+        (line,) = Figure().subplots().plot([1, 2])  # one of a user's own
+    assert line.get_color() == style.COLOURS[0]
     assert slide.get_facecolor()[3] == 0
     assert page.get_facecolor()[3] == 1
     assert overlaps(slide) == []
