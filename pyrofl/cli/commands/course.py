@@ -76,7 +76,7 @@ def course(args: Namespace) -> None:
 
 
 def contents(with_figures: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of every file of the course, optionally with figures on slides."""
+    """Yield name and text of every file of the course, optionally with figures on slides."""
     read = {path.stem: notebooks.read(path) for path in lessons()}
     for name, notebook in read.items() if with_figures else ():
         show(f"running lesson {name} for its figures")
