@@ -64,7 +64,8 @@ class DataFlow(Summarised):
         clients: number of training clients.
         rows: fewest and most training rows of a client.
         row_numbers: numbers of a row: features and response.
-        once: what a client sends before round one.
+        once: what a client sends before round one; without means that a regression's formula takes
+            over all clients.
         down: what each client receives in a round.
         up: what each client sends in a round.
         server: what the server stores between rounds.

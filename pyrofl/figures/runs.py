@@ -35,7 +35,7 @@ PARTS = {  # what moved -> its unit and its kind of line
     "sd": ("standard deviations", "--"),
     "norm": ("fraction of its norm", "-"),
 }
-SMALL = "converged: all changes are in this range"
+SMALL = "converged range"
 HIGHEST = 1e9  # that is drawn: what is not finite has moved by the largest number there is
 
 
