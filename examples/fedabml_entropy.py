@@ -94,5 +94,5 @@ shown = {
     "in distribution": found["in_distribution"].by_client("total"),
     "out of distribution": found["out_of_distribution"].by_client("total"),
 }
-figures.save(figures.densities(shown, len(dataset.classes)), args.out / "entropy.png")
+figures.save(figures.entropies(shown, len(dataset.classes)), args.out / "entropy.png")
 print(f"Results saved to {args.out}: entropy.csv, entropy.png")

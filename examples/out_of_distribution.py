@@ -8,7 +8,6 @@ Run: python examples/out_of_distribution.py [--quick] [--seeds N] [--out FOLDER]
 
 import argparse
 from dataclasses import replace
-from math import log
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +15,6 @@ import torch
 
 import pyrofl
 from pyrofl import checks, datasets, federations, figures, guides, nets, priors
-from pyrofl.figures.style import panels, styles, with_legend
 from pyrofl.models import fedabml, fedavg, pfedvem
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -69,14 +67,6 @@ for seed in range(args.seeds):
 table = pd.DataFrame(rows).groupby("method", sort=False).mean()
 print(f"AUROC for digits 5 to 9 against test rows of the client, mean of {args.seeds} seed(s)")
 print(table.round(3).to_string())
-figure, (axes,) = panels(1, 1, 5.8, 3.6, (0, 0.5))
-for name, look in styles(entropy).items():
-    every = torch.cat(list(entropy[name])).sort().values
-    below = torch.arange(1, len(every) + 1) / len(every)
-    axes.plot(every, below, label=name, **look | {"marker": None, "linewidth": 2})
-axes.set(xlim=(0, log(5)), ylim=(0, 1.02), ylabel="cumulative fraction of predictions, all clients")
-axes.set_xlabel(f"entropy of the prediction (nats; at most log 5 = {log(5):.2f})")
-with_legend(figure, [axes])
-figures.save(figure, args.out / "entropy.png")
+figures.save(figures.entropies(entropy, 5), args.out / "entropy.png")
 figures.save(figures.reliability_by_client(bins), args.out / "reliability.png")
 print(f"figures: {args.out / 'entropy.png'}, {args.out / 'reliability.png'}")

@@ -20,6 +20,7 @@ from pyrofl.data import Batch, Federation, Preprocessor
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.conformal.conformal import conformal
+from pyrofl.inference.data_flow import get_data_flow
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -69,6 +70,7 @@ __all__ = [
     "evaluate",
     "federate",
     "fit",
+    "get_data_flow",
     "get_dependencies",
     "hierarchical",
     "join",

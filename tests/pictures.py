@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 
 def overlaps(figure: Figure) -> list[str]:
-    """Return the labels of ticks that touch the next one, or leave the figure."""
+    """Return texts that touch another one or leave the figure: ticks, title, labels, legend."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer, found = canvas.get_renderer(), []
@@ -20,6 +20,17 @@ def overlaps(figure: Figure) -> list[str]:
         box = axes.get_tightbbox(renderer)
         if min(*box.min) < -1 or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1:
             found.append(f"axes {axes.get_xlabel()}")
+    legends = [legend.get_window_extent(renderer) for legend in figure.legends]
+    outside = [figure._suptitle] if figure.get_suptitle() else []
+    for text in outside:
+        box = text.get_window_extent(renderer)
+        if box.x1 > figure.bbox.x1 or any(box.overlaps(legend) for legend in legends):
+            found.append(text.get_text())
+    for axes in figure.axes:
+        for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
+            box = text.get_window_extent(renderer)
+            if text.get_text() and any(box.overlaps(legend) for legend in legends):
+                found.append(text.get_text())
     return found
 
 

@@ -221,7 +221,7 @@ method = pfedvem.build(five, lr_base=0.01, lr_head=0.01)
 run = pyrofl.fit(method, small, rounds=rounds, progress=False)
 mine = checks.uncertainty(method, small, run.state, draws=100)
 other = checks.uncertainty(method, small, run.state, unknown, draws=100)
-figures.densities(
+figures.entropies(
     {"digits 0 to 4": mine.by_client("total"), "digits 5 to 9": other.by_client("total")}, 5
 )
 

@@ -134,7 +134,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     ),
     "benefit": ("estimate the benefit of federation for each client", benefit, (RUNS, SCORE)),
     "report": ("write an HTML report about a run or a comparison", report, (RUNS,)),
-    "course": ("write a course: notebooks with tests, slides, project, exam", course, (COURSE,)),
+    "course": ("write a course: notebooks with tests, slides, project, exam", course, COURSE),
 }
 
 WAITING: tuple[Row, ...] = (  # for sites

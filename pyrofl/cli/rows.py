@@ -91,7 +91,10 @@ SECTION = Row(
 METHOD = Row("method METHOD", TEXT, "Method (see pyrofl list methods).")
 ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods).")
 SEVERAL = Row("methods METHOD", {"nargs": "*"} | TEXT, "Methods (see pyrofl list methods).", [])
-COURSE = Row("out OUT", PATH, "New or empty folder for the course.")
+COURSE = (
+    Row("out OUT", PATH, "New or empty folder for the course."),
+    Row("--figures", FLAG, "Run all lessons, and show their figures on the slides.", False),
+)
 FIGURE = Row("--out FIG.png", REQUIRED, "Output file of the figure.")
 CONFIG = Row(
     "--config FILE",

@@ -6,6 +6,7 @@ Those of one panel draw in `ax=` instead, if they are given axes.
 
 from pyrofl.figures.checks import *
 from pyrofl.figures.diagrams import *
+from pyrofl.figures.flows import *
 from pyrofl.figures.motion import *
 from pyrofl.figures.papers import *
 from pyrofl.figures.posteriors import *

@@ -43,7 +43,8 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
     """
     from scipy.stats import binom
 
-    words: dict[str, Any] = {"across": "rank of the truth among the draws (share)", "sharex": True}
+    words: dict[str, Any] = {"across": "rank of the true value among the draws (fraction)"}
+    words |= {"up": "replications", "sharex": True, "sharey": True}
     figure, grid = panels(len(places), columns, 2.2, 1.7, (0.6, 0.9), grid=None, **words)
     band: dict[str, Any] = {"color": GREY, "alpha": 0.35, "lw": 0, "zorder": 3}
     for axes, (title, values) in zip(grid, places.items(), strict=True):
@@ -53,11 +54,13 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
         axes.axhspan(*ends, label="99% of uniform ranks", **band)
         axes.stairs(counts, edges, fill=True, color=COLOURS[0], label="replications")
         axes.axhline(len(known) / bins, color="black", linewidth=0.8)
-        axes.set_title(title, fontsize=9)
-        axes.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(0, None))
-        axes.tick_params(labelsize=8)
+        axes.set_title(title, fontsize=style.pt(9))
+        axes.set(xlim=(0, 1), xticks=(0, 0.5, 1))
+        axes.tick_params(labelsize=style.pt(8))
         axes.xaxis.set_major_formatter("{x:g}")
-    return with_legend(figure, grid)
+    grid[0].set_ylim(0, None)
+    title = "Rank of the true value among posterior draws: flat if the posterior is calibrated"
+    return with_legend(figure, grid, title=title)
 
 
 def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -83,10 +86,11 @@ def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
         for name, values in known.items():
             inside = (2 * np.abs(values - 0.5) <= levels[:, None]).mean(1)
             axes.plot(levels, inside, label=name, **look[name] | {"marker": None})
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title, fontsize=style.pt(10))
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the central interval")
-    grid[0].set_ylabel("held the truth (share)")
-    return with_legend(figure, grid, look)
+    grid[0].set_ylabel("contain the true value (fraction)")
+    title = "How often posterior intervals contain the true value"
+    return with_legend(figure, grid, look, title=title)
 
 
 def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
@@ -104,19 +108,25 @@ def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
     if not len(table):
         raise ValueError("the table has no test rows, so no coverage; expected share below 1")
     sizes = table.groupby("client", sort=False)["test_rows"].first()
+    off = ~table["coverage"].between(table["low"], table["high"])
     lanes = {name: lane for lane, name in enumerate(sizes.index)}
     looks = styles(POOLINGS[kind] for kind in table["pooling"].unique())
     figure, axes = style.one_panel(6.4, style.height(1.6 * len(lanes)), ax, grid=None)
     for i, (kind, part) in enumerate(table.groupby("pooling", sort=False)):
         look = looks[POOLINGS[str(kind)]] | {"linestyle": "none", "markersize": 5}
+        look["markersize"] = 5 * style.thin(len(lanes))
         at = part["client"].map(lanes) + 0.36 * (i - (len(looks) - 1) / 2) / len(looks)
-        axes.hlines(at, part["low"], part["high"], color=look["color"], lw=5, alpha=0.25)
+        wide: dict[str, Any] = {"lw": 5 * style.thin(len(lanes)), "alpha": 0.25}
+        axes.hlines(at, part["low"], part["high"], color=look["color"], **wide)
         axes.plot(part["coverage"], at, label=POOLINGS[str(kind)], **look)
     axes.axvline(float(table["target"].iloc[0]), color="black", linewidth=0.8, linestyle=":")
-    style.name_rows(axes, [f"{name} ({rows:.0f} rows)" for name, rows in sizes.items()])
-    axes.set_xlabel("coverage (share of test rows)")
-    note = "band: 95% range of exchangeable rows; dotted: target"
-    return with_legend(figure, [axes], note=note, ax=ax)
+    names = [f"{style.short(str(name), 24)} ({rows:.0f} rows)" for name, rows in sizes.items()]
+    style.name_rows(axes, names, {lanes[name] for name in table["client"][off]})
+    axes.set_xlabel("coverage (fraction of test rows)")
+    note = "band: 95% range expected by chance; dotted: target"
+    title = "Coverage of prediction sets: "
+    title += f"{table['client'][off].nunique()} of {len(lanes)} clients outside the expected range"
+    return with_legend(figure, [axes], note=note, ax=ax, title=title)
 
 
 def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figure:
@@ -129,22 +139,29 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
     """
     statistics = list(dict.fromkeys(table["statistic"]))
     names = list(dict.fromkeys(table["client"]))
-    many, tall = len(statistics), (0.12 if len(names) > 40 else 0.24) * len(names)
-    figure, grid = panels(many, many, 2.8, tall, (1, 1.4), grid=None, sharey=True)
-    places = np.arange(len(names))
+    many, tall = len(statistics), style.height(len(names))
+    figure, grid = panels(many, many, 2.8, tall - 1, (1, 1), grid=None, sharey=True)
+    places, thin = np.arange(len(names)), style.thin(len(names))
+    extremes = (table["p"] < EXTREME) | (table["p"] > 1 - EXTREME)
+    marked = {names.index(name) for name in table["client"][extremes]}
     for axes, statistic in zip(grid, statistics, strict=True):
         part = table[table["statistic"] == statistic].set_index("client").loc[names]
         low, high, seen, p = (part[c].to_numpy() for c in ("low", "high", "observed", "p"))
-        axes.hlines(places, low, high, color=COLOURS[0], lw=3, alpha=0.4, label="95% predicted")
-        axes.plot(part["mean"], places, "|", color=COLOURS[0], label="mean of the prediction")
+        band: dict[str, Any] = {"color": COLOURS[0], "lw": 3 * thin, "alpha": 0.4}
+        axes.hlines(places, low, high, label="95% predicted", **band)
+        middle: dict[str, Any] = {"color": COLOURS[0], "ms": 6 * thin}
+        axes.plot(part["mean"], places, "|", label="mean of the prediction", **middle)
         off = (p < EXTREME) | (p > 1 - EXTREME)
         extreme = (off, COLOURS[1], f"p below {EXTREME} or above {1 - EXTREME}")
         for chosen, colour, label in ((~off, "black", "observed"), extreme):
             if chosen.any():
-                axes.plot(seen[chosen], places[chosen], "o", ms=4, color=colour, label=label)
+                axes.plot(seen[chosen], places[chosen], "o", ms=4 * thin, color=colour, label=label)
         axes.set_xlabel((unit or {}).get(statistic, style.plain(statistic)))
-        style.name_rows(axes, names)
-    return with_legend(figure, grid)
+        style.name_rows(axes, names, marked)
+    for axes in grid[1:]:
+        axes.set_ylabel("")
+    title = f"Data and posterior predictions: extreme for {len(marked)} of {len(names)} clients"
+    return with_legend(figure, grid, title=title)
 
 
 def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> Figure:
@@ -162,19 +179,24 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
     for j, (name, found) in enumerate(bins.items()):
         count, confidence, share = (np.nan_to_num(np.asarray(value.cpu())) for value in found)
         rows = count.sum()
-        names.append(f"{name} ({rows:.0f} rows, ECE {float(calibration_error(found)[0]):.2f})")
+        error = float(calibration_error(found)[0])
+        names.append(f"{style.short(name, 18)} ({rows:.0f} rows, ECE {error:.2f})")
         if rows:
             sure[j], right[j] = (count @ values / rows for values in (confidence, share))
             test = binomtest(round(right[j] * rows), int(rows))
             low[j], high[j] = test.proportion_ci(method="wilson")
-    error = np.maximum((right - low, high - right), 0.0)  # where all are right, but for rounding
-    look: dict[str, Any] = {"fmt": "o", "color": COLOURS[0], "ms": 5, "lw": 1.6}
-    axes.errorbar(right, places, xerr=error, **look, label="right (share), 95% interval")
-    axes.plot(sure, places, "D", color=COLOURS[1], markersize=5, label="confidence (mean)")
-    style.name_rows(axes, names)
-    axes.set(xlabel="share of the client's rows; probability of the predicted class")
+    bars = np.maximum((right - low, high - right), 0.0)  # where all are right, but for rounding
+    thin = style.thin(len(bins))
+    look: dict[str, Any] = {"fmt": "o", "color": COLOURS[0], "ms": 5 * thin, "lw": 1.6 * thin}
+    axes.errorbar(right, places, xerr=bars, **look, label="accuracy, 95% interval")
+    axes.plot(sure, places, "D", color=COLOURS[1], markersize=5 * thin, label="mean confidence")
+    off = np.flatnonzero((sure < low) | (sure > high))
+    style.name_rows(axes, names, off)
+    axes.set(xlabel="accuracy and confidence (fraction of rows)")
     axes.set_xlim(right=1.01)
-    return with_legend(figure, [axes], ax=ax)
+    title = "Confidence and accuracy of each client: "
+    title += f"confidence is outside the interval for {len(off)} of {len(bins)}"
+    return with_legend(figure, [axes], ax=ax, title=title)
 
 
 def narrowing(
@@ -204,7 +226,8 @@ def narrowing(
         axes.errorbar(place, mean, (mean - low, high - mean), **look)
     axes.set_xticks(at, list(map(str, sizes)))
     axes.set(xlabel="rows of the new client", ylabel=title)
-    return with_legend(figure, [axes], note="mean and 95% interval", ax=ax)
+    about = "Posterior of a new client by its number of rows"
+    return with_legend(figure, [axes], note="mean and 95% interval", ax=ax, title=about)
 
 
 def _finite(values: Any) -> Any:

@@ -60,7 +60,8 @@ def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     nodes = _placed(_nodes(dependencies))
     columns = 1 + max(node.column for node in nodes)
     tall = max(Counter(node.column for node in nodes).values())
-    size = (WIDE * columns + 0.4, TALL * tall + 1.3)
+    more = style.pt(1) ** 0.5  # as texts have to fit into the nodes
+    size = (more * (WIDE * columns + 0.4), more * (TALL * tall + 1.3))
     figure, axes = style.one_panel(*size, ax, grid=None)
     axes.set_xlim(-0.6 * WIDE, (columns - 0.4) * WIDE)
     axes.set_ylim(-0.75 - TALL * tall / 2, TALL * tall / 2 + 0.55)
@@ -73,7 +74,7 @@ def plates(dependencies: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     for node in nodes:
         _draw(axes, node)
     _explain(axes, nodes)
-    return figure
+    return style.titled(figure, "What each variable of the model depends on", ax)
 
 
 def _nodes(dependencies: Mapping[str, Any]) -> list[Node]:
@@ -151,7 +152,7 @@ def _box(axes: Axes, nodes: list[Node], words: str, depth: int) -> None:
     shape = "round,pad=0,rounding_size=0.12"
     axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=shape, **look))
     place, look = (corner[0] + size[0] - 0.1, low + 0.07), {"ha": "right", "va": "bottom"}
-    axes.text(*place, words, fontsize=10, color="#444444", **look)
+    axes.text(*place, words, fontsize=style.pt(10), color="#444444", **look)
 
 
 def _arrow(axes: Axes, parent: Node, child: Node) -> None:
@@ -176,7 +177,7 @@ def _draw(axes: Axes, node: Node) -> None:
     corner = (node.at[0] - wide / 2, node.at[1] - tall / 2)
     look: dict[str, Any] = {"boxstyle": shape, "fc": face, "ec": edge, "lw": 1.4, "zorder": 2}
     axes.add_patch(FancyBboxPatch(corner, wide, tall, **look))
-    axes.text(*node.at, node.label, ha="center", va="center", fontsize=10, zorder=3)
+    axes.text(*node.at, node.label, ha="center", va="center", fontsize=style.pt(10), zorder=3)
 
 
 def _colours(node: Node) -> tuple[str, str]:
@@ -194,4 +195,4 @@ def _explain(axes: Axes, nodes: list[Node]) -> None:
             mark = "s" if kinds[words].kind in TENSORS else "o"
             axes.plot([], [], mark, label=words, mfc=face, mec=edge, markersize=9)
     look: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 4}
-    axes.legend(frameon=False, fontsize=9, handletextpad=0.2, columnspacing=1.2, **look)
+    axes.legend(frameon=False, fontsize=style.pt(9), handletextpad=0.2, columnspacing=1.2, **look)

@@ -9,7 +9,7 @@ from functools import cached_property
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from pyrofl.figures.style import canvas
+from pyrofl.figures.style import canvas, pt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ class Moving:
 
     def _drawn(self, axes: Axes, frame: Any) -> None:
         self.draw(axes, frame)
-        axes.set_title(self.title(frame), loc="left", fontsize=10)
+        axes.set_title(self.title(frame), loc="left", fontsize=pt(10))
 
     def _repr_html_(self) -> str:
         return self.html

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["after_epochs", "alphas", "confidence_histogram", "densities", "distance"]
-__all__ += ["histograms", "simplex"]
+__all__ = ["after_epochs", "alphas", "confidence_histogram", "distance"]
+__all__ += ["entropies", "histograms", "simplex"]
 
+PANELS = 20  # of clients that there is room for
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
 
 
@@ -35,6 +37,8 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
     alike: dict[str, list[int]] = {}
     for j, name in enumerate(names or [f"client {j}" for j in range(clients)]):
         alike.setdefault(name, []).append(j)
+    every = list(alike)
+    alike = {name: alike[name] for name in style.some(every, PANELS)}
     columns = -(-len(alike) // max(5, -(-len(alike) // 4)))
     rows = -(-len(alike) // columns)
     figure = style.canvas(max(7.2, 2.1 * columns * len(weights)), 1.2 * rows + 1.4)
@@ -42,26 +46,29 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
     colours = styles(f"branch {b + 1}" for b in range(branches))
     shown: list[Axes] = []
     for block, (title, value) in zip(blocks, weights.items(), strict=True):
-        block.suptitle(title, fontsize=11)
+        block.suptitle(title, fontsize=style.pt(11))
         grid = block.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         grid[0].set(ylim=(-0.04, 1.04), yticks=(0, 0.5, 1), xlim=(0, max(1, rounds - 1)))
         for i, (axes, (name, members)) in enumerate(zip(grid, alike.items(), strict=False)):
-            axes.set_title(style.plain(name), fontsize=9, pad=3)
+            axes.set_title(style.plain(style.short(name, 24)), fontsize=style.pt(9), pad=3)
             axes.axhline(1 / branches, color="#bbbbbb", linewidth=0.8)
             for b, (branch, look) in enumerate(colours.items()):
                 for j, kind in zip(members, cycle(style.LINES), strict=False):
                     label = branch if j == members[0] else ""
                     axes.plot(value[:, j, b], kind, lw=1.6, color=look["color"], label=label)
-            axes.tick_params(labelsize=8)
+            axes.tick_params(labelsize=style.pt(8))
             if i + columns >= len(alike):
                 style.mark_rounds(axes.xaxis)
                 axes.tick_params(labelbottom=True)
             shown.append(axes)
         for axes in grid[len(alike) :]:
             axes.remove()
-        block.supylabel("branch weight", fontsize=10)
-    shared = "kinds of lines: clients; " if len(alike) < clients else ""
-    return with_legend(figure, shown, colours, f"{shared}grey: equal weights")
+        block.supylabel("branch weight", fontsize=style.pt(10))
+    shared = "kinds of lines: clients; " if max(map(len, alike.values())) > 1 else ""
+    title = "Weight that each client gives to each branch, by round"
+    if len(alike) < len(every):
+        title += f" ({len(alike)} of {len(every)} panels)"
+    return with_legend(figure, shown, colours, f"{shared}grey: equal weights", title=title)
 
 
 def simplex(
@@ -103,8 +110,9 @@ def simplex(
         axes.annotate(name, (x, y), (0, 6 if y else -14), textcoords="offset points", ha="center")
     axes.set(aspect="equal", xmargin=0.09, ymargin=0.09)
     axes.set_axis_off()
-    note = "the colour bar shows where they are on the scale"
-    return with_legend(figure, [axes], note=note, ax=ax) if marks else figure
+    note = "the color bar shows their accuracy too" if marks else ""
+    title = "Accuracy of weighted averages of three clients' models"
+    return with_legend(figure, [axes], note=note, ax=ax, title=title)
 
 
 def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) -> Figure:
@@ -124,11 +132,11 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
             share = 100 * np.histogram(sure[part], edges)[0] / len(sure)
             axes.stairs(share, edges, fill=True, color=colour, alpha=0.35)
             axes.stairs(share, edges, color=colour, linewidth=1.6, label=name)
-        axes.set_title(f"{title}\n{100 * good.mean():.1f}% right", fontsize=10)
-        axes.set(xlim=(0, 1), xlabel="confidence")
+        axes.set_title(f"{title}\n{100 * good.mean():.1f}% right", fontsize=style.pt(10))
+        axes.set(xlim=(0, 1), xlabel="confidence (probability)")
         axes.xaxis.set_major_formatter("{x:g}")
     grid[0].set_ylabel("predictions (%)")
-    return with_legend(figure, grid)
+    return with_legend(figure, grid, title="Confidence of right and of wrong predictions")
 
 
 def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: int = 20) -> Figure:
@@ -150,14 +158,17 @@ def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: in
             axes.stairs(count, edges, fill=True, color=colour, alpha=0.35)
             axes.stairs(count, edges, color=colour, linewidth=1.6, label=name)
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_title(style.plain(title), fontsize=10)
+        axes.set_title(style.plain(title), fontsize=style.pt(10))
         axes.yaxis.set_major_locator(style.whole_numbers(6))
     grid[0].set_ylabel("seeds")
-    return with_legend(figure, grid)
+    return with_legend(figure, grid, title=f"Number of seeds by {across}")
 
 
-def densities(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None) -> Figure:
-    """Plot densities of the clients' predictive entropy by data set (FedABML, figures 5, 6).
+def entropies(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None) -> Figure:
+    """Plot the distribution of the clients' predictive entropy by data set (FedABML, figures 5, 6).
+
+    Distributions are cumulative: most entropies of confident models are near 0, where a density has
+    a peak that hides the rest.
 
     Args:
         entropy: data set -> of every client, the entropy of its predictions [N], in nats. Every
@@ -169,13 +180,17 @@ def densities(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | Non
     top = float(np.log(classes))
     for name, look in styles(entropy).items():
         clients = [np.asarray(value).ravel() for value in entropy[name]]
+        thin: dict[str, Any] = {"color": look["color"], "lw": 0.7, "alpha": 0.4}
         for value in clients:
-            axes.plot(*style.density(value, top), color=look["color"], lw=0.7, alpha=0.4)
-        thick = look | {"marker": None, "linewidth": 2.4, "label": name}
-        axes.plot(*style.density(np.concatenate(clients), top), **thick)
-    axes.set(xlim=(0, top), ylim=(0, None), ylabel="density")
+            axes.ecdf(value, **thin)
+        thick = {"color": look["color"], "linewidth": 2.4, "label": name}
+        axes.ecdf(np.concatenate(clients), **thick)
+    axes.set(xlim=(-0.02 * top, 1.02 * top), ylim=(-0.02, 1.02))
+    axes.set_ylabel("predictions (cumulative fraction)")
     axes.set_xlabel(f"entropy of the prediction (nats; at most log {classes} = {top:.2f})")
-    return with_legend(figure, [axes], note="thin: one client each; thick: all of them", ax=ax)
+    note = "thin: one client each; thick: all of them"
+    title = "Uncertainty of predictions: curves further right are less certain"
+    return with_legend(figure, [axes], note=note, ax=ax, title=title)
 
 
 def after_epochs(
@@ -199,9 +214,10 @@ def after_epochs(
         found = pandas.DataFrame(np.atleast_2d(np.asarray(curves[name])), columns=epochs)
         style.band(axes, found.agg(["mean", "sem"]).T, name, look)
     axes.set(xlabel="epochs of fine-tuning", ylabel=style.axis_label(metric))
+    title = f"{style.heading(metric)} of new clients by epochs of fine-tuning"
     axes.xaxis.set_major_locator(style.whole_numbers(10))
     note = "mean ± one standard error over seeds" if axes.collections else ""
-    return with_legend(figure, [axes], note=note, ax=ax)
+    return with_legend(figure, [axes], note=note, ax=ax, title=title)
 
 
 def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -227,7 +243,8 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
             style.line(axes, range(len(mean)), np.exp(mean), ends, name, looks[name])
             most = max(most, runs)
         axes.set_yscale("log")
-        axes.set_ylabel(label)
+        axes.set_ylabel(fill(label, 34))
         style.mark_rounds(axes.xaxis)
     note = f"geometric mean of {most} runs and its 95% confidence band" if most > 2 else ""
-    return with_legend(figure, grid, looks, note)
+    title = "Distance by round" if many == 1 else "Distances by round"
+    return with_legend(figure, grid, looks, note, title=title)

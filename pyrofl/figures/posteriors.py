@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["conditional", "cost", "courses", "forest", "lines", "pooling", "shrinkage"]
 
+PANELS = 48  # of clients that there is room for
 MOST_ROWS = 30  # that can be read one by one
 MOST_LETTERS = 16  # of the name of a dot
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
@@ -51,7 +52,11 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
     places = np.arange(len(table))
     for axes, column in ((middle, "difference"), (right, "ratio")):
         _apart(axes, column, table[column].to_numpy(), places, names)
-    return with_legend(figure, [left], note=_note(table))
+    return with_legend(figure, [left], note=_note(table), title=_compared(names))
+
+
+def _compared(names: tuple[str, str]) -> str:
+    return f"Posterior means and standard deviations: {names[0]} compared with {names[1]}"
 
 
 def _note(table: Any) -> str:
@@ -92,13 +97,17 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
         counted = ((name, len(part)) for name, part in lanes.items())
         style.name_rows(axes, [f"{name} ({n})" if n > 1 else name for name, n in counted])
     grid[0].lines[1].set_label("a coordinate of the variable; the farthest has its name")
-    return with_legend(figure, grid[:1], note=_note(table))
+    return with_legend(figure, grid[:1], note=_note(table), title=_compared(names))
 
 
 def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:
     """Label a point of a plot with a name, on the side that has space."""
     right = value < target
-    look: dict[str, Any] = {"fontsize": 8, "va": "center", "ha": "right" if right else "left"}
+    look: dict[str, Any] = {
+        "fontsize": style.pt(8),
+        "va": "center",
+        "ha": "right" if right else "left",
+    }
     look |= {"xytext": (-6 if right else 6, 0), "textcoords": "offset points"}
     axes.annotate(style.plain(name), (value, place), **look)
 
@@ -144,7 +153,8 @@ def forest(
     if truth is not None:
         axes.plot(truth, np.arange(len(labels)), "k*", markersize=7, label="later known", zorder=5)
     axes.set_xlabel(title)
-    return with_legend(figure, [axes], ax=ax)
+    about = "Posterior means and 95% intervals" + (" of each fit" if len(fits) > 1 else "")
+    return with_legend(figure, [axes], ax=ax, title=about)
 
 
 def shrinkage(
@@ -173,12 +183,14 @@ def shrinkage(
     places = np.arange(len(raw))
     axes.axvline(centre, color=GREY, linestyle="--", label="population mean")
     axes.hlines(places, raw, mean, color=GREY, linewidth=0.8)
-    axes.plot(raw, places, "o", mfc="white", color=COLOURS[1], label="own estimate")
+    size = 6 * style.thin(len(raw))
+    axes.plot(raw, places, "o", mfc="white", ms=size, color=COLOURS[1], label="own estimate")
     _intervals(axes, [names[i] for i in order], {"posterior": (mean, low, high)})
     if truth is not None:
         axes.plot(np.asarray(truth)[order], places, "k*", label="later known", zorder=5)
     axes.set_xlabel(title)
-    return with_legend(figure, [axes], ax=ax)
+    about = "Estimates of clients, alone and from the hierarchical model (95% intervals)"
+    return with_legend(figure, [axes], ax=ax, title=about)
 
 
 def pooling(
@@ -207,13 +219,17 @@ def pooling(
     # Clients of one size would hide each other.
     beside = size * np.exp(0.04 * np.sin(2.4 * np.arange(len(size))))
     fits = {"each on its own": (raw, COLOURS[1]), "hierarchical": (partial, COLOURS[0])}
+    thin = style.thin(len(size))
+    look: dict[str, Any] = {"fmt": "o", "ms": 3 * thin**0.5, "lw": 0.8 * thin, "alpha": 0.8}
     for axes, (name, ((mean, sd), colour)) in zip(grid, fits.items(), strict=True):
         axes.axhline(centre, color=GREY, linestyle="--", label="population mean")
-        axes.errorbar(beside, mean, sd, fmt="o", ms=3, lw=0.8, color=colour, label=name, alpha=0.8)
+        axes.errorbar(beside, mean, sd, color=colour, label=name, **look)
         style.mark_sizes(axes.xaxis, size)
         axes.set_xlabel(unit)
     grid[0].set_ylabel(title)
-    return with_legend(figure, grid, note="bars: one standard error or deviation")
+    about = "Estimates of small clients move towards the population mean"
+    note = "bars: one standard error or deviation"
+    return with_legend(figure, grid, note=note, title=about)
 
 
 def courses(
@@ -235,9 +251,9 @@ def courses(
         mean, low, high = (np.asarray(v)[:, k] for v in posterior)
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.errorbar(at, mean, (mean - low, high - mean), fmt="o", ms=3.5, color=COLOURS[0])
-        axes.set_title(label, fontsize=10)
-        axes.tick_params(labelsize=8, labelbottom=k + columns >= len(labels))
-    return figure
+        axes.set_title(label, fontsize=style.pt(10))
+        axes.tick_params(labelsize=style.pt(8), labelbottom=k + columns >= len(labels))
+    return style.titled(figure, f"Posterior means and 95% intervals by {across}")
 
 
 def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str) -> Figure:
@@ -248,6 +264,8 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
         across: label of x, with its unit.
         up: label of y, with its unit.
     """
+    every = list(clients)
+    clients = {name: clients[name] for name in style.some(every, PANELS)}
     columns = 6 if len(clients) <= 24 else 8
     look: dict[str, Any] = {"grid": None, "across": across, "up": up, "sharex": True}
     figure, grid = panels(len(clients), columns, 1.35, 1.25, (0.6, 0.8), **look, sharey=True)
@@ -260,18 +278,23 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
             own = np.polynomial.Polynomial.fit(x, y, 1)(at)
             axes.plot(at, own, "--", color=COLOURS[1], lw=1, label="least squares, alone")
         axes.plot(x, y, ".", color="black", markersize=3)
-        axes.set_title(style.plain(name), fontsize=8, pad=2)
-        axes.tick_params(labelsize=7)
-    return with_legend(figure, grid)
+        axes.set_title(style.plain(style.short(name, 16)), fontsize=style.pt(8), pad=2)
+        axes.tick_params(labelsize=style.pt(7))
+    part = f" ({len(clients)} of {len(every)})" if len(clients) < len(every) else ""
+    return with_legend(figure, grid, title=f"Regression line of each client{part}")
 
 
 def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -> None:
     """Plot the mean and interval of each labeled quantity for every fit, from top to bottom."""
-    shift = 0.6 / len(fits)
+    shift, thin = 0.6 / len(fits), style.thin(len(labels))
     for i, (name, summary) in enumerate(fits.items()):
         mean, low, high = (np.asarray(v, dtype=float) for v in summary)
         at = np.arange(len(labels)) + shift * (i - (len(fits) - 1) / 2)
-        look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "lw": 1.2, "ms": 3.5}
+        look: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "lw": 1.2 * thin,
+            "ms": 3.5 * thin,
+        }
         look |= {"fmt": style.MARKERS[i % len(style.MARKERS)], "label": name}
         axes.errorbar(mean, at, xerr=(mean - low, high - mean), **look)
     style.name_rows(axes, labels)
@@ -309,4 +332,6 @@ def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
         style.label_places(axes.xaxis, [str(v) for v in parts[0][1][column]], len(parts[0][1]), "")
     axes.set_xlabel(style.plain(column))
     axes.set_ylabel(style.plain(title or table.attrs["response"]))
-    return with_legend(figure, [axes], note=f"bands: {low} to {high}", ax=ax)
+    note = f"{'band' if is_number else 'bar'}s: {low} to {high}"
+    about = f"Expected {title or table.attrs['response']} by {' and '.join([column, *keys])}"
+    return with_legend(figure, [axes], note=note, ax=ax, title=about)

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
-from textwrap import fill, wrap
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pyrofl.figures import style
-from pyrofl.figures.style import GREY, panels, styles, with_legend
+from pyrofl.figures.style import GREY, panels, styles, theme, with_legend
 from pyrofl.files.run_folder import replacing
 from pyrofl.metrics import Bins
 
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["comparison", "convergence", "curves", "reliability", "save", "try_out", "tuning"]
-__all__ += ["watched"]
+__all__ += ["theme", "watched"]
 
 # A share of 25 rows has a standard error of at most 0.5 / sqrt(25). Clients may test the same rows,
 # and then a bin of hundreds can be a handful of different ones: it must hold 2% of all as well.
 FEWEST, SMALLEST = 25, 0.02
 
+MANY = 12  # methods that are drawn in the order of their scores
 MOST, LATE = 6, 5  # sites with a colour of their own: those that moved most in the last rounds
 PARTS = {  # what moved -> its unit and its kind of line
     "mean": ("standard deviations", "-"),
     "sd": ("standard deviations", "--"),
-    "norm": ("share of the norm", "-"),
+    "norm": ("fraction of its norm", "-"),
 }
-DOTTED = "dotted: what counts as small"
+SMALL = "converged range"
 HIGHEST = 1e9  # that is drawn: what is not finite has moved by the largest number there is
 
 
@@ -57,7 +58,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     columns = min(3, len(parts))
     figure, grid = panels(len(parts), 3, max(3.6, 6 / columns), 3.1, (0, 0.5), sharey=True)
     for axes, (title, part) in zip(grid, parts.items(), strict=True):
-        axes.set_title(fill(title, 36), fontsize=10)
+        axes.set_title(fill(title, 36), fontsize=style.pt(10))
         for name, points in part.groupby("line", sort=False):
             means = points.groupby("round")["value"].agg(["mean", "sem"])
             style.band(axes, means, name, looks[name])
@@ -65,7 +66,8 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     for axes in grid[::columns]:
         axes.set_ylabel(style.axis_label(metric))
     note = "mean ± one standard error over seeds" if any(a.collections for a in grid) else ""
-    return with_legend(figure, grid, looks, note)
+    title = f"{style.heading(metric)} by round of training"
+    return with_legend(figure, grid, looks, note, title=title)
 
 
 def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
@@ -93,7 +95,7 @@ def convergence(run: Any) -> Figure:
 
     Args:
         run: a `Run`, or `Chains`, whose seeds are lines that look the same. Its status is the
-            heading, and the sites that moved most in the last rounds have colours.
+            title, and the sites that moved most in the last rounds have colours.
 
     Raises:
         ValueError: if no round moved anything that is compared.
@@ -118,14 +120,19 @@ def convergence(run: Any) -> Figure:
             seen = np.where(points["value"] > 0, points["value"].clip(upper=HIGHEST), np.nan)
             name = style.plain(site) if what != "sd" and site in first else ""
             axes.plot(points["round"], seen, label=name, **look)
-        axes.axhline(part["small"].iloc[0], color="black", linewidth=0.8, linestyle=":")
         axes.set_yscale("log")
-        axes.set_ylabel(f"movement in a round ({unit})")
+        small, low = part["small"].iloc[0], min(axes.get_ylim()[0], part["small"].iloc[0] / 2)
+        axes.axhspan(low, small, color=style.COLOURS[2], alpha=0.12, lw=0, label=SMALL)
+        axes.set_ylim(low, None)
+        axes.set_ylabel(f"change per round\n({unit})")
         style.mark_rounds(axes.xaxis)
     notes = ["solid: means; dashed: standard deviations"] * ("sd" in set(moved["part"]))
     notes += [f"grey: {len(far) - MOST} that moved less"] * (len(far) > MOST)
-    told = [*wrap(str(verdict), int(12 * figure.get_figwidth())), "; ".join([*notes, DOTTED])]
-    return with_legend(figure, grid, looks, "\n".join(told))
+    return with_legend(figure, grid, looks, "; ".join(notes), title=_capital(str(verdict)))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def watched(run: Any) -> Figure:
@@ -158,9 +165,10 @@ def watched(run: Any) -> Figure:
             told = "too high" if any(value > fact.high for value in last) else "not too high"
             label = f"limit {fact.high:g}: {told} after the last round"
             axes.axhline(fact.high, color=looks[words[name]]["color"], linestyle=":", label=label)
-    axes.set_ylabel(*words.values() if len(words) == 1 else ["value"])
+    axes.set_ylabel(fill(next(iter(words.values())), 30) if len(words) == 1 else "value")
     style.mark_rounds(axes.xaxis)
-    return with_legend(figure, [axes], looks)
+    title = _capital(f"{', '.join(words.values())}, by round")
+    return with_legend(figure, [axes], looks, title=title)
 
 
 def comparison(
@@ -169,8 +177,8 @@ def comparison(
     """Plot every method's final metric: each seed, and the mean with its standard error.
 
     Args:
-        rows: of compare.csv. Every method gets a lane, in the order of the rows; every model and
-            adaptation a colour.
+        rows: of compare.csv. Every method gets a lane, in the order of the rows, and of more than
+            twelve methods the best one first; every model and adaptation a color.
         metric: the one to draw.
         ax: where to draw; None makes a figure.
 
@@ -183,13 +191,27 @@ def comparison(
         name: list(part.groupby("mark", sort=False)["value"])
         for name, part in table.groupby("method", sort=False)
     }
+    if len(lanes) > MANY:
+        best = table.groupby(["method", "mark"])["value"].mean().groupby("method")
+        order = best.max().sort_values(ascending=False)
+        if "accuracy" not in metric:
+            order = best.min().sort_values()
+        lanes = {name: lanes[name] for name in order.index}
     looks = styles(name for marks in lanes.values() for name, _ in marks)
     seeds = max(len(values) for marks in lanes.values() for _, values in marks)
     most = max(map(len, lanes.values()))
-    each = 0.26 if len(lanes) < 10 else 0.13  # inches for a mark; many methods stand closer
-    figure, axes = style.one_panel(6.4, 1.6 + each * len(lanes) * max(2, most), ax, grid="x")
-    step = 0.8 / most
+    each = (0.26 if len(lanes) < 10 else 0.13) * max(2, most)  # inches for a method
+    if seeds == 1:
+        each = 0.26
+    tall = min(1.1 + each * len(lanes), 1.4 * style.TALLEST)
+    figure, axes = style.one_panel(6.4, tall, ax, grid="x")
+    step = (0.8 if seeds > 1 else 0.4) / most
     for lane, marks in enumerate(lanes.values()):
+        if lane % 2:
+            axes.axhspan(lane - 0.5, lane + 0.5, color="#f2f2f2", lw=0, zorder=0)
+        means = [values.mean() for _, values in marks]
+        if seeds == 1 and len(marks) > 1:
+            axes.hlines(lane, min(means), max(means), color=GREY, lw=1, zorder=1)
         for i, (name, values) in enumerate(marks):
             height = lane + step * (i - (len(marks) - 1) / 2)
             error = np.nan_to_num(values.sem())
@@ -199,13 +221,16 @@ def comparison(
                 # Two seeds lie at the very ends of their bar, so they are drawn below it.
                 below = [height + 0.3 * step] * len(values)
                 axes.plot(values, below, ".", markersize=5, color=look["color"], alpha=0.5)
-    axes.set_yticks(range(len(lanes)), list(lanes))
+    names = [style.plain(style.short(name, 30)) for name in lanes]
+    axes.set_yticks(range(len(lanes)), names)
     axes.set_ylim(len(lanes) - 0.5, -0.5)
-    for edge in range(1, len(lanes)):
-        axes.axhline(edge - 0.5, color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
     axes.set_xlabel(style.axis_label(metric))
     note = f"mean ± one standard error; dots: {seeds} seeds" if seeds > 1 else ""
-    return with_legend(figure, [axes], looks, note, ax=ax)
+    methods = f"{len(lanes)} methods" if len(lanes) > 1 else next(iter(lanes))
+    title = f"{style.heading(metric)} of {methods} after training"
+    title += ", best first" if len(lanes) > MANY else ""
+    return with_legend(figure, [axes], looks, note, ax=ax, title=title)
 
 
 def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
@@ -236,7 +261,8 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
     axes.minorticks_off()
     axes.set_xlabel("rounds of training")
     axes.set_ylabel(f"{style.axis_label(metric)}\non validation rows")
-    return with_legend(figure, [axes], looks, "the first one is chosen")
+    title = f"{style.heading(metric)} of {len(last)} settings on validation rows"
+    return with_legend(figure, [axes], looks, "the first one is chosen", title=title)
 
 
 def reliability(bins: Mapping[str, Bins]) -> Figure:
@@ -260,11 +286,12 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
         style.bubbles(upper, sure, right, rows, enough, name, look)
         thin = {"color": look["color"], "linestyle": look["linestyle"], "linewidth": 1.5}
         lower.stairs(100 * rows / max(1, rows.sum()), np.linspace(0, 1, len(rows) + 1), **thin)
-    upper.set(ylabel="rows of the bin that are right (share)", xlim=(0, 1), ylim=(-0.03, 1.03))
+    upper.set(ylabel="accuracy (fraction of rows)", xlim=(0, 1), ylim=(-0.03, 1.03))
     lower.set(xlabel="confidence (probability of the predicted class)", ylabel="rows (%)")
     lower.set_ylim(0, None)
     upper.grid(alpha=0.3)
-    return with_legend(figure, [upper], note="; ".join(notes))
+    title = "Accuracy of predictions by their confidence: equal if calibrated"
+    return with_legend(figure, [upper], note="; ".join(notes), title=title)
 
 
 def save(figure: Figure, path: str | Path) -> None:

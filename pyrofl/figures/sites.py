@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pyrofl.figures import style
-from pyrofl.figures.style import COLOURS, GREY, panels, with_legend
+from pyrofl.figures.style import COLOURS, GREY, panels, styles, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["clients", "confidence", "differences", "partition"]
 
+COLUMNS = 4  # of panels
+JOINED = 150  # clients whose points are joined by lines
 EQUAL = 1.1  # weights of clients that differ by less are told to be equal
 
 
@@ -36,13 +39,14 @@ def partition(counts: Any, names: Sequence[str] = (), classes: Sequence[str] = (
     grid = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False).ravel()
     bars, *heat = grid
     bars.bar(range(clients), counts.sum(1), width=0.9, color="#777777")
-    bars.set_ylabel("rows")
+    bars.set_ylabel("training rows")
     bars.yaxis.set_major_locator(style.whole_numbers(4))
     bars.spines[["top", "right"]].set_visible(False)
     style.label_places(grid[-1].xaxis, names, clients, "client", room=wide / clients)
     for axes in heat:
         _classes(figure, axes, counts, classes, tall / 0.15)
-    return figure
+    of = f" in {kinds} classes" if kinds > 1 else ""
+    return style.titled(figure, f"Training rows of {clients:,} client{'s' * (clients > 1)}{of}")
 
 
 def _classes(
@@ -78,16 +82,17 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     weights.scatter(size, share, s=26, color=COLOURS[0], alpha=0.8)
     weights.axhline(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
     weights.set(ylim=(0, 1.15 * share.max()))
-    weights.set_ylabel(r"weight at the server, $\tau_j \,/\, \Sigma\tau$ (%)")
+    weights.set_ylabel(r"weight $\tau_j \,/\, \Sigma\tau$ (%)")
     distances.scatter(size, deviation, s=26, color=COLOURS[2], alpha=0.8)
     distances.set(ylim=(0, 1.15 * deviation.max() or 1.0))
-    distances.set_ylabel(r"mean squared deviation, $\|\mu_j - w\|^2 \,/\, d$")
+    distances.set_ylabel(r"squared deviation $\|\mu_j - w\|^2 \,/\, d$")
     for axes in (weights, distances):
         style.mark_sizes(axes.xaxis, size)
     many = share.max() / share.min()
     told = "all but equal" if many < EQUAL else f"the largest is {many:.3g} times the smallest"
     note = f"weights of {share.min():.3g} to {share.max():.3g}%: {told}"
-    return with_legend(figure, [weights], note=note)
+    title = "Weight of each client at the server, and distance of its head from the server's"
+    return with_legend(figure, [weights], note=note, title=title)
 
 
 def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figure:
@@ -105,55 +110,72 @@ def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figur
     figure, axes = style.one_panel(5.4, 3.8, ax)
     # Clients of one size would hide each other.
     beside = size * np.exp(0.03 * np.sin(2.4 * np.arange(len(size)))) if named else size
-    if named:
+    if named and len(size) <= JOINED:
         ends = np.stack(list(models.values()))
         axes.vlines(beside, ends.min(0), ends.max(0), color=GREY, linewidth=0.8, zorder=1)
-    for i, (name, found) in enumerate(models.items()):
-        look: dict[str, Any] = {"color": COLOURS[i], "alpha": 0.8, "marker": style.MARKERS[i]}
+    area = 22 if len(size) <= JOINED else 8
+    for name, style_of in styles(models).items():
+        found, colour = models[name], style_of["color"]
+        look: dict[str, Any] = {"color": colour, "alpha": 0.8, "marker": style_of["marker"]}
         middle, of = float(np.nanmean(found)), f"mean of {name}" if named else "mean of clients"
-        axes.scatter(beside, found, s=22, label=name, **look)
-        axes.axhline(middle, color=COLOURS[i if named else 1], ls="--", lw=1.2, label=of)
+        axes.scatter(beside, found, s=area, label=name, **look)
+        line: dict[str, Any] = {"color": colour if named else COLOURS[1], "ls": "--", "lw": 1.2}
+        axes.axhline(middle, label=f"{of}: {middle:.3g}", **line)
     style.mark_sizes(axes.xaxis, size)
     axes.set_ylabel(style.axis_label(metric))
-    return with_legend(figure, [axes], ax=ax)
+    title = f"{style.heading(metric)} of each client, by its number of training rows"
+    if len(models) == 2:
+        (one, first), (other, second) = models.items()
+        known = np.isfinite(first) & np.isfinite(second)
+        more = int((second > first)[known].sum())
+        title = f"{style.heading(metric)}: {other} above {one} for {more} of {known.sum()} clients"
+    return with_legend(figure, [axes], ax=ax, title=title)
 
 
 def differences(
     sites: Mapping[str, Mapping[str, Sequence[float]]],
     unit: str,
-    most: int = 60,
     own: str = "own model",
 ) -> Figure:
     """Plot each client's score differences between federated models and its local model.
 
     Args:
         sites: model -> site -> difference, and the ends of its interval; blue is better, orange is
-            worse, grey is inconclusive. Every model gets a panel, sites are from top to bottom.
+            worse, grey is inconclusive. Every model gets a panel, sites are from top to bottom,
+            without their names if there is no room for these.
         unit: of the differences.
-        most: sites that there is room for, the first ones.
         own: name of the model that the others are compared with.
     """
     names = list(next(iter(sites.values())))
-    shown = names[:most]
-    tall = 1.5 + 0.24 * len(shown)
-    figure, grid = panels(len(sites), 3, 3.6, tall, (1.5, 0.6), "x", sharex=True, sharey=True)
-    figure.supxlabel(f"difference from the site's {own} ({unit})", fontsize=10)
+    columns = min(COLUMNS, len(sites))
+    tall = min(0.4 + 0.22 * len(names), style.TALLEST / -(-len(sites) // columns))
+    how: dict[str, Any] = {"sharex": True, "sharey": True}
+    figure, grid = panels(len(sites), columns, 3.1, tall + 0.7, (1.2, 1.0), "x", **how)
+    figure.supxlabel(f"difference from the client's {own} ({unit})", fontsize=style.pt(10))
     looks: dict[str, dict[str, Any]] = {
         "better than its own": {"color": COLOURS[0], "marker": "o"},
         "worse": {"color": COLOURS[1], "marker": "s"},
         "inconclusive": {"color": GREY, "marker": "D"},
     }
+    thin = min(1.0, tall / (0.12 * len(names)))
     for axes, (title, of) in zip(grid, sites.items(), strict=True):
-        style.name_rows(axes, shown)
-        axes.set_title(style.plain(title), fontsize=10)
+        middle, low, high = np.array([of[name] for name in names], dtype=float).T
+        kinds = np.where(low > 0, 0, np.where(high < 0, 1, 2))
         axes.axvline(0, color="black", linewidth=0.8)
-        for label in looks:  # so that every panel explains all three
-            axes.plot([], [], label=label, linestyle="none", **looks[label])
-        for place, name in enumerate(shown):
-            middle, low, high = of[name]
-            kind = 0 if low > 0 else 1 if high < 0 else 2
-            look = list(looks.values())[kind]
-            axes.plot([low, high], [place, place], color=look["color"], linewidth=1.6)
-            axes.plot(middle, place, markersize=5, **look)
-    more = f"the {most} smallest of {len(names)} sites; " if len(names) > most else ""
-    return with_legend(figure, grid, looks, f"{more}smallest site first; bars: 95% intervals")
+        for kind, (label, look) in enumerate(looks.items()):
+            at = np.flatnonzero(kinds == kind)
+            axes.hlines(at, low[at], high[at], color=look["color"], linewidth=1.6 * max(thin, 0.3))
+            mark: dict[str, Any] = {
+                "linestyle": "none",
+                "markersize": 5 * max(thin, 0.3),
+                "label": label,
+            }
+            axes.plot(middle[at], at, **look, **mark)
+        style.name_rows(axes, names, most=int(tall / 0.12))
+        better, worse = int((kinds == 0).sum()), int((kinds == 1).sum())
+        name = style.plain(fill(title, 34))
+        axes.set_title(f"{name}\nbetter: {better}, worse: {worse}", fontsize=style.pt(10))
+        if axes not in grid[::columns]:
+            axes.set_ylabel("")
+    about = f"Is federation better than the {own}? {len(names):,} clients, the smallest first"
+    return with_legend(figure, grid, looks, "bars: 95% intervals", title=about)

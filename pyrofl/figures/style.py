@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+
+from pyrofl.arguments import known
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
-    from numpy.typing import NDArray
 
 Row = Mapping[str, Any]  # a line of metrics.csv or compare.csv, by column
 Look = Mapping[str, Any]
@@ -25,9 +28,25 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
 GREY = "#999999"
+NAMED, TALLEST = 60, 9.0  # most rows that have names; inches of the highest figure
+
+Theme = Literal["page", "slides"]
+THEMES: dict[str, dict[str, Any]] = {
+    "page": {},
+    "slides": {
+        "font.size": 14.0,
+        "axes.prop_cycle": f"cycler('color', {[*COLOURS]})",  # of a user's own lines
+        "lines.linewidth": 2.2,
+        "lines.markersize": 8.0,
+        "axes.linewidth": 1.1,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "savefig.facecolor": "none",
+    },
+}
 
 METRICS = {
-    "accuracy": "accuracy (share of rows)",
+    "accuracy": "accuracy (fraction of rows)",
     "nll": "negative log likelihood (nats per row)",
     "brier": "Brier score",
     "ece": "expected calibration error",
@@ -62,11 +81,43 @@ def short(name: str, most: int = 36) -> str:
     return name if len(name) <= most else f"{name[: most // 2 + 1]}...{name[-(most // 3) :]}"
 
 
+def pt(size: float) -> float:
+    """Return a size of type in points, scaled by the theme: 10 is the size of ordinary text."""
+    from matplotlib import rcParams
+
+    return size * float(rcParams["font.size"]) / 10
+
+
+@contextmanager
+def theme(name: Theme) -> Iterator[None]:
+    """Draw the figures inside the `with` block for slides: larger type, no background.
+
+    Args:
+        name: "slides", or "page" for the default.
+
+    Raises:
+        ValueError: if there is no such theme.
+
+    Examples:
+        >>> from pyrofl import figures
+        >>> with figures.theme("slides"):
+        ...     figure = figures.coverage({"mu": {"pvi": [0.1, 0.5, 0.7]}})
+        >>> figures.save(figure, "coverage.png")  # doctest: +SKIP
+    """
+    from matplotlib import rc_context
+
+    known(name, THEMES, "theme")
+    settings: Any = THEMES[name]
+    with rc_context(settings):
+        yield
+
+
 def canvas(width: float, height: float) -> Figure:
-    """Return an empty figure of the given size in inches, not managed by pyplot."""
+    """Return an empty figure of a size in inches, not managed by pyplot; larger for large type."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    more = pt(1) ** 0.5
+    return Figure(figsize=(more * width, more * height), layout="constrained")
 
 
 def panels(
@@ -87,12 +138,14 @@ def panels(
     found = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
     for axes in found[count:]:
         axes.remove()
+    for axes in found[max(0, count - columns) : count]:  # the last panel of each column
+        axes.tick_params(labelbottom=True)
     for axes in found[:count] if grid else ():
         axes.grid(axis=grid, alpha=0.3)
     if across:
-        figure.supxlabel(across, fontsize=10)
+        figure.supxlabel(across, fontsize=pt(10))
     if up:
-        figure.supylabel(up, fontsize=10)
+        figure.supylabel(up, fontsize=pt(10))
     return figure, list(found[:count])
 
 
@@ -156,20 +209,6 @@ def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
         axes.errorbar(at, mean, error, fmt="none", color=style["color"], capsize=3)
 
 
-def density(values: NDArray[Any], top: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return a kernel density estimate on [0, top], mirrored at both ends: positions, heights."""
-    counts, edges = np.histogram(np.clip(values, 0, top), 400, (0, top))
-    at = (edges[1:] + edges[:-1]) / 2
-    low, high = np.quantile(values, [0.25, 0.75])
-    # The bandwidth is Silverman's, and no less than 1% of the range.
-    spread = min(np.std(values), (high - low) / 1.34) or np.std(values)
-    width = max(0.9 * spread * len(values) ** -0.2, top / 100)
-    sources = np.stack([at, -at, 2 * top - at])
-    kernel = np.exp(-0.5 * ((at[:, None, None] - sources) / width) ** 2).sum(1)
-    height = kernel @ counts / (len(values) * width * (2 * np.pi) ** 0.5)
-    return at, height
-
-
 def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Look) -> None:
     """Plot points, larger for more rows; fill the `joined` points and connect them by lines."""
     colour, area = style["color"], 12 + 90 * rows / max(1, rows.max())
@@ -202,7 +241,9 @@ def mark_sizes(axis: Axis, size: Any) -> None:
         return
     axis.axes.set_xscale("log")
     decades = np.log10(size.max() / size.min())
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
+    axis.set_major_locator(
+        LogLocator(subs=(1, 2, 5) if decades < 2 else (1, 3) if decades < 3 else (1,))
+    )
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:g}")
 
@@ -216,17 +257,31 @@ def label_places(
         axis.set_major_locator(whole_numbers(10))
         return
     # "client 3" is 3 on an axis of clients.
-    short = [plain(name.removeprefix(f"{title} ")) for name in names]
-    axis.set_ticks(range(places), short)
-    if 0.1 * max(map(len, short)) > room:
+    labels = [plain(short(name.removeprefix(f"{title} "), 20)) for name in names]
+    axis.set_ticks(range(places), labels)
+    if 0.1 * max(map(len, labels)) > room:
         axis.set_tick_params(labelrotation=90)
 
 
-def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Label positions 0, 1, ... on the vertical axis by name, from top to bottom."""
+def name_rows(
+    axes: Axes, names: Sequence[str], marked: Iterable[int] = (), most: int = NAMED
+) -> None:
+    """Label positions 0, 1, ... on the vertical axis by name, from top to bottom.
+
+    Of more than `most`, only `marked` ones have their names, as far as there is room, or none.
+    """
     axes.set_ylim(len(names) - 0.4, -0.6)
-    size = 9 if len(names) <= 40 else 6
-    axes.set_yticks(range(len(names)), [plain(short(n)) for n in names], fontsize=size)
+    places, size = list(range(len(names))), pt(9) if len(names) <= 40 else 6 * pt(1) ** 0.5
+    if len(names) > most:
+        places = []
+        for place in sorted(marked):
+            if not places or place - places[-1] >= len(names) / 45:
+                places.append(place)
+        axes.set_ylabel(f"{len(names):,} clients, in their order")
+    if places:
+        axes.set_yticks(places, [plain(short(names[i], 40)) for i in places], fontsize=size)
+    else:
+        axes.yaxis.set_major_locator(whole_numbers(10))
     axes.grid(axis="x", color="#eeeeee")
     axes.set_axisbelow(True)
 
@@ -237,23 +292,89 @@ def with_legend(
     order: Iterable[str] = (),
     note: str = "",
     ax: Axes | None = None,
+    title: str = "",
 ) -> Figure:
-    """Add one legend above all panels, or inside the user's axes; return the figure."""
+    """Add a title and one legend above all panels, or to the user's axes; return the figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
     found = {name: found[name] for name in dict.fromkeys([*order, *found])}
+    titled(figure, title, ax)
     if ax is not None:
-        ax.legend(found.values(), found.keys(), title=note or None, frameon=False, fontsize=8)
+        ax.legend(found.values(), found.keys(), title=note or None, frameon=False, fontsize=pt(8))
         return figure
-    columns = int(figure.get_figwidth() / (0.7 + 0.085 * max(map(len, found))))
-    look: dict[str, Any] = {"loc": "outside upper center", "frameon": False, "title_fontsize": 9}
-    look["ncols"] = min(len(found), max(1, columns))
-    figure.legend(found.values(), found.keys(), title=note or None, **look)
+    if not found and not note:
+        return figure
+    wide = 0.7 + 0.0085 * pt(10) * max(map(len, found), default=0)
+    look: dict[str, Any] = {"frameon": False, "title_fontsize": pt(9), "fontsize": pt(10)}
+    look["ncols"] = min(len(found), max(1, int(figure.get_figwidth() / wide)))
+    engine = cast("ConstrainedLayoutEngine", figure.get_layout_engine())
+    top = engine.get()["rect"][3]  # below the title
+    look |= {"loc": "upper left", "alignment": "left", "borderaxespad": 0.1}
+    look["bbox_to_anchor"] = (0, 0, 1, top)
+    legend = figure.legend(found.values(), found.keys(), title=note or None, **look)
+    canvas: Any = FigureCanvasAgg(figure)
+    size = legend.get_window_extent(canvas.get_renderer())
+    below = top - size.height / figure.bbox.height - 0.05 / figure.get_figheight()
+    engine.set(rect=(0, 0, 1, below))
     return figure
 
 
+def some(values: Sequence[Any], most: int) -> list[Any]:
+    """Return at most `most` of the values, evenly spaced, with the first and the last.
+
+    >>> some(range(10), 4)
+    [0, 3, 6, 9]
+    """
+    places = np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int)
+    return [values[i] for i in places]
+
+
+def titled(figure: Figure, title: str, ax: Axes | None = None) -> Figure:
+    """Add a title above a new figure, which grows by its height, or above the user's axes."""
+    from textwrap import fill
+
+    if not title:
+        return figure
+    if ax is not None:
+        text = fill(title, max(20, int(130 / pt(1) * _inches(ax) / 10)))
+        ax.set_title(plain(text), loc="left", fontsize=pt(10))
+        return figure
+    wide, tall = figure.get_size_inches()
+    text = fill(title, max(20, int(10 * wide / pt(1))))
+    room = pt(0.08) + pt(0.19) * (text.count("\n") + 1)
+    figure.set_size_inches(wide, tall + room)
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, tall / (tall + room)))
+    look: dict[str, Any] = {"ha": "left", "va": "top", "weight": "bold", "fontsize": pt(11)}
+    place = {"x": 0.1 / wide, "y": 1 - 0.08 / (tall + room)}
+    figure.suptitle(plain(text), **place, **look).set_in_layout(False)
+    return figure
+
+
+def _inches(axes: Axes) -> float:
+    """Return the width of axes in inches."""
+    figure = cast("Figure", axes.figure)
+    return float(axes.get_position().width * figure.get_figwidth())
+
+
 def height(rows: float) -> float:
-    """Return the figure height in inches for a number of plotted rows."""
-    return 1.3 + max(0.11 if rows > 40 else 0.23, 1.5 / rows) * rows
+    """Return the figure height in inches for a number of plotted rows, at most 9."""
+    return float(min(TALLEST, 1.3 + max(0.11 if rows > 40 else 0.23, 1.5 / rows) * rows))
+
+
+def thin(rows: int) -> float:
+    """Return the factor of line widths and markers of rows that are closer than their names."""
+    return min(1.0, max(0.2, NAMED / rows))
+
+
+def heading(metric: str) -> str:
+    """Return the name of a metric for the beginning of a title, without its unit.
+
+    >>> heading("accuracy"), heading("smallest_nll")
+    ('Accuracy', 'Negative log likelihood, smallest 10% of clients')
+    """
+    name, _, rest = axis_label(metric).partition(" (")
+    return name[:1].upper() + name[1:] + rest.partition(")")[2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ pytest.importorskip("docutils")
 
 from pyrofl.cli import main
 from pyrofl.cli.commands import course
-from pyrofl.cli.output import notebooks, slides
+from pyrofl.cli.output import lesson_figures, notebooks, slides
 
 LESSONS = course.lessons()
 
@@ -166,6 +168,70 @@ def test_slides_are_complete_and_need_no_network(path, written):
     assert "$$" not in text
     solutions = [e.solution for e in notebooks.exercises(notebooks.read(path))]
     assert not any(line in text for s in solutions for line in s.splitlines() if "return" in line)
+
+
+DRAWN = """# # A lesson
+#
+# First sentence.
+
+# %%
+# %matplotlib inline
+import matplotlib.pyplot as plt
+from pyrofl import figures
+
+figure, axes = plt.subplots()
+axes.plot([0, 1], label="a")
+plt.show()
+
+# %%
+print("not on a slide")
+figures.coverage({"mu": {"pvi": [0.1, 0.5, 0.7]}})
+
+# %% [markdown]
+# ## A section
+#
+# A **definition**.
+
+# %%
+moving = figures.moving(lambda axes, frame: axes.plot([0, frame]), range(2))
+moving
+
+# %% [markdown]
+# ## Exercises
+
+# %%
+raise RuntimeError("exercises are not run")
+"""
+
+
+def test_figures_of_a_lesson_are_on_its_slides(capsys):
+    notebook = import_module("jupytext").reads(f"# %% [markdown]\n{DRAWN}", fmt="py:percent")
+    bare = slides.deck(notebook)
+    assert "<img" not in bare
+    lesson_figures.run_cells(notebook)
+    assert capsys.readouterr().out == ""
+    deck = slides.deck(notebook)
+    images = re.findall(r'<img src="data:image/png;base64,([^"]+)"', deck)
+    assert len(images) == 3
+    assert all(b64decode(image).startswith(b"\x89PNG") for image in images)
+    assert re.search(r"A section</h2>\s*<p>A <strong>definition</strong>.</p>\s*<p><img", deck)
+    assert not re.search(r"""(?:src|href)=["'](?!data:)""", deck)
+
+
+def test_a_figure_has_room_on_its_slide():
+    shown = list(slides.pages("## A", ["one", "two", "three", "![figure](data:)", "four"]))
+    assert shown == ["## A\n\none\n\ntwo\n\nthree", "## A (continued)\n\n![figure](data:)\n\nfour"]
+
+
+def test_a_lesson_that_fails_is_named_and_keeps_its_slides(monkeypatch):
+    def fail(notebook):
+        raise ModuleNotFoundError("No module named 'dp_accounting'")
+
+    monkeypatch.setattr(course.lesson_figures, "run_cells", fail)
+    monkeypatch.setattr(course, "lessons", lambda: LESSONS[:1])
+    with pytest.warns(UserWarning, match=r"slides/01_\w+.html lacks figures.*dp_accounting"):
+        found = dict(course.contents(with_figures=True))
+    assert f"slides/{LESSONS[0].stem}.html" in found
 
 
 def test_exam_and_project_have_answers_for_teachers_only(written, monkeypatch):

@@ -85,7 +85,7 @@ def test_every_client_has_its_reliability_diagram(clients):
     ends = axes.containers[0].lines[2][0].get_segments()
     exact = [binomtest(round(40 * s), 40).proportion_ci(method="wilson") for s in share]
     np.testing.assert_allclose([e[:, 0] for e in ends], [(c.low, c.high) for c in exact], 1e-6)
-    assert words(figure) == ["confidence (mean)", "right (share), 95% interval"]
+    assert words(figure) == ["mean confidence", "accuracy, 95% interval"]
 
 
 def test_a_client_with_all_rows_right_has_an_interval_too():

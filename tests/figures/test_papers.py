@@ -10,14 +10,14 @@ import torch
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.colors import to_hex
 from pictures import overlaps
-from scipy.stats import gaussian_kde, t
+from scipy.stats import t
 
 from pyrofl.figures import (
     after_epochs,
     alphas,
     confidence_histogram,
-    densities,
     distance,
+    entropies,
     histograms,
     simplex,
     style,
@@ -126,39 +126,34 @@ def test_the_histogram_counts_right_and_wrong_predictions():
     assert overlaps(figure) == []
 
 
-# Densities of entropy.
+# Distributions of entropy.
 
 
-def test_densities_are_those_of_scipy_away_from_the_ends():
-    values = RNG.normal(1.2, 0.15, 500)
-    at, height = style.density(values, top=math.log(10))
-    spread = min(values.std(), np.subtract(*np.quantile(values, [0.75, 0.25])) / 1.34)
-    same = gaussian_kde(values, bw_method=0.9 * spread * 500**-0.2 / values.std(ddof=1))
-    np.testing.assert_allclose(height, same(at), atol=0.02)
-
-
-@pytest.mark.parametrize("where", [0.0, 0.3, math.log(10)])
-def test_densities_keep_all_their_mass_between_the_ends(where):
-    for values in (np.full(20, where), np.clip(RNG.normal(where, 0.4, 300), 0, math.log(10))):
-        at, height = style.density(values, top=math.log(10))
-        assert np.sum(height) * (at[1] - at[0]) == pytest.approx(1, abs=1e-3)
-        assert at[0] > 0
-        assert at[-1] < math.log(10)
-
-
-def test_every_client_has_a_line_and_every_data_set_a_colour():
+def test_every_client_has_its_distribution_and_every_data_set_a_color():
     clients = {"in": [RNG.random(40) for _ in range(3)], "out": [1 + RNG.random(40)] * 2}
-    figure = densities(clients, classes=10)
+    figure = entropies(clients, classes=10)
     axes = figure.axes[0]
     looks = [(line.get_color(), line.get_linewidth()) for line in axes.lines]
     blue, orange = style.COLOURS[:2]
     assert looks == [(blue, 0.7)] * 3 + [(blue, 2.4)] + [(orange, 0.7)] * 2 + [(orange, 2.4)]
-    together = style.density(np.concatenate(clients["in"]), math.log(10))
-    np.testing.assert_array_equal(axes.lines[3].get_xydata().T, together)
-    assert axes.get_xlim() == pytest.approx((0, math.log(10)))
+    together = np.sort(np.concatenate(clients["in"]))
+    x, y = axes.lines[3].get_data()
+    np.testing.assert_array_equal(x[1:], together)
+    np.testing.assert_allclose(y[1:], np.arange(1, 121) / 120)
+    low, high = axes.get_xlim()
+    assert low < 0 < math.log(10) < high  # a peak at either end is not cut off
     assert "nats; at most log 10 = 2.30" in axes.get_xlabel()
     assert labels(figure) == ["in", "out"]
     assert overlaps(figure) == []
+
+
+@pytest.mark.parametrize("end", [0.0, math.log(3)])
+def test_entropies_at_an_end_are_inside_the_panel(end):
+    (axes,) = entropies({"in": [np.full(9, end)]}, 3).axes
+    assert axes.get_ylim() == pytest.approx((-0.02, 1.02))
+    x, y = axes.lines[-1].get_data()
+    assert axes.get_xlim()[0] < x[-1] < axes.get_xlim()[1]
+    assert y[-1] == 1.0
 
 
 # Curves.
@@ -173,7 +168,7 @@ def test_new_clients_learn_epoch_by_epoch():
     (shade,) = axes.collections
     assert shade.get_paths()[0].vertices[:, 1].max() == pytest.approx(0.9)
     assert note(figure) == "mean ± one standard error over seeds"
-    assert axes.get_ylabel() == "accuracy (share of rows)"
+    assert axes.get_ylabel() == "accuracy (fraction of rows)"
     assert note(after_epochs(epochs, {"fedavg": table[0]}, "nll")) == ""
     assert overlaps(figure) == []
 
@@ -207,7 +202,7 @@ def test_distances_have_a_band_of_95_percent_confidence():
 def test_pyplot_knows_of_no_figure_and_no_chance_is_used():
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     alphas(history(3, 2, 9))
-    densities({"in": [RNG.random(9)]}, 3)
+    entropies({"in": [RNG.random(9)]}, 3)
     assert Gcf.figs == {}
     assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
     assert len({to_hex(colour) for colour in style.COLOURS}) == len(style.COLOURS)

@@ -47,7 +47,7 @@ def test_curves_are_means_with_standard_errors():
     error = 0.01 / math.sqrt(3)
     assert band[:, 1].min() == pytest.approx(0.71 - error)
     assert band[:, 1].max() == pytest.approx(0.73 + error)
-    assert figure.axes[0].get_ylabel() == "accuracy (share of rows)"
+    assert figure.axes[0].get_ylabel() == "accuracy (fraction of rows)"
     assert figure.legends[0].get_title().get_text() == "mean ± one standard error over seeds"
     assert overlaps(figure) == []
 
@@ -246,21 +246,24 @@ def test_convergence_shows_every_site_and_what_is_small():
     )
     sds, norms = figure.axes
     assert [axes.get_yscale() for axes in (sds, norms)] == ["log", "log"]
-    assert sds.lines[-1].get_ydata() == [0.01, 0.01]
-    assert norms.lines[-1].get_ydata() == [0.001, 0.001]
-    assert len(sds.lines) == 2 * 9 + 1  # also of the sites without a colour
+    for axes, small in ((sds, 0.01), (norms, 0.001)):
+        (below,) = axes.patches
+        assert below.get_y() + below.get_height() == pytest.approx(small)
+        assert below.get_y() == axes.get_ylim()[0]
+    assert len(sds.lines) == 2 * 9  # also of the sites without a color
     named = [t.get_text() for t in figure.legends[0].texts]
-    assert len(named) == 6
+    assert len(named) == 6 + 1
+    assert "converged range" in named
     assert r"\$8\$" in named  # it moves most
     best = next(line for line in sds.lines if line.get_label() == r"\$8\$")
     np.testing.assert_allclose(best.get_ydata(), [2.0**-r for r in rounds])
     assert np.isnan(sds.lines[0].get_ydata()).all()  # nothing moved: a logarithm cannot show it
     assert "grey: 4 that moved less" in figure.legends[0].get_title().get_text()
-    assert figure.legends[0].get_title().get_text().startswith("not converged: the mean of a")
+    assert figure.get_suptitle().startswith("Not converged: the mean of a")
     assert overlaps(figure) == []
     chains = pd.concat([pd.DataFrame(lines).assign(seed=s) for s in "01"])
     both = figures.convergence(Told(chains, Small("not converged: so")))
-    assert len(both.axes[0].lines) == 2 * 2 * 9 + 1
+    assert len(both.axes[0].lines) == 2 * 2 * 9
     with pytest.raises(ValueError, match=r"moved nothing that is known \(not converged: no"):
         figures.convergence(Told(pd.DataFrame(lines)[:0], Small("not converged: no round yet")))
 

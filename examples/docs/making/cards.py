@@ -7,17 +7,43 @@ from collections.abc import Iterator
 from io import BytesIO
 
 import matplotlib
+import pyro
+import pyro.distributions as dist
+from matplotlib.figure import Figure
 
 import pyrofl
 from making import formulas
 from making.which import which
-from pyrofl import docstrings, figures, nets
+from pyrofl import (
+    Batch,
+    Federation,
+    Method,
+    Tensors,
+    datasets,
+    docstrings,
+    federations,
+    figures,
+    nets,
+)
 from pyrofl.cli.output import calibration, cards
 from pyrofl.experiments.methods import builds
+from pyrofl.models import likelihood_factors, pvi, two_stage
 
 LETTER = rf"(?:[A-Za-z]|sum|{formulas.GREEK.replace(' ', '|')})"
 POWER = r"\^(?:-?\d(?:/\d)?|[a-z](?!\w))"
 SYMBOL = rf"(?<![\w.]){LETTER}(?:_[a-z]{{1,3}}(?![\w=])(?:{POWER})?|{POWER}(?!\w))"
+
+SHARED = "mu tau"
+PROGRAMS = {
+    "likelihood_factors": likelihood_factors.hierarchical,
+    "pvi": pvi.hierarchical,
+    "two_stage": two_stage.hierarchical,
+}
+FLOW = (
+    "Arrows are messages of one client; their width grows with their bytes. Names are those of the "
+    "method's tensors. All messages are computed from the training data: see [what leaves a "
+    "client](../../what_leaves_a_client.md)."
+)
 
 
 def card_pages() -> Iterator[tuple[str, str | bytes]]:
@@ -25,9 +51,17 @@ def card_pages() -> Iterator[tuple[str, str | bytes]]:
     found = [cards.card(name) for name in builds()]
     for one in found:
         yield f"methods/{one.key}.svg", diagram(one.key)
+        method = cards.made(one.key, cards.network())
+        yield f"methods/{one.key}_flow.svg", flow(method, cards.rows())
         yield f"methods/{one.key}.md", page(one)
+    schools = federations.split(datasets.load("eight_schools"), "groups")
     for name in cards.OF_PROGRAMS:
         yield f"methods/{name}.md", program_page(cards.paper(name))
+    for name, build in PROGRAMS.items():
+        yield (
+            f"methods/{name}_program_flow.svg",
+            flow(build(effects, schools, shared=SHARED), schools),
+        )
     yield "methods_table.md", table(found)
     yield "which.svg", which()
 
@@ -47,6 +81,7 @@ def page(card: cards.Card) -> str:
     parts += ["## Messages", text(card.bytes)]
     kept = f"Sent to the server: {names(wire.sent)}. Client state: {names(wire.kept)}."
     parts += [f"{kept} Models for predictions: {', '.join(card.views)}."]
+    parts += [f"![{paper.name}: what is stored, and what is sent]({card.key}_flow.svg)\n\n{FLOW}"]
     # On a phone the last column would be a word wide.
     parts += ["## Settings", f":::{{container}} settings\n{settings(card)}\n:::"]
     parts += [
@@ -60,6 +95,8 @@ def program_page(paper: docstrings.Paper) -> str:
     code = f"```python\n{cards.SCRIPT}\n```"
     parts = [*head(paper), *equations(paper), "## In a script", code]
     parts += ["[Hierarchical models](../../hierarchical.md) describes programs and options."]
+    parts += ["## Messages", f"The program of eight schools, by each method for programs. {FLOW}"]
+    parts += [f"![what {name} stores and sends]({name}_program_flow.svg)" for name in PROGRAMS]
     return "\n\n".join([*parts, *departures(paper)]) + "\n"
 
 
@@ -110,12 +147,31 @@ def table(found: list[cards.Card]) -> str:
 def diagram(name: str) -> bytes:
     """Draw what depends on what in a method's model, with a network of two layers."""
     net = nets.build("mlp:3", (cards.INPUTS,), cards.OUTPUTS)
-    figure = figures.plates(pyrofl.get_dependencies(cards.made(name, net), cards.rows()))
+    return svg(figures.plates(pyrofl.get_dependencies(cards.made(name, net), cards.rows())), name)
+
+
+def svg(figure: Figure, name: str) -> bytes:
+    """Return a figure as SVG, the same each time."""
     file = BytesIO()
     # Shapes have names that are hashes, salted with random bytes unless there is a salt.
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
+
+
+def flow(method: Method, data: Federation) -> bytes:
+    """Draw what a method stores and sends, from rounds of training."""
+    return svg(figures.data_flow(pyrofl.get_data_flow(method, data)), method.name)
+
+
+def effects(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Let the effects of schools be normal around mu; x is the standard error."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        with batch.rows():
+            pyro.sample("effect", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
 
 
 def names(roles: tuple[str, ...]) -> str:

@@ -7,11 +7,12 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import warn
 
 import yaml
 
 import pyrofl
-from pyrofl.cli.output import notebooks, slides
+from pyrofl.cli.output import lesson_figures, notebooks, slides
 from pyrofl.data.loaders import datasets
 from pyrofl.experiments.console import show
 from pyrofl.files import run_folder
@@ -61,7 +62,7 @@ def wrong_answers() -> Mapping[str, Mapping[int, list[WrongAnswer]]]:
 
 def course(args: Namespace) -> None:
     """Write a course into a folder, in the layout of nbgrader."""
-    found = dict(contents())
+    found = dict(contents(args.figures))
     out = run_folder.prepare(Path(args.out))
     for name, text in found.items():
         path = out / name
@@ -74,9 +75,16 @@ def course(args: Namespace) -> None:
     )
 
 
-def contents() -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of every file of the course."""
+def contents(with_figures: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield name and text of every file of the course, optionally with figures on slides."""
     read = {path.stem: notebooks.read(path) for path in lessons()}
+    for name, notebook in read.items() if with_figures else ():
+        show(f"running lesson {name} for its figures")
+        try:
+            lesson_figures.run_cells(notebook)
+        except Exception as error:  # of any code of the lesson
+            told = f"{type(error).__name__}: {error}".splitlines()[0]
+            warn(f"slides/{name}.html lacks figures, as the lesson fails: {told}", stacklevel=2)
     for path in lessons():
         for folder, teacher in (("source", True), ("release", False)):
             text = notebooks.write(notebooks.of_course(path, teacher))

@@ -2,7 +2,8 @@
 
 A slide shows a section: sentences with bold words (definitions and results), displayed formulas,
 lists, and cells of code of at most twelve lines; a section without bold words begins with its first
-sentence. Exercises are left out. Formulas are MathML: nothing is fetched.
+sentence. Exercises are left out. Formulas are MathML: nothing is fetched. Figures are shown if the
+cells have them as outputs, see `pyrofl.cli.output.lesson_figures`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pyrofl.cli.output.notebooks import tags
 
 MOST_LINES = 12  # of code on a slide
 MOST_BLOCKS = 6  # on a slide; a longer section is continued on the next one
+FIGURE_BLOCKS = 4  # that a figure takes the room of
 BLOCK = re.compile(r"(\$\$.*?\$\$|```.*?```)", re.DOTALL)
 
 # LaTeX that docutils does not read, and what it reads.
@@ -97,14 +99,24 @@ def marked(notebook: Any) -> str:
             parts.append(cell["source"])
         elif not tags(cell) & {"solution", "test", "remove-cell", "parameters"}:
             parts.append(code_on_slide(cell["source"]))
+            drawn = (one.get("data", {}).get("image/png") for one in cell.get("outputs", ()))
+            parts += [f"![figure](data:image/png;base64,{data})" for data in filter(None, drawn)]
     return "\n\n".join(filter(None, parts))
 
 
 def pages(heading: str, blocks: list[str]) -> Iterator[str]:
     """Yield a section's slides, each with its heading."""
-    for i in range(0, len(blocks), MOST_BLOCKS):
-        more = " (continued)" if i else ""
-        yield "\n\n".join([f"{heading}{more}", *blocks[i : i + MOST_BLOCKS]])
+    parts: list[list[str]] = [[]]
+    room = MOST_BLOCKS
+    for block in blocks:
+        size = FIGURE_BLOCKS if block.startswith("![") else 1
+        if parts[-1] and size > room:
+            parts.append([])
+            room = MOST_BLOCKS
+        parts[-1].append(block)
+        room -= size
+    for i, part in enumerate(filter(None, parts)):
+        yield "\n\n".join([heading + " (continued)" * bool(i), *part])
 
 
 def code_on_slide(source: str) -> str:
@@ -131,7 +143,7 @@ def key_points(text: str) -> list[str]:
             found.append(part)
             continue
         for paragraph in filter(None, map(str.strip, re.split(r"\n\s*\n", part))):
-            if re.match(r"(?:[-*]|\d+\.) ", paragraph):
+            if re.match(r"(?:[-*]|\d+\.) |!\[", paragraph):
                 found.append(paragraph)
                 continue
             sentences = re.split(r"(?<=[.:?]) +(?=[A-Z$*`])", " ".join(paragraph.split()))

@@ -9,4 +9,4 @@ entropy = {
     "digits it was shown": [random.beta(1.2, 6, 300) * np.log(5) for _ in range(6)],
     "digits it never saw": [random.beta(3, 2, 300) * np.log(5) for _ in range(6)],
 }
-figure = figures.densities(entropy, classes=5)
+figure = figures.entropies(entropy, classes=5)
