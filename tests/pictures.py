@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 
 def overlaps(figure: Figure) -> list[str]:
@@ -21,8 +22,7 @@ def overlaps(figure: Figure) -> list[str]:
         if min(*box.min) < -1 or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1:
             found.append(f"axes {axes.get_xlabel()}")
     legends = [legend.get_window_extent(renderer) for legend in figure.legends]
-    outside = [figure._suptitle] if figure.get_suptitle() else []
-    for text in outside:
+    for text in _titles(figure):
         box = text.get_window_extent(renderer)
         if box.x1 > figure.bbox.x1 or any(box.overlaps(legend) for legend in legends):
             found.append(text.get_text())
@@ -32,6 +32,15 @@ def overlaps(figure: Figure) -> list[str]:
             if text.get_text() and any(box.overlaps(legend) for legend in legends):
                 found.append(text.get_text())
     return found
+
+
+def title(figure: Figure) -> str:
+    """Return the title above a figure."""
+    return "".join(text.get_text() for text in _titles(figure))
+
+
+def _titles(figure: Figure) -> list[Text]:
+    return [text for text in figure.texts if text.get_gid() == "title"]
 
 
 def _pairs(labels, boxes):

@@ -94,7 +94,7 @@ def _rows(flow: Any) -> str:
     """Return how many rows of how many numbers a client has."""
     few, many = flow.rows
     rows = f"{few:,}" if few == many else f"{few:,} to {many:,}"
-    return f"{rows} rows of {flow.row_numbers:,} numbers"
+    return f"{rows} row{'s' * (rows != '1')} of {flow.row_numbers:,} numbers"
 
 
 def _each(parts: Sequence[Any]) -> list[int]:

@@ -348,9 +348,15 @@ def titled(figure: Figure, title: str, ax: Axes | None = None) -> Figure:
     room = pt(0.08) + pt(0.19) * (text.count("\n") + 1)
     figure.set_size_inches(wide, tall + room)
     figure.set_layout_engine("constrained", rect=(0, 0, 1, tall / (tall + room)))
-    look: dict[str, Any] = {"ha": "left", "va": "top", "weight": "bold", "fontsize": pt(11)}
-    place = {"x": 0.1 / wide, "y": 1 - 0.08 / (tall + room)}
-    figure.suptitle(plain(text), **place, **look).set_in_layout(False)
+    look: dict[str, Any] = {
+        "ha": "left",
+        "va": "top",
+        "weight": "bold",
+        "fontsize": pt(11),
+        "gid": "title",
+    }
+    # A suptitle outside of the layout would be cut off by bbox_inches="tight".
+    figure.text(0.1 / wide, 1 - 0.08 / (tall + room), plain(text), **look)
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pictures import overlaps
+from pictures import overlaps, title
 from toys import BASE, HEAD, blobs, net
 
 import pyrofl
@@ -51,8 +51,8 @@ def test_messages_and_stored_tensors_have_their_places_and_sizes():
     assert told["clients"][stays + 1] == f"w (head): {HEAD} numbers"
     assert told["clients"][0] == "Each of 3 clients"
     assert "3 to 40 rows of 9 numbers" in told["clients"]
-    title = figure.get_suptitle()
-    assert title.startswith(f"fedper: each client receives {BASE * 8} bytes and sends {BASE * 8}")
+    found = title(figure)
+    assert found.startswith(f"fedper: each client receives {BASE * 8} bytes and sends {BASE * 8}")
     assert overlaps(figure) == []
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.figure import Figure
-from pictures import overlaps
+from pictures import overlaps, title
 
 from pyrofl import figures
 from pyrofl.figures import style
@@ -97,7 +97,7 @@ def test_figures_of_any_number_of_clients_can_be_read(name, clients, theme):
         assert overlaps(figure) == []
     assert wide <= WIDEST
     assert tall <= HIGHEST
-    assert len(figure.get_suptitle()) > 10
+    assert len(title(figure)) > 10
 
 
 def test_of_many_clients_those_that_are_off_have_names():

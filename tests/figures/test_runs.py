@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from pictures import overlaps
+from pictures import overlaps, title
 
 from pyrofl import figures
 from pyrofl.figures import style
@@ -259,7 +259,7 @@ def test_convergence_shows_every_site_and_what_is_small():
     np.testing.assert_allclose(best.get_ydata(), [2.0**-r for r in rounds])
     assert np.isnan(sds.lines[0].get_ydata()).all()  # nothing moved: a logarithm cannot show it
     assert "grey: 4 that moved less" in figure.legends[0].get_title().get_text()
-    assert figure.get_suptitle().startswith("Not converged: the mean of a")
+    assert title(figure).startswith("Not converged: the mean of a")
     assert overlaps(figure) == []
     chains = pd.concat([pd.DataFrame(lines).assign(seed=s) for s in "01"])
     both = figures.convergence(Told(chains, Small("not converged: so")))

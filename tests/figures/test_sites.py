@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from pictures import overlaps
+from pictures import overlaps, title
 
 from pyrofl import figures
 from pyrofl.figures import style
@@ -100,5 +100,5 @@ def test_models_of_one_client_are_joined_and_have_means_of_their_own():
     np.testing.assert_allclose([x.get_ydata()[0] for x in axes.lines], [0.55, 2.35 / 3])
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert told == ["alone", "mean of alone: 0.55", "together", "mean of together: 0.783"]
-    assert figure.get_suptitle() == "Accuracy: together above alone for 1 of 2 clients"
+    assert title(figure) == "Accuracy: together above alone for 1 of 2 clients"
     assert overlaps(figure) == []
