@@ -98,7 +98,7 @@ class TwoStage:
                 {
                     f"{self.ours.names} {PLACE}": SHARED,
                     "server/draws server/log_p1 server/known server/own": PER_CLIENT,
-                    "mean sd": Moments(self.moments),
+                    "mean sd": Moments(self.ours.moments),
                     "server/noise": Monitor(NOISE, few),
                     "server/r_hat": Monitor(MIXED, mixed),
                     "server/missing": Monitor(0.0, absent),
@@ -234,12 +234,6 @@ class TwoStage:
                     density = weighed(stated, log_prob(name, stated))
                     total = total + per_draw(density, len(batch))
         return total
-
-    def moments(self, server: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return mean and standard deviation of each unconstrained shared site."""
-        sizes = [len(site.mean) for site in self.ours.sites]
-        parts = zip(server["mean"].split(sizes), server["sd"].split(sizes), strict=True)
-        return {site.name: part for site, part in zip(self.ours.sites, parts, strict=True)}
 
     def is_reliable(self, server: Tensors) -> bool:
         """Return whether the draws are of the posterior of all clients, up to a small error."""

@@ -31,8 +31,8 @@ class Factored(Protocol):
     """Methods of likelihood factors that `without` calls."""
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the tensors of a factor."""
+    def tables(self) -> tuple[str, ...]:
+        """Names of the server's tables of factors."""
 
     def factors_at(self, u: Tensor, server: Tensors, cohort: Cohort) -> Tensor:
         """Return the log [S] of one client's factor at draws [S, d]."""
@@ -66,8 +66,8 @@ def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:
     server, at = run.state.server, run.data.names.index(client)
     left = _refitted(run, client, rounds) if rounds else None
     if left is not None:
-        names = [f"server/{part}" for part in method.parts]
-        tables = {n: torch.cat([left[n][:at], server[n][at, None], left[n][at:]]) for n in names}
+        rows = ((n, left[n], server[n][at, None]) for n in method.tables)
+        tables = {n: torch.cat([v[:at], own, v[at:]]) for n, v, own in rows}
         server = method.replace(server, tables, stream(run.seed, Stream.MERGE, run.state.number))
     u, cohort = server["server/draws"], run.data.cohort(torch.tensor([at]))
     own = method.factors_at(u, server, cohort)

@@ -54,9 +54,14 @@ class LikelihoodFactors:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the tensors of a factor."""
+        """Names of the tensors of a factor, as a client sends it."""
         linear = ("square", "count") if self.structure.linear is not None else ()
         return ("shift", "precision", *linear)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the server's tables of factors; "reported" is 1 for clients that have one."""
+        return tuple(f"server/{part}" for part in (*self.parts, "reported"))
 
     def method(self, text: str) -> Method:
         """Return the federated method, with a description of the program's sites."""
@@ -76,8 +81,8 @@ class LikelihoodFactors:
             metadata=Metadata(
                 {
                     names: SHARED,
-                    " ".join(f"server/{part}" for part in self.parts): (PER_CLIENT, factors),
-                    "mean sd": Moments(self.moments, undamped=True),
+                    " ".join(self.tables): (PER_CLIENT, factors),
+                    "mean sd": Moments(self.structure.ours.moments, undamped=True),
                     "server/r_hat": Monitor(
                         MIXED, "the server's chains have not mixed: its draws are unreliable"
                     ),
@@ -106,7 +111,7 @@ class LikelihoodFactors:
         noise = torch.randn(CHAINS * KEPT, len(mean), generator=source, dtype=torch.float64)
         n = len(self.structure.reads) + self.structure.mine.size
         shapes = {"shift": (n,), "precision": (n, n)}
-        none = {name: mean.new_zeros(clients, *shapes.get(name, ())) for name in self.parts}
+        none = {n: mean.new_zeros(clients, *shapes.get(n, ())) for n in (*self.parts, "reported")}
         drawn = self._drawn(mean + sd * noise, noise.square().sum(-1) / -2, 1.0)
         none |= {"missing": mean.new_tensor(float(clients)), "several": mean.new_zeros(())}
         return drawn | under("server", none)
@@ -135,9 +140,10 @@ class LikelihoodFactors:
     ) -> Tensors:
         """Replace the factors of reporting clients, and draw the shared variables again."""
         ids = cohort.ids.cpu()
+        new = message | {"reported": torch.ones(len(ids))}
         factors = {
-            f"server/{n}": precise(server[f"server/{n}"]).index_copy(0, ids, precise(message[n]))
-            for n in self.parts
+            n: precise(server[n]).index_copy(0, ids, precise(new[n.removeprefix("server/")]))
+            for n in self.tables
         }
         if "several" in message:  # as of the widest cavity so far
             several = message["several"].sum().to(server["server/several"])
@@ -146,6 +152,7 @@ class LikelihoodFactors:
 
     def replace(self, server: Tensors, factors: Tensors, source: Generator) -> Tensors:
         """Draw the shared variables again, with other factors of clients."""
+        reported = factors["server/reported"]
         factors = {n: precise(factors[f"server/{n}"]) for n in self.parts}
         u, old = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
         begun = bool(server["server/precision"].any())
@@ -169,8 +176,8 @@ class LikelihoodFactors:
         new = self._drawn(drawn, found.log_density - growth, found.r_hat)
         if begun and float(1 / weight.square().sum()) > FEW * len(u):
             new |= self._moved(server, u, weight)
-        missing = (~factors["precision"].flatten(1).any(1)).sum().double()
-        return server | new | under("server", factors) | {"server/missing": missing}
+        missing = {"reported": reported, "missing": (reported == 0).sum().double()}
+        return server | new | under("server", factors | missing)
 
     def others(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send one client draws of the posterior given all other clients; see `without`."""
@@ -304,13 +311,6 @@ class LikelihoodFactors:
         if not known and found.response is not None:
             noise = found.response.sd.expand(len(noise), 1, 1)[:, 0, 0] ** -2
         return found.prior[:, 0], found.roots[:, 0], noise
-
-    def moments(self, server: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return mean and standard deviation of each unconstrained shared site."""
-        sites = self.structure.ours.sites
-        sizes = [len(site.mean) for site in sites]
-        parts = zip(server["mean"].split(sizes), server["sd"].split(sizes), strict=True)
-        return {site.name: part for site, part in zip(sites, parts, strict=True)}
 
     # A client
 

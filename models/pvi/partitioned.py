@@ -241,9 +241,8 @@ class Partitioned:
 
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return mean and standard deviation of each shared site in unconstrained space."""
-        sizes = [len(site.mean) for site in self.ours.sites]
-        parts = zip(*(v.split(sizes) for v in self.normals.mean_and_sd(q)), strict=True)
-        return {s.name: part for s, part in zip(self.ours.sites, parts, strict=True)}
+        mean, sd = self.normals.mean_and_sd(q)
+        return self.ours.moments({"mean": mean, "sd": sd})
 
     # A client
 

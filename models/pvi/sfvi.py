@@ -152,13 +152,8 @@ class SharedGuide:
 
     def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return center and scale of each shared site, ignoring the guide family's transform."""
-        sizes = [len(site.mean) for site in self.ours.sites]
-        parts = zip(
-            q["centre"].split(sizes),
-            torch.linalg.vector_norm(q["root"], dim=-1).split(sizes),
-            strict=True,
-        )
-        return {s.name: part for s, part in zip(self.ours.sites, parts, strict=True)}
+        sd = torch.linalg.vector_norm(q["root"], dim=-1)
+        return self.ours.moments({"mean": q["centre"], "sd": sd})
 
     def rate(self, turns: Tensor) -> Tensor:
         """Return the natural-gradient learning rate, which falls as gradients change direction."""

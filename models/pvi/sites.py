@@ -103,6 +103,12 @@ class Layout:
         """Return mean and standard deviation [n] of the prior's normal approximation."""
         return self.each("mean"), self.each("sd")
 
+    def moments(self, flat: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return mean and standard deviation of each site, given "mean" and "sd" of all [n]."""
+        sizes = [len(site.mean) for site in self.sites]
+        parts = zip(flat["mean"].split(sizes), flat["sd"].split(sizes), strict=True)
+        return {site.name: part for site, part in zip(self.sites, parts, strict=True)}
+
     def joined(self, values: Tensors) -> Tensor:
         """Return the latent sites' values [*p] as one unconstrained vector [n]."""
         return torch.cat([s.transform.inv(values[s.name]).reshape(-1) for s in self.sites])

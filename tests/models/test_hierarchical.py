@@ -265,6 +265,23 @@ def test_logarithms_of_responses_have_the_posterior_of_a_normal_model():
     assert_mu(run, *data.names)
 
 
+def test_a_client_whose_rows_are_masked_has_reported():
+    """It tells nothing, and no other client waits for it."""
+    data, last = rows(), rows().names[-1]
+
+    def program(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+            effect = pyro.sample("effect", dist.Normal(mu, SPREAD))
+            with batch.rows():
+                seen = (batch.ids != data.clients - 1)[:, None].expand_as(batch.y)
+                pyro.sample("y", dist.Normal(effect, NOISE).mask(seen), obs=batch.y)
+
+    run = pyrofl.fit(pyrofl.hierarchical(program, data, shared="mu"), data, progress=False)
+    assert (run.state.number, run.status.kind, run.warnings) == (1, "converged", [])
+    assert_mu(run, *(name for name in data.names if name != last))
+
+
 def test_likelihood_factors_alone_have_the_sites_without_a_choice():
     method = likelihood_factors.hierarchical(normal, rows(), shared="mu")
     assert "method:" not in method.metadata.sites
