@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -84,25 +84,43 @@ def grouped(
     Clients are alone if the programs of several clients cannot run in one batch.
     """
     most = asked.chunk_size or len(ids)
-    order, found = ids[data.sizes[ids].argsort(descending=True, stable=True)], []
-    if most > 1 and not _is_batchable(method, data, state, order[:1], asked):
+    if most > 1 and not is_batchable(method, data, state, ids, asked):
         most = 1
-    while len(order):
-        of = data.sizes[order]
-        longest = int(of[0])
-        alike = int((of >= longest * ALIKE).sum()) if longest > SHORT else len(of)
-        fit = min(most, alike, max(1, ROWS // longest))
-        how = replace(asked, chunk_size=fit)
-        for some, received, local, sources in single(method, data, state, order[:fit], how):
+    found = []
+    for part in alike(data.sizes, ids, most):
+        how = replace(asked, chunk_size=len(part))
+        for some, received, local, sources in single(method, data, state, part, how):
             found.append(ClientGroup(some.tolist(), (received, local, data.batch(some)), sources))
+    return found
+
+
+def alike(sizes: Tensor, ids: Tensor, most: int) -> list[Tensor]:
+    """Return ids of clients in groups of at most `most` clients of similar numbers of rows.
+
+    Args:
+        sizes: numbers of rows of all clients, [J].
+        ids: ids of clients.
+        most: maximum number of clients in a group.
+    """
+    order, found = ids[sizes[ids].argsort(descending=True, stable=True)], []
+    while len(order):
+        of = sizes[order]
+        longest = int(of[0])
+        similar = int((of >= longest * ALIKE).sum()) if longest > SHORT else len(of)
+        fit = min(most, similar, max(1, ROWS // longest))
+        found.append(order[:fit])
         order = order[fit:]
     return found
 
 
-def _is_batchable(
+def is_batchable(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> bool:
-    """Return whether all sites are inside the client plate, and own ones normal or points."""
+    """Return whether all sites are inside the client plate, and own ones normal or points.
+
+    It is tested at the client with most rows.
+    """
+    ids = ids[data.sizes[ids].argsort(descending=True, stable=True)][:1]
     (_, received, local, _), *_ = single(method, data, state, ids, replace(asked, chunk_size=1))
     group = ClientGroup(ids.tolist(), (received, local, data.batch(ids)), [Generator()])
     with unproposed(method, group):
@@ -129,8 +147,3 @@ def evaluated(method: Method, group: ClientGroup, proposed: Proposed) -> tuple[T
     zero = batch.size.new_zeros(draws, len(batch))
     found = densities(method.shared, q, p, zero)
     return {n: v.expand_as(zero).double() for n, v in found.items()}, q, p
-
-
-def total_rows(groups: Sequence[ClientGroup]) -> Tensor:
-    """Return the number of rows of each group, including padding."""
-    return torch.tensor([group.client[2].mask.numel() for group in groups]).double()

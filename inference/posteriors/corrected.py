@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from pyrofl.data import Federation
 from pyrofl.inference.engine.state import RoundState
@@ -37,17 +37,14 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.progress import in_notebook
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.client_groups import ClientGroup, grouped
+from pyrofl.inference.posteriors.client_groups import grouped
 from pyrofl.inference.posteriors.draws import Values
-from pyrofl.inference.posteriors.importance_sampling import (
-    ENOUGH,
-    EVEN,
-    CannotCorrect,
-    Weighing,
-    Weights,
-)
+from pyrofl.inference.posteriors.export import smoothed
+from pyrofl.inference.posteriors.group_weights import GroupTerms, GroupWeighing
+from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites
+from pyrofl.inference.posteriors.importance_sampling import ENOUGH, EVEN, Weighing, Weights
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
-from pyrofl.inference.posteriors.proposals import resampled
+from pyrofl.inference.posteriors.proposals import effective, resampled
 from pyrofl.inference.programs import Supervised
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.turns import synchronized
@@ -107,19 +104,19 @@ def corrected(
     everyone = torch.arange(data.clients) if method.shared else ids
     how = asked if method.shared else replace(asked, chunk_size=1)
     groups = grouped(method, data, state, everyone, how)
-    tried = max(TRIED if method.shared else ALONE, int(1.25 * draws))
+    guided, tried = GuidedSites(method, groups[0]), tried_for(method, draws)
+    parts = [GroupWeighing(method, group, guided) for group in groups]
     common = stream(asked.seed, Stream.TEST, state.number)
-    weighing = Weighing(method, groups, common, tried, Bar(progress))
-    drawn, log_w, weights = weighing.together() if method.shared else weighing.apart()
+    weigh = _together if method.shared else _apart
+    log_w, weights = weigh(parts, common, tried, Bar(progress))
     if not strict and bool(untrusted(weights).any()):
         return None, weights
     kept = [resampled(one, draws, common) for one in log_w]
-    found, latent = {}, weighing.latent
-    for group, sites, at in zip(
-        groups, drawn, kept if len(kept) > 1 else kept * len(groups), strict=True
-    ):
+    found, latent = {}, guided.latent
+    for part, at in zip(parts, kept if len(kept) > 1 else kept * len(parts), strict=True):
+        group = part.group
         for c, i in enumerate(group.ids):
-            values = {n: Values(v.value[at, c : c + 1], v.rows) for n, v in sites.items()}
+            values = {n: Values(v.value[at, c : c + 1], v.rows) for n, v in part.sites.items()}
             if rows:
                 name = data.names[i]
                 source = stream(asked.seed, Stream.ROWS, state.number, name)
@@ -135,6 +132,35 @@ def corrected(
     return [found[i] for i in ids.tolist()], weights
 
 
+def tried_for(method: Method, draws: int) -> int:
+    """Return the minimum number of weighted draws, for a number of requested draws."""
+    return max(TRIED if method.shared else ALONE, int(1.25 * draws))
+
+
+def _together(
+    parts: Sequence[GroupWeighing], common: Generator, count: int, shown: Bar
+) -> tuple[list[Tensor], Weights]:
+    """Weigh draws of all clients together; return their log weights [S], and diagnostics."""
+
+    def exchange(e: Tensor, draws: Sequence[int], sets: int) -> list[GroupTerms]:
+        """Return the terms of all groups at draws of the shared sites."""
+        shown_parts = zip(shown(parts, len(e)), draws, strict=True)
+        return [part.together(e, k, sets) for part, k in shown_parts]
+
+    rows = torch.tensor([part.group.client[2].mask.numel() for part in parts]).double()
+    _, log_w, weights = Weighing(parts[0].guided, rows, exchange, common, count).together()
+    return [log_w], weights
+
+
+def _apart(
+    parts: Sequence[GroupWeighing], common: Generator, count: int, shown: Bar
+) -> tuple[list[Tensor], Weights]:
+    """Weigh draws of each client by itself; return its log weights [S], and diagnostics [C]."""
+    made = [smoothed(part.alone(count)) for part in shown(parts, count)]
+    k, log_w = torch.tensor([k for _, k in made]), [w for w, _ in made]
+    return log_w, Weights(k, torch.stack([effective(w) for w in log_w]), count)
+
+
 def _placed(values: Values, in_plate: bool | None) -> Values:
     """Return values with the axis of a plate of the program as an axis of the site."""
     return Values(values.value.unsqueeze(2), values.rows) if in_plate else values
@@ -147,18 +173,18 @@ class Bar:
         """Create a progress bar, shown only on request in a terminal or notebook."""
         self.shown = shown and (sys.stderr.isatty() or in_notebook())
 
-    def __call__(self, groups: Sequence[ClientGroup], count: int) -> Iterator[ClientGroup]:
+    def __call__(self, parts: Sequence[GroupWeighing], count: int) -> Iterator[GroupWeighing]:
         """Iterate over groups of clients with a progress bar labeled by the number of draws."""
         if not self.shown:
-            yield from groups
+            yield from parts
             return
         from tqdm.auto import tqdm
 
-        total = sum(len(group.ids) for group in groups)
+        total = sum(len(part.group.ids) for part in parts)
         with tqdm(None, f"correcting {count} draws", total, unit="client", leave=False) as bar:
-            for group in groups:
-                yield group
-                bar.update(len(group.ids))
+            for part in parts:
+                yield part
+                bar.update(len(part.group.ids))
 
 
 def untrusted(weights: Weights) -> Tensor:

@@ -23,7 +23,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method, Phase
 from pyrofl.inference.monitoring.status import ConvergenceStatus
-from pyrofl.inference.posteriors import client_groups, corrected, importance_sampling
+from pyrofl.inference.posteriors import client_groups, corrected, group_weights
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.proposals import around, evenly
 from pyrofl.models import fedavg, likelihood_factors, pfedvem, pvi
@@ -369,7 +369,7 @@ def test_the_correction_does_not_depend_on_groups_and_chunks(build, monkeypatch)
     data = ragged()
     run = pyrofl.fit(build(logistic, data, shared="mu tau"), data, 2, progress=False)
     alone = run.to_arviz(300, corrected=True, chunk_size=1)
-    monkeypatch.setattr(importance_sampling, "CELLS", 500)
+    monkeypatch.setattr(group_weights, "CELLS", 500)
     monkeypatch.setattr(client_groups, "ROWS", 60)
     groups = run.to_arviz(300, corrected=True)
     for name in ("pareto_k", "importance_ess"):

@@ -1,0 +1,188 @@
+"""Importance weights at clients: their marginal likelihoods at draws of the shared sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyrofl.inference.elbo import is_made, latent
+from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.client_groups import ClientGroup, Proposed, evaluated
+from pyrofl.inference.posteriors.draws import Values, of_rows, placed
+from pyrofl.inference.posteriors.guided_sites import GuidedSites
+from pyrofl.inference.posteriors.pointwise import CELLS
+from pyrofl.inference.posteriors.proposals import REACH, Predicted, around
+from pyrofl.tensors import Tensors, times
+
+WIDE = 40  # factor of the chunk size, as the densities are evaluated repeatedly
+STEPS, DONE = 5, 0.2  # of Newton's method, in the guide's standard deviations
+MOST = 20  # maximum variables of a client for Newton's method
+FLAT = 0.05  # minimum curvature, relative to the guide's
+SHARE = 1 / 32  # probability of the wider normal of the proposal of z
+
+
+class GroupTerms(NamedTuple):
+    """Contribution of C clients to the importance weights of S draws of the shared sites."""
+
+    log_l: Tensor  # log L_js, [S, C]
+    noise: Tensor  # relative variance of L_js, [S, C]
+    prior: Tensor  # log p(g) - log q(g), [S]
+
+
+@dataclass
+class GroupWeighing:
+    """Importance sampler of the own sites of a group of clients, given draws of the shared ones.
+
+    A client's random numbers do not depend on the others of its group.
+
+    Attributes:
+        method: as trained.
+        group: the clients, with their rows.
+        guided: latent sites of the guide.
+        near: predicts modes of the clients' noise from those of the last exchange, if any.
+        sites: one draw of each site of the last exchange, [S, C, B or 1, *p].
+    """
+
+    method: Method
+    group: ClientGroup
+    guided: GuidedSites
+    near: Predicted | None = None
+    sites: Mapping[str, Values] = field(default_factory=dict)
+
+    def alone(self, count: int) -> Tensor:
+        """Draw all sites of a single client that shares none, and return log weights [S]."""
+        noise = torch.zeros(1, self.guided.sizes[0]).double()
+        mode, root = self._mode(noise)
+        shifts, _ = self._numbers(1, 1)
+        share = SHARE if self.guided.sizes[1] else 1.0
+        ratio, _, self.sites = self._ratios(noise, mode, root, shifts, count, share)
+        return ratio[0, 0]
+
+    def together(self, noise: Tensor, draws: int, sets: int) -> GroupTerms:
+        """Return the group's contribution to the importance weights of shared draws.
+
+        Args:
+            noise: S draws of the shared sites, as noise, [S, d].
+            draws: draws of the own sites for each of these, in each set.
+            sets: sets of draws; of two, the relative variance of each L_js is known.
+        """
+        guided = self.guided
+        draws, sets = (draws, sets) if guided.sizes[1] or guided.has_others else (1, 1)
+        step = max(1, WIDE * CELLS // (self.group.client[2].mask.numel() * draws * sets))
+        numbers = (v.split(step) for v in (noise, *self._numbers(len(noise), sets)))
+        parts, modes, sites = zip(
+            *(self._of_part(*some, draws, sets) for some in zip(*numbers, strict=True)), strict=True
+        )
+        self.sites = {
+            n: Values(torch.cat([one[n].value for one in sites]), v.rows)
+            for n, v in sites[0].items()
+        }
+        if not guided.listed:
+            self.near = Predicted.of(noise, torch.cat(modes))
+        return GroupTerms(*(torch.cat(v) for v in zip(*parts, strict=True)))
+
+    def _numbers(self, s: int, sets: int) -> tuple[Tensor, Tensor]:
+        """Draw uniform numbers of clients: shifts of points [S, C, sets, 2, n], and choices [S, C].
+
+        The points are those of `around`.
+        """
+        shape, exact = (s, sets, 2, self.guided.sizes[1]), torch.float64
+        shifts = [torch.rand(shape, generator=own, dtype=exact) for own in self.group.sources]
+        choices = [torch.rand(s, generator=own, dtype=exact) for own in self.group.sources]
+        return torch.stack(shifts, 1), torch.stack(choices, 1)
+
+    def _of_part(
+        self, noise: Tensor, shifts: Tensor, choices: Tensor, draws: int, sets: int
+    ) -> tuple[GroupTerms, Tensor, dict[str, Values]]:
+        """Return terms, modes [S, C, n] and one draw of each site, at some of the shared draws."""
+        mode, root = self._mode(noise)
+        # Of a single variable, evenly spaced points of a wide normal have the most exact mean.
+        share = SHARE if self.guided.sizes[1] > 1 else 1.0
+        ratio, prior, found = self._ratios(noise, mode, root, shifts, draws, share)
+        highest = ratio.amax(2, keepdim=True).clamp(min=torch.finfo(ratio.dtype).min)
+        weight = (ratio - highest).exp()
+        mean = weight.mean(2)
+        each = weight.unflatten(2, (sets, draws)).mean(3)
+        spread = (each[..., 0] - each[..., -1]).square() / 2 / mean.square()
+        edges = weight.clamp(min=1e-300).cumsum(2)
+        chosen = torch.searchsorted(edges, (choices * edges[..., -1])[..., None])[..., 0]
+        at = torch.arange(len(noise))[:, None] * sets * draws + chosen
+        client = torch.arange(len(self.group.ids))
+        sites = {n: Values(v.value[at, client], v.rows) for n, v in found.items()}
+        log_l = mean.log() + highest[..., 0]
+        return GroupTerms(log_l, spread.nan_to_num(1.0), prior), mode, sites
+
+    def _ratios(
+        self, noise: Tensor, mode: Tensor, root: Tensor, shifts: Tensor, draws: int, share: float
+    ) -> tuple[Tensor, Tensor, dict[str, Values]]:
+        """Return clients' log importance weights [S, C, sets * draws], and all their draws.
+
+        In between is log p - log q of the shared sites. The draws are of latent sites and of
+        deterministic ones that have no rows.
+        """
+        own, wider = around(mode, root, shifts, draws, share)
+        s, clients, k = wider.shape
+        size = s * k
+        with torch.no_grad():
+            every = noise.repeat_interleave(k, 0)
+            found, q, p = self._evaluated(every, own.transpose(1, 2).flatten(0, 1))
+        ratio = (found["log_p"] - found["log_q"]).unflatten(0, (s, k)).transpose(1, 2) - wider
+        prior = (found["shared log_p"] - found["shared log_q"])[::k, 0]
+        return ratio.nan_to_num(nan=-torch.inf), prior, drawn_sites(q, p, size, clients)
+
+    def _mode(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return modes of clients' noise at shared draws, [S, C, n], and roots of covariances."""
+        size, shape = self.guided.sizes[1], (len(noise), len(self.group.ids))
+        at = noise.new_zeros(*shape, size)
+        root = torch.eye(size).double().repeat(*shape, 1, 1)
+        if not 0 < size <= MOST or self.guided.listed:
+            return at, root
+        at = at if self.near is None else self.near(noise)
+        left, going = torch.arange(len(noise)), torch.ones(shape, dtype=torch.bool)
+        for _ in range(STEPS if self.near is None else 1):
+            slope, curvature = self._slopes(noise[left], at[left])
+            values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
+            new = vectors * values.abs().clamp(min=FLAT).rsqrt()[..., None, :]
+            now = going[left][..., None]
+            root[left] = torch.where(now[..., None], new, root[left])
+            way = times(new, times(new.mT, slope))
+            length = torch.linalg.vector_norm(way, dim=-1, keepdim=True)
+            at[left] += torch.where(now, way * (REACH / length.clamp(min=REACH)), 0.0)
+            going[left] = (now & (length >= DONE))[..., 0]
+            left = going.any(1).nonzero()[:, 0]
+            if not len(left):
+                break
+        return at, root
+
+    def _slopes(self, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gradient [S, C, n] and negative Hessian [S, C, n, n] of log p by the noise."""
+        at = at.detach().requires_grad_()
+        with torch.enable_grad():
+            found, _, _ = self._evaluated(noise, at)
+            log_p = found["log_p"] - found["log_q"] - at.square().sum(-1) / 2
+            (slope,) = torch.autograd.grad(log_p.sum(), at, create_graph=True)
+            rows = [
+                torch.autograd.grad(one.sum(), at, retain_graph=True)[0] for one in slope.unbind(-1)
+            ]
+        curvature = -torch.stack(rows, -2).nan_to_num(0.0, 0.0, 0.0)
+        return slope.detach().nan_to_num(0.0, 0.0, 0.0), curvature
+
+    def _evaluated(self, noise: Tensor, own: Tensor) -> tuple[Tensors, Any, Any]:
+        """Return log densities [S, C] at noise [S, d] and [S, C, n], with both traces."""
+        given = Proposed(self.method.shared, self.guided.normal, noise, own)
+        return evaluated(self.method, self.group, given)
+
+
+def drawn_sites(q: Any, p: Any, size: int, clients: int) -> dict[str, Values]:
+    """Return draws of latent sites and of deterministic ones without rows, from both traces."""
+    sites = {
+        n: Values(site["value"].expand(size, clients, *site["value"].shape[2:]), of_rows(site))
+        for n, site in latent(q)
+        if not site["infer"].get("is_auxiliary")
+    }
+    made = {n: site for n, site in p.nodes.items() if is_made(site) and not of_rows(site)}
+    return sites | {n: placed(n, site, size, clients) for n, site in made.items()}

@@ -1,0 +1,106 @@
+"""Latent sites of a method's guide, as importance sampling needs them: normal, listed or others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Generator
+
+from pyrofl.inference.elbo import is_point, latent, traces
+from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.client_groups import ClientGroup, unproposed, width
+from pyrofl.inference.posteriors.draws import in_plate
+from pyrofl.tensors import matches
+
+LARGEST = 2000  # maximum number of variables of a client
+FEW, LEAST = 3, 8  # minimum draws of z, for listed draws or others
+
+
+class CannotCorrect(ValueError):
+    """Error raised if importance sampling cannot correct the posterior draws.
+
+    Attributes:
+        reason: the reason, without the remedy.
+        quiet: whether this is no error, as for point estimates.
+    """
+
+    def __init__(self, reason: str, remedy: str, quiet: bool = False) -> None:
+        super().__init__(f"corrected=True is not possible: {reason}; {remedy}")
+        self.reason, self.quiet = reason, quiet
+
+
+@dataclass(frozen=True)
+class GuidedSites:
+    """Latent sites of a guide, traced for one group of clients; they are the same for all."""
+
+    method: Method
+    group: ClientGroup
+
+    @cached_property
+    def listed(self) -> int:
+        """Number of the server's draws if the guide selects one of these, else 0."""
+        # A client's own noise is around 0 given such a draw, and no other proposal is near.
+        counts = [site["infer"].get("listed") for _, site in self._guided]
+        return next(filter(None, counts), 0)
+
+    @property
+    def least(self) -> int:
+        """Minimum number of draws of z; few if the guide draws z near its mode."""
+        return FEW if self.listed else LEAST
+
+    @cached_property
+    def _guided(self) -> list[tuple[str, Any]]:
+        """Return the guide's latent sites with their distributions."""
+        other = self.group._replace(sources=[Generator() for _ in self.group.ids])
+        with unproposed(self.method, other):
+            q, _ = traces(self.method.guide, self.method.guide, *self.group.client, 2)
+        return list(latent(q))
+
+    @cached_property
+    def latent(self) -> dict[str, bool]:
+        """Return for each latent site of the model whether it is in a plate of the program."""
+        own = ((n, s) for n, s in self._guided if not s["infer"].get("is_auxiliary"))
+        return {name: in_plate(site) for name, site in own}
+
+    @cached_property
+    def normal(self) -> frozenset[str]:
+        """Names of the sites that are drawn from normal distributions."""
+        return frozenset(name for name, site in self._guided if width(site["fn"]))
+
+    @cached_property
+    def has_others(self) -> bool:
+        """Whether any client-specific latent site has a distribution that is not normal."""
+        own = (s["fn"] for n, s in self._guided if not matches(n, self.method.shared))
+        return any(not is_point(fn) and not width(fn) for fn in own)
+
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """Return the numbers of normal variables: in shared and in client-specific sites."""
+        sites = {n: s for n, s in self._guided if not s["infer"].get("is_auxiliary")}
+        if all(is_point(s["fn"]) for _, s in self._guided):
+            raise CannotCorrect(
+                "the guide is a point",
+                "use a guide with some spread, such as guide='mean_field'",
+                quiet=True,
+            )
+        if all(is_point(s["fn"]) or s["infer"].get("listed") for _, s in self._guided):
+            raise CannotCorrect(
+                "the guide selects among draws of the server, which have no density",
+                "use the draws as they are, with corrected=False",
+            )
+        if (variables := sum(s["value"][0, 0].numel() for s in sites.values())) > LARGEST:
+            raise CannotCorrect(
+                f"a client has {variables:,} variables",
+                f"at most {LARGEST:,} can be weighted; reduce the model or use corrected=False",
+            )
+        common = {n: s["fn"] for n, s in self._guided if matches(n, self.method.shared)}
+        for name, fn in common.items():
+            if not is_point(fn) and not width(fn):
+                raise CannotCorrect(
+                    f"the guide draws the shared {name!r} from a {type(fn).__name__}",
+                    "use a normal distribution or a transformed one for it",
+                )
+        ours = sum(map(width, common.values()))
+        return ours, sum(width(s["fn"]) for _, s in self._guided) - ours
