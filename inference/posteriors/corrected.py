@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor
@@ -54,6 +55,7 @@ ALONE = 4000  # minimum number of weighted draws of a client without shared site
 BAD = 0.7  # Pareto k above which weights are unreliable
 NETWORK = 50  # largest number of network parameters that are corrected by default
 YES = "yes"
+T = TypeVar("T")
 
 
 def reason_against(method: Method, data: Federation, ids: Tensor, asked: EvaluationSpec) -> str:
@@ -66,8 +68,6 @@ def reason_against(method: Method, data: Federation, ids: Tensor, asked: Evaluat
         return "the server draws from its own posterior, which has no density"
     if method.metadata.privacy is not None:
         return "the run is private, and corrected draws would exceed its privacy budget"
-    if data.is_outline:
-        return "the clients' rows are not available"
     if not method.shared:
         return "clients share no random variable, and the server state is a point"
     if int(ids.max()) >= data.clients:
@@ -194,33 +194,34 @@ def untrusted(weights: Weights) -> Tensor:
     return ((weights.k > BAD) & ~even) | (weights.ess < ENOUGH)
 
 
-def statistics_of(
-    weights: Weights, axes: ClientAxes, strict: bool, verdict: ConvergenceStatus
-) -> tuple[dict[str, Variable], str]:
-    """Return Pareto k, effective sample sizes and the outcome of an importance correction.
-
-    The outcome is "yes", or "no" and the reason.
+def outcome_of(
+    weights: Weights, names: Sequence[str], strict: bool, verdict: ConvergenceStatus
+) -> str:
+    """Return the outcome of an importance correction: "yes", or "no" and the reason.
 
     A warning is issued if weights are unreliable.
+
+    Args:
+        weights: of all clients together, or of each of these.
+        names: names of the clients that are weighted separately; empty for all together.
+        strict: whether corrected draws are used even if they are unreliable.
+        verdict: status of the run.
     """
-    together, bad, corrected = bool(axes.shared), untrusted(weights), YES
-    if bool(bad.any()):
-        ids = axes.ids[bad].tolist() if not together else []
-        whose = "" if together else f" of {', '.join(axes.data.names[i] for i in ids)}"
-        k, ess = float(weights.k.nan_to_num(torch.inf, torch.inf).max()), float(weights.ess.min())
-        why = (
-            f"Pareto k is {'' if together else 'up to '}{k:.2f} (at most {BAD} is reliable), and "
-            f"the effective sample size of {weights.tried:,} weighted draws is {ess:.0f} "
-            f"({ENOUGH} are sufficient)"
-        )
-        state = "corrected draws are unreliable" if strict else "draws are not corrected"
-        more = "" if strict else ": draws of the guide are used, which may be too narrow or shifted"
-        warnings.warn(f"{state}{whose}{more}; {why}; {advice(verdict)}", stacklevel=6)
-        corrected = corrected if strict else f"no: {why}"
-    stats = {"pareto_k": weights.k, "importance_ess": weights.ess}
-    return {
-        n: Variable(v[0], ()) if together else Variable(v, ("client",)) for n, v in stats.items()
-    }, corrected
+    bad = untrusted(weights)
+    if not bool(bad.any()):
+        return YES
+    whose = ", ".join(name for name, b in zip(names, bad.tolist(), strict=False) if b)
+    k, ess = float(weights.k.nan_to_num(torch.inf, torch.inf).max()), float(weights.ess.min())
+    why = (
+        f"Pareto k is {'up to ' if names else ''}{k:.2f} (at most {BAD} is reliable), and "
+        f"the effective sample size of {weights.tried:,} weighted draws is {ess:.0f} "
+        f"({ENOUGH} are sufficient)"
+    )
+    state = "corrected draws are unreliable" if strict else "draws are not corrected"
+    state += f" of {whose}" if names else ""
+    more = "" if strict else ": draws of the guide are used, which may be too narrow or shifted"
+    warnings.warn(f"{state}{more}; {why}; {advice(verdict)}", stacklevel=7)
+    return YES if strict else f"no: {why}"
 
 
 @dataclass
@@ -258,19 +259,55 @@ class Correction:
             asked: settings of the draws.
             rows: whether values of rows are needed.
         """
+        reason = "the clients' rows are not available" if data.is_outline else ""
+        reason = reason or reason_against(method, data, axes.ids, asked)
+        how: dict[str, Any] = {"strict": bool(self.wanted), "progress": self.progress, "rows": rows}
+        weigh = partial(corrected, method, data, state, axes.ids, asked, **how)
+        together = bool(axes.shared)
+        names = [] if together else [data.names[i] for i in axes.ids.tolist()]
+        found, weights = self.tried(method, state, asked, reason, names, weigh)
+        if weights is None:
+            return None, {}
+        stats = {"pareto_k": weights.k, "importance_ess": weights.ess}
+        return found, {
+            n: Variable(v[0], ()) if together else Variable(v, ("client",))
+            for n, v in stats.items()
+        }
+
+    def tried(
+        self,
+        method: Method,
+        state: RoundState,
+        asked: EvaluationSpec,
+        reason: str,
+        names: Sequence[str],
+        weigh: Callable[[], tuple[T | None, Weights]],
+    ) -> tuple[T | None, Weights | None]:
+        """Weigh draws unless there is a reason against it, and store the outcome.
+
+        Args:
+            method: as trained.
+            state: the round.
+            asked: settings of the draws.
+            reason: why draws are not corrected by default, or "".
+            names: names of clients that are weighted separately; empty for all together.
+            weigh: returns corrected draws, None if they are unreliable, and the weights.
+
+        Returns:
+            The corrected draws and the weights, each None where there are none.
+        """
         if self.wanted is False:
-            return None, {}
+            return None, None
         strict = bool(self.wanted)
-        if not strict and (reason := reason_against(method, data, axes.ids, asked)):
+        if not strict and reason:
             self.outcome = f"no: {reason}"
-            return None, {}
+            return None, None
         exact = getattr(method.views[asked.view(method)], "exact", None)
         if not strict and exact and exact(state.server):
             self.outcome = "no: the draws are of the exact posterior"
-            return None, {}
-        how: dict[str, Any] = {"strict": strict, "progress": self.progress, "rows": rows}
+            return None, None
         try:
-            found, weights = corrected(method, data, state, axes.ids, asked, **how)
+            found, weights = weigh()
         except CannotCorrect as error:
             if strict:
                 raise
@@ -278,12 +315,12 @@ class Correction:
             if not error.quiet:
                 warnings.warn(
                     f"draws are not corrected: {error.reason}; draws of the guide are used, which "
-                    f"may be too narrow or shifted; {advice(self.verdict)}",
-                    stacklevel=5,
+                    f"may be too narrow or shifted; {error.advice or advice(self.verdict)}",
+                    stacklevel=6,
                 )
-            return None, {}
-        stats, self.outcome = statistics_of(weights, axes, strict, self.verdict)
-        return found, stats
+            return None, None
+        self.outcome = outcome_of(weights, names, strict, self.verdict)
+        return found, weights
 
 
 def advice(verdict: ConvergenceStatus) -> str:

@@ -24,11 +24,12 @@ class CannotCorrect(ValueError):
     Attributes:
         reason: the reason, without the remedy.
         quiet: whether this is no error, as for point estimates.
+        advice: advice by default, unless it depends on the run's status.
     """
 
-    def __init__(self, reason: str, remedy: str, quiet: bool = False) -> None:
+    def __init__(self, reason: str, remedy: str, quiet: bool = False, advice: str = "") -> None:
         super().__init__(f"corrected=True is not possible: {reason}; {remedy}")
-        self.reason, self.quiet = reason, quiet
+        self.reason, self.quiet, self.advice = reason, quiet, advice
 
 
 @dataclass(frozen=True)

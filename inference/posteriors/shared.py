@@ -1,20 +1,72 @@
-"""Posterior draws of shared sites, computed from the server state without clients' data."""
+"""Posterior draws of shared sites, computed from the server state without clients' data.
+
+The draws are corrected by importance weights if the clients report their marginal likelihoods at
+draws of the shared sites. The server has no rows, so everything else about the sites is evaluated
+on a row of zeros.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from pyrofl.data import Federation
 from pyrofl.data.outlines import outline
+from pyrofl.inference.engine.state import RoundState
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.arviz import Fitted
-from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.posteriors.client_groups import (
+    ClientGroup,
+    Proposed,
+    alike,
+    evaluated,
+    grouped,
+    is_batchable,
+)
+from pyrofl.inference.posteriors.corrected import (
+    Correction,
+    reason_against,
+    tried_for,
+    untrusted,
+)
+from pyrofl.inference.posteriors.draws import asked_of, posterior
 from pyrofl.inference.posteriors.export import Fact, inference_data
-from pyrofl.inference.seeds import separate
+from pyrofl.inference.posteriors.group_weights import GroupTerms, drawn_sites
+from pyrofl.inference.posteriors.guided_sites import GuidedSites
+from pyrofl.inference.posteriors.importance_sampling import Weighing, Weights
+from pyrofl.inference.posteriors.proposals import resampled
+from pyrofl.inference.seeds import Stream, separate, stream
 from pyrofl.tensors import Tensors, matches
+from pyrofl.turns import synchronized
 
 WHY = "no: the rows that importance weights need are at the clients"
+
+Report = Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
+"""Noise of shared draws [S, d], draws of each client's own sites [J], sets of these, and number of
+the exchange -> log marginal likelihoods and their relative variances, [S, J] each."""
+
+
+@dataclass(frozen=True)
+class SharedDraws:
+    """Posterior draws of the shared sites.
+
+    Attributes:
+        values: site -> draws [S, *p]; empty without shared sites.
+        outcome: "yes" if they are corrected, or "no" and the reason.
+        weights: diagnostics of the importance weights, if any.
+        log_w: log importance weights of the weighted draws, if any.
+        chosen: index of the weighted draw of each corrected draw, [S], if any.
+    """
+
+    values: Tensors = field(default_factory=dict)
+    outcome: str = WHY
+    weights: Weights | None = None
+    log_w: Tensor | None = None
+    chosen: Tensor | None = None
 
 
 def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
@@ -26,38 +78,141 @@ def shared_posterior(run: Fitted, draws: int = 1000) -> Tensors:
         run: a fitted run; it needs no rows.
         draws: number S of draws.
     """
-    data, method = run.data, run.method
-    view = method.posterior_view
+    method, view = run.method, run.method.posterior_view
     is_servers = bool(getattr(method.views[view], "posterior", None))
     if not method.shared and not is_servers:
         return {}
-    shapes = data.x.shape[1:], data.y.shape[1:]
-    bare = outline(data.names, data.sizes, *shapes, data.classes, data.dtype)
     new = replace(run.state, client_states={}, seen=torch.zeros_like(run.state.seen))
-    found = posterior(method, bare, new, draws, ids=torch.zeros(1).long(), seed=run.seed)
+    bare, first = _bare(run.data, run.data.sizes), torch.zeros(1).long()
+    found = posterior(method, bare, new, draws, ids=first, seed=run.seed)
     return {n: v[:, 0] for n, v in found.items() if is_servers or matches(n, method.shared)}
 
 
-def shared_to_arviz(run: Fitted, draws: int = 1000) -> Any:
+def corrected_shared(
+    run: Fitted, report: Report, draws: int = 1000, reason: str = ""
+) -> SharedDraws:
+    """Return draws of the shared sites, corrected by the clients' reports where possible.
+
+    The draws and weights are those of `to_arviz` in the process that has all rows. Otherwise they
+    are those of `shared_posterior`.
+
+    Args:
+        run: a fitted run; it needs no rows.
+        report: asks all clients for their marginal likelihoods.
+        draws: number S of draws.
+        reason: why draws must not be corrected, or "".
+
+    Warns:
+        UserWarning: if draws that could be corrected are not; the message has the reason.
+    """
+    own = shared_posterior(run, draws)
+    if not own:
+        return SharedDraws()
+    asked = asked_of(run.method, {"seed": run.seed, "draws": draws})
+    correction, everyone = Correction(None, False, run.status), torch.arange(run.data.clients)
+    reason = reason or reason_against(run.method, run.data, everyone, asked)
+
+    def weigh() -> tuple[SharedDraws | None, Weights]:
+        return _weighed(run, report, asked)
+
+    found, weights = correction.tried(run.method, run.state, asked, reason, [], weigh)
+    found = found or SharedDraws(own)
+    return replace(found, outcome=correction.outcome, weights=weights)
+
+
+@synchronized
+def _weighed(
+    run: Fitted, report: Report, asked: EvaluationSpec
+) -> tuple[SharedDraws | None, Weights]:
+    """Return corrected draws, or None if they are unreliable, and the diagnostics of weights."""
+    method, data, draws = run.method, run.data, asked.draws or 1
+    new = replace(run.state, client_states={}, seen=torch.zeros_like(run.state.seen))
+    bare, everyone = _bare(data, data.sizes), torch.arange(data.clients)
+    most = asked.chunk_size or data.clients
+    if most > 1 and not is_batchable(method, bare, new, everyone, asked):
+        most = 1
+    groups = alike(data.sizes, everyone, most)
+    longest = torch.tensor([int(data.sizes[ids].max()) * len(ids) for ids in groups])
+    guided = GuidedSites(method, _one(run, bare, new, groups[0][:1], asked))
+    single = _one(run, _bare(data, [1] * data.clients), new, groups[0][:1], asked)
+    number = 0
+
+    def exchange(e: Tensor, own: Sequence[int], sets: int) -> list[GroupTerms]:
+        """Return the terms of the groups that one process would form."""
+        nonlocal number
+        each = torch.zeros(data.clients, dtype=torch.long)
+        for ids, k in zip(groups, own, strict=True):
+            each[ids] = k
+        log_l, noise = report(e, each, sets, number)
+        number += 1
+        said, _ = _at(run, guided, single, e)
+        prior = (said["shared log_p"] - said["shared log_q"])[:, 0]
+        return [GroupTerms(log_l[:, ids], noise[:, ids], prior) for ids in groups]
+
+    common = stream(asked.seed, Stream.TEST, run.state.number)
+    weighing = Weighing(guided, longest.double(), exchange, common, tried_for(method, draws))
+    e, log_w, weights = weighing.together()
+    if bool(untrusted(weights).any()):
+        return None, weights
+    chosen = resampled(log_w, draws, common)
+    _, values = _at(run, guided, single, e[chosen])
+    return SharedDraws(values, weights=weights, log_w=log_w, chosen=chosen), weights
+
+
+def _at(
+    run: Fitted, guided: GuidedSites, single: ClientGroup, e: Tensor
+) -> tuple[Tensors, Tensors]:
+    """Return log densities [S, 1] and values [S, *p] of shared sites at their noise [S, d]."""
+    none = e.new_zeros(len(e), 1, guided.sizes[1])
+    with torch.no_grad():
+        said, q, p = evaluated(
+            run.method, single, Proposed(run.method.shared, guided.normal, e, none)
+        )
+    sites = {n: v.value[:, 0, 0] for n, v in drawn_sites(q, p, len(e), 1).items()}
+    return said, {n: v for n, v in sites.items() if matches(n, run.method.shared)}
+
+
+def _one(
+    run: Fitted, bare: Federation, new: RoundState, ids: Tensor, asked: EvaluationSpec
+) -> ClientGroup:
+    """Return one client with rows of zeros and no state."""
+    return grouped(run.method, bare, new, ids, asked)[0]
+
+
+def _bare(data: Federation, sizes: Tensor | Sequence[int]) -> Federation:
+    """Return an outline of the clients, with other numbers of rows."""
+    return outline(
+        data.names, sizes, data.x.shape[1:], data.y.shape[1:], data.classes, data.dtype
+    )
+
+
+def shared_to_arviz(
+    run: Fitted, draws: int = 1000, found: SharedDraws | None = None
+) -> Any:
     """Return posterior draws of the shared sites as ArviZ data, or None without shared sites.
 
-    They are draws of the guide, as importance weights need the rows of the clients. The attribute
-    "corrected" states this.
+    Args:
+        run: a fitted run; it needs no rows.
+        draws: number S of draws.
+        found: draws of `corrected_shared`; None draws from the guide. The attribute "corrected" is
+            its outcome, and sample_stats has pareto_k and importance_ess.
     """
-    found = shared_posterior(run, draws)
-    if not found:
+    found = found or SharedDraws(shared_posterior(run, draws))
+    if not found.values:
         return None
     axes = {
         name: ("chain", "draw", *(f"{name}_dim_{i}" for i in range(value.dim() - 1)))
-        for name, value in found.items()
+        for name, value in found.values.items()
     }
+    groups = {"posterior": {n: v[None] for n, v in found.values.items()}}
+    if (weights := found.weights) is not None:
+        groups["sample_stats"] = {"pareto_k": weights.k, "importance_ess": weights.ess}
+        axes |= dict.fromkeys(groups["sample_stats"], ("chain",))
     attrs: dict[str, Fact] = {
         "method": run.method.name or run.method.programs,
         "rounds": run.state.number,
         "seed": separate(run.seed).noise,
         "status": str(run.status),
-        "corrected": WHY,
+        "corrected": found.outcome,
     }
-    return inference_data(
-        {"posterior": {n: v[None] for n, v in found.items()}}, axes, {}, None, attrs
-    )
+    return inference_data(groups, axes, {}, None, attrs)

@@ -179,3 +179,10 @@ def _inner(weight: Weight) -> Weight:
 def _times(weight: Tensor, value: Tensor) -> Tensor:
     """Return values [..., *p] multiplied by weights [...], broadcast over the last axes."""
     return weight.reshape([*weight.shape, *(1 for _ in value.shape[weight.dim() :])]) * value
+
+
+def is_summed(method: Method) -> bool:
+    """Return whether the clients of a method send sums, see `summed`."""
+    aggregate = method.aggregate
+    weights = aggregate.weights if isinstance(aggregate, Aggregator) else {}
+    return any(names.startswith(f"{SUM}/") for names in weights)

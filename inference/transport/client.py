@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Cohort, Federation
@@ -20,7 +19,6 @@ from pyrofl.files import checkpoint_file
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.description import described
-from pyrofl.inference.engine.client_states import none
 from pyrofl.inference.engine.local_round import LocalRound, RoundRequest, as_one
 from pyrofl.inference.engine.server_round import by_round, refuse_surroundings
 from pyrofl.inference.engine.state import RoundState, current_states
@@ -28,6 +26,8 @@ from pyrofl.inference.evaluation.evaluate import Metric, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.method import Method, View
 from pyrofl.inference.seeds import Seed, separate
+from pyrofl.inference.transport import weighing
+from pyrofl.inference.transport.client_records import ClientRecord, as_sent, state_of
 from pyrofl.inference.transport.wire import (
     ASKED,
     Flat,
@@ -47,55 +47,12 @@ FILE = "private.safetensors"
 MIN_SCORED_ROWS = 5  # small counts are suppressed, as in statistics of patients
 
 
-@dataclass(frozen=True)
-class ClientRecord:
-    """State of one client: committed, and pending until the server confirms its aggregation."""
-
-    merged: int = 0  # last round with an aggregated message; 0 is none
-    mine: Tensors | None = None  # client state; None for a new client
-    round: int = 0  # round of the pending state; 0 is none
-    pending: Tensors = field(default_factory=dict)  # client state after that round
-
-    def settled(self, accepted: int) -> ClientRecord:
-        """Commit the pending client state if it belongs to round `accepted`; else drop it.
-
-        A pending state of another round is discarded.
-        """
-        if self.round and self.round == accepted:
-            return ClientRecord(accepted, self.pending)
-        return ClientRecord(self.merged, self.mine)
-
-
 def _losses(report: Tensors) -> Tensors:
     """Return the entries of a training report that are losses.
 
     Private methods send none, as losses depend on rows.
     """
     return {n: v for n, v in report.items() if n.startswith(("loss/", "begun/"))}
-
-
-def _as_sent(ids: Tensor) -> Callable[[Tensors, Cohort], Tensors]:
-    """Return a download function that reads tensors already received, in place of server state."""
-
-    def download(server: Tensors, some: Cohort) -> Tensors:
-        """Return the received tensors of the clients in a cohort."""
-        place = (some.ids.cpu()[:, None] == ids).int().argmax(1)
-        return cut(server, place.to(some.ids.device))
-
-    return download
-
-
-def _state(
-    shard: Shard, rounds: int, server: Tensors, own: Mapping[str, ClientRecord]
-) -> RoundState:
-    """Build the previous round's state from received server tensors and stored client records."""
-    states, seen = none(shard.clients, len(own)), torch.zeros(shard.clients, dtype=torch.bool)
-    for name, one in own.items():
-        if one.mine is not None:
-            at = torch.tensor([shard.names.index(name)])
-            seen[at] = True
-            states = states.updated(states.write(at, {n: v[None] for n, v in one.mine.items()}))
-    return RoundState(rounds, server, states, seen)
 
 
 class Client:
@@ -135,6 +92,7 @@ class Client:
         self.file = None if state is None else prepare(state, holding=FILE) / FILE
         self._own = {name: ClientRecord() for name in self.names}
         self._sent: dict[str, Flat] = {}  # by client: its last noisy reply
+        self._weighed: dict[str, Any] = {}  # see `weighing.weigh`
         self._read()
 
     @synchronized
@@ -160,12 +118,12 @@ class Client:
             if noisy and (before := self._replied(names, rounds + 1)) is not None:
                 return before
             own = self._settled(order)
-            state = _state(shard, rounds, received, own)
+            state = state_of(shard, rounds, received, own)
             own_state = partial(current_states, method, shard, state, received, cohort, self.seed)
             own = self._belonging(order, own, own_state)
             reporters = cohort.ids.cpu()[reports]
             ids = cohort.ids.cpu()
-            here = replace(method, download=_as_sent(ids))
+            here = replace(method, download=as_sent(ids))
             local = LocalRound(shard, RoundRequest(here, state, ids, reporters, self.seed))
             reply = as_one([*local.replies()], ids)
             for i, reason in zip(cohort.ids.tolist(), reply.reasons, strict=True):
@@ -220,6 +178,26 @@ class Client:
 
     @synchronized
     @checked
+    def weigh(self, request: Mapping[str, Any]) -> Flat:
+        """Report marginal likelihoods as requested by `Server.configure_weights`.
+
+        The reply has the log marginal likelihood of each client at each draw of the shared sites;
+        draws of the clients' own sites stay here.
+
+        Raises:
+            ValueError: as `evaluate`, or if clients have not replied to the request before.
+        """
+        with self._held():
+            here, shard, state = self._deployed(request)
+            file = self.file and self.file.with_name(weighing.FILE)
+            known = self._weighed if file is None else weighing.read(file, self._about)
+            reply, self._weighed = weighing.weigh(here, shard, state, self.seed, request, known)
+            if file is not None:
+                checkpoint_file.write(file, self._about, self._weighed)
+        return reply
+
+    @synchronized
+    @checked
     def predict(
         self, question: Mapping[str, Any], x: Any, client: str, **asked: Unpack[PredictionAsked]
     ) -> Predictions:
@@ -250,12 +228,12 @@ class Client:
         rounds = number(question, "round")
         self._read()
         own = self._settled(question)
-        state = _state(shard, rounds, received, own)
+        state = state_of(shard, rounds, received, own)
         method = self.at(max(rounds - 1, 0))
         refuse_others(question, method)
 
         views = {n: View(getattr(view, "read", view)) for n, view in method.views.items()}
-        here = replace(method, download=_as_sent(cohort.ids.cpu()), views=views)
+        here = replace(method, download=as_sent(cohort.ids.cpu()), views=views)
         own_state = partial(current_states, here, shard, state, received, cohort, self.seed)
         self._belonging(question, own, own_state)
         return here, shard, state

@@ -248,6 +248,33 @@ class Server:
             },
         )
 
+    @synchronized
+    @checked
+    def configure_weights(
+        self,
+        noise: Tensor,
+        draws: Tensor,
+        sets: int,
+        exchange: int,
+        holders: Mapping[str, Sequence[str]] | None = None,
+    ) -> dict[str, Flat]:
+        """Return requests of marginal likelihoods at draws of the shared sites, for `Client.weigh`.
+
+        See `correction.reporter`, which sends them and reads the replies.
+
+        Args:
+            noise: draws of the shared sites, as noise, [S, d].
+            draws: draws of each client's own sites, [J].
+            sets: sets of these.
+            exchange: number of the exchange, from 0.
+            holders: as in `configure_train`.
+        """
+        method, ids = self.at(max(self.state.number - 1, 0)), torch.arange(self.roster.clients)
+        view = method.posterior_view
+        about = {"round": self.state.number, "model": view, "exchange": exchange, "sets": sets}
+        columns = {"draws": draws, "shared/noise": noise.expand(len(ids), *noise.shape)}
+        return self._sheets(method.deployed(view), ids, holders, about, columns)
+
     @property
     def checkpoint(self) -> Flat:
         """Server state as a flat dict, from which a server with the same settings can resume."""

@@ -1,0 +1,90 @@
+"""Exchanges with remote clients that correct posterior draws of the shared sites.
+
+    report = reporter(server, send)
+    found = corrected_shared(run, report)
+
+The server draws the shared sites, each client replies with its log marginal likelihoods there, and
+the sum of these over all clients weighs the draws; see `pyrofl.inference.posteriors.corrected`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrofl.inference.posteriors.guided_sites import CannotCorrect
+from pyrofl.inference.posteriors.shared import Report
+from pyrofl.inference.transport.server import Server
+from pyrofl.inference.transport.wire import Flat, named, number, tensors
+
+Send = Callable[[dict[str, Flat]], Mapping[str, Mapping[str, Any]]]
+"""Requests of `Server.configure_weights` -> replies of `Client.weigh`, by machine."""
+
+TRIES = 3  # of an exchange with machines that have not replied
+
+
+def reporter(
+    server: Server, send: Send, holders: Mapping[str, Sequence[str]] | None = None
+) -> Report:
+    """Return a function that asks all clients for their marginal likelihoods.
+
+    Args:
+        server: the server after the last round.
+        send: sends requests to machines, and returns the replies that have arrived.
+        holders: as in `Server.configure_train`; clients that no machine holds are missing.
+
+    Returns:
+        The function. It raises CannotCorrect with the names of missing clients or machines.
+    """
+    names = server.roster.names
+    given = {name: (name,) for name in names} if holders is None else holders
+    absent = sorted(set(names) - {name for own in given.values() for name in own})
+
+    def report(noise: Tensor, draws: Tensor, sets: int, exchange: int) -> tuple[Tensor, Tensor]:
+        """Return log marginal likelihoods and their relative variances, [S, J] each."""
+        reasons = dict.fromkeys(absent, "not connected")
+        found = torch.zeros(2, len(noise), len(names), dtype=torch.float64)
+        requests = server.configure_weights(noise, draws, sets, exchange, given)
+        for _ in range(TRIES if not absent else 0):
+            answers = send(requests)
+            reasons = {}
+            for holder in requests:
+                try:
+                    ids = [names.index(name) for name in given[holder]]
+                    found[:sets, :, ids] = _read(answers, holder, given[holder], sets, exchange)
+                except (LookupError, RuntimeError, TypeError, ValueError) as error:
+                    reasons[holder] = str(error)
+            requests = {holder: requests[holder] for holder in reasons}
+            if not requests:
+                return found[0], found[1]
+        told = "; ".join(f"{holder}: {why}" for holder, why in reasons.items())
+        raise CannotCorrect(
+            f"not all clients have sent their marginal likelihoods ({told})",
+            "connect all clients",
+            advice="run the last exchange again with all clients",
+        )
+
+    def _read(
+        answers: Mapping[str, Mapping[str, Any]],
+        holder: str,
+        own: Sequence[str],
+        sets: int,
+        exchange: int,
+    ) -> Tensor:
+        """Return the tensors of a reply, [sets, S, C]; raise ValueError if it is invalid."""
+        if holder not in answers:
+            raise ValueError("no reply")
+        answer = answers[holder]
+        got = named(answer), number(answer, "round"), number(answer, "exchange")
+        if got != (expected := (tuple(own), server.state.number, exchange)):
+            raise ValueError(f"its reply is of {got}; expected {expected}")
+        up = tensors("up", answer)
+        parts = torch.stack([up[n].double().mT for n in ("log_l", "noise")[:sets]])
+        if bool((parts.isnan() | (parts == torch.inf)).any()):
+            raise ValueError("its reply has NaN or infinite numbers")
+        return parts
+
+    return report

@@ -1,0 +1,149 @@
+"""Importance weights of remote clients: replies to the exchanges that correct posterior draws.
+
+The server sends draws of the shared sites as noise. A client draws its own sites given each of
+them, and reports the log marginal likelihoods alone. What it needs in the next exchange stays with
+it: the state of its generator, where its own sites had their modes, and the last draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrofl.data.shard import Shard
+from pyrofl.files import checkpoint_file
+from pyrofl.inference.engine.state import RoundState
+from pyrofl.inference.evaluation.specification import EvaluationSpec
+from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.client_groups import grouped
+from pyrofl.inference.posteriors.draws import Values
+from pyrofl.inference.posteriors.group_weights import GroupWeighing
+from pyrofl.inference.posteriors.guided_sites import GuidedSites
+from pyrofl.inference.posteriors.proposals import Predicted
+from pyrofl.inference.privacy.sums import is_summed
+from pyrofl.inference.seeds import Seed
+from pyrofl.inference.transport.wire import (
+    Flat,
+    InvalidRequestError,
+    column,
+    named,
+    number,
+    sealed,
+    tensors,
+)
+from pyrofl.tensors import join_up, under
+
+FILE = "weighing.safetensors"
+
+Weighed = dict[str, Any]
+"""Round, number of the exchange, and the records of clients after it and after the one before."""
+
+
+def reason_against(method: Method) -> str:
+    """Return why remote clients must not report marginal likelihoods, or ""."""
+    if method.metadata.privacy is not None:
+        return "the run is private, and corrected draws would exceed its privacy budget"
+    if is_summed(method):
+        return "clients send sums, and a correction needs a number of each client at each draw"
+    return ""
+
+
+def read(file: Path, about: Mapping[str, Any]) -> Weighed:
+    """Read the records of the last exchange, if there are any."""
+    return checkpoint_file.read(file, about) if file.exists() else {}
+
+
+def weigh(
+    method: Method,
+    shard: Shard,
+    state: RoundState,
+    seed: Seed,
+    request: Mapping[str, Any],
+    known: Weighed,
+) -> tuple[Flat, Weighed]:
+    """Return the clients' reply to a request of `Server.configure_weights`, and their new records.
+
+    Args:
+        method: as deployed, with the received tensors as download.
+        shard: rows of the clients.
+        state: the round.
+        seed: seed of the run.
+        request: the request.
+        known: records of the exchange before, or of this one if it is repeated.
+
+    Raises:
+        InvalidRequestError: if there are no records of the exchange before, or the method sends
+            sums or adds noise.
+    """
+    if reason := reason_against(method):
+        raise InvalidRequestError(f"draws are not corrected: {reason}")
+    names, at, sets = named(request), number(request, "exchange"), number(request, "sets")
+    ids, draws = (column(request, n, len(names), torch.long) for n in ("ids", "draws"))
+    noise = tensors("shared", request)["noise"][0].double()
+    before = _before(names, state.number, at, known) if at else {}
+    asked = EvaluationSpec(model=request["model"], seed=seed)
+    found, after = [], {}
+    for k in draws.unique().tolist():
+        groups = grouped(method, shard, state, ids[draws == k], asked)
+        for group in groups:
+            part = GroupWeighing(method, group, GuidedSites(method, group))
+            mine = [shard.names[i] for i in group.ids]
+            if at:
+                _restore(part, [before[name] for name in mine])
+            terms = part.together(noise, int(k), sets)
+            after |= dict(zip(mine, _records(part), strict=True))
+            columns = {"ids": torch.tensor(group.ids), "log_l": terms.log_l.mT}
+            found.append(columns | ({"noise": terms.noise.mT} if sets > 1 else {}))
+    joined = join_up(found)
+    order = (ids[:, None] == joined.pop("ids")).int().argmax(1)
+    sent = sealed({n: v[order] for n, v in joined.items()})
+    about = {"round": state.number, "exchange": at}
+    return {"names": names, **about, **under("up", sent)}, {**about, "before": before, "now": after}
+
+
+def _before(names: tuple[str, ...], rounds: int, at: int, known: Weighed) -> dict[str, Any]:
+    """Return the clients' records of the exchange before; raise InvalidRequestError without any."""
+    last = known.get("exchange") if known.get("round") == rounds else None
+    held = known["now"] if last == at - 1 else known["before"] if last == at else {}
+    if lost := [name for name in names if name not in held]:
+        raise InvalidRequestError(
+            f"{', '.join(lost)}: no reply to exchange {at} of the correction is known here; start "
+            "the correction again"
+        )
+    return {name: held[name] for name in names}
+
+
+def _records(part: GroupWeighing) -> list[dict[str, Any]]:
+    """Return what each client of a group needs in the next exchange, and its last draws."""
+    found = []
+    for c, source in enumerate(part.group.sources):
+        some, near = slice(c, c + 1), part.near
+        found.append(
+            {
+                "source": source.get_state(),
+                "slopes": None if near is None else near.slopes[:, some].clone(),
+                "squares": near is not None and near.squares,
+                "sites": {n: v.value[:, some].clone() for n, v in part.sites.items()},
+                "rows": {n: v.rows for n, v in part.sites.items()},
+            }
+        )
+    return found
+
+
+def _restore(part: GroupWeighing, records: list[dict[str, Any]]) -> None:
+    """Continue the importance sampling of a group from the records of its clients."""
+    for source, one in zip(part.group.sources, records, strict=True):
+        source.set_state(one["source"])
+    if (slopes := [one["slopes"] for one in records])[0] is not None:
+        part.near = Predicted(torch.cat(slopes, 1), records[0]["squares"])
+
+
+def drawn(known: Weighed, name: str, chosen: Tensor) -> dict[str, Values]:
+    """Return a client's corrected draws of all sites, [S, 1, B or 1, *p], from its last reply."""
+    one = known["now"][name]
+    return {n: Values(v[chosen], one["rows"][n]) for n, v in one["sites"].items()}
