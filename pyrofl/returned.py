@@ -10,7 +10,7 @@ import linecache
 import re
 import textwrap
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,31 @@ import torch
 from torch import Tensor
 
 from pyrofl.tensors import Tensors
+
+
+class ClientError(ValueError):
+    """Error in the rows of clients, whose message holds no value of a row.
+
+    Unlike those of other errors at a client, its message may be sent to the server.
+
+    Attributes:
+        clients: ids of the clients, which `named` replaces by their names.
+    """
+
+    def __init__(self, text: str, clients: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.clients = tuple(clients)
+
+    @staticmethod
+    @contextmanager
+    def named(names: Sequence[str]) -> Iterator[None]:
+        """Add the clients' names to the message of such an error in the `with` block."""
+        try:
+            yield
+        except ClientError as error:
+            if own := [names[i] for i in error.clients]:
+                error.args, error.clients = (f"{', '.join(own)}: {error}",), ()
+            raise
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pyrofl.inference.method import Method
 from pyrofl.inference.recording.recorder import recording
 from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.local import Streams, train
-from pyrofl.returned import as_tensors
+from pyrofl.returned import ClientError, as_tensors
 from pyrofl.tensors import Tensors, cut, join_up, under
 
 
@@ -134,7 +134,7 @@ class LocalRound(RunningRound):
         cohort = data.cohort(ids)
         received = downloaded(method, state.server, cohort)
         private = current_states(method, data, state, received, cohort, seed)
-        with recording(self.request.record):
+        with recording(self.request.record), ClientError.named(data.names):
             local, loss, steps, first = train(
                 method, received, private | received, data, cohort, seed=seed, number=state.number
             )

@@ -168,8 +168,12 @@ def _at(
         said, q, p = evaluated(
             run.method, single, Proposed(run.method.shared, guided.normal, e, none)
         )
-    sites = {n: v.value[:, 0, 0] for n, v in drawn_sites(q, p, len(e), 1).items()}
-    return said, {n: v for n, v in sites.items() if matches(n, run.method.shared)}
+    sites = drawn_sites(q, p, len(e), 1).items()
+    return said, {
+        n: v.value[:, 0] if guided.latent.get(n) else v.value[:, 0, 0]  # of a plate, all places
+        for n, v in sites
+        if matches(n, run.method.shared)
+    }
 
 
 def _one(

@@ -179,7 +179,7 @@ class Client:
     @synchronized
     @checked
     def weigh(self, request: Mapping[str, Any]) -> Flat:
-        """Report marginal likelihoods as requested by `Server.configure_weights`.
+        """Report marginal likelihoods, for a correction of posterior draws; see `correction`.
 
         The reply has the log marginal likelihood of each client at each draw of the shared sites;
         draws of the clients' own sites stay here.
@@ -189,12 +189,34 @@ class Client:
         """
         with self._held():
             here, shard, state = self._deployed(request)
-            file = self.file and self.file.with_name(weighing.FILE)
-            known = self._weighed if file is None else weighing.read(file, self._about)
+            known = self._last_weights()
             reply, self._weighed = weighing.weigh(here, shard, state, self.seed, request, known)
-            if file is not None:
+            if self.file is not None:
+                file = self.file.with_name(weighing.FILE)
                 checkpoint_file.write(file, self._about, self._weighed)
         return reply
+
+    @synchronized
+    @checked
+    def posterior(self, request: Mapping[str, Any]) -> Any:
+        """Return the clients' posterior draws for ArviZ, as requested by `configure_draws`.
+
+        The draws are those of `to_arviz` in the process that has all rows, of these clients.
+        Nothing is sent.
+
+        Raises:
+            ValueError: as `weigh`.
+        """
+        here, shard, state = self._deployed(request)
+        known = self._last_weights()
+        return weighing.posterior(here, shard, state, self.seed, request, known)
+
+    def _last_weights(self) -> dict[str, Any]:
+        """Return the records of the last exchange of `weigh`, if there are any."""
+        file = self.file and self.file.with_name(weighing.FILE)
+        if file is None or not file.exists():
+            return self._weighed
+        return checkpoint_file.read(file, self._about)
 
     @synchronized
     @checked

@@ -1,7 +1,7 @@
 """Exchanges with remote clients that correct posterior draws of the shared sites.
 
-    report = reporter(server, send)
-    found = corrected_shared(run, report)
+    found = corrected_shared(run, reporter(server, send))
+    requests = configure_draws(server, found)          then Client.posterior(request) at each client
 
 The server draws the shared sites, each client replies with its log marginal likelihoods there, and
 the sum of these over all clients weighs the draws; see `pyrofl.inference.posteriors.corrected`.
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
-from pyrofl.inference.posteriors.shared import Report
+from pyrofl.inference.posteriors.shared import Report, SharedDraws
 from pyrofl.inference.transport.server import Server
 from pyrofl.inference.transport.wire import Flat, named, number, tensors
+from pyrofl.tensors import Tensors
 
 Send = Callable[[dict[str, Flat]], Mapping[str, Mapping[str, Any]]]
-"""Requests of `Server.configure_weights` -> replies of `Client.weigh`, by machine."""
+"""Requests -> replies of `Client.weigh`, by machine."""
 
 TRIES = 3  # of an exchange with machines that have not replied
 
@@ -47,7 +48,9 @@ def reporter(
         """Return log marginal likelihoods and their relative variances, [S, J] each."""
         reasons = dict.fromkeys(absent, "not connected")
         found = torch.zeros(2, len(noise), len(names), dtype=torch.float64)
-        requests = server.configure_weights(noise, draws, sets, exchange, given)
+        about = {"exchange": exchange, "sets": sets}
+        columns = {"draws": draws, "shared/noise": noise.expand(len(names), *noise.shape)}
+        requests = server.configure_posterior(given, about, columns)
         for _ in range(TRIES if not absent else 0):
             answers = send(requests)
             reasons = {}
@@ -78,6 +81,8 @@ def reporter(
         if holder not in answers:
             raise ValueError("no reply")
         answer = answers[holder]
+        if why := answer.get("why"):
+            raise ValueError(why)
         got = named(answer), number(answer, "round"), number(answer, "exchange")
         if got != (expected := (tuple(own), server.state.number, exchange)):
             raise ValueError(f"its reply is of {got}; expected {expected}")
@@ -88,3 +93,23 @@ def reporter(
         return parts
 
     return report
+
+
+def configure_draws(
+    server: Server, found: SharedDraws, holders: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Flat]:
+    """Return requests, for `Client.posterior`, of draws that belong to those of the shared sites.
+
+    Args:
+        server: the server after the last round.
+        found: draws of the shared sites.
+        holders: as in `Server.configure_train`.
+    """
+    count = len(next(iter(found.values.values())))
+    about: Flat = {"draws": count, "corrected": found.outcome}
+    columns: Tensors = {}
+    if (weights := found.weights) is not None:
+        about |= {"pareto_k": float(weights.k), "importance_ess": float(weights.ess)}
+    if (chosen := found.chosen) is not None:
+        columns["shared/chosen"] = chosen.expand(server.roster.clients, -1)
+    return server.configure_posterior(holders, about, columns)

@@ -248,31 +248,21 @@ class Server:
             },
         )
 
-    @synchronized
-    @checked
-    def configure_weights(
-        self,
-        noise: Tensor,
-        draws: Tensor,
-        sets: int,
-        exchange: int,
-        holders: Mapping[str, Sequence[str]] | None = None,
+    def configure_posterior(
+        self, holders: Mapping[str, Sequence[str]] | None, about: Flat, columns: Tensors
     ) -> dict[str, Flat]:
-        """Return requests of marginal likelihoods at draws of the shared sites, for `Client.weigh`.
+        """Return requests on posterior draws to all clients, with what these draws need.
 
-        See `correction.reporter`, which sends them and reads the replies.
+        See `correction`, which sends them.
 
         Args:
-            noise: draws of the shared sites, as noise, [S, d].
-            draws: draws of each client's own sites, [J].
-            sets: sets of these.
-            exchange: number of the exchange, from 0.
             holders: as in `configure_train`.
+            about: further numbers and texts of the requests.
+            columns: further tensors, with one entry for each client, [J, ...].
         """
         method, ids = self.at(max(self.state.number - 1, 0)), torch.arange(self.roster.clients)
         view = method.posterior_view
-        about = {"round": self.state.number, "model": view, "exchange": exchange, "sets": sets}
-        columns = {"draws": draws, "shared/noise": noise.expand(len(ids), *noise.shape)}
+        about = {"round": self.state.number, "model": view, **about}
         return self._sheets(method.deployed(view), ids, holders, about, columns)
 
     @property

@@ -8,25 +8,25 @@ it: the state of its generator, where its own sites had their modes, and the las
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyrofl.data.shard import Shard
-from pyrofl.files import checkpoint_file
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.arviz import chained, without_rows
+from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
 from pyrofl.inference.posteriors.client_groups import grouped
-from pyrofl.inference.posteriors.draws import Values
+from pyrofl.inference.posteriors.draws import Values, draw, read_own
+from pyrofl.inference.posteriors.export import Fact
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.proposals import Predicted
 from pyrofl.inference.privacy.sums import is_summed
-from pyrofl.inference.seeds import Seed
+from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.wire import (
     Flat,
     InvalidRequestError,
@@ -53,11 +53,6 @@ def reason_against(method: Method) -> str:
     return ""
 
 
-def read(file: Path, about: Mapping[str, Any]) -> Weighed:
-    """Read the records of the last exchange, if there are any."""
-    return checkpoint_file.read(file, about) if file.exists() else {}
-
-
 def weigh(
     method: Method,
     shard: Shard,
@@ -66,7 +61,7 @@ def weigh(
     request: Mapping[str, Any],
     known: Weighed,
 ) -> tuple[Flat, Weighed]:
-    """Return the clients' reply to a request of `Server.configure_weights`, and their new records.
+    """Return the clients' reply to a request of `correction.reporter`, and their new records.
 
     Args:
         method: as deployed, with the received tensors as download.
@@ -129,7 +124,8 @@ def _records(part: GroupWeighing) -> list[dict[str, Any]]:
                 "slopes": None if near is None else near.slopes[:, some].clone(),
                 "squares": near is not None and near.squares,
                 "sites": {n: v.value[:, some].clone() for n, v in part.sites.items()},
-                "rows": {n: v.rows for n, v in part.sites.items()},
+                "rows": [n for n, v in part.sites.items() if v.rows],
+                "plates": [n for n in part.sites if part.guided.latent.get(n)],
             }
         )
     return found
@@ -143,7 +139,49 @@ def _restore(part: GroupWeighing, records: list[dict[str, Any]]) -> None:
         part.near = Predicted(torch.cat(slopes, 1), records[0]["squares"])
 
 
-def drawn(known: Weighed, name: str, chosen: Tensor) -> dict[str, Values]:
-    """Return a client's corrected draws of all sites, [S, 1, B or 1, *p], from its last reply."""
-    one = known["now"][name]
-    return {n: Values(v[chosen], one["rows"][n]) for n, v in one["sites"].items()}
+def posterior(
+    method: Method,
+    shard: Shard,
+    state: RoundState,
+    seed: Seed,
+    request: Mapping[str, Any],
+    known: Weighed,
+) -> Any:
+    """Return posterior draws of these clients for ArviZ; the arguments are those of `weigh`.
+
+    Raises:
+        InvalidRequestError: if corrected draws are requested, but the clients have not replied to
+            the exchanges of the correction.
+    """
+    names = named(request)
+    ids = column(request, "ids", len(names), torch.long)
+    asked = EvaluationSpec(model=request["model"], seed=seed, draws=number(request, "draws"))
+    own = read_own(method, shard, state, ids, asked)
+    dims, coords = method.axes()
+    axes = ClientAxes(shard, ids, method.shared, dims, own)
+    groups: Groups = {}
+    if (chosen := tensors("shared", request).get("chosen")) is None:
+        sites = draw(method, shard, state, ids, asked)
+        groups["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
+    else:
+        at = known.get("exchange", -1) + 1
+        now = _before(names, state.number, at, known)
+        each = [{"posterior": _values(now[name], chosen[0])} for name in names]
+        groups = axes.groups(without_rows(each), ("posterior",))
+    if stats := {n: request[n] for n in ("pareto_k", "importance_ess") if n in request}:
+        groups["sample_stats"] = {n: Variable(torch.tensor(v), ()) for n, v in stats.items()}
+    attrs: dict[str, Fact] = {
+        "method": method.name or method.programs,
+        "rounds": state.number,
+        "seed": separate(seed).noise,
+        "corrected": str(request["corrected"]),
+    }
+    return chained([groups], shard, ids, coords, attrs)
+
+
+def _values(one: Mapping[str, Any], chosen: Tensor) -> dict[str, Values]:
+    """Return a client's draws of all sites, [S, 1, B or 1, *p], from its last record."""
+    return {
+        n: Values(v[chosen].unsqueeze(2) if n in one["plates"] else v[chosen], n in one["rows"])
+        for n, v in one["sites"].items()
+    }

@@ -87,8 +87,22 @@ def refuse_rows(structure: Structure, batch: Batch) -> None:
     """Raise OtherStructure if rows of clients contradict the structure of their program.
 
     It was found from the rows of the first clients, or from simulated ones, so each client checks
-    that its own likelihood has the derivatives that the structure states.
+    that its own likelihood has the derivatives that the structure states. The error has the ids of
+    these clients.
     """
+    try:
+        _refuse(structure, batch)
+    except OtherStructure as error:
+        for c, i in enumerate(batch.ids.tolist()):
+            try:
+                _refuse(structure, batch.select_clients(slice(c, c + 1)))
+            except OtherStructure as own:
+                raise OtherStructure(own.reason, [i]) from None
+        raise OtherStructure(error.reason, batch.ids.tolist()) from None
+
+
+def _refuse(structure: Structure, batch: Batch) -> None:
+    """Raise OtherStructure if rows of clients contradict the structure of their program."""
     if structure.linear is not None and not is_linear(structure, batch):
         raise OtherStructure(
             "the response of a client is not linear in the effects, or its variance depends on "

@@ -27,6 +27,7 @@ from pyrofl.inference.programs import Program
 from pyrofl.models.likelihood_factors.noncentered import NonCentered
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import RowsFilled
+from pyrofl.returned import ClientError
 from pyrofl.tensors import Tensors, default_type, generator, matches
 
 POINTS, NEAR = 24, 0.5  # random points, and their distance from the prior's middle, in its sds
@@ -34,11 +35,11 @@ EXACT = 1e-6  # relative error of derivatives that count as equal
 CLIENTS = 8  # clients whose likelihood is differentiated
 
 
-class OtherStructure(ValueError):
+class OtherStructure(ClientError):
     """A program that likelihood factors cannot fit, and the reason, which names a site."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason}; use pvi.hierarchical for this program")
+    def __init__(self, reason: str, clients: Sequence[int] = ()) -> None:
+        super().__init__(f"{reason}; use pvi.hierarchical for this program", clients)
         self.reason = reason
 
 

@@ -153,8 +153,8 @@ def _parted(site: Site, free: Tensor, axis: int, rows: int) -> tuple[Tensor, Ten
     if rows > site.places:
         raise ValueError(
             f"a client has {rows} rows, and the method was built for {site.places} at most, as "
-            f"site {site.name!r} is inside batch.rows(); expected pvi.hierarchical(model, data) "
-            "with all clients in data"
+            f"site {site.name!r} is inside batch.rows(); build the method "
+            "from all clients, or from an outline with the largest number of rows of a client"
         )
     part, rest = free.split([rows, site.places - rows], axis)
     return part, rest
