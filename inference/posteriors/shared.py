@@ -185,14 +185,10 @@ def _one(
 
 def _bare(data: Federation, sizes: Tensor | Sequence[int]) -> Federation:
     """Return an outline of the clients, with other numbers of rows."""
-    return outline(
-        data.names, sizes, data.x.shape[1:], data.y.shape[1:], data.classes, data.dtype
-    )
+    return outline(data.names, sizes, data.x.shape[1:], data.y.shape[1:], data.classes, data.dtype)
 
 
-def shared_to_arviz(
-    run: Fitted, draws: int = 1000, found: SharedDraws | None = None
-) -> Any:
+def shared_to_arviz(run: Fitted, draws: int = 1000, found: SharedDraws | None = None) -> Any:
     """Return posterior draws of the shared sites as ArviZ data, or None without shared sites.
 
     Args:

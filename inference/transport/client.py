@@ -40,7 +40,7 @@ from pyrofl.inference.transport.wire import (
     sealed,
     tensors,
 )
-from pyrofl.tensors import Tensors, cut, under
+from pyrofl.tensors import Tensors, under
 from pyrofl.turns import synchronized
 
 FILE = "private.safetensors"

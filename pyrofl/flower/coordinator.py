@@ -7,19 +7,37 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyrofl.experiments.console import FAILED, Stopped
+from pyrofl.experiments.methods import Scheduled
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records
 from pyrofl.flower.registry import Registry, Transport
 from pyrofl.flower.results import ResultStore
-from pyrofl.flower.site import ASK, LOST, ORDER, OVER, REFUSED, REPLY, TOLD, label
+from pyrofl.flower.site import (
+    ASK,
+    DRAWS,
+    LOST,
+    ORDER,
+    OVER,
+    REFUSED,
+    REPLY,
+    ROWS,
+    TOLD,
+    WEIGH,
+    WEIGHTS,
+    label,
+)
+from pyrofl.inference.description import clients_part
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.transport import Server
+from pyrofl.inference.transport.correction import configure_draws, reporter
+from pyrofl.inference.transport.wire import Flat
 
 Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""
@@ -60,8 +78,8 @@ def coordinate(
         run = Rounds(project, out, register, settings, say, sites)
         while not run.over:
             run.step()
-        gone = {site.node: {OVER: dict[str, Any]()} for site in register.sites.values()}
-        transport.exchange(gone, FAREWELL)
+        run.correct()
+        run.finish()
         return run.stores
 
 
@@ -115,11 +133,11 @@ class Rounds:
     ) -> None:
         """Start a new study in the folder `out`, or resume the study saved there."""
         self.project, self.registry, self.settings, self.say = project, register, settings, say
-        self.sites, self._repeated = sites, 0
+        self.sites, self._repeated, self._refused = sites, 0, dict[str, str]()
         sizes = {
             n: size for names, each in sites.values() for n, size in zip(names, each, strict=True)
         }
-        self.methods = project.build(len(sizes), server=True)
+        self.methods, self.rows = _built(project, tuple(sizes.values()))
         roster = list(sizes), list(sizes.values()), project.type, project.seed
         self.servers = {
             name: Server(method, *roster, state=out / name / "server")
@@ -132,18 +150,16 @@ class Rounds:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds of all methods are complete and the last round is evaluated."""
+        """Whether all methods have stopped, and their last rounds are evaluated."""
         return all(store.over for store in self.stores.values())
 
     def step(self) -> None:
         """Evaluate the last round and run the next one, for all methods with rounds left."""
         wait(self.registry, self.settings.least, self.settings.timeout)
-        there = self.registry.sites
-        holders = {name: clients for name, (clients, _) in self.sites.items() if name in there}
+        holders = self._holders
         begun = time.monotonic()
         messages: dict[str, Records] = {name: {} for name in holders}
-        rounds = self.project.rounds
-        training = [n for n, server in self.servers.items() if server.state.number < rounds]
+        training = [n for n, store in self.stores.items() if not store.stopped]
         asking = [n for n, store in self.stores.items() if store.due]
         for method, server in self.servers.items():
             records = {}
@@ -153,7 +169,7 @@ class Rounds:
                 records[label(ASK, method, i)] = server.configure_evaluate(holders, **asked)
             for what, each in records.items():
                 for site, flat in each.items():
-                    messages[site][what] = flat
+                    messages[site][what] = self._with_rows(method, flat)
         answers = self._exchange(messages)
         if training and self._too_few(training, answers):
             return
@@ -165,9 +181,56 @@ class Rounds:
         if training:
             number = max(self.servers[n].state.number for n in training)
             self.say(
-                f"round {number} of {self.project.rounds}: {len(answers)} of {len(self.sites)} "
-                f"sites replied, {time.monotonic() - begun:.1f} s"
+                f"round {number} of at most {self.project.rounds}: {len(answers)} of "
+                f"{len(self.sites)} sites replied, {time.monotonic() - begun:.1f} s"
             )
+        for method in training:
+            if self.stores[method].stopped:
+                self.say(f"{method}: {self.stores[method].ending}")
+
+    def correct(self) -> None:
+        """Correct the posterior draws of all methods, by exchanges with all sites."""
+        stores = [store for store in self.stores.values() if store.is_uncorrected]
+        if stores:
+            with suppress(Stopped):  # those that are there may suffice for methods without draws
+                wait(self.registry, len(self.sites), self.settings.timeout)
+        for store in stores:
+            send = partial(self._weighed, store.name)
+            for told in store.correct(reporter(store.server, send, self._holders)):
+                self.say(f"{store.name}: {told}")
+
+    def finish(self) -> None:
+        """Inform the sites of the end, and of the draws that belong to those of the server."""
+        self.registry.look()
+        messages: dict[str, Records] = {name: {OVER: dict[str, Any]()} for name in self._holders}
+        for name, store in self.stores.items():
+            if (found := store.draws_of_clients) is not None:
+                sheets = configure_draws(store.server, found, self._holders)
+                for site, flat in sheets.items():
+                    messages[site][label(DRAWS, name)] = self._with_rows(name, flat)
+        is_short = all(len(records) == 1 for records in messages.values())
+        self._exchange(messages, FAREWELL if is_short else self.settings.timeout)
+
+    def _weighed(self, method: str, requests: Mapping[str, Flat]) -> Records:
+        """Send requests of marginal likelihoods to connected sites; return their replies."""
+        self.registry.look()
+        there = {name: flat for name, flat in requests.items() if name in self.registry.sites}
+        what = label(WEIGH, method)
+        answers = self._exchange(
+            {name: {what: self._with_rows(method, flat)} for name, flat in there.items()}
+        )
+        refused = {name: {"why": why} for name, why in self._refused.items()}
+        return refused | _told(answers, label(WEIGHTS, method))
+
+    @property
+    def _holders(self) -> dict[str, tuple[str, ...]]:
+        """Names of the clients of each connected site."""
+        there = self.registry.sites
+        return {name: clients for name, (clients, _) in self.sites.items() if name in there}
+
+    def _with_rows(self, method: str, flat: Flat) -> Flat:
+        """Add the largest number of rows of a client to a request, if the method depends on it."""
+        return flat | ({ROWS: self.rows[method]} if method in self.rows else {})
 
     def _too_few(self, training: Sequence[str], answers: Mapping[str, Records]) -> bool:
         """Return whether a round must be repeated because too few sites replied."""
@@ -180,23 +243,28 @@ class Rounds:
         least = f"at least {self.settings.least} (--min-sites)"
         told = f"round {number}: {replied} sites replied; expected {least}"
         if self._repeated > REPEATS:
-            raise Stopped(f"{told}; it was repeated {REPEATS} times", FAILED)
+            why = "".join(f"; {site}: {why}" for site, why in self._refused.items())
+            raise Stopped(f"{told}{why}; it was repeated {REPEATS} times", FAILED)
         self.say(f"{told}; the round is repeated")
         for method in training:
             self._take_back(method, answers)
         return True
 
-    def _exchange(self, messages: Mapping[str, Records]) -> dict[str, Records]:
+    def _exchange(
+        self, messages: Mapping[str, Records], timeout: float | None = None
+    ) -> dict[str, Records]:
         """Send messages to sites and return their replies; print refusals and missing replies."""
         at = {self.registry.sites[name].node: name for name, records in messages.items() if records}
         sent = {node: messages[name] for node, name in at.items()}
-        answers = {}
-        for node, answer in self.registry.transport.exchange(sent, self.settings.timeout).items():
+        answers, self._refused = {}, {}
+        within = self.settings.timeout if timeout is None else timeout
+        for node, answer in self.registry.transport.exchange(sent, within).items():
             if odd := answer.get(REFUSED):
+                self._refused[at[node]] = str(odd.get("why"))
                 self.say(f"{at[node]}: {odd.get('why')}")
             else:
                 answers[at[node]] = answer
-        if missing := sorted(set(at.values()) - answers.keys()):
+        if missing := sorted(set(at.values()) - answers.keys() - self._refused.keys()):
             self.say(f"no reply of {', '.join(missing)}")
         return answers
 
@@ -220,6 +288,20 @@ class Rounds:
             else:
                 self.say(f"{site} has lost its state of {method}: {', '.join(names)} restart")
             self.say(f"{site} has lost its state of {method}: {', '.join(names)} restart")
+
+
+def _built(project: Project, sizes: Sequence[int]) -> tuple[dict[str, Scheduled], dict[str, int]]:
+    """Build the methods of a study for clients with these numbers of training rows.
+
+    Also return the largest number of rows for the methods that depend on it, as programs with
+    effects of rows do: sites then receive it, to build the same method.
+    """
+    largest, count = max(sizes), len(sizes)
+    made = project.build(count, largest, server=True)
+    bare = project.build(count, server=True) if largest > 1 else made
+    parts = {n: [clients_part(by_round(m[n])(0)) for m in (made, bare)] for n in made}
+    rows = {n: largest for n, (own, other) in parts.items() if own != other}
+    return {n: (made if n in rows else bare)[n] for n in made}, rows
 
 
 def _told(answers: Mapping[str, Records], what: str) -> Records:

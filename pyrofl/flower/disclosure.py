@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NoReturn
 
 from pyrofl.data import Federation
+from pyrofl.data.outlines import facts, hidden
 from pyrofl.files import run_folder
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.evaluation.specification import Part
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.posteriors.guided_sites import CannotCorrect
+from pyrofl.inference.posteriors.importance_sampling import MOST_TRIED
+from pyrofl.inference.posteriors.shared import corrected_shared
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
+from pyrofl.inference.transport.correction import reporter
+from pyrofl.inference.transport.weighing import reason_against
 from pyrofl.inference.transport.wire import Flat
 from pyrofl.inference.validation.validate import validate_method
 
@@ -50,6 +58,11 @@ def leaving(
         (method, record, f"{role}/{', '.join(owns)}" if role else ", ".join(owns), *form)
         for (method, record, role, *form), owns in alike.items()
     ]
+    last = (
+        "weights, after the last round: in 2 to 8 messages, the log marginal likelihood of each "
+        f"client at up to {MOST_TRIED:,} draws of the shared parameters, to correct posterior draws"
+    )
+    weights = f"{last}\n" if any(line[1] == "weights" for line in lines) else ""
     table = run_folder.table(("method", "record", "tensors", "shape", "size of each"), lines)
     scores = "scores: none"
     if min_scored_rows is not None:
@@ -57,7 +70,8 @@ def leaving(
         left_out = sum(len(rows) < min_scored_rows for rows in getattr(data, _tested(data)))
         scores = f"scores: of clients with at least {min_scored_rows} {part} rows"
         scores += f"; {left_out} of {data.clients} here have fewer" if left_out else ""
-    return f"What leaves this site, and no row of it:\n{once}\n{scores}\nin every round:\n{table}"
+    head = f"What leaves this site, and no row of it:\n{once}\n{scores}\n{weights}"
+    return f"{head}in every round:\n{table}"
 
 
 def _cut(data: Federation, count: int) -> Federation:
@@ -75,7 +89,7 @@ def _tried(
     project: Project, data: Federation, name: str, scored: bool
 ) -> Iterator[tuple[str, Flat]]:
     """Run one trial round of a method, and yield the name and content of each client message."""
-    method = project.build(data.clients)[name]
+    method = project.build(data.clients, max(FEW))[name]
     server = Server(method, data.names, data.sizes, project.type, project.seed)
     client = Client(method, data, project.seed, min_scored_rows=1 if scored else None)
     here = {"site": list(data.names)}
@@ -85,3 +99,17 @@ def _tried(
     for view in by_round(method)(0).views if scored else ():
         asked = server.configure_evaluate(here, model=view, part=_tested(data))["site"]
         yield f"scores, {view}", client.evaluate(asked)
+    one = by_round(method)(0)
+    if not project.corrected or reason_against(one):
+        return
+    found: list[Flat] = []
+
+    def send(requests: dict[str, Flat]) -> NoReturn:
+        """Keep the reply to the first exchange of a correction, and end it."""
+        found.append(client.weigh(requests["site"]))
+        raise CannotCorrect("this is a trial", "", quiet=True)
+
+    run = Run(one, hidden(facts(data)), server.state, server.seed)
+    corrected_shared(run, reporter(server, send, here), 1)
+    for flat in found:
+        yield "weights", flat

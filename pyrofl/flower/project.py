@@ -47,7 +47,8 @@ class Project:
     settings: tuple[str, ...] = ()  # of methods, as --set
     net: str = "softmax"  # as --net
     client_column: str = ""  # column that identifies the client, if a site has several
-    rounds: Count = 10
+    rounds: Count = 10  # at most; a method stops once it has converged
+    corrected: bool = True  # whether clients report likelihoods at the server's last draws
     seed: Whole = 0  # of all random numbers
     dtype: Literal["float32", "float64"] = "float32"
     test_fraction: ShareBelowOne = 0.2  # of each client's rows
@@ -128,14 +129,23 @@ class Project:
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in OWN}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
-    def outline(self, clients: int) -> Federation:
-        """Return a federation without data that has the study's shapes, for building methods."""
-        names = [f"client {j}" for j in range(clients)]
-        return outline(names, [1] * clients, (len(self.features),), (), self.classes, self.type)
+    def outline(self, clients: int, rows: int = 1) -> Federation:
+        """Return a federation without data that has the study's shapes, for building methods.
 
-    def build(self, clients: int, server: bool = False) -> dict[str, Scheduled]:
-        """Build all methods of the study by label, identically on the server and at the sites."""
-        data = self.outline(clients)
+        Its largest client has the given number of rows.
+        """
+        names, sizes = [f"client {j}" for j in range(clients)], [rows, *[1] * (clients - 1)]
+        return outline(names, sizes, (len(self.features),), (), self.classes, self.type)
+
+    def build(self, clients: int, rows: int = 1, *, server: bool = False) -> dict[str, Scheduled]:
+        """Build all methods of the study by label, identically on the server and at the sites.
+
+        Args:
+            clients: number of clients.
+            rows: largest number of rows of a client, for programs with effects of rows.
+            server: whether the server builds them, with its unlabeled rows.
+        """
+        data = self.outline(clients, rows)
         spare: Tensor | None = data.x[:1].clone()  # sites need no more than its shape
         if server:
             spare = self.spare() if self.unlabelled else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,24 @@ from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import RECORDS, save
 from pyrofl.inference.method import Method
+from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
 from pyrofl.inference.posteriors import export
-from pyrofl.inference.posteriors.shared import shared_to_arviz
+from pyrofl.inference.posteriors.importance_sampling import Weights
+from pyrofl.inference.posteriors.shared import (
+    Report,
+    SharedDraws,
+    corrected_shared,
+    shared_to_arviz,
+)
+from pyrofl.inference.programs import Supervised
 from pyrofl.inference.transport import Server
+from pyrofl.inference.transport.weighing import reason_against
 from pyrofl.inference.transport.wire import Flat
+from pyrofl.tensors import role, under
 
 KEPT = "records.safetensors"
+CORRECTED = "correction.safetensors"
+DRAWS = 1000  # in posterior.nc
 TRIES = 3  # of an evaluation without answers
 # Fields of a project that are those of an experiment.
 SAME = ("target", "likelihood", "net", "settings", "rounds", "seed", "test_fraction")
@@ -50,6 +63,7 @@ class ResultStore:
         self.method, self.server = method, server
         self.scores: list[Scores] = []
         self._tries = 0
+        self.draws: SharedDraws | None = None  # of the shared sites, after the last round
         roster, features = server.roster, project.features
         shape = (roster.names, roster.sizes, (len(features),), (), project.classes, project.type)
         columns = Preprocessor(tuple(map(Prepared, features)))  # read as they are
@@ -59,6 +73,8 @@ class ResultStore:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / KEPT).exists():
             self._take_up(checkpoint_file.read(folder / KEPT, self._about))
+        self._read_draws()
+        self._judge = ConvergenceMonitor(self.run.records, trained_by(method))
 
     @property
     def asked(self) -> list[EvaluationFields]:
@@ -72,17 +88,68 @@ class ResultStore:
     @property
     def due(self) -> bool:
         """Whether the last round of the method still needs an evaluation."""
-        number, rounds = self.server.state.number, self.project.rounds
-        every = default_interval(rounds)
-        over = number >= rounds
+        number, over = self.server.state.number, self.stopped
+        every = default_interval(self.project.rounds)
         tested = {row["round"] for row in self.run.history} if self.scores or not over else ()
         now = number and (number % every == 0 or over)
         return bool(now) and number not in tested and self._tries < TRIES
 
     @property
+    def stopped(self) -> bool:
+        """Whether the method has converged, is stuck or has diverged, or its rounds are complete.
+
+        It is that of `fit` with `stop_when="converged"`, without the tests that need rows.
+        """
+        number = self.server.state.number
+        return number >= self.project.rounds or (number > 0 and self._judge.over)
+
+    @property
     def over(self) -> bool:
-        """Whether all rounds of the method are complete and the last round is evaluated."""
-        return self.server.state.number >= self.project.rounds and not self.due
+        """Whether the method has stopped, and its last round is evaluated."""
+        return self.stopped and not self.due
+
+    @property
+    def ending(self) -> str:
+        """One line that tells why the method has stopped."""
+        number, rounds, status = self.server.state.number, self.project.rounds, self.run.status
+        if status.kind != "not converged":
+            return f"{status.kind} after {number} of at most {rounds} rounds: {status.why}"
+        more = "to continue, raise rounds in pyproject.toml at the server and at all sites"
+        return f"not converged after all {number} rounds: {status.why}; {more}"
+
+    @property
+    def is_uncorrected(self) -> bool:
+        """Whether there are draws of shared sites, whose correction has not been tried yet."""
+        can = bool(self.method.shared) and self.run.status.kind != "diverged"
+        return can and self.draws is None
+
+    @property
+    def draws_of_clients(self) -> SharedDraws | None:
+        """Draws of the shared sites if those of the clients' own sites belong to them, else None.
+
+        Networks have none, and neither have posteriors of the server alone.
+        """
+        method, found = self.method, self.draws
+        is_program = not isinstance(method.model, Supervised)
+        own = is_program and not getattr(method.views[method.posterior_view], "posterior", None)
+        return found if own and found and found.values else None
+
+    def correct(self, report: Report) -> list[str]:
+        """Correct the posterior draws of the shared sites; return lines for the server's log.
+
+        Args:
+            report: asks all clients for their marginal likelihoods.
+        """
+        reason = reason_against(self.method)
+        if not self.project.corrected:
+            reason = "corrected is false in the project"
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            self.draws = found = corrected_shared(self.run, report, DRAWS, reason)
+        if not found.values:
+            return []
+        self._write_draws(found)
+        return [str(one.message) for one in told] or [self._corrected]
 
     def scored(self, answers: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
         """Store the scores of an evaluation, given the sites' replies to each request."""
@@ -104,6 +171,7 @@ class ResultStore:
         """Store a completed round: the server's states before and after it, and its duration."""
         self.run = self.run.copy(state=new)
         self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
+        self._judge.add(self.run.records[-1])
         self._tries = 0
         self._write()
 
@@ -113,8 +181,10 @@ class ResultStore:
         write_tables(folder, run, scores, {})
         run_folder.write_json(folder / "run.json", self._facts())
         save(run, folder / run_folder.CHECKPOINT)
-        if run.status.kind != "diverged" and (found := shared_to_arviz(run)) is not None:
-            export.save(found, folder / "posterior.nc")
+        if run.status.kind != "diverged":
+            found = shared_to_arviz(run, DRAWS, self.draws)
+            if found is not None:
+                export.save(found, folder / "posterior.nc")
         return drawn(folder, figures_of_rounds(run, scores, self.name, self.project.seed))
 
     @property
@@ -123,12 +193,26 @@ class ResultStore:
         return unlearned(self.run)
 
     def table(self) -> str:
-        """Format a table of the method's scores in the last evaluation."""
+        """Format a table of the method's scores, and tell why it stopped and which draws it has."""
+        more = [self.ending] + ([self._corrected] if self.draws and self.draws.values else [])
         if not self.scores:
-            return f"{self.name}: no scores"
+            return "\n".join([f"{self.name}: no scores", *more])
         scored, clients = len(self.scores[0].ids), self.server.roster.clients
         few = f"; {scored} of {clients} clients sent scores" if scored < clients else ""
-        return f"{self.name}{few}\n{score_table(self.scores)}"
+        return "\n".join([f"{self.name}{few}", score_table(self.scores), *more])
+
+    @property
+    def _corrected(self) -> str:
+        """One line that tells whether the draws in posterior.nc are corrected."""
+        found = self.draws or SharedDraws()
+        if found.chosen is None or found.weights is None:
+            return f"posterior.nc: draws are not corrected; {found.outcome.removeprefix('no: ')}"
+        weights = found.weights
+        return (
+            f"posterior.nc: draws are corrected by importance weights; Pareto k is "
+            f"{float(weights.k):.2f}, and the effective sample size of {weights.tried:,} weighted "
+            f"draws is {float(weights.ess):,.0f}"
+        )
 
     def _facts(self) -> dict[str, Any]:
         """Return the content of run.json for one method of the study."""
@@ -144,6 +228,8 @@ class ResultStore:
         )
         return facts_of(experiment, run, self.scores, project.seed, project.likelihood) | {
             "project": self.project.agreed,
+            "ending": self.ending,
+            **({"corrected": self.draws.outcome} if self.draws and self.draws.values else {}),
             "sizes": dict(zip(names, self.server.roster.sizes.tolist(), strict=True)),
             "each_round": [
                 {n: v for n, v in record.told(names).items() if not n.startswith("loss ")}
@@ -154,6 +240,25 @@ class ResultStore:
     @property
     def _about(self) -> dict[str, Any]:
         return {"method": self.name, "clients": list(self.server.roster.names)}
+
+    def _write_draws(self, found: SharedDraws) -> None:
+        """Store draws that clients have weighed, so that a resumed study does not ask again."""
+        if (weights := found.weights) is None:
+            return
+        content: Flat = {"round": self.server.state.number, "outcome": found.outcome}
+        content |= {"k": weights.k, "ess": weights.ess, "tried": weights.tried}
+        content |= {"log_w": found.log_w, "chosen": found.chosen}
+        content |= under("value", found.values)
+        checkpoint_file.write(self.folder / CORRECTED, self._about, content)
+
+    def _read_draws(self) -> None:
+        """Restore draws that clients have weighed after the last round."""
+        path = self.folder / CORRECTED
+        found = checkpoint_file.read(path, self._about) if path.exists() else {}
+        if self.project.corrected and found.get("round") == self.server.state.number:
+            weights = Weights(found["k"], found["ess"], found["tried"])
+            some = role("value", found), found["outcome"], weights, found["log_w"], found["chosen"]
+            self.draws = SharedDraws(*some)
 
     def _take_up(self, found: dict[str, Any]) -> None:
         last = self.server.state.number

@@ -22,6 +22,7 @@ from pyrofl.flower.rows import rows_of
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import default_model
+from pyrofl.inference.posteriors import export
 from pyrofl.inference.transport import Client
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.inference.transport.wire import (
@@ -31,12 +32,16 @@ from pyrofl.inference.transport.wire import (
     number,
     release,
 )
+from pyrofl.returned import ClientError
 
 HELLO, ORDER, ASK, REPLY, TOLD = "hello", "order", "ask", "reply", "told"
+WEIGH, WEIGHTS, DRAWS = "weigh", "weights", "draws"  # the last exchange, and its result
 REFUSED, LOST = "refused", "lost"  # what else a site may answer
 OVER = "over"  # informs a site that all rounds are made
+ROWS = "rows"  # in a request: largest number of rows of a client, if the method depends on it
 LOG = "site.log"
 RECEIVED = "received"  # folder of the server's last questions, which bring its models
+POSTERIOR = "posterior.nc"
 ABOUT = "site.json"  # name, project and rows of the site that has a folder
 
 
@@ -77,7 +82,7 @@ class Site:
         self.data = rows_of(project, data, name)
         self.state = Path(state)
         self.state.mkdir(parents=True, exist_ok=True)
-        self._built: dict[int, dict[str, Scheduled]] = {}
+        self._built: dict[tuple[int, int], dict[str, Scheduled]] = {}
         about = {"name": name, "project": str(project.folder.absolute())}
         about |= {"data": str(Path(data).absolute())}
         write_json(self.state / ABOUT, about)
@@ -103,7 +108,7 @@ class Site:
         found: Records = {}
         for what in sorted(records):  # "ask/..." before "order/..."
             kind, *of = what.split("/")
-            if kind in (ASK, ORDER) and len(of) == 2:
+            if kind in (ASK, ORDER, WEIGH, DRAWS) and len(of) == 2:
                 found |= self._done(kind, of[0], int(of[1]), records[what])
         return found
 
@@ -123,6 +128,13 @@ class Site:
             if kind == ASK:
                 checkpoint_file.write(self._question(method, str(flat.get("model"))), {}, flat)
                 return {label(TOLD, method, which): client.evaluate(flat)}
+            if kind == WEIGH:
+                if not self.project.corrected:
+                    raise InvalidRequestError("corrected is false in this project")
+                return {label(WEIGHTS, method): client.weigh(flat)}
+            if kind == DRAWS:
+                export.save(client.posterior(flat), self.state / method / POSTERIOR)
+                return {}
             return {label(REPLY, method): client.train(flat)}
         except StateLostError as lost:
             if not self.rejoin:
@@ -130,7 +142,7 @@ class Site:
                 raise StateLostError(f"{method}: {lost}{told}", lost.names) from lost
             client.forget(lost.names)
             return {label(LOST, method): {"names": lost.names}}
-        except InvalidRequestError as error:
+        except (InvalidRequestError, ClientError) as error:
             raise InvalidRequestError(f"{method}: {error}") from error
 
     def predict(
@@ -163,12 +175,12 @@ class Site:
         if method not in self.project.labels:
             known = ", ".join(self.project.labels)
             raise InvalidRequestError(f"an order is of method {method!r}; expected one of {known}")
-        clients = number(flat, "clients")
-        if clients not in self._built:
-            self._built[clients] = self.project.build(clients)
+        key = clients, rows = number(flat, "clients"), number({ROWS: 1} | flat, ROWS)
+        if key not in self._built:
+            self._built[key] = self.project.build(clients, rows)
         how: dict[str, Any] = {"min_scored_rows": self.min_scored_rows}
         how["state"] = self.state / method
-        return Client(self._built[clients][method], self.data, self.project.seed, **how)
+        return Client(self._built[key][method], self.data, self.project.seed, **how)
 
 
 def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
@@ -177,7 +189,8 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
     `site` holds the arguments of `Site`, with the project's folder.
 
     The server receives only the kind of an error, as its text may hold a value of a row; the log at
-    the site has the text. Names, numbers or versions that do not fit are sent in full.
+    the site has the text. Names, numbers or versions that do not fit are sent in full, as is a
+    program that does not suit the rows of a client.
     """
     state = Path(site["state"])
     state.mkdir(parents=True, exist_ok=True)
@@ -193,15 +206,16 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
         if REFUSED in records:
             log.info("refused: by the server: %s", records[REFUSED].get("why"))
             return {}
-        if OVER in records:
-            log.info("%s: all rounds are made", OVER)
-            return {}
-        here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
-        found = here.answer(records)
+        found: Records = {}
+        if records.keys() != {OVER}:
+            here = Site(**(dict(site) | {"project": Project.read(site["project"])}))
+            found = here.answer(records)
         for what, flat in found.items():
             log.info("leaves: %s: %s", what, ", ".join(map(str, shapes(flat))) or "no tensor")
+        if OVER in records:
+            log.info("%s: the study is complete", OVER)
         return found
-    except InvalidRequestError as error:
+    except (InvalidRequestError, ClientError) as error:
         log.info("refused: %s", error)
         return {REFUSED: {"site": str(site["name"]), "why": str(error)}}
     except Exception as error:

@@ -95,7 +95,7 @@ def test_good_sites_make_the_rounds_of_the_loop_and_others_are_told_why_not(tmp_
     fine.append(join("hospital_3", "hospital_3", keys["hospital_3"]))
     assert server.wait(300) == 0
     assert [process.wait(60) for process in fine] == [0, 0, 0]
-    assert study.lines("hospital_3") == ["all rounds are made"]
+    assert study.lines("hospital_3") == ["the study is complete"]
     assert not left(tmp_path)
     same(tmp_path / "out-good", project)
 

@@ -46,10 +46,9 @@ def test_many_methods_in_one_run_are_those_of_the_loop(grouped, tmp_path):
     states, said = made(project, tmp_path / "out", transport)
     for name in methods:
         toys.assert_same(states[name].server, looped(project, name).server, **CLOSE)
-    assert len(transport.messages) == 3 * (
-        1 + project.rounds + 2
-    )  # hello, rounds, the last questions, the end
-    assert "round 2 of 2: 3 of 3 sites replied" in said[-1]
+    rounds = [m for _, m, _ in transport.messages if not any("weigh/" in what for what in m)]
+    assert len(rounds) == 3 * (1 + project.rounds + 2)  # hello, rounds, last questions, the end
+    assert any(line.startswith("round 2 of at most 2: 3 of 3 sites replied") for line in said)
 
 
 FAULTY = ("fedavg", "scaffold")
