@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import runpy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import arviz
+import numpy as np
 import torch
 
 import pyrofl
@@ -40,7 +43,7 @@ def changed(folder: Path, **changes: object) -> Project:
     for name, value in changes.items():
         key, told = (
             name.replace("_", "-"),
-            str(value) if not isinstance(value, str) else f'"{value}"',
+            json.dumps(value) if isinstance(value, str | bool) else str(value),
         )
         told = str(list(value)) if isinstance(value, tuple) else told
         lines = [line for line in lines if not line.startswith(f"{key} =")]
@@ -146,6 +149,7 @@ import pyro.distributions as dist
 import torch
 
 import pyrofl
+from pyrofl.models import fisher, pvi
 
 
 def schools(received, local, batch):
@@ -155,6 +159,16 @@ def schools(received, local, batch):
         theta = pyro.sample("theta", dist.Normal(mu, tau))
         with batch.rows():
             pyro.sample("y", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
+
+
+def same_noise(received, local, batch):
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        sigma = pyro.sample("sigma", dist.HalfNormal(10.0))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(theta, sigma), obs=batch.y)
 
 
 def logistic(received, local, batch):
@@ -169,12 +183,54 @@ def logistic(received, local, batch):
             pyro.sample("y", dist.Categorical(logits=both), obs=batch.y)
 
 
+def levels(received, local, batch):
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        value = mu + tau[..., None] * z
+        at = batch.x[..., 0].long().expand(*value.shape[:-2], -1)
+        with batch.rows():
+            logits = value.squeeze(-2).gather(-1, at)
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=batch.y)
+
+
+def counts(received, local, batch):
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        with batch.rows():
+            a = pyro.sample("a", dist.Normal(mu, tau))
+            pyro.sample("y", dist.Poisson(a.exp()), obs=batch.y)
+
+
 def eight_schools(data):
     return pyrofl.hierarchical(schools, data, shared="mu tau")
 
 
+def linear(data):
+    return pyrofl.hierarchical(same_noise, data, shared="mu tau sigma")
+
+
 def mixed(data):
     return pyrofl.hierarchical(logistic, data, shared="beta mu tau")
+
+
+def partitioned(data):
+    return pvi.hierarchical(logistic, data, shared="beta mu tau")
+
+
+def summed(data):
+    net = pyrofl.nets.build("softmax", (3,), 2)
+    return pyrofl.privacy.summed(fisher.build(net))
+
+
+def of_levels(data):
+    return pyrofl.hierarchical(levels, data, shared="mu tau")
+
+
+def of_rows(data):
+    return pyrofl.hierarchical(counts, data, shared="mu tau")
 """
 SCHOOLS = {  # effect and standard error of each, at three sites
     "hospital_1": [("A", 28, 15), ("B", 8, 10), ("C", -3, 16)],
@@ -183,26 +239,42 @@ SCHOOLS = {  # effect and standard error of each, at three sites
 }
 
 
+LEVELS = {  # level and response of the rows of clients; some lack a level, or have one row
+    "hospital_1": [("A", v % 3, v % 2) for v in range(11)] + [("B", 1, 0)],
+    "hospital_2": [("C", v % 2, v < 5) for v in range(7)],
+    "hospital_3": [("D", 2, 1), ("D", 0, 1), ("E", 1, 0), ("E", 1, 1), ("E", 2, 0)],
+}
+COUNTS = {  # index and count of the rows of clients
+    "hospital_1": [("A", 0, 2), ("A", 1, 0), ("A", 2, 5), ("B", 0, 1)],
+    "hospital_2": [("C", 0, 3), ("C", 1, 1)],
+    "hospital_3": [("D", 0, 0), ("E", 0, 4), ("E", 1, 2)],
+}
+
+
 def hierarchical(folder: Path, name: str, **changes: Any) -> Project:
-    """Write a project of `eight_schools`, or of a logistic regression with effects, `mixed`."""
-    changes |= {"methods": (f"effects.py:{name}",), "test_fraction": 0.0}
-    if name == "mixed":
-        made = project(folder, **changes)
-    else:
+    """Write a project of a hierarchical program, by the name of its method in `EFFECTS`."""
+    changes = {"methods": (f"effects.py:{name}",), "test_fraction": 0.0} | changes
+    tables = {"eight_schools": SCHOOLS, "of_levels": LEVELS, "of_rows": COUNTS, "linear": SCHOOLS}
+    if name in tables:
         own: Any = {"client_column": "school", "features": ("error",), "target": "effect"}
         made = project(folder, classes=(), likelihood="normal:1", **own, **changes)
-        for site_, rows in SCHOOLS.items():
+        for site_, rows in tables[name].items():
+            order = (0, 1, 2) if rows is SCHOOLS[site_] else (0, 2, 1)
+            table = [tuple(int(row[i]) if i else row[i] for i in order) for row in rows]
             with open(folder / f"sites/{site_}.csv", "w", newline="") as file:
-                csv.writer(file).writerows([("school", "effect", "error"), *rows])
+                csv.writer(file).writerows([("school", "effect", "error"), *table])
+    else:
+        made = project(folder, **changes)
     (folder / "effects.py").write_text(EFFECTS)
     return made
 
 
 def in_one_process(made: Project) -> pyrofl.Run:
-    """Fit the project's method, built from the rows of all sites, and without a server."""
+    """Fit the project's method, built from the rows of all sites, until it has converged."""
     data, (spec,) = whole(made), made.methods
     method = runpy.run_path(str(made.folder / "effects.py"))[spec.rpartition(":")[2]](data)
-    return pyrofl.fit(method, data, made.rounds, seed=made.seed, progress=False, chunk_size=1)
+    how: Any = {"seed": made.seed, "stop_when": "converged", "progress": False, "chunk_size": 1}
+    return pyrofl.fit(method, data, made.rounds, **how)
 
 
 def same_draws(stored: Path, run: pyrofl.Run) -> None:
@@ -213,3 +285,47 @@ def same_draws(stored: Path, run: pyrofl.Run) -> None:
     there = pyrofl.Run(run.method, run.data, replace(run.state, server=server), run.seed)
     for name, value in run.posterior(200).items():
         torch.testing.assert_close(there.posterior(200)[name], value, rtol=1e-8, atol=1e-8)
+
+
+def same_posteriors(out: Path, states: Path, run: pyrofl.Run) -> None:
+    """Compare the posteriors that a study stored with `to_arviz` in one process.
+
+    Args:
+        out: folder of the method's results at the server.
+        states: folder of the states of all sites.
+        run: the fit in one process.
+    """
+    expected = run.to_arviz(1000, progress=False)
+    found = arviz.from_netcdf(out / "posterior.nc")
+    assert found["posterior"].attrs["corrected"] == expected["posterior"].attrs["corrected"]
+    shared = set(run.method.shared.split()) & set(expected["posterior"])
+    assert set(found["posterior"]) == shared
+    _same(found, expected)
+    for name in NAMES:
+        own = arviz.from_netcdf(states / name / out.name / "posterior.nc")
+        assert set(own["posterior"]) == set(expected["posterior"])
+        assert own["posterior"].attrs["corrected"] == expected["posterior"].attrs["corrected"]
+        _same(own, expected)
+
+
+def _same(found: Any, expected: Any) -> None:
+    """Compare draws, weights and their diagnostics; clients by their names."""
+    for group in ("posterior", "sample_stats"):
+        for name, value in found[group].items() if group in found.groups() else ():
+            other = expected[group][name]
+            if "client" in value.dims:
+                other = other.sel(client=value["client"])
+            np.testing.assert_allclose(value, other, rtol=1e-8, atol=1e-8, err_msg=name)
+
+
+def weighed(wire: Wire) -> list[tuple[int, str]]:
+    """Return node and label of each reply with marginal likelihoods, in their order."""
+    return [(node, w) for node, _, told in wire.messages for w in told if w.startswith("weights/")]
+
+
+def at_server(store: Any, run: pyrofl.Run) -> RoundState:
+    """Return the state of a run in one process, with the server's state of a study.
+
+    Sums over rows of several clients differ by rounding, which the server's chains amplify.
+    """
+    return replace(run.state, server=store.server.state.server)

@@ -44,6 +44,7 @@ from pyrofl.tensors import Tensors, under
 from pyrofl.turns import synchronized
 
 FILE = "private.safetensors"
+OWN = rf"{FILE}|{weighing.FILE}|.*\.nc"  # files of the folder; others refuse it
 MIN_SCORED_ROWS = 5  # small counts are suppressed, as in statistics of patients
 
 
@@ -89,7 +90,7 @@ class Client:
         self.at, self.data, self.seed = by_round(method), data, separate(seed)
         self.metrics, self.min_scored_rows = metrics, min_scored_rows
         self.names = data.names[: data.clients]
-        self.file = None if state is None else prepare(state, holding=FILE) / FILE
+        self.file = None if state is None else prepare(state, holding=OWN) / FILE
         self._own = {name: ClientRecord() for name in self.names}
         self._sent: dict[str, Flat] = {}  # by client: its last noisy reply
         self._weighed: dict[str, Any] = {}  # see `weighing.weigh`

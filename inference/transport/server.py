@@ -248,6 +248,8 @@ class Server:
             },
         )
 
+    @synchronized
+    @checked
     def configure_posterior(
         self, holders: Mapping[str, Sequence[str]] | None, about: Flat, columns: Tensors
     ) -> dict[str, Flat]:

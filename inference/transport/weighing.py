@@ -169,7 +169,10 @@ def posterior(
         each = [{"posterior": _values(now[name], chosen[0])} for name in names]
         groups = axes.groups(without_rows(each), ("posterior",))
     if stats := {n: request[n] for n in ("pareto_k", "importance_ess") if n in request}:
-        groups["sample_stats"] = {n: Variable(torch.tensor(v), ()) for n, v in stats.items()}
+        exact = torch.float64
+        groups["sample_stats"] = {
+            n: Variable(torch.tensor(v, dtype=exact), ()) for n, v in stats.items()
+        }
     attrs: dict[str, Fact] = {
         "method": method.name or method.programs,
         "rounds": state.number,

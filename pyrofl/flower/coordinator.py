@@ -191,8 +191,10 @@ class Rounds:
     def correct(self) -> None:
         """Correct the posterior draws of all methods, by exchanges with all sites."""
         stores = [store for store in self.stores.values() if store.is_uncorrected]
-        if stores:
-            with suppress(Stopped):  # those that are there may suffice for methods without draws
+        self.registry.look()
+        if stores and (away := ", ".join(self.sites.keys() - self.registry.sites.keys())):
+            self.say(f"waiting for {away}: the correction of posterior draws needs all sites")
+            with suppress(Stopped):
                 wait(self.registry, len(self.sites), self.settings.timeout)
         for store in stores:
             send = partial(self._weighed, store.name)
