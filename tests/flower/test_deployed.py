@@ -79,14 +79,21 @@ def test_the_commands_of_flower_run_a_project(tmp_path):
 @pytest.mark.parametrize("name", ["eight_schools", "mixed"])
 def test_hierarchical_programs_have_the_draws_of_one_process(name, tmp_path):
     """Server and nodes build likelihood factors from no row; clients have 1 to 90 rows."""
-    project, out = hospitals.hierarchical(tmp_path / "p", name), tmp_path / "out"
+    project, out = hospitals.hierarchical(tmp_path / "p", name, rounds=20), tmp_path / "out"
     words = command("up", str(project.folder), "--sites", "3", "--out", str(out))
     run = subprocess.run(words, env=environment(tmp_path), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert not called(tmp_path)
-    stored = out / name / "server/server.safetensors"
-    hospitals.same_draws(stored, hospitals.in_one_process(project))
-    assert (out / name / "posterior.nc").exists()
+    stored, here = out / name / "server/server.safetensors", hospitals.in_one_process(project)
+    print(run.stdout, run.stderr)
+    hospitals.same_draws(stored, here)
+    hospitals.same_posteriors(out / name, out / "sites", here)
+    assert here.status.kind == "converged"
+    rounds = f"converged after {here.state.number} of at most {project.rounds} rounds"
+    assert 1 < here.state.number < project.rounds
+    assert rounds in run.stdout
+    assert f"{name}: {rounds}" in run.stderr
+    assert "draws are corrected by importance weights; Pareto k is 0." in run.stdout
     if name == "mixed":  # whose sites have one client each
         no_axis_of_rows(out, least=4)
 

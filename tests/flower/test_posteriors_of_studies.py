@@ -7,8 +7,8 @@ import json
 import arviz
 import hospitals
 import pytest
-from checks import others_slow
 from hospitals import weighed, wire
+from promises import others_slow
 
 from pyrofl.cli import main
 from pyrofl.experiments.console import Stopped

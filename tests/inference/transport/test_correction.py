@@ -1,0 +1,205 @@
+"""Remote clients correct posterior draws as one process does, whatever is lost or repeated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from sites import some
+
+import pyrofl
+from pyrofl import federations
+from pyrofl.data import Federation
+from pyrofl.data.outlines import facts, hidden
+from pyrofl.inference import hmc as sampler
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.posteriors.guided_sites import CannotCorrect
+from pyrofl.inference.posteriors.shared import SharedDraws, corrected_shared
+from pyrofl.inference.transport import Client, Server
+from pyrofl.inference.transport.correction import configure_draws, reporter
+from pyrofl.inference.transport.wire import InvalidRequestError
+from pyrofl.models import pvi
+
+SIZES = (3, 1, 40, 6, 25, 2, 9)
+HOLDERS = {"one": ("f", "a"), "two": ("c",), "three": ("b", "g", "e", "d")}
+ALONE = {name: (name,) for name in "abcdefg"}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the server's chains."""
+    for name, value in {"WINDOWS": 1, "THINNING": 1}.items():
+        monkeypatch.setattr(sampler, name, value)
+
+
+def tables() -> dict[str, pd.DataFrame]:
+    """Return ragged tables of 0 and 1; the wards of a client are levels, which some lack."""
+    rng, found = np.random.default_rng(3), {}
+    for name, size in zip("abcdefg", SIZES, strict=True):
+        x, ward = rng.normal(size=size), rng.integers(0, 3, size)
+        y = rng.random(size) < 1 / (1 + np.exp(-rng.normal(0.3, 0.8) - 0.7 * x))
+        found[name] = pd.DataFrame({"x": x, "ward": [f"w{w}" for w in ward], "y": y * 1.0})
+    return found
+
+
+def regression() -> tuple[Any, Federation]:
+    """Return a logistic regression with effects of clients and of their wards."""
+    data = federations.from_frames(tables())
+    method = pyrofl.regression("y ~ x + (1 | client)", data, family="bernoulli")
+    return method, method.prepare(data)
+
+
+def logistic(received, local, batch):
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        slope = pyro.sample("slope", dist.Normal(mu, tau))
+        pyro.deterministic("odds", (mu + slope).exp())
+        with batch.rows():
+            pyro.sample("y", dist.Bernoulli(logits=slope * batch.x[..., 0]), obs=batch.y)
+
+
+def partitioned() -> tuple[Any, Federation]:
+    """Return a program of slopes, fitted by PVI."""
+    _, data = regression()
+    return pvi.hierarchical(logistic, data, shared="mu tau"), data
+
+
+class Study:
+    """Rounds of a server and clients on machines, and the same fit in one process."""
+
+    def __init__(self, made: Any, holders: Any, folder: Any = None, rounds: int = 3) -> None:
+        self.method, self.data = made()
+        self.holders = holders
+        self.run = pyrofl.fit(self.method, self.data, rounds, progress=False, chunk_size=1)
+        self.server = Server(self.method, self.data.names, self.data.sizes, self.data.dtype)
+        self.folder = folder
+        self.clients = {name: self.client(name) for name in holders}
+        for _ in range(rounds):
+            orders = self.server.configure_train(holders)
+            replies = {n: self.clients[n].train(o) for n, o in orders.items()}
+            self.server.aggregate_train(replies)
+        bare = hidden(facts(self.data))
+        self.here = Run(self.method, bare, self.server.state, 0)
+
+    def client(self, name: str) -> Client:
+        """Return the client side of a machine, as after a restart if it has a folder."""
+        state = self.folder and self.folder / name
+        return Client(self.method, some(self.data, list(self.holders[name])), state=state)
+
+    def corrected(self, send: Any = None, draws: int = 400) -> SharedDraws:
+        """Return the corrected draws of the server."""
+        send = send or (lambda asked: {n: self.clients[n].weigh(a) for n, a in asked.items()})
+        return corrected_shared(self.here, reporter(self.server, send, self.holders), draws)
+
+    def same(self, found: SharedDraws) -> None:
+        """Compare draws and weights of server and clients with those of one process."""
+        run = self.run.copy(state=replace(self.run.state, server=self.server.state.server))
+        expected = run.to_arviz(400, progress=False)
+        assert found.outcome == expected["posterior"].attrs["corrected"] == "yes"
+        stats = expected["sample_stats"]
+        assert float(found.weights.k) == pytest.approx(float(stats["pareto_k"]), rel=1e-6)
+        assert float(found.weights.ess) == pytest.approx(float(stats["importance_ess"]), rel=1e-8)
+        for name, value in found.values.items():
+            other = expected["posterior"][name].values[0]
+            np.testing.assert_allclose(value.view(other.shape), other, rtol=1e-8, atol=1e-8)
+        for name, request in configure_draws(self.server, found, self.holders).items():
+            own = self.clients[name].posterior(request)["posterior"]
+            assert set(own) == set(expected["posterior"])
+            for site, value in own.items():
+                other = expected["posterior"][site]
+                if "client" in other.dims:
+                    other = other.sel(client=list(self.holders[name]))
+                shape = value.values.shape
+                np.testing.assert_allclose(value, other.values.reshape(shape), 1e-8, 1e-8)
+
+
+@pytest.mark.parametrize("made", [regression, partitioned])
+def test_each_client_alone_has_the_posterior_of_one_process(made):
+    study = Study(made, ALONE)
+    for name, value in study.run.state.server.items():
+        torch.testing.assert_close(study.server.state.server[name], value, rtol=1e-8, atol=1e-8)
+    study.same(study.corrected())
+
+
+@pytest.mark.parametrize("made", [regression, partitioned])
+def test_machines_of_several_clients_have_the_correction_of_one_process(made, tmp_path):
+    """Each request reaches a new process, which knows no more than its folder."""
+    study = Study(made, HOLDERS, tmp_path)
+    count = 0
+
+    def send(asked):
+        nonlocal count
+        count += 1
+        replies = {}
+        for name, one in asked.items():
+            replies[name] = study.client(name).weigh(one)
+            again = study.client(name).weigh(one)  # a repeated request has the same reply
+            for n, v in replies[name].items():
+                assert torch.equal(v, again[n]) if torch.is_tensor(v) else v == again[n]
+            assert {n for n, v in again.items() if torch.is_tensor(v)} <= {"up/log_l", "up/noise"}
+        return replies
+
+    study.same(study.corrected(send))
+    assert count == 2 if made is regression else 2 < count <= 8
+
+
+def test_a_client_without_the_exchange_before_is_refused_and_named():
+    study = Study(partitioned, ALONE, rounds=2)
+
+    def send(asked):
+        study.clients["d"] = study.client("d")  # it restarts, and has no folder
+        return {n: study.clients[n].weigh(one) for n, one in asked.items()}
+
+    with pytest.raises(InvalidRequestError, match=r"^d: no reply to exchange 1 of the correction"):
+        study.corrected(send)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda reply: None, "e: no reply"),
+        (lambda reply: reply | {"round": 1}, "e: its reply is of"),
+        (lambda reply: reply | {"names": ("a",)}, "e: its reply is of"),
+        (lambda reply: reply | {"up/log_l": reply["up/log_l"] * float("nan")}, "e: its reply has"),
+        (lambda reply: reply | {"up/log_l": reply["up/log_l"][:, :5]}, "e: "),
+        (lambda reply: {"why": "no memory"}, "e: no memory"),
+    ],
+)
+def test_a_bad_reply_leaves_draws_uncorrected_and_names_the_client(spoil, told):
+    study = Study(partitioned, ALONE, rounds=1)
+
+    def send(asked):
+        replies = {n: study.clients[n].weigh(one) for n, one in asked.items()}
+        if "e" in replies:
+            replies["e"] = spoil(replies["e"])
+        return {n: reply for n, reply in replies.items() if reply is not None}
+
+    with pytest.warns(UserWarning, match="draws are not corrected: not all clients .*" + told):
+        found = study.corrected(send)
+    assert told in found.outcome
+    assert found.chosen is None
+    alone = study.run.to_arviz(400, corrected=False)["posterior"]
+    for name, value in found.values.items():
+        np.testing.assert_allclose(value.flatten(), alone[name].values[0], rtol=1e-8)
+
+
+def test_a_private_method_is_refused_at_the_client(monkeypatch):
+    """A server that asks nevertheless gets no number."""
+    study = Study(partitioned, {"here": tuple("abcdefg")}, rounds=1)
+    client, sent = study.clients["here"], {}
+    with pytest.raises(CannotCorrect):
+        reporter(study.server, lambda asked: sent.update(asked) or {}, study.holders)(
+            torch.zeros(5, 2).double(), torch.ones(7).long(), 1, 0
+        )
+    assert set(client.weigh(sent["here"])) == {"names", "round", "exchange", "up/log_l"}
+    private = replace(study.method.metadata, privacy=object())
+    monkeypatch.setattr(client, "at", lambda _: replace(study.method, metadata=private))
+    with pytest.raises(InvalidRequestError, match="the run is private"):
+        client.weigh(sent["here"])
