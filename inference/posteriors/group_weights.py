@@ -74,9 +74,11 @@ class GroupWeighing:
         draws, sets = (draws, sets) if guided.sizes[1] or guided.has_others else (1, 1)
         step = max(1, WIDE * CELLS // (self.group.client[2].mask.numel() * draws * sets))
         numbers = (v.split(step) for v in (noise, *self._numbers(len(noise), sets)))
-        parts, modes, sites = zip(
-            *(self._of_part(*some, draws, sets) for some in zip(*numbers, strict=True)), strict=True
-        )
+        each = [
+            self._of_part(e, shifts, choices, draws, sets)
+            for e, shifts, choices in zip(*numbers, strict=True)
+        ]
+        parts, modes, sites = zip(*each, strict=True)
         self.sites = {
             n: Values(torch.cat([one[n].value for one in sites]), v.rows)
             for n, v in sites[0].items()

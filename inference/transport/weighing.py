@@ -82,7 +82,7 @@ def weigh(
     noise = tensors("shared", request)["noise"][0].double()
     before = _before(names, state.number, at, known) if at else {}
     asked = EvaluationSpec(model=request["model"], seed=seed)
-    found, after = [], {}
+    found, after = [], dict[str, Any]()
     for k in draws.unique().tolist():
         groups = grouped(method, shard, state, ids[draws == k], asked)
         for group in groups:

@@ -110,7 +110,7 @@ class ResultStore:
 
     @property
     def ending(self) -> str:
-        """One line that tells why the method has stopped."""
+        """Reason why the method has stopped, as one line."""
         number, rounds, status = self.server.state.number, self.project.rounds, self.run.status
         if status.kind != "not converged":
             return f"{status.kind} after {number} of at most {rounds} rounds: {status.why}"
@@ -193,7 +193,7 @@ class ResultStore:
         return unlearned(self.run)
 
     def table(self) -> str:
-        """Format a table of the method's scores, and tell why it stopped and which draws it has."""
+        """Format a table of the method's scores, with lines on its end and its posterior draws."""
         more = [self.ending] + ([self._corrected] if self.draws and self.draws.values else [])
         if not self.scores:
             return "\n".join([f"{self.name}: no scores", *more])
@@ -203,7 +203,7 @@ class ResultStore:
 
     @property
     def _corrected(self) -> str:
-        """One line that tells whether the draws in posterior.nc are corrected."""
+        """Whether the draws in posterior.nc are corrected, as one line."""
         found = self.draws or SharedDraws()
         if found.chosen is None or found.weights is None:
             return f"posterior.nc: draws are not corrected; {found.outcome.removeprefix('no: ')}"
