@@ -161,16 +161,6 @@ def schools(received, local, batch):
             pyro.sample("y", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
 
 
-def same_noise(received, local, batch):
-    with batch.clients():
-        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-        tau = pyro.sample("tau", dist.HalfCauchy(5.0))
-        theta = pyro.sample("theta", dist.Normal(mu, tau))
-        sigma = pyro.sample("sigma", dist.HalfNormal(10.0))
-        with batch.rows():
-            pyro.sample("y", dist.Normal(theta, sigma), obs=batch.y)
-
-
 def logistic(received, local, batch):
     with batch.clients():
         beta = pyro.sample("beta", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
@@ -206,10 +196,6 @@ def counts(received, local, batch):
 
 def eight_schools(data):
     return pyrofl.hierarchical(schools, data, shared="mu tau")
-
-
-def linear(data):
-    return pyrofl.hierarchical(same_noise, data, shared="mu tau sigma")
 
 
 def mixed(data):
@@ -254,7 +240,7 @@ COUNTS = {  # index and count of the rows of clients
 def hierarchical(folder: Path, name: str, **changes: Any) -> Project:
     """Write a project of a hierarchical program, by the name of its method in `EFFECTS`."""
     changes = {"methods": (f"effects.py:{name}",), "test_fraction": 0.0} | changes
-    tables = {"eight_schools": SCHOOLS, "of_levels": LEVELS, "of_rows": COUNTS, "linear": SCHOOLS}
+    tables = {"eight_schools": SCHOOLS, "of_levels": LEVELS, "of_rows": COUNTS}
     if name in tables:
         own: Any = {"client_column": "school", "features": ("error",), "target": "effect"}
         made = project(folder, classes=(), likelihood="normal:1", **own, **changes)
