@@ -216,6 +216,7 @@ def test_a_client_whose_rows_contradict_the_structure_is_refused(effect, told, s
         assert method.name == "likelihood_factors"
         with pytest.raises(OtherStructure, match=told) as error:
             pyrofl.fit(method, data, 1, progress=False)
+        assert str(error.value).startswith("d: ")
         assert str(error.value).endswith("use pvi.hierarchical for this program")
     own = some(data, ["d"])
     real = pyrofl.hierarchical(program, own, shared="mu tau")
