@@ -25,6 +25,9 @@ last round with an aggregated message; if that is the pending one it is committe
 client returns to its previous state. So replies may be lost, and servers and clients may stop at
 any time. Clients without a request may be offline; a selected client without a reply is `silent`.
 
+After the last round, `correction` weighs posterior draws of the shared sites by the clients'
+marginal likelihoods, as `to_arviz` does with all rows in one process.
+
 With engine="ray" (`pool`, `worker`, `ray`) every worker process has the rows and states of some
 clients. Results are equal up to rounding. Workers trust each other and the caller: they exchange
 programs, requests and replies by pickle, so all machines must have one owner; sites that must not

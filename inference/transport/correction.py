@@ -24,7 +24,7 @@ from pyrofl.tensors import Tensors
 Send = Callable[[dict[str, Flat]], Mapping[str, Mapping[str, Any]]]
 """Requests -> replies of `Client.weigh`, by machine."""
 
-TRIES = 3  # of an exchange with machines that have not replied
+TRIES = 3  # of an exchange with machines that have not replied, or with an invalid reply
 
 
 def reporter(
@@ -34,7 +34,8 @@ def reporter(
 
     Args:
         server: the server after the last round.
-        send: sends requests to machines, and returns the replies that have arrived.
+        send: sends requests to machines, and returns the replies that have arrived; {"why": TEXT}
+            is a refusal.
         holders: as in `Server.configure_train`; clients that no machine holds are missing.
 
     Returns:
@@ -60,9 +61,11 @@ def reporter(
                     found[:sets, :, ids] = _read(answers, holder, given[holder], sets, exchange)
                 except (LookupError, RuntimeError, TypeError, ValueError) as error:
                     reasons[holder] = str(error)
-            requests = {holder: requests[holder] for holder in reasons}
-            if not requests:
+            if not reasons:
                 return found[0], found[1]
+            requests = {holder: requests[holder] for holder in reasons}
+            if any("why" in answers.get(holder, {}) for holder in requests):
+                break  # a refusal stays one
         told = "; ".join(f"{holder}: {why}" for holder, why in reasons.items())
         raise CannotCorrect(
             f"not all clients have sent their marginal likelihoods ({told})",

@@ -192,7 +192,8 @@ class Rounds:
         """Correct the posterior draws of all methods, by exchanges with all sites."""
         stores = [store for store in self.stores.values() if store.is_uncorrected]
         self.registry.look()
-        if stores and (away := ", ".join(self.sites.keys() - self.registry.sites.keys())):
+        asked = any(store.needs_reports for store in stores)
+        if asked and (away := ", ".join(self.sites.keys() - self.registry.sites.keys())):
             self.say(f"waiting for {away}: the correction of posterior draws needs all sites")
             with suppress(Stopped):
                 wait(self.registry, len(self.sites), self.settings.timeout)

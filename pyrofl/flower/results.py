@@ -124,6 +124,19 @@ class ResultStore:
         return can and self.draws is None
 
     @property
+    def needs_reports(self) -> bool:
+        """Whether a correction of the draws needs reports of all clients."""
+        exact = getattr(self.method.views[self.method.posterior_view], "exact", None)
+        is_exact = exact is not None and exact(self.server.state.server)
+        return self.is_uncorrected and not (self._reason or is_exact)
+
+    @property
+    def _reason(self) -> str:
+        """Reason why the draws must not be corrected, or ""."""
+        reason = "" if self.project.corrected else "corrected is false in the project"
+        return reason or reason_against(self.method)
+
+    @property
     def draws_of_clients(self) -> SharedDraws | None:
         """Draws of the shared sites if those of the clients' own sites belong to them, else None.
 
@@ -140,12 +153,9 @@ class ResultStore:
         Args:
             report: asks all clients for their marginal likelihoods.
         """
-        reason = reason_against(self.method)
-        if not self.project.corrected:
-            reason = "corrected is false in the project"
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            self.draws = found = corrected_shared(self.run, report, DRAWS, reason)
+            self.draws = found = corrected_shared(self.run, report, DRAWS, self._reason)
         if not found.values:
             return []
         self._write_draws(found)
@@ -172,6 +182,7 @@ class ResultStore:
         self.run = self.run.copy(state=new)
         self.run.records.append(RoundRecord.of(new, old, self.method, seconds))
         self._judge.add(self.run.records[-1])
+        self.draws = None
         self._tries = 0
         self._write()
 

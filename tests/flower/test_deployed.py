@@ -86,8 +86,8 @@ def test_hierarchical_programs_have_the_draws_of_one_process(name, tmp_path):
     assert not called(tmp_path)
     stored, here = out / name / "server/server.safetensors", hospitals.in_one_process(project)
     print(run.stdout, run.stderr)
-    hospitals.same_draws(stored, here)
-    hospitals.same_posteriors(out / name, out / "sites", here)
+    hospitals.same_draws(stored, here, 1e-8 if name == "eight_schools" else 1e-4)
+    hospitals.same_posteriors(out / name, out / "sites", hospitals.at_server(stored, here))
     assert here.status.kind == "converged"
     rounds = f"converged after {here.state.number} of at most {project.rounds} rounds"
     assert here.state.number < project.rounds

@@ -51,9 +51,10 @@ def test_a_study_has_the_posterior_of_one_process(name, tmp_path):
     assert store.method.name == run.method.name
     assert store.run.state.number == run.state.number
     assert str(store.run.status) == str(run.status)
+    stored = tmp_path / "out" / name / "server/server.safetensors"
     if name in ("eight_schools", "mixed", "partitioned"):  # whose clients train alone
-        hospitals.same_draws(tmp_path / "out" / name / "server/server.safetensors", run)
-    run = run.copy(state=hospitals.at_server(store, run))
+        hospitals.same_draws(stored, run)
+    run = hospitals.at_server(stored, run)
     hospitals.same_posteriors(tmp_path / "out" / name, tmp_path, run)
     status = "not converged" if name == "partitioned" else "converged"
     assert status == run.status.kind
@@ -187,3 +188,17 @@ def test_a_client_whose_rows_contradict_the_structure_is_named(tmp_path):
         coordinate(project, tmp_path / "out", transport, Settings(3, 3, 0.0), said.append)
     assert why in str(stop.value)
     assert any(line.startswith(why) for line in said)
+
+
+def test_a_study_continues_with_more_rounds(tmp_path):
+    """The draws are then those after the last round, corrected again."""
+    project = hospitals.hierarchical(tmp_path / "p", "mixed", rounds=1)
+    store, _ = finished(project, tmp_path, wire(project, tmp_path))
+    assert store.draws.outcome == "yes"
+    project = hospitals.changed(tmp_path / "p", rounds=9)
+    transport = wire(project, tmp_path)
+    store, said = finished(project, tmp_path, transport)
+    run = hospitals.in_one_process(project)
+    assert any(line.startswith(f"mixed: converged after {run.state.number} of") for line in said)
+    assert len(weighed(transport)) == 6
+    hospitals.same_posteriors(tmp_path / "out/mixed", tmp_path, run)
