@@ -304,7 +304,7 @@ def same_posteriors(out: Path, states: Path, run: pyrofl.Run) -> None:
 def _same(found: Any, expected: Any) -> None:
     """Compare draws, weights and their diagnostics; clients by their names."""
     for group in ("posterior", "sample_stats"):
-        for name, value in found[group].items() if group in found.groups() else ():
+        for name, value in found.get(group, {}).items():
             other = expected[group][name]
             if "client" in value.dims:
                 other = other.sel(client=value["client"])
