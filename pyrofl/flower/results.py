@@ -112,10 +112,9 @@ class ResultStore:
     def ending(self) -> str:
         """Reason why the method has stopped, as one line."""
         number, rounds, status = self.server.state.number, self.project.rounds, self.run.status
-        if status.kind != "not converged":
-            return f"{status.kind} after {number} of at most {rounds} rounds: {status.why}"
-        more = "to continue, raise rounds in pyproject.toml at the server and at all sites"
-        return f"not converged after all {number} rounds: {status.why}; {more}"
+        more = "; to continue, raise rounds in pyproject.toml at the server and at all sites"
+        more = more if status.kind == "not converged" else ""
+        return f"{status.kind} after {number} of at most {rounds} rounds: {status.why}{more}"
 
     @property
     def is_uncorrected(self) -> bool:

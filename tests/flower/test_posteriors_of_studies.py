@@ -60,7 +60,7 @@ def test_a_study_has_the_posterior_of_one_process(name, tmp_path):
     assert status == run.status.kind
     line = {
         "converged": f"converged after {run.state.number} of at most 12 rounds: ",
-        "not converged": "not converged after all 3 rounds: ",
+        "not converged": "not converged after 3 of at most 3 rounds: ",
     }[status]
     facts = json.loads((tmp_path / "out" / name / "run.json").read_text())
     for told in (store.table(), facts["ending"], "\n".join(said)):
