@@ -107,7 +107,7 @@ MODULES = {
 }
 """name after `pyrofl.` -> the module that it stands for."""
 
-FUNCTIONS = {"regression": "pyrofl.models.regression"}
+FUNCTIONS = {"regression": "pyrofl.models.regression", "report": "pyrofl.reports.report"}
 """name after `pyrofl.` -> the module of the function of this name."""
 
 

@@ -18,11 +18,12 @@ from torch import nn
 
 import pyrofl
 from pyrofl import docstrings
-from pyrofl.cli.output import calibration, cards
+from pyrofl.cli.output import cards
 from pyrofl.cli.parser import parser
 from pyrofl.experiments import console
 from pyrofl.experiments.methods import builds
 from pyrofl.experiments.settings import arguments
+from pyrofl.reports import calibration
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "examples" / "docs"

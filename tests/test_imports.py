@@ -25,12 +25,13 @@ FILES = sorted(
 )
 
 # The parts that know everything below them; every other file of pyrofl/ knows data alone.
-OUTSIDE = ("pyrofl.experiments", "pyrofl.cli", "pyrofl.flower")
+OUTSIDE = ("pyrofl.experiments", "pyrofl.reports", "pyrofl.cli", "pyrofl.flower")
 MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
     "pyrofl.models": OUTSIDE,
     "pyrofl.inference": ("pyrofl.models", *OUTSIDE),
     # What the command line and Flower share.
-    "pyrofl.experiments": ("pyrofl.cli", "pyrofl.flower"),
+    "pyrofl.experiments": ("pyrofl.reports", "pyrofl.cli", "pyrofl.flower"),
+    "pyrofl.reports": ("pyrofl.cli", "pyrofl.flower"),
     "pyrofl.flower": ("pyrofl.cli",),
     **dict.fromkeys(("pyrofl.cli", "pyrofl.starting", "pyrofl.__init__", "pyrofl.__main__"), ()),
     "pyrofl": ("pyrofl.models", "pyrofl.inference", *OUTSIDE),

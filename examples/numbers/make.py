@@ -145,7 +145,7 @@ def main() -> int:
     files = {
         EXAMPLES / "NUMBERS.md": made("words.md"),
         EXAMPLES / "CALIBRATION.md": made("calibration.md"),
-        EXAMPLES.parent / "pyrofl/cli/output/calibration.csv": coverage(),
+        EXAMPLES.parent / "pyrofl/reports/calibration.csv": coverage(),
     }
     if args.check:
         return int(any(path.read_text(encoding="utf-8") != text for path, text in files.items()))

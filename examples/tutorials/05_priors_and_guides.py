@@ -22,6 +22,8 @@
 # - replace a prior, and compare the models by leave-one-out cross-validation (LOO) and in a figure,
 # - replace a guide, recognize what it cannot represent, and derive how much too narrow it is,
 # - decide which of the two matters for your data.
+#
+# You need lessons 1 to 4.
 
 # %%
 # %matplotlib inline

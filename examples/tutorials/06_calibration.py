@@ -22,6 +22,8 @@
 # - check a model against observed data (PIT, predictive checks),
 # - draw reliability curves for all clients, and compare the smallest ones,
 # - measure the uncertainty of a model on classes that it was not trained on.
+#
+# You need lessons 1 to 5.
 
 # %%
 # %matplotlib inline

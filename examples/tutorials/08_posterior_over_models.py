@@ -26,6 +26,8 @@
 # - distinguish the average of *weights* from the average of *predictions*,
 # - explain distillation and when it is used,
 # - explain why one seed is not sufficient evidence.
+#
+# You need lessons 1 to 3.
 
 # %%
 # %matplotlib inline
@@ -45,8 +47,8 @@ from pyrofl.models.fedbe.posteriors import dirichlet, sample
 from pyrofl.tensors import generator, role
 
 # %% tags=["parameters"]
-rounds, seeds = 10, 20
-# quick: rounds, seeds = 2, 2
+rounds, seeds, full = 10, 20, True
+# quick: rounds, seeds, full = 2, 2, False
 
 # %% [markdown]
 # ## Three clients, three classes
@@ -165,14 +167,14 @@ mixtures = sample(dirichlet(clients, run.state.reporters.size, 0.5), 100, genera
 mixtures = {n: mixtures[n] for n in clients}
 averaged = predictions(net, mixtures, data.x[test])
 own = predictions(net, clients, data.x[test])
-print(f"FedAvg (mean of weights)            {100 * accuracy(centre).item():.1f}%")
-print(f"best of 100 random mixtures         {100 * accuracy(mixtures).max().item():.1f}%")
-print(
-    f"mean of the clients' predictions    {100 * (own.mean(0).argmax(-1) == data.y[test]).float().mean():.1f}%"
-)
-print(
-    f"mean of 100 mixtures' predictions   {100 * (averaged.mean(0).argmax(-1) == data.y[test]).float().mean():.1f}%"
-)
+shares = {
+    "FedAvg (mean of weights)": accuracy(centre).item(),
+    "best of 100 random mixtures": accuracy(mixtures).max().item(),
+    "mean of the clients' predictions": float((own.mean(0).argmax(-1) == data.y[test]).float().mean()),
+    "mean of 100 mixtures' predictions": float((averaged.mean(0).argmax(-1) == data.y[test]).float().mean()),
+}  # fmt: skip
+for name, value in shares.items():
+    print(f"{name:35s} {100 * value:.1f}%")
 
 # %% [markdown]
 # ## Derivation: why predictions are averaged
@@ -221,6 +223,12 @@ print(
 )
 print(f"best mixture minus FedAvg: mean {np.mean(best):+.1f} points")
 
+# %% tags=["remove-cell"]
+if full:
+    assert np.mean(best) > 5  # some mixtures are much more accurate
+    assert abs(gains.mean()) < 2 * error  # that the ensemble is, is not certain
+    assert gains.min() < 0 < 5 < max(gains.max(), max(best))
+
 # %% [markdown]
 # There are two conclusions. Some mixtures are much more accurate than the centre, but they were selected on the test
 # rows. It is not certain that the ensemble of random mixtures is more accurate than the centre in this small problem. The
@@ -239,17 +247,23 @@ unlabelled = holders.unlabelled
 print(f"{int(holders.sizes.sum())} rows at clients, {len(unlabelled)} at the server")
 big = nets.build("mlp:50", input_shape=(64,), outputs=10)
 local = {"epochs": 10, "lr": 0.05}
+students = {}
 for name, one in {
     "FedAvg": fedavg.build(big, **local),
     "FedBE": fedbe.build(big, unlabelled=unlabelled, distil_lr=0.01, distil_lr_end=0.004, **local),
 }.items():
     fitted = pyrofl.fit(one, holders, rounds=rounds // 2, progress=False)
-    views = {
+    students[name] = {
         v: fitted.evaluate(model=v, population="pooled").mean("accuracy")
         for v in fitted.method.views
         if v != "personal"
     }
-    print(name, {v: round(a, 3) for v, a in views.items()})
+    print(name, {v: round(a, 3) for v, a in students[name].items()})
+
+# %% tags=["remove-cell"]
+if full:
+    assert len(unlabelled) == 300
+    assert students["FedBE"]["global"] > students["FedBE"]["ensemble"]
 
 # %% [markdown]
 # `ensemble` is the teacher, `global` the student: one network with the same size as that of FedAvg. Here the student is
@@ -341,25 +355,31 @@ assert spread(5.0, 3) < spread(0.5, 3), "a large alpha gives mixtures near the c
 data, test = make_clients(0)
 far = pyrofl.fit(fedbe.build(net, **(how | {"epochs": 10})), data, rounds=rounds, progress=False)
 clients = role("w", far.state.message)
-print(
-    f"centre {100 * accuracy({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item():.1f}%",
-    end=", ",
-)
-print(f"ensemble {100 * far.evaluate(model='ensemble').mean('accuracy'):.1f}%")
+longer = accuracy({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item()
+ensemble = far.evaluate(model="ensemble").mean("accuracy")
+print(f"centre {100 * longer:.1f}%, ensemble {100 * ensemble:.1f}%")
 
 # %% tags=["hide-cell", "solution"]
 # 2. A large alpha gives mixtures near the centre, so the accuracy of the ensemble is close to that of the centre in solution 1.
 near = sample(dirichlet(clients, far.state.reporters.size, 5.0), 100, generator(1))
 averaged = predictions(net, {n: near[n] for n in clients}, data.x[test]).mean(0).argmax(-1)
-print(f"alpha 5: {100 * (averaged == data.y[test]).float().mean():.1f}%")
+close = float((averaged == data.y[test]).float().mean())
+print(f"alpha 5: {100 * close:.1f}%")
 
 # %% tags=["hide-cell", "solution"]
 # 3. Not more than that of FedAvg: the student stays near the mean of the weights, where it starts.
 slow = fedbe.build(big, unlabelled=unlabelled, distil_lr=1e-4, distil_lr_end=1e-4, **local)
 fitted = pyrofl.fit(slow, holders, rounds=rounds // 2, progress=False)
-print(
-    {
-        v: round(fitted.evaluate(model=v, population="pooled").mean("accuracy"), 3)
-        for v in ("global", "ensemble")
-    }
-)
+unfinished = {
+    v: fitted.evaluate(model=v, population="pooled").mean("accuracy")
+    for v in ("global", "ensemble")
+}
+print({v: round(a, 3) for v, a in unfinished.items()})
+
+# %% tags=["remove-cell"]
+if full:
+    assert abs(shares["FedAvg (mean of weights)"] - 0.80) < 0.02
+    assert abs(longer - 0.96) < 0.02
+    assert ensemble > shares["mean of 100 mixtures' predictions"] + 0.1
+    assert abs(close - longer) < 0.02
+    assert unfinished["global"] <= students["FedAvg"]["global"] + 0.01

@@ -25,6 +25,8 @@
 # - plot the dropout rates of the clients during training,
 # - recognize when dropout rates diverge towards 1, and explain why,
 # - state for which clients the method improves predictions.
+#
+# You need lessons 1 to 3.
 
 # %%
 # %matplotlib inline
@@ -38,8 +40,8 @@ from pyrofl.figures import moving
 from pyrofl.models import metavd
 
 # %% tags=["parameters"]
-rounds = 40
-# quick: rounds = 3
+rounds, full = 40, True
+# quick: rounds, full = 3, False
 
 # %% [markdown]
 # ## The dropout rate determines the variance
@@ -57,6 +59,11 @@ rate = 0.5
 source = np.random.default_rng(0)
 kept = (source.random(100_000) > rate) / (1 - rate)
 print(f"mean {kept.mean():.3f}, variance {kept.var():.3f}; alpha is {rate / (1 - rate):.3f}")
+
+# %% tags=["remove-cell"]
+assert abs(kept.mean() - 1) < 4 / len(kept) ** 0.5
+assert abs(kept.var() - rate / (1 - rate)) < 0.01  # each square is 1, with few exceptions
+assert round(0.9 / (1 - 0.9), 6) == 9
 
 # %% [markdown]
 # ## The Kullback-Leibler divergence per weight
@@ -168,6 +175,13 @@ for speed, seen in courses.items():
         f"hyper_lr {speed}: {100 * (seen[-1] > 0.9).mean():.0f}% of the rates are above 0.9 after {rounds} rounds"
     )
 
+# %% tags=["remove-cell"]
+if full:
+    above = {speed: (seen[-1] > 0.9).mean() for speed, seen in courses.items()}
+    assert above[0.9] > 0.5 > 0.1 > above[0.09]
+    assert data.sizes[:20].min() >= 5
+    assert (len(data.names), len(digits.y[~digits.is_test])) == (26, 400)
+
 # %% [markdown]
 # With the larger learning rate, the dropout rates of many weights **diverge towards 1**. This is a property of the
 # objective, not an error: the gradient of the KL term never vanishes, and the sparsity that the paper reports is this
@@ -180,6 +194,7 @@ for speed, seen in courses.items():
 # overconfidence. We compare with the same method without dropout, on training clients and on held-out clients.
 
 # %%
+scores = {}
 for name, run in {
     "Reptile": fitted(0.9, dropout="none"),
     "Reptile + MetaVD": fitted(0.9),
@@ -189,10 +204,19 @@ for name, run in {
     for population in ("training", "held_out"):
         how = {"model": "personal", "adaptation": "fine_tune", "population": population}
         found = run.evaluate(draws=None if name == "Reptile" else 10, **how)
+        scores[name, population] = found
         cells.append(
             f"{population} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}"
         )
     print(f"{name:22s} " + "; ".join(cells))
+
+# %% tags=["remove-cell"]
+if full:
+    without, learned = (
+        {p: scores[n, p] for p in ("training", "held_out")} for n in ("Reptile", "Reptile + MetaVD")
+    )
+    assert all(learned[p].mean("nll") < without[p].mean("nll") for p in learned)
+    assert learned["held_out"].mean("accuracy") > without["held_out"].mean("accuracy")
 
 # %% [markdown]
 # Here MetaVD lowers the NLL of both groups, and raises the accuracy of held-out clients. Dropout improves a network that
@@ -274,6 +298,7 @@ for at in (0.5, 1.0, 4.0):
 more = federations.split(
     datasets.per_class(datasets.load("digits"), 140), "dirichlet:0.3,min=5", clients=20, held_out=6
 )
+longer = {}
 for name, dropout in (("Reptile", "none"), ("Reptile + MetaVD", "meta")):
     run = pyrofl.fit(
         lambda number, dropout=dropout: metavd.build(net, **shared, dropout=dropout, hyper_lr=0.9, done=number / rounds),
@@ -282,13 +307,15 @@ for name, dropout in (("Reptile", "none"), ("Reptile + MetaVD", "meta")):
     found = run.evaluate(
         model="personal", adaptation="fine_tune", draws=None if dropout == "none" else 10
     )
+    longer[dropout] = found
     print(f"{name:18s} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}")
 
 # %% tags=["hide-cell", "solution"]
 # 2. No. Small clients overfit most, but the correlation is positive: larger clients get higher dropout rates.
 last = courses[0.9][-1].mean(1)
 sizes = data.sizes[:20].numpy()
-print(f"correlation of rate and log(rows): {np.corrcoef(last, np.log(sizes))[0, 1]:.2f}")
+correlation = np.corrcoef(last, np.log(sizes))[0, 1]
+print(f"correlation of rate and log(rows): {correlation:.2f}")
 
 # %% tags=["hide-cell", "solution"]
 # 3. The weight of the KL term is ten times smaller, so fewer rates exceed 0.9. In a smaller network they exceed it earlier.
@@ -316,3 +343,15 @@ pyrofl.fit(
     data, rounds=rounds, logger=share, progress=False,
 )  # fmt: skip
 print("mlp:32,16, every fifth round:", [f"{v:.0f}%" for v in early[::5]])
+
+# %% tags=["remove-cell"]
+if full:
+    gain = {p: without[p].mean("nll") - learned[p].mean("nll") for p in learned}
+    assert 0 < longer["none"].mean("nll") - longer["meta"].mean("nll") < gain["training"]
+    assert longer["meta"].mean("accuracy") < longer["none"].mean("accuracy")
+    assert correlation > 0.2
+    assert float((rates > 0.9).double().mean()) < above[0.9] / 3
+    big = [100 * (r > 0.9).mean() for r in courses[0.9]]
+    assert next(t for t, v in enumerate(early) if v > 50) < next(
+        t for t, v in enumerate(big) if v > 50
+    )

@@ -22,6 +22,8 @@
 # - explain in one figure how Reptile and FedABML differ from FedAvg, and what MAML optimizes,
 # - evaluate methods on held-out clients after 0, 1, 2, ... epochs of fine-tuning,
 # - explain what a *learned prior* adds to a learned initialization.
+#
+# You need lessons 1 to 3.
 
 # %%
 # %matplotlib inline
@@ -35,8 +37,8 @@ from pyrofl.figures import moving
 from pyrofl.models import fedabml, fedavg, perfedavg, reptile
 
 # %% tags=["parameters"]
-rounds, seeds = 30, 3
-# quick: rounds, seeds = 3, 1
+rounds, seeds, full = 30, 3, True
+# quick: rounds, seeds, full = 3, 1, False
 
 # %% [markdown]
 # ## Two clients, two weights
@@ -107,6 +109,13 @@ def show(axes, t):
 
 moving(show, range(rounds), size=(5, 4.2), title=lambda t: f"round {t + 1}")
 
+# %% tags=["remove-cell"]
+if full:
+    away = {name: np.linalg.norm(path - everything, axis=1) for name, path in paths.items()}
+    assert all(0.02 < each[-1] < 0.2 for each in away.values())
+    near = {n: int((np.linalg.norm(p - p[-1], axis=1) < 0.02).argmax()) for n, p in paths.items()}
+    assert min(near, key=near.get) == "FedAvg"
+
 # %% [markdown]
 # Crosses mark the optimum of each client, the plus the optimum for all rows together. The best initialization for *both*
 # clients may differ from the plus: where the two flat directions cross, each client only needs to change its flat
@@ -145,6 +154,13 @@ figures.after_epochs(epochs, found)
 # %%
 for name, runs in found.items():
     print(f"{name:8s}", [f"{v:.3f}" for v in np.mean(runs, 0)], "after epochs", epochs)
+
+# %% tags=["remove-cell"]
+if full:
+    reached = {name: np.mean(runs, 0) for name, runs in found.items()}
+    assert all(each[0] < 0.6 and each[-1] > 0.9 for each in reached.values())
+    assert max(e[1] for e in reached.values()) - min(e[1] for e in reached.values()) > 0.03
+    assert reached["FedAvg"][-1] >= max(each[-1] for each in reached.values()) - 0.01
 
 # %% [markdown]
 # Without fine-tuning all accuracies are low: a held-out client has two classes, and the global model predicts ten. After
@@ -291,22 +307,25 @@ assert np.isclose(start(curvature, minimum, 0.1), 1.44 / 2.25), "both factors 1 
 # %% tags=["hide-cell", "solution"]
 # 1. With one local step FedAvg is gradient descent on all rows: it converges to the plus.
 one = fedavg.build(line, lr=0.3, epochs=1, momentum=0.0, **common)
-last = pyrofl.fit(one, toy, rounds=20 * rounds, progress=False).state.server
-print(next(iter(last.values())).numpy().round(2), "; optimum of all rows:", everything.round(2))
+last = next(iter(pyrofl.fit(one, toy, rounds=20 * rounds, progress=False).state.server.values()))
+print(last.numpy().round(2), "; optimum of all rows:", everything.round(2))
 
 # %% tags=["hide-cell", "solution"]
 # 2. After two epochs FedABML and FedAvg are about equal, and Reptile is less accurate (one seed).
+after_two = {}
 few = federations.split(datasets.per_class(digits, 40), "labels:2", 10, seed=0, held_out=10)
 for name, build in builders.items():
     state = pyrofl.fit(build(0), few, rounds=rounds, progress=False).state
     score = pyrofl.evaluate(
         build(2), few, state, population="held_out", model="personal", adaptation="fine_tune"
     )
-    print(f"{name:8s} {score.mean('accuracy'):.3f}")
+    after_two[name] = score.mean("accuracy")
+    print(f"{name:8s} {after_two[name]:.3f}")
 
 # %% tags=["hide-cell", "solution"]
 # 3. A larger lambda keeps clients closer to the prior. After these few rounds the median standard deviations differ by a
 # tenth only.
+medians = []
 for kl in (0.01, 0.1, 1.0):
     state = pyrofl.fit(
         fedabml.build(net, lr=0.1, num_particles=2, kl=kl),
@@ -317,4 +336,12 @@ for kl in (0.01, 0.1, 1.0):
     values = torch.cat(
         [v.exp().flatten() for n, v in state.server.items() if n.startswith("log_scale/")]
     )
-    print(f"kl {kl}: median standard deviation {float(values.median()):.4f}")
+    medians.append(float(values.median()))
+    print(f"kl {kl}: median standard deviation {medians[-1]:.4f}")
+
+# %% tags=["remove-cell"]
+if full:
+    assert np.abs(last.numpy().flatten() - everything.flatten()).max() < 0.005
+    assert abs(after_two["FedABML"] - after_two["FedAvg"]) < 0.03
+    assert after_two["Reptile"] < after_two["FedAvg"] - 0.03
+    assert abs(max(medians) / min(medians) - 1.1) < 0.05

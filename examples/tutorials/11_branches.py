@@ -23,6 +23,8 @@
 # - explain branch weights, and plot them during training,
 # - find groups of clients from their branch weights,
 # - compare pFedMB with clustering (IFCA), a global model and local models.
+#
+# You need lessons 1 to 3.
 
 # %%
 # %matplotlib inline
@@ -36,8 +38,8 @@ from pyrofl.figures import moving
 from pyrofl.models import fedavg, ifca, local, pfedmb
 
 # %% tags=["parameters"]
-rounds = 20
-# quick: rounds = 3
+rounds, full = 20, True
+# quick: rounds, full = 3, False
 
 # %% [markdown]
 # ## Five pairs
@@ -107,7 +109,10 @@ def show(axes, t):
     axes.set_xticks(range(5), [f"branch {b}" for b in range(5)], fontsize=8)
     for j in range(10):
         b = history[t][j].argmax()
-        axes.text(b, j, f"{history[t][j, b]:.2f}", ha="center", va="center", fontsize=7)
+        color = "white" if history[t][j, b] > 0.5 else "black"
+        axes.text(
+            b, j, f"{history[t][j, b]:.2f}", color=color, ha="center", va="center", fontsize=7
+        )
     return image
 
 
@@ -131,6 +136,12 @@ print(
     "of 10",
 )
 
+# %% tags=["remove-cell"]
+if full:
+    assert all(len(rows) == 50 for rows in data.train)
+    assert (pair[nearest] == pair).all()
+    assert apart[same].mean() < 0.2 < 0.8 < apart[pair[:, None] != pair].mean()
+
 # %% [markdown]
 # ## Compare with other methods
 
@@ -146,10 +157,18 @@ rivals = {
         "personal",
     ),
 }
+reached = {}
 for name, (one, view) in rivals.items():
     fitted = pyrofl.fit(one, data, rounds=rounds, progress=False)
     score = fitted.evaluate(model=view)
-    print(f"{name:26s} accuracy {score.mean('accuracy'):.3f}, nll {score.mean('nll'):.3f}")
+    reached[name] = score.mean("accuracy")
+    print(f"{name:26s} accuracy {reached[name]:.3f}, nll {score.mean('nll'):.3f}")
+
+# %% tags=["remove-cell"]
+if full:
+    mine = reached["pFedMB, 5 branches"]
+    assert mine > reached["FedAvg, global model"] + 0.1
+    assert mine <= reached["Local, personal models"] + 0.01
 
 # %% [markdown]
 # pFedMB is much more accurate than the global model, but not more accurate than local models, which are good here because
@@ -269,7 +288,8 @@ two = pyrofl.fit(
     rounds=rounds,
     progress=False,
 )
-print(two.posterior(1)["alpha"][0, ::2, 0, 0].numpy().round(2), "weight of branch 0 per pair")
+weight = two.posterior(1)["alpha"][0, ::2, 0, 0].numpy()
+print(weight.round(2), "weight of branch 0 per pair")
 
 # %% tags=["hide-cell", "solution"]
 # 2. No: some branches have small weights everywhere, or are used together with others. Branches are not clusters.
@@ -279,10 +299,8 @@ eight = pyrofl.fit(
     rounds=rounds,
     progress=False,
 )
-print(
-    "branches with the largest weight of at least one client:",
-    len(eight.posterior(1)["alpha"][0, :, 0].argmax(-1).unique()),
-)
+largest = len(eight.posterior(1)["alpha"][0, :, 0].argmax(-1).unique())
+print("branches with the largest weight of at least one client:", largest)
 
 # %% tags=["hide-cell", "solution"]
 # 3. Compare the distances within and between pairs in each layer: the pairs differ slightly more in the last layer.
@@ -290,7 +308,16 @@ own = pyrofl.fit(
     pfedmb.build(net, branches=5, lr=0.1, lr_alpha=1.0), data, rounds=rounds, progress=False
 )
 drawn = own.posterior(1)["alpha"][0]  # [clients, layers, branches]
+differ = []
 for layer in range(drawn.shape[1]):
     d = torch.cdist(drawn[:, layer], drawn[:, layer])
-    between = float(d[pair[:, None] != pair].mean())
-    print(f"layer {layer}: same pair {float(d[same].mean()):.2f}, different pairs {between:.2f}")
+    differ.append(float(d[pair[:, None] != pair].mean()))
+    print(f"layer {layer}: same pair {float(d[same].mean()):.2f}, different pairs {differ[-1]:.2f}")
+
+# %% tags=["remove-cell"]
+if full:
+    assert weight[[1, 2]].min() > 0.8
+    assert weight[[3, 4]].max() < 0.2
+    assert 0.2 < weight[0] < 0.8
+    assert largest < 8
+    assert 0 < differ[-1] - differ[0] < 0.5

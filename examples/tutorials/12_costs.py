@@ -23,6 +23,8 @@
 # - compute the bytes that are sent,
 # - interpret epsilon, and measure the error that it implies,
 # - compute the sum of private numbers without revealing them.
+#
+# You need lessons 1 to 3.
 
 # %%
 # %matplotlib inline
@@ -37,8 +39,8 @@ from pyrofl import Federation, figures, reference
 from pyrofl.models import pvi
 
 # %% tags=["parameters"]
-rounds, draws, hospitals = 20, 2000, 300
-# quick: rounds, draws, hospitals = 3, 60, 20
+rounds, draws, hospitals, full = 20, 2000, 300, True
+# quick: rounds, draws, hospitals, full = 3, 60, 20, False
 
 # %% [markdown]
 # ## The benefit: better predictions
@@ -107,11 +109,19 @@ axes.legend(fontsize=8)
 plt.show()
 
 # %%
+gains = {}
 for rival in ("local", "one slope"):
-    gain = (loss(slope[rival]) - loss(slope["federated"])).mean(1)
+    gains[rival] = gain = (loss(slope[rival]) - loss(slope["federated"])).mean(1)
     print(
         f"reduction compared with {rival:9s}: six small clinics {gain[:6].mean():.3f}, six large clinics {gain[6:].mean():.3f}"
     )
+
+# %% tags=["remove-cell"]
+assert (len(sizes), min(sizes), max(sizes)) == (12, 4, 40)
+if full:
+    assert gains["local"][:6].mean() > gains["local"][6:].mean()
+    farthest = np.abs(slopes - slope["one slope"]).argsort()
+    assert gains["one slope"][farthest[-6:]].mean() > gains["one slope"][farthest[:6]].mean()
 
 # %% [markdown]
 # Compared with local models, small clinics gain most. Compared with one slope for all, the clinics with a slope far from
@@ -133,6 +143,12 @@ table[["mean", "sd", "difference", "ratio"]].loc[table["variable"].isin(["mu", "
 # %%
 figures.cost(table)
 
+# %% tags=["remove-cell"]
+if full:
+    of_model = table[table["variable"].isin(["mu", "tau", "b"])]
+    assert of_model["difference"].abs().max() < 0.25
+    assert (of_model["ratio"] - 1).abs().max() < 0.2
+
 # %% [markdown]
 # `difference` and `ratio` measure how much federation and the normal approximation change the posterior: here almost not
 # at all. Now compare the bytes:
@@ -144,6 +160,9 @@ row = data.x[0].numel() * 8 + 8
 print(
     f"all messages of {len(table)} rounds: {sent / 1024:.1f} KiB; all rows: {sum(sizes) * row / 1024:.1f} KiB"
 )
+
+# %% tags=["remove-cell"]
+assert sent > sum(sizes) * row
 
 # %% [markdown]
 # With few rows, the messages are larger than the data. The purpose of federation is not to save bytes: it is used because
@@ -194,6 +213,11 @@ axes.axhline(results[0][1], color="C0", linestyle=":", label="error without nois
 axes.set_xlabel("epsilon per hospital")
 axes.legend(fontsize=8)
 plt.show()
+
+# %% tags=["remove-cell"]
+if full:
+    assert (private[:, 1] > 5 * private[:, 2]).all()  # far from the truth
+    assert np.abs(private[:, 2] / results[0][2] - 1).max() < 0.5  # width almost unchanged
 
 # %% [markdown]
 # ### Derivation: the error of a private mean
@@ -329,14 +353,14 @@ rivals = {
     "local": np.array([(x @ y) / (x @ x + 1 / 4.0) for x, y in local_rows]),
     "one slope": sum(x @ y for x, y in local_rows) / sum(x @ x for x, _ in local_rows),
 }
+equal = {}
 for rival, b in rivals.items():
-    gain = ((b - 1.0) ** 2 - (theirs - 1.0) ** 2) / 3
+    equal[rival] = gain = ((b - 1.0) ** 2 - (theirs - 1.0) ** 2) / 3
     print(
         f"reduction compared with {rival:9s}: small clinics {gain[:6].mean():.3f}, large clinics {gain[6:].mean():.3f}"
     )
-print(
-    f"tau: {float(again.posterior(draws)['tau'].mean()):.2f}, before {float(run.posterior(draws)['tau'].mean()):.2f}"
-)
+after, before = (float(each.posterior(draws)["tau"].mean()) for each in (again, run))
+print(f"tau: {after:.2f}, before {before:.2f}")
 
 # %% tags=["hide-cell", "solution"]
 # 2. The noise is the same, and the sum is ten times smaller. The error is larger than the norm of the true weights (1.12), so the
@@ -349,8 +373,20 @@ fitted = pyrofl.fit(
     privacy=pyrofl.Privacy(clip=4.0, noise_multiplier=4.0, delta=1e-4, where="client", seed=0),
 )  # fmt: skip
 w = fitted.posterior(400, ids=torch.tensor([0]))["w"][:, 0]
-print(f"error of the mean {float((w.mean(0) - weights).norm()):.2f}")
+error = float((w.mean(0) - weights).norm())
+print(f"error of the mean {error:.2f}")
 
 # %% tags=["hide-cell", "solution"]
 # 3. The number of A: subtract the numbers of B and C from the sum, or subtract their secrets from the message of A.
 print("A sent", int(sum(masked.values()) - values["B"] - values["C"]))
+
+# %% tags=["remove-cell"]
+assert sum(masked.values()) == 18
+assert sum(masked.values()) - values["B"] - values["C"] == values["A"]
+assert round(float(weights.norm()), 2) == 1.12
+if full:
+    assert after < before
+    assert equal["local"][:6].mean() > 0
+    assert equal["one slope"].mean() <= 0
+    assert error > 1.12
+    assert 0.5 < private[1, 1] / 1.12 < 2  # the same noise with 300 hospitals

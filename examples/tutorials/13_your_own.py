@@ -20,6 +20,8 @@
 # - implement a federated method without changing the library,
 # - validate a method before the first round,
 # - check a new method against a closed-form result, on one client and on several, both means and widths.
+#
+# You need lessons 1 to 3.
 
 # %%
 # %matplotlib inline

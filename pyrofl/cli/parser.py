@@ -25,6 +25,7 @@ from pyrofl.cli.rows import (
     OF_TUNING,
     ONE,
     PREDICT,
+    QUESTION,
     REGRESS,
     RUNS,
     SCORE,
@@ -133,7 +134,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
         REGRESS,
     ),
     "benefit": ("estimate the benefit of federation for each client", benefit, (RUNS, SCORE)),
-    "report": ("write an HTML report about a run or a comparison", report, (RUNS,)),
+    "report": ("write an HTML report about a run or a comparison", report, (RUNS, QUESTION)),
     "course": ("write a course: notebooks with tests, slides, project, exam", course, COURSE),
 }
 

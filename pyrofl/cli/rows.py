@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from pyrofl.cli.commands import listing
-from pyrofl.cli.output.model_comparison import By
 from pyrofl.experiments.experiment import SECTIONS, flag_of, kinds, options, sections
 from pyrofl.experiments.options import COUNT, FLAG, FRACTION, PATH, REQUIRED, TEXT, Kind, choice
+from pyrofl.experiments.rows import By
 from pyrofl.models.regression.families import FAMILIES
 
 
@@ -111,6 +111,7 @@ SHARED = {
     row.kind["dest"]: row
     for row in rows_of({"row_weights", "seed", "posterior_draws", "overwrite", "quiet"})
 }
+QUESTION = Row("--question TEXT", TEXT, "Title of the report (default: from the model).")
 REGRESS: tuple[Row, ...] = (
     Row("formula FORMULA", TEXT, "Formula, such as 'died ~ age + (1 + age | client)'."),
     Row(
@@ -137,6 +138,7 @@ REGRESS: tuple[Row, ...] = (
     Row("--rounds N", COUNT, "Largest number of rounds (default: until converged)."),
     SHARED["seed"],
     SHARED["posterior_draws"]._replace(kind=COUNT, text="Number of posterior draws.", default=4000),
+    QUESTION,
     Row("--out DIR", PATH, "Output directory (default: runs/regression-SEED)."),
     SHARED["overwrite"],
     SHARED["quiet"],

@@ -25,12 +25,13 @@ PRIOR = re.compile(r"(.+?)=\s*(\w+\(.*\)|[-+.\w]+)")
 
 @dataclass(frozen=True)
 class RegressionExperiment(Experiment):
-    """Settings of a regression: formula, family, priors, data, training and output."""
+    """Settings of a regression: formula, family, priors, question, data, training and output."""
 
     formula: str = ""
     family: str = "gaussian"
     link: str | None = None
     priors: tuple[str, ...] = ()
+    question: str | None = None
 
     @property
     def client(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 NAME = "rows.csv"
 COLUMNS = ("population", "client", "row", "model", "adaptation", "y", "log_score")
 MOST = 1_000_000  # numbers that are written unasked
+By = Literal["accuracy", "error", "log_score", "crps"]
+LOSSES: tuple[By, ...] = ("error", "crps")  # the smaller, the better
+Model = tuple[str, str, str]
+"""Method, view, and how it was adapted."""
 
 
 def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Scores]) -> None:
@@ -33,9 +37,24 @@ def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Sc
         experiment.save_predictions
         or sum(s.predicted.mean.numel() for s in asked if s.predicted) <= MOST
     ):
-        more = [f"p({name})" for name in classes(data, scores)] or ["prediction", "crps"]
-        lines = (line for s in asked for line in _lines(data, s, classes(data, scores)))
-        run_folder.write_csv(folder / NAME, (*COLUMNS, *more), lines)
+        columns, lines = _table(data, asked)
+        run_folder.write_csv(folder / NAME, columns, lines)
+
+
+def of_run(data: Federation, scores: list[Scores]) -> DataFrame:
+    """Return the predictions of single rows, as `read` returns them of a saved run."""
+    from pandas import DataFrame
+
+    asked = [s for s in scores if s.population == "training" and s.predicted is not None]
+    columns, lines = _table(data, asked)
+    return DataFrame(lines, columns=[*columns])
+
+
+def _table(data: Federation, scores: list[Scores]) -> tuple[tuple[str, ...], Iterator[list[Any]]]:
+    """Return the columns and the lines of rows.csv."""
+    names = classes(data, scores) if scores else ()
+    more = [f"p({name})" for name in names] or ["prediction", "crps"]
+    return (*COLUMNS, *more), (line for s in scores for line in _lines(data, s, names))
 
 
 def classes(data: Federation, scores: list[Scores]) -> tuple[str, ...]:
@@ -93,3 +112,40 @@ def probabilities(table: DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
     names = classes_of(table)
     y = table["y"].map({name: k for k, name in enumerate(names)}).to_numpy(dtype=int)
     return table[[f"p({name})" for name in names]].to_numpy(dtype=float), y
+
+
+def chosen(table: DataFrame, by: By | None) -> By:
+    """Return the score for comparing models; raise ValueError if the predictions do not have it."""
+    classes = classes_of(table)
+    fits: tuple[By, ...] = ("accuracy", "log_score") if classes else ("error", "log_score", "crps")
+    if by and by not in fits:
+        kind = "classes" if classes else "numbers"
+        raise ValueError(f"--by is {by}, and {kind} are predicted; expected {' or '.join(fits)}")
+    if by == "crps" and not has_crps(table):
+        raise ValueError(f"--by is crps, which {NAME} lacks; expected error or log_score")
+    meanless = not classes and bool(table["prediction"].isna().any())
+    return by or fits[meanless]
+
+
+def has_crps(table: DataFrame) -> bool:
+    """Return whether every row of a table of predictions has a CRPS."""
+    return "crps" in table and bool(table["crps"].notna().all())
+
+
+def scored(table: DataFrame, by: By) -> DataFrame:
+    """Add a column with each row's score to a table of predictions; larger scores are better."""
+    if by == "log_score":
+        score = table["log_score"]
+    elif by == "crps":
+        score = -table["crps"]
+    elif by == "error":
+        score = -(table["prediction"] - table["y"].astype(float)).abs()
+    else:
+        probs, y = probabilities(table)
+        score = (probs.argmax(1) == y).astype(float)
+    return table.assign(score=score)
+
+
+def of_model(table: DataFrame, model: Model) -> DataFrame:
+    """Return the rows of a table of predictions that were predicted by the given model."""
+    return table[(table["model"] == model[1]) & (table["adaptation"] == model[2])]

@@ -35,7 +35,7 @@ def test_the_answer_in_plain_words(folder, capsys):
     assert main(["benefit", str(folder)]) == 0
     told = capsys.readouterr().out
     assert (
-        "At 1 of 3 sites the global model of fedavg predicts better than their own; at 1 it "
+        "At 1 of 3 clients the global model of fedavg predicts better than their own; at 1 it "
         "predicts worse; at 1 the result is inconclusive. Over all 120 test rows it is worse by "
     ) in told
     assert "points of accuracy (95% interval -" in told
@@ -93,9 +93,9 @@ def test_a_baseline_that_has_not_converged_is_named_in_every_line(folder, capsys
         sites = [line for line in lines if line.split()[:1] in (["a"], ["all"])]
         assert len(sites) == 2
         if name == "o":
-            assert "as the sites' own models have not converged" in sentence
+            assert "as the clients' own models have not converged" in sentence
             assert all("(not converged)" in one for one in sites)
-            assert line["not_converged"] == "the sites' own models have not converged"
+            assert line["not_converged"] == "the clients' own models have not converged"
         elif name == "f":
             assert "as the global model of fedavg has not converged" in sentence
             assert "global model of fedavg (not converged)" in lines[0]
@@ -204,5 +204,5 @@ def test_a_real_comparison(tmp_path, capsys):
         assert mine[r.client, r.model, r.adaptation] == pytest.approx(r.value)
     capsys.readouterr()
     assert main(["benefit", str(tmp_path / "o")]) == 0
-    assert capsys.readouterr().out.count(" of 3 sites the ") == 2
+    assert capsys.readouterr().out.count(" of 3 clients the ") == 2
     assert len(read_csv(tmp_path / "o/benefit.csv")) == 6

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from base64 import b64decode
 from importlib import import_module
 from pathlib import Path
@@ -158,6 +162,25 @@ def test_notebooks_of_teachers_run_in_a_kernel(path, written, tmp_path):
     nbclient.NotebookClient(book, timeout=600, kernel_name="python3").execute(cwd=str(tmp_path))
 
 
+@pytest.mark.slow
+def test_nbgrader_gives_all_points_to_the_solution_and_none_to_an_empty_notebook(written, tmp_path):
+    pytest.importorskip("nbgrader")
+    api = pytest.importorskip("nbgrader.api")
+    course_folder, name = tmp_path / "graded", "04_factors"
+    shutil.copytree(written, course_folder)
+    known = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for who, folder in (("teacher", "source"), ("empty", "release")):
+        to = course_folder / "submitted" / who / name
+        shutil.copytree(written / folder / name, to)
+    for words in (["generate_assignment"], ["autograde"]):
+        command = ["nbgrader", *words, name, "--force"]
+        subprocess.run(command, cwd=course_folder, env=known, check=True, capture_output=True)
+    with api.Gradebook(f"sqlite:///{course_folder / 'gradebook.db'}") as book:
+        points = {who: book.find_submission(name, who).score for who in ("teacher", "empty")}
+        assert points == {"teacher": book.find_assignment(name).max_score, "empty": 0.0}
+        assert points["teacher"] > 0
+
+
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_slides_are_complete_and_need_no_network(path, written):
     text = (written / "slides" / f"{path.stem}.html").read_text()
@@ -259,7 +282,12 @@ def test_exam_and_project_have_answers_for_teachers_only(written, monkeypatch):
 def test_the_page_for_teachers_lists_all_lessons_and_wrong_answers(written):
     text = (written / "README.md").read_text()
     for path in LESSONS:
-        assert path.stem in text
+        (line,) = re.findall(rf"(?m)^\| {path.stem} \| (.*) \|$", text)
+        needed, minutes, *_ = line.split(" | ")
+        assert float(minutes) > 0
+        assert needed in " ".join(path.read_text().replace("#", "").split())
+        earlier = [int(n) for n in re.findall(r"\d+", needed)]
+        assert max(earlier, default=0) < int(path.stem[:2])
     for found in course.wrong_answers().values():
         for some in found.values():
             assert all(answer.why in text for answer in some)

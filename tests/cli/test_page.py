@@ -97,7 +97,7 @@ def test_nothing_is_fetched(folder):
 def test_it_says_what_there_is_and_what_is_not(folder):
     told = "\n".join(read(folder).texts)
     for words in (
-        "sites the global model of fedavg predicts better than their own",
+        "clients the global model of fedavg predicts better than their own",
         "not converged: w still changes by 1 % per round",
         "fedavg-0 has no posterior.nc.",
         "No figure curves.png",

@@ -25,9 +25,10 @@ from pyrofl import (
     figures,
     nets,
 )
-from pyrofl.cli.output import calibration, cards
+from pyrofl.cli.output import cards
 from pyrofl.experiments.methods import builds
 from pyrofl.models import likelihood_factors, pvi, two_stage
+from pyrofl.reports import calibration
 
 LETTER = rf"(?:[A-Za-z]|sum|{formulas.GREEK.replace(' ', '|')})"
 POWER = r"\^(?:-?\d(?:/\d)?|[a-z](?!\w))"

@@ -79,7 +79,7 @@ def linked(text: str, folder: str = "") -> str:
 
 def references() -> Iterator[tuple[str, str]]:
     """Yield a page for `pyrofl` and for each module that is one dot away."""
-    yield "reference/pyrofl.md", reference("pyrofl", pyrofl, list(pyrofl.__all__))
+    yield "reference/pyrofl.md", reference("pyrofl", pyrofl, [*pyrofl.__all__, *pyrofl.FUNCTIONS])
     for name in pyrofl.MODULES:
         if name != "models":  # whose functions are on the methods' cards
             module = getattr(pyrofl, name)

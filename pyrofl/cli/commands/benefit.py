@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from pyrofl import figures
 from pyrofl.cli.output.model_comparison import (
-    LOSSES,
-    By,
     ModelComparison,
     Site,
     calibration,
-    chosen,
     compare_models,
     joined,
     models,
-    of_model,
     paired,
     same_sites,
 )
 from pyrofl.experiments import rows
 from pyrofl.experiments.console import ending, show
+from pyrofl.experiments.rows import LOSSES, By, chosen, of_model
 from pyrofl.experiments.saved_runs import OPEN, SavedRun, runs
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
@@ -114,7 +111,7 @@ class Answer:
     def head(self) -> tuple[str, ...]:
         """Column headings of the printed comparison of federated and local models."""
         names = (_marked(one.name, one.open) for one in self.comparisons)
-        return ("site", "training rows", "test rows", "own", *names)
+        return ("client", "training rows", "test rows", "own", *names)
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the printed comparison with local models: a row per client, and a row of totals.
@@ -140,12 +137,22 @@ class Answer:
     @property
     def sentences(self) -> list[str]:
         """Summary of the comparison with local models: one sentence for each federated model."""
+        lacks = [one.shortfall for one in self.comparisons]
+        more = [
+            f" This may change, as {lack}: train with more rounds." if lack else ""
+            for lack in lacks
+        ]
+        return [f"{told}{end}" for told, end in zip(self.results, more, strict=True)]
+
+    @property
+    def results(self) -> list[str]:
+        """Sentences of the comparison, without a note on runs that have not converged."""
         return [self._sentence(one) for one in self.comparisons]
 
     def told(self) -> list[str]:
         """Return all text that `pyrofl benefit` prints, in blocks: tables, sentences and notes."""
         *sites, whole = self.table()
-        more = f"\n{len(sites) - SHOWN} larger sites: see {FILE}" if len(sites) > SHOWN else ""
+        more = f"\n{len(sites) - SHOWN} larger clients: see {FILE}" if len(sites) > SHOWN else ""
         parts = [run_folder.table(self.head, [*sites[:SHOWN], whole]) + more]
         if self.calibration:
             parts.append(run_folder.table(CALIBRATED, self.calibrated()))
@@ -157,13 +164,11 @@ class Answer:
         if one.seeds:
             over += f"; over seeds {self._ends(one.seeds)}"
         how = "better" if one.better.mean >= 0 else "worse"
-        lack = one.shortfall
-        more = f" This may change, as {lack}: train with more rounds." if lack else ""
         return (
-            f"At {ends['better']} of {len(one.sites)} sites the {one.name} predicts better than "
+            f"At {ends['better']} of {len(one.sites)} clients the {one.name} predicts better than "
             f"their own; at {ends['worse']} it predicts worse; at {ends['inconclusive']} the "
             f"result is inconclusive. Over all {one.rows:,} test rows it is {how} by "
-            f"{self._number(abs(one.better.mean))} {UNITS[self.by][1]} ({over}).{more}"
+            f"{self._number(abs(one.better.mean))} {UNITS[self.by][1]} ({over})."
         )
 
     def _ends(self, of: Interval) -> str:
@@ -208,16 +213,16 @@ def notes(
     """Yield notes that help to interpret a comparison of federated models with local models."""
     chance = (1 - LEVEL) * len(found[0].sites)
     yield (
-        f"Each site is judged by its own 95% interval over test rows: without any difference, "
+        f"Each client is judged by its own 95% interval over test rows: without any difference, "
         f"{chance:.2g} of {len(found[0].sites)} would count as better or worse by chance."
     )
     if calibrated:
         yield (
             "ECE: calibration error of the most probable class. Scaled: by the temperature that "
-            "fits the other half of the test rows (scipy), one for all sites."
+            "fits the other half of the test rows (scipy), one for all clients."
         )
     if not same_sites([own for own, _ in pairs]):
-        yield "Each seed has its own partition, so its clients are different sites."
+        yield "Each seed has its own partition, so its clients differ."
     if alone := sorted({one.path.name for one in made} - {m.path.name for p in pairs for m in p}):
         yield f"Left out, as no partner has their seed: {', '.join(alone)}."
     if bad := [one.path.name for one in made if one.facts["status"]["kind"] == "diverged"]:

@@ -18,7 +18,11 @@ from pyrofl.experiments.console import show
 from pyrofl.files import run_folder
 
 SOLUTION = re.compile(r"<!-- solution -->\n(.*?)<!-- end -->\n", re.DOTALL)
-CONFIG = 'c = get_config()  # of nbgrader\nc.CourseDirectory.course_id = "pyrofl"\n'
+CONFIG = """c = get_config()  # of nbgrader
+c.CourseDirectory.course_id = "pyrofl"
+c.Execute.timeout = 1800  # seconds of a cell; by default, fits of more than 30 s are stopped
+c.Execute.iopub_timeout = 120
+"""
 PROJECT_DATA = "rat_tumours"
 
 
@@ -98,7 +102,7 @@ def contents(with_figures: bool = False) -> Iterator[tuple[str, str]]:
     yield f"project/{PROJECT_DATA}.csv", project_data()
     yield "nbgrader_config.py", CONFIG
     page = (own / "teachers.md").read_text("utf-8")
-    yield "README.md", "\n".join([page, *times(read), *answers(read), ""])
+    yield "README.md", "\n".join([page.rstrip() + "\n", *times(read), *answers(read), ""])
 
 
 def project_data() -> str:
@@ -110,12 +114,15 @@ def project_data() -> str:
 
 
 def times(read: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a table of estimated minutes, given the lessons."""
-    yield "| Lesson | Read and run | Exercises | Points |\n|---|---|---|---|"
+    """Yield the lines of a table of times, needs and points, given the lessons."""
+    measured = yaml.safe_load((sources() / "course" / "cpu_seconds.yaml").read_text("utf-8"))
+    head = "Lesson | Needs | CPU minutes to run | Minutes to read | Minutes of exercises | Points"
+    yield f"| {head} |\n|{6 * '---|'}"
     for lesson, notebook in read.items():
         reading, work = notebooks.minutes(notebook)
         points = sum(one.points for one in notebooks.exercises(notebook))
-        yield f"| {lesson} | {reading} | {work} | {points or 'not graded'} |"
+        run = f"{measured[lesson] / 60:.1f}"
+        yield f"| {lesson} | {notebooks.needs(notebook)} | {run} | {reading} | {work} | {points} |"
 
 
 def answers(read: Mapping[str, Any]) -> Iterator[str]:

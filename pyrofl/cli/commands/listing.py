@@ -8,7 +8,6 @@ from textwrap import TextWrapper
 from typing import Any, get_args
 
 from pyrofl.cli.output import cards
-from pyrofl.cli.output.calibration import summary
 from pyrofl.data.loaders.csv_files import LIKELIHOODS
 from pyrofl.data.loaders.datasets import DATASETS
 from pyrofl.experiments.console import show
@@ -16,6 +15,7 @@ from pyrofl.experiments.methods import about, builds
 from pyrofl.experiments.settings import Epochs, arguments, readable
 from pyrofl.nets import NETWORKS
 from pyrofl.partitions.federations import PARTITIONS, TEST_POLICIES
+from pyrofl.reports.calibration import summary
 
 SECTIONS = ("methods", "data", "partitions", "tests", "networks", "likelihoods")  # of `list`
 

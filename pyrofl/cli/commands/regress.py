@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.cli.commands.input_files import refuse_replaced_inputs
-from pyrofl.cli.commands.report import page, write_page
-from pyrofl.cli.output import regression_page
 from pyrofl.experiments import results
 from pyrofl.experiments.console import UNLEARNED, Stopped, ending, say, show, tell
 from pyrofl.experiments.regressions import RegressionExperiment, read_priors, read_tables
@@ -25,6 +23,8 @@ from pyrofl.inference.fitted_run import saving
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
 from pyrofl.models.regression import regression
+from pyrofl.reports import parameters
+from pyrofl.reports.page import page, write
 
 ESTIMATES, RATIOS, POSTERIOR = "estimates.csv", "ratios.csv", "posterior.nc"
 
@@ -90,22 +90,23 @@ def _write(experiment: RegressionExperiment, folder: Path, run: Run, problems: l
         raise Stopped(f"{folder} holds what there is of a run: {run.status}", UNLEARNED)
     with ending(lambda what: f"the results cannot be written to {folder}: {what}"):
         found = run.to_arviz(experiment.posterior_draws, progress=not experiment.quiet)
-        table, ratios = regression_page.estimates(run, found)
-        _csv(folder / ESTIMATES, "parameter", table)
-        if ratios is not None:
-            _csv(folder / RATIOS, str(ratios.index.name), ratios)
+        own = parameters.estimates(run, found)
+        _csv(folder / ESTIMATES, "parameter", own.table)
+        if own.ratios is not None:
+            _csv(folder / RATIOS, str(own.ratios.index.name), own.ratios)
         export.save(found, folder / POSTERIOR)
         saving.save(run, folder / run_folder.CHECKPOINT)
         run_folder.write_json(folder / LAST, facts)
-        made = list(regression_page.drawings(run))
+        made = list(parameters.drawings(run, own))
         lacking = results.drawn(folder, [(name, make) for name, _, make in made])
     problems += [text for text in run.warnings if text not in problems]
-    drawn = [(folder / f"figures/{name}.png", text) for name, text, _ in made]
-    drawn = [(path, text) for path, text in drawn if path.is_file()]
-    told = regression_page.sections(experiment, run, (table, ratios), drawn, problems)
-    end = write_page(folder, page(f"{experiment.formula}, {experiment.family}", told))
-    parts = [_text("parameter", table.iloc[:, [0, 1, 3, 4]])]
-    parts += [] if ratios is None else [_text(str(ratios.index.name), ratios)]
+    drawn = [(name, text, folder / f"figures/{name}.png") for name, text, _ in made]
+    drawn = [one for one in drawn if one[2].is_file()]
+    told = parameters.sections(run, own, drawn, problems, experiment.data)
+    title = experiment.question or parameters.question(run)
+    end = write(folder / results.PAGE, page(title, told))
+    parts = [_text("parameter", own.table.iloc[:, [0, 1, 3, 4]])]
+    parts += [] if own.ratios is None else [_text(str(own.ratios.index.name), own.ratios)]
     show("\n\n".join([*parts, str(run.status)]), f"{folder} holds all results")
     results.figures_lack(folder, lacking)
     say(experiment, end)

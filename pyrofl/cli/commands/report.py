@@ -1,17 +1,15 @@
-"""The command `pyrofl report`: HTML page with all figures of a run or a comparison."""
+"""The command `pyrofl report`: HTML page about a run or a comparison, the result first."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from functools import partial
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from pyrofl.cli.commands import benefit
 from pyrofl.cli.output.sections import (
-    Section,
-    asked,
+    CAPTIONS,
     bytes_sent,
     calibrated,
     classes,
@@ -19,17 +17,20 @@ from pyrofl.cli.output.sections import (
     faults,
     held,
     learned,
+    main_rows,
     posteriors,
     repeated,
     scored,
+    sizes_of,
     tuned,
     verdicts,
 )
-from pyrofl.experiments.console import ending, show
+from pyrofl.experiments.console import show
 from pyrofl.experiments.results import PAGE
 from pyrofl.experiments.saved_runs import SavedRun, runs
 from pyrofl.files.lock import locked
-from pyrofl.files.run_folder import replacing
+from pyrofl.reports import first_page as words
+from pyrofl.reports.page import Section, page, write
 
 
 def report(args: Namespace) -> None:
@@ -39,77 +40,99 @@ def report(args: Namespace) -> None:
     if "formula" in made[0].facts["experiment"]:
         raise ValueError(f"{folder} holds a regression; pyrofl regress wrote {folder / PAGE}")
     with locked(folder):
-        told = write_page(folder, html(folder, made))
+        told = write(folder / PAGE, html(folder, made, args.question))
     show(told)
 
 
-def write_page(folder: Path, text: str) -> str:
-    """Write a page to report.html in a folder, and return a line about it for the user."""
-    told = partial("{} cannot be written: {}".format, folder / PAGE)
-    with ending(told), replacing(folder / PAGE) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return f"{folder / PAGE} is one file of {len(text) / 1e6:.1f} MB; it opens without a network"
-
-
-def html(folder: Path, made: Sequence[SavedRun]) -> str:
+def html(folder: Path, made: Sequence[SavedRun], question: str | None = None) -> str:
     """Return the report about saved runs as an HTML page."""
-    methods = ", ".join(dict.fromkeys(one.method for one in made))
-    title = f"{methods} on {made[0].facts['experiment'].get('data', 'data')}"
+    methods, facts = list(dict.fromkeys(one.method for one in made)), made[0].facts
+    kind = "classes" if facts["data"].get("classes") else "response"
+    data = str(facts["experiment"].get("data", "the data")).removeprefix("csv:")
+    target = facts["experiment"].get("target") or f"the {kind} of {data}"
+    title = question or words.how_well(methods, target, facts["clients"])
     return page(title, sections(folder, made))
-
-
-def page(title: str, sections: Sequence[Section]) -> str:
-    """Return an HTML page of sections, in which all texts are escaped."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise ValueError(
-            "a report is written by jinja2; expected pip install 'pyrofl[report]'"
-        ) from error
-    pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = pages.from_string(
-        files("pyrofl.cli.output").joinpath("page.html").read_text("utf-8")
-    )
-    return template.render(title=title, sections=sections)
 
 
 def sections(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
     """Return all sections of the HTML report; with several seeds, figures show the first one."""
     first = list({one.method: one for one in reversed(made)}.values())[::-1]
     several = folder != made[0].path
-    found = [bought(folder, made)] if several else []
-    found += [
-        verdicts(made),
+    front, more = summary(folder, made, first, several)
+    return [
+        front,
+        *more,
         scored(folder, made, several),
+        clients(first),
         classes(first),
         *tuned(folder, first),
-        asked(made),
+        verdicts(made),
         held(first),
         learned(folder, first, several),
         calibrated(first),
-        clients(first),
         posteriors(first),
         bytes_sent(made),
         faults(made),
         repeated(made, several),
     ]
-    return found
 
 
-def bought(folder: Path, made: Sequence[SavedRun]) -> Section:
-    """Return the report section on the benefit over local models; a note if it is unavailable."""
-    section = Section("What did federation buy?")
+def summary(
+    folder: Path, made: Sequence[SavedRun], first: Sequence[SavedRun], several: bool
+) -> tuple[Section, list[Section]]:
+    """Return the first page, and the section on the benefit over local models, if any."""
+    experiment, sizes = made[0].facts["experiment"], sizes_of(made[0])
+    drawn: tuple[Any, str] | None = None
+    results, problems, more = list[str](), list[str](), list[Section]()
     try:
         found = benefit.compare_with_local(folder, made, None)
         benefit.write(folder, found)
+        results, more = found.results, [bought(found)]
+        drawn = folder / benefit.FIGURE, "Difference from each client's own model, smallest first"
     except ValueError as error:
-        return section.note(f"Benefit not computed: {error}.")
-    for sentence in found.sentences:
-        section.note(sentence, "said")
-    section.table(found.head, found.table())
-    section.figure(
-        folder / benefit.FIGURE, "Difference from each site's own model, smallest site first"
-    )
+        problems += [f"Benefit not computed: {error}."] if several else []
+    parts = {}
+    for one in first:
+        whose = f"the {one.facts['tested'].get('main', ['main'])[0]} model of {one.method}"
+        try:
+            parts[one.method] = part = main_rows(one)
+        except ValueError as error:
+            results.append(f"{whose.capitalize()}: no intervals, as {error}.")
+            continue
+        if not more:
+            kind = one.facts["tested"].get("rows", "test")
+            results += words.score_sentences(part, sizes_of(one), whose, kind)
+            drawn = drawn or _figure(one, part)
+    for one in made:
+        start = f"{one.path.name}: " if several else ""
+        problems += [f"{start}{note}." for note in one.facts.get("warnings", [])]
+        for name, what in (("rejected", "messages were rejected"), ("silent", "drop-outs")):
+            count = sum(map(len, one.facts.get(name, ())))
+            problems += [f"{start}{count} {what}; see Faults."] if count else []
+    runs = (f"{o.method}, {o.facts['rounds']} rounds, seed {o.seed}" for o in made)
+    about = [("Method", "; ".join(runs))]
+    if sizes:
+        data = str(experiment.get("data", ""))
+        told = words.size_of([*sizes], [*sizes.values()], data, "training rows")
+        about.insert(0, ("Data", told))
+    given = [f"{n} {v}" for n in ("net", "partition") if (v := experiment.get(n))]
+    given += experiment.get("settings") or []
+    about += [("Settings", ", ".join(given))] if given else []
+    all_status = ((one.path.name, one.facts["status"]) for one in made)
+    statuses = [(name, had["kind"], had.get("why", had["text"])) for name, had in all_status]
+    certain = words.score_certainty(parts) if parts else []
+    return words.first_page(about, results, drawn, statuses, certain, problems), more
+
+
+def _figure(made: SavedRun, part: Any) -> tuple[Any, str]:
+    """Return the figure of the first page of a run: scores of clients, or for one, calibration."""
+    sizes, path = sizes_of(made), made.path / "figures/reliability.png"
+    return (path, CAPTIONS["reliability"]) if len(sizes) == 1 else words.score_figure(part, sizes)
+
+
+def bought(found: benefit.Answer) -> Section:
+    """Return the report section on the benefit over local models, client by client."""
+    section = Section("Benefit of federation").table(found.head, found.table())
     if found.calibration:
         section.table(benefit.CALIBRATED, found.calibrated())
     for note in found.notes:

@@ -15,7 +15,6 @@ import torch
 
 from pyrofl import docstrings, nets
 from pyrofl.arguments import known
-from pyrofl.cli.output.calibration import sentence
 from pyrofl.data import Federation
 from pyrofl.experiments.experiment import as_text
 from pyrofl.experiments.methods import builds
@@ -23,6 +22,7 @@ from pyrofl.experiments.settings import READERS
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.nets import Network
+from pyrofl.reports.calibration import sentence
 
 WIDTH = 100  # of a card in a terminal
 SCRIPT = 'method = pyrofl.hierarchical(program, data, shared="mu tau")'

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pyrofl.experiments import rows
+from pyrofl.experiments.rows import By, Model, of_model, scored
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
 from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_over_seeds
@@ -17,12 +18,8 @@ from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_o
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-By = Literal["accuracy", "error", "log_score", "crps"]
-LOSSES: tuple[By, ...] = ("error", "crps")  # the smaller, the better
 MOST: dict[By, float] = {"accuracy": 1.0, "error": 0.0, "crps": 0.0}  # of `scored`
 Tables = Mapping[Path, "DataFrame"]  # folder of a run -> its rows.csv
-Model = tuple[str, str, str]
-"""Method, view, and how it was adapted."""
 
 OWN = "local"
 WORDS = {"personal": "personalized model", "global": "global model"}
@@ -50,7 +47,7 @@ class ModelComparison:
     better: Interval  # over all rows
     seeds: Interval | None  # over the means of several seeds
     open: int = 0  # runs of this method that have not converged
-    open_own: int = 0  # runs of the sites' own models that have not converged
+    open_own: int = 0  # runs of the clients' own models that have not converged
     runs: int = 1  # of each
 
     @property
@@ -62,7 +59,7 @@ class ModelComparison:
     @property
     def shortfall(self) -> str:
         """Note on whether the model or the local models have not converged; "" if all have."""
-        opens = {"the sites' own models": self.open_own, f"the {self.name}": self.open}
+        opens = {"the clients' own models": self.open_own, f"the {self.name}": self.open}
         opened = [(what, n) for what, n in opens.items() if n]
         parts = ["" if n == self.runs else f" in {n} of {self.runs} runs" for _, n in opened]
         which = [f"{what}{part}" for (what, _), part in zip(opened, parts, strict=True)]
@@ -83,49 +80,12 @@ def paired(folder: Path, made: Sequence[SavedRun]) -> list[tuple[SavedRun, Saved
     return found
 
 
-def chosen(table: DataFrame, by: By | None) -> By:
-    """Return the score for comparing models; raise ValueError if the predictions do not have it."""
-    classes = rows.classes_of(table)
-    fits: tuple[By, ...] = ("accuracy", "log_score") if classes else ("error", "log_score", "crps")
-    if by and by not in fits:
-        kind = "classes" if classes else "numbers"
-        raise ValueError(f"--by is {by}, and {kind} are predicted; expected {' or '.join(fits)}")
-    if by == "crps" and not has_crps(table):
-        raise ValueError(f"--by is crps, which {rows.NAME} lacks; expected error or log_score")
-    meanless = not classes and bool(table["prediction"].isna().any())
-    return by or fits[meanless]
-
-
-def has_crps(table: DataFrame) -> bool:
-    """Return whether every row of a table of predictions has a CRPS."""
-    return "crps" in table and bool(table["crps"].notna().all())
-
-
-def scored(table: DataFrame, by: By) -> DataFrame:
-    """Add a column with each row's score to a table of predictions; larger scores are better."""
-    if by == "log_score":
-        score = table["log_score"]
-    elif by == "crps":
-        score = -table["crps"]
-    elif by == "error":
-        score = -(table["prediction"] - table["y"].astype(float)).abs()
-    else:
-        probs, y = rows.probabilities(table)
-        score = (probs.argmax(1) == y).astype(float)
-    return table.assign(score=score)
-
-
 def models(made: SavedRun, table: DataFrame) -> list[Model]:
     """Return the models of a run to compare: the global model, if any, and the main model."""
     there = set(zip(table["model"], table["adaptation"], strict=True))
     main = tuple(made.facts["tested"]["main"])
     asked = [one for one in dict.fromkeys([("global", "none"), main]) if one in there]
     return [(made.method, *one) for one in asked]
-
-
-def of_model(table: DataFrame, model: Model) -> DataFrame:
-    """Return the rows of a table of predictions that were predicted by the given model."""
-    return table[(table["model"] == model[1]) & (table["adaptation"] == model[2])]
 
 
 def same_sites(made: Sequence[SavedRun]) -> bool:

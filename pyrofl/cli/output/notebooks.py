@@ -84,6 +84,12 @@ def exercises(notebook: Any) -> list[Exercise]:
     return found
 
 
+def needs(notebook: Any) -> str:
+    """Return what a lesson needs, as its first cell states: other lessons or knowledge."""
+    text = " ".join(notebook.cells[0]["source"].split())
+    return text.partition("You need ")[2].partition(". ")[0].removesuffix(".")
+
+
 def minutes(notebook: Any) -> tuple[int, int]:
     """Estimate the minutes to read and run a lesson, and those to do its exercises.
 

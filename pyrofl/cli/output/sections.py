@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pyrofl.cli.output.comparison_table import compare_lines
-from pyrofl.cli.output.model_comparison import LOSSES, By, has_crps, of_model
-from pyrofl.cli.output.model_comparison import scored as with_score
 from pyrofl.experiments import rows
 from pyrofl.experiments.experiment import Experiment
+from pyrofl.experiments.rows import By, has_crps, of_model
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
-from pyrofl.paired import Interval, interval
+from pyrofl.reports.first_page import score_of, score_table
+from pyrofl.reports.page import Section
+from pyrofl.reports.parameters import fitting
 
-MOST = 60  # lines of a table
 UNTOLD = (
     *("methods", "seed", "seeds", "out", "overwrite", "resume", "quiet", "tune", "over", "tries"),
     *("metric", "hold_back", "tune_seeds"),  # of the choice of settings
@@ -41,47 +38,6 @@ CAPTIONS = {
     "clients": "Every client: score against training rows",
     "confidence": "How much each client counts at the server",
 }
-
-
-@dataclass
-class Section:
-    """Section of a report: a title, and parts such as notes, commands, figures and tables."""
-
-    title: str
-    parts: list[dict[str, Any]] = field(default_factory=list)
-
-    def note(self, text: str, kind: str = "note") -> Section:
-        """Add a text, such as a note, a sentence or a command line, to the report section."""
-        self.parts.append({"kind": kind, "text": text})
-        return self
-
-    def has(self, kind: str) -> bool:
-        """Return whether the report section has a part of the given kind, such as "figure"."""
-        return any(part["kind"] == kind for part in self.parts)
-
-    def figure(self, path: Path, text: str = "") -> Section:
-        """Add a figure with its caption to the report section, or a note if its file is missing."""
-        if not path.is_file():
-            return self.note(f"No figure {path.name} in {path.parent.parent.name}.")
-        image = b64encode(path.read_bytes()).decode("ascii")
-        self.parts.append({"kind": "figure", "text": text, "image": image})
-        return self
-
-    def table(self, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> Section:
-        """Add a table to the report section; only the first lines of a long table are shown."""
-        found = list(lines)
-        shown = [[_cell(value) for value in line] for line in found[:MOST]]
-        self.parts.append({"kind": "table", "head": head, "rows": shown})
-        return self.note(f"{len(found) - MOST} more lines.") if len(found) > MOST else self
-
-
-def _cell(value: Any) -> tuple[str, str]:
-    """Return the text and the CSS class of a table cell in the HTML report."""
-    if isinstance(value, float):
-        return f"{value:.4g}", "number"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}", "number"
-    return str(value), "long" if len(str(value)) > 40 else ""
 
 
 def verdicts(made: Sequence[SavedRun]) -> Section:
@@ -122,28 +78,15 @@ def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
 
 def _means(made: SavedRun) -> list[tuple[Any, ...]]:
     """Return mean test scores of every model of a run, with confidence intervals."""
-    from scipy.stats import binomtest
-
     lines = []
-    for (model, adaptation), part in rows.read(made.path).groupby(
-        ["model", "adaptation"], sort=False
-    ):
-        if rows.classes_of(part):
-            right = with_score(part, "accuracy")["score"]
-            ends = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-            lines.append((model, adaptation, "accuracy", float(right.mean()), _ends(ends)))
-        numbers: list[By] = [] if rows.classes_of(part) else ["error"]
+    for model, part in rows.read(made.path).groupby(["model", "adaptation"], sort=False):
+        numbers: list[By] = ["accuracy"] if rows.classes_of(part) else ["error"]
         numbers += ["log_score", *(("crps",) if has_crps(part) else ())]
         for by in numbers:
-            found = interval(with_score(part, by)["score"].to_numpy())
-            if by in LOSSES:
-                found = Interval(-found.mean, -found.high, -found.low)
-            lines.append((model, adaptation, by.replace("_", " "), found.mean, _ends(found)))
+            found = score_of(part, by)
+            ends = f"{found.low:.4g} to {found.high:.4g}"
+            lines.append((*model, by.replace("_", " "), found.mean, ends))
     return lines
-
-
-def _ends(of: Any) -> str:
-    return f"{of.low:.4g} to {of.high:.4g}"
 
 
 def classes(made: Sequence[SavedRun]) -> Section:
@@ -199,15 +142,6 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
     return [section]
 
 
-def asked(made: Sequence[SavedRun]) -> Section:
-    """Return the report section with the command-line options of the runs."""
-    facts = made[0].facts
-    section = Section("Command")
-    same = {n: v for n, v in facts["experiment"].items() if n not in UNTOLD and v not in (None, [])}
-    told = [(n.replace("_", " "), _words(v)) for n, v in same.items() if v is not False]
-    return section.table((), told).note(f"Versions: {_words(facts.get('versions', {}))}.")
-
-
 def _words(value: Any) -> str:
     """Format a value from run.json as text."""
     if isinstance(value, dict):
@@ -221,8 +155,8 @@ def held(made: Sequence[SavedRun]) -> Section:
     section, told = Section("Who holds what"), one.facts["data"]
     plain = {n: v for n, v in told.items() if not isinstance(v, dict) and v not in (None, [], "")}
     section.table((), [(n, _words(v)) for n, v in plain.items()])
-    sizes = {r["client"]: int(r["size"]) for r in _clients(one)}
-    section.table(("client", "training rows"), sorted(sizes.items(), key=lambda item: item[1]))
+    sizes = sorted(sizes_of(one).items(), key=lambda item: item[1])
+    section.table(("client", "training rows"), sizes)
     return section.figure(one.path / "figures/partition.png", CAPTIONS["partition"])
 
 
@@ -255,20 +189,41 @@ def calibrated(made: Sequence[SavedRun]) -> Section:
 
 
 def clients(made: Sequence[SavedRun]) -> Section:
-    """Return the report section with every client's scores, the smallest client first."""
+    """Return the report section with every client's score, the smallest client first."""
     section = Section("Clients")
     for one in made:
-        main = tuple(one.facts["tested"].get("main", ()))
-        own = [r for r in _clients(one) if (r["model"], r["adaptation"]) == main]
-        metrics = list(dict.fromkeys(r["metric"] for r in own))[:4]
-        found: dict[tuple[int, str], dict[str, float]] = {}
-        for r in own:
-            found.setdefault((int(r["size"]), r["client"]), {})[r["metric"]] = float(r["value"])
-        lines = [(c, n, *(v.get(m, "-") for m in metrics)) for (n, c), v in sorted(found.items())]
-        if lines:
-            section.table(("client", "training rows", *metrics), lines)
-            section.note(f"{one.path.name}: its {main[0]} model.")
+        try:
+            section.table(*score_table(main_rows(one), sizes_of(one)))
+        except ValueError:
+            main = tuple(one.facts["tested"].get("main", ()))
+            own = [r for r in _clients(one) if (r["model"], r["adaptation"]) == main]
+            first = next((r["metric"] for r in own), "")
+            lines = [
+                (r["client"], int(r["size"]), float(r["value"]))
+                for r in own
+                if r["metric"] == first
+            ]
+            section.table(("client", "training rows", first), sorted(lines, key=lambda r: r[1]))
+            section.note("No intervals: predictions of single rows are not in this folder.")
+        section.note(f"{one.path.name}: its {one.facts['tested'].get('main', [''])[0]} model.")
     return _each(section, made, "clients", "confidence")
+
+
+def main_rows(made: SavedRun) -> Any:
+    """Return the predictions of single rows by the main model of a run.
+
+    Raises:
+        ValueError: if they were not saved.
+    """
+    table = of_model(rows.read(made.path), (made.method, *made.facts["tested"].get("main", ())))
+    if not len(table):
+        raise ValueError(f"{made.path / rows.NAME} has no rows of the main model")
+    return table
+
+
+def sizes_of(made: SavedRun) -> dict[str, int]:
+    """Return the number of training rows of every client of a run."""
+    return {r["client"]: int(r["size"]) for r in _clients(made)}
 
 
 def posteriors(made: Sequence[SavedRun]) -> Section:
@@ -290,17 +245,13 @@ def _summarise(section: Section, made: SavedRun, path: Path) -> None:
     from pyrofl.inference.posteriors import export
 
     data = export.load(path)
-    sizes = {str(n): prod(v.shape[2:]) for n, v in data["posterior"].data_vars.items()}
-    shown, room = list[str](), MOST
-    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
-        if size <= room:
-            shown, room = [*shown, name], room - size
+    shown, left = fitting(data["posterior"])
     if shown:
         table = export.import_arviz().summary(data, var_names=shown, kind="stats")
         numbers = zip(table.index, table.to_numpy(), strict=True)
         lines = [(str(name), *map(float, values)) for name, values in numbers]
         section.table((made.path.name, *map(str, table.columns)), lines)
-    if left := [f"{n} ({size:,} numbers)" for n, size in sizes.items() if n not in shown]:
+    if left:
         section.note(f"{made.path.name}: no room here for {', '.join(left)}; see {path.name}.")
 
 
@@ -332,8 +283,9 @@ def faults(made: Sequence[SavedRun]) -> Section:
 
 def repeated(made: Sequence[SavedRun], several: bool) -> Section:
     """Return the report section with the command line that reproduces the runs."""
-    section = Section("To repeat it").note(repeating(made, several), "command")
-    return section.note("In the same folder, with the same versions and the same files.")
+    section = Section("Command").note(repeating(made, several), "command")
+    section.note("In the same folder, with the same files and the same versions:")
+    return section.note(f"{_words(made[0].facts.get('versions', {}))}.")
 
 
 def repeating(made: Sequence[SavedRun], several: bool) -> str:

@@ -1,0 +1,284 @@
+"""First page of a report: question, data, results, certainty and warnings in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pyrofl import figures
+from pyrofl.experiments.rows import LOSSES, By, chosen, classes_of, probabilities, scored
+from pyrofl.metrics import calibration_bins, calibration_error
+from pyrofl.paired import Interval, interval
+from pyrofl.reports.calibration import LINEAR, NETWORKS, of_method
+from pyrofl.reports.page import Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+FITS = 24  # clients in the figure of the first page
+ENOUGH = 0.7  # largest reliable Pareto k
+CALIBRATED = 90  # percent that 95% intervals cover at least
+KINDS: dict[By, str] = {
+    "accuracy": "Fraction of correct predictions",
+    "error": "Mean absolute error",
+    "log_score": "Mean log score per row",
+    "crps": "Mean CRPS",
+}
+POINTS = "percentage points (expected calibration error)"
+
+
+class ClientScore(NamedTuple):
+    """Score of a client's test rows, with its 95% interval."""
+
+    client: str
+    size: int  # training rows
+    rows: int  # test rows
+    score: Interval
+
+
+def number(value: float) -> str:
+    """Format a number with three significant digits.
+
+    >>> number(1.2345), number(-0.5), number(12345.6)
+    ('1.23', '-0.5', '12,346')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def between(low: float, high: float, times: float = 1.0, unit: str = "") -> str:
+    """Format the ends of a 95% interval."""
+    if np.isnan(low) or np.isnan(high):
+        return "interval unknown, as there are fewer than two rows"
+    return f"95% interval {number(times * low)}{unit} to {number(times * high)}{unit}"
+
+
+def size_of(names: Sequence[str], sizes: Sequence[int], data: str, rows: str = "rows") -> str:
+    """Return a sentence on the data: number of clients and rows, and where the rows are."""
+    ends = " to ".join(f"{end:,}" for end in sorted({min(sizes), max(sizes)}))
+    each = f" ({ends} each)" if len(sizes) > 1 else f" ({names[0]})"
+    told = f"{sum(sizes):,} {rows} at {len(sizes):,} client{'s' * (len(sizes) > 1)}{each}"
+    return f"{data.removeprefix('csv:')}: {told}" if data else told
+
+
+def how_well(methods: Sequence[str], target: str, clients: int) -> str:
+    """Return the question that the report of methods for prediction answers."""
+    does = f"does {methods[0]}" if len(methods) == 1 else f"do {', '.join(methods)}"
+    at = f"{clients} clients" if clients > 1 else "one client"
+    return f"How well {does} predict {target} at {at}?"
+
+
+def first_page(
+    about: Iterable[tuple[str, str]],
+    results: Sequence[str],
+    drawn: tuple[Any, str] | None,
+    statuses: Sequence[tuple[str, str, str]],
+    certain: Sequence[str],
+    problems: Sequence[str],
+) -> Section:
+    """Return the first page: data and model, results, one figure, certainty and warnings.
+
+    Args:
+        about: labels and texts on data, model and method.
+        results: sentences.
+        drawn: figure or PNG file, and its caption.
+        statuses: name of each run, kind and reason of its convergence status.
+        certain: sentences on the certainty of the results, besides convergence.
+        problems: warnings.
+    """
+    found, kinds = Section("Summary").table((), [*about]), {kind for _, kind, _ in statuses}
+    heading = "Result" if kinds == {"converged"} else "Preliminary result (see convergence below)"
+    found.list(heading, results or ["There is no result."])
+    if drawn:
+        found.figure(*drawn)
+    found.list("How certain is this?", [*converged(statuses), *certain])
+    return found.list("Warnings", problems or ["None."])
+
+
+def converged(statuses: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield sentences on the convergence of runs, and on what it means for the numbers."""
+    several = len(statuses) > 1
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for name, kind, why in statuses:
+        parts.setdefault(kind, []).append((name, why))
+    for kind, some in parts.items():
+        names = ", ".join(name for name, _ in some) if several else "The fit"
+        verb = "have" if len(some) > 1 else "has"
+        told = "; ".join(f"{name}: {why}" if several else why for name, why in some)
+        if kind == "converged":
+            yield f"{names} {verb} converged: more rounds would change these numbers little."
+        elif kind == "not converged":
+            yield (
+                f"{names} {verb} not converged, and the numbers may still change. Fit for more "
+                f"rounds before you use them ({told})."
+            )
+        else:
+            yield f"{names} failed ({kind}). Do not use the numbers ({told})."
+
+
+def correction(corrected: str, k: float, ess: float) -> str:
+    """Return a sentence on the correction of the posterior draws, as `to_arviz` states it.
+
+    Args:
+        corrected: attribute "corrected" of the posterior.
+        k: largest Pareto k.
+        ess: smallest effective sample size.
+    """
+    if corrected == "yes" and k <= ENOUGH:
+        return (
+            "The fit is an approximation; its draws were corrected to the exact posterior, and the "
+            f"correction is reliable (Pareto k is {k:.2f}, at most {ENOUGH} is reliable; weighted "
+            f"draws are worth {number(ess)} independent ones)."
+        )
+    if corrected == "yes":
+        return (
+            "The fit is an approximation, and the correction of its draws is not reliable (Pareto "
+            f"k is {k:.2f}, at most {ENOUGH} is reliable): intervals may be wrong."
+        )
+    reason = corrected.removeprefix("no: ")
+    if "exact posterior" in reason:
+        return "The intervals are those of the exact posterior."
+    return (
+        "The intervals are those of an approximation that was not corrected; they may be too "
+        f"narrow ({reason})."
+    )
+
+
+def score_of(part: DataFrame, by: By) -> Interval:
+    """Return the mean score of rows with a 95% interval: Wilson's for accuracy, else Student's."""
+    from scipy.stats import binomtest
+
+    values = scored(part, by)["score"].to_numpy()
+    if by == "accuracy":
+        ends = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
+        return Interval(float(values.mean()), float(ends.low), float(ends.high))
+    found = interval(values)
+    return Interval(-found.mean, -found.high, -found.low) if by in LOSSES else found
+
+
+def scores_by_client(part: DataFrame, sizes: dict[str, int], by: By) -> list[ClientScore]:
+    """Return the score of every client's test rows, the client with the fewest rows first."""
+    found = [
+        ClientScore(str(name), sizes.get(str(name), 0), len(own), score_of(own, by))
+        for name, own in part.groupby("client")
+    ]
+    return sorted(found, key=lambda one: (one.size, one.client))
+
+
+def score_sentences(part: DataFrame, sizes: dict[str, int], whose: str, rows: str) -> list[str]:
+    """Return sentences on the score of a model over all rows, and over clients.
+
+    Args:
+        part: predictions of single rows by the model.
+        sizes: client -> number of its training rows.
+        whose: the model, such as "the global model of fedavg".
+        rows: kind of the rows: "test" or "train".
+    """
+    by = chosen(part, None)
+    whole, each = score_of(part, by), scores_by_client(part, sizes, by)
+    is_share = by == "accuracy"
+    times, unit = (100.0, "%") if is_share else (1.0, "")
+    kind = {"train": "training"}.get(rows, rows)
+    score = f"{number(times * whole.mean)}{unit}"
+    over, ends = f"{len(part):,} {kind} rows", between(whole.low, whole.high, times, unit)
+    if is_share:
+        found = [f"{whose} predicts {score} of {over} correctly ({ends})."]
+    else:
+        found = [f"{KINDS[by]} of {whose} over {over}: {score} ({ends})."]
+    found[0] = found[0][0].upper() + found[0][1:]
+    if len(each) > 1:
+        order = sorted(each, key=lambda one: one.score.mean, reverse=by in LOSSES)
+        told = (
+            f"{number(times * one.score.mean)}{unit} at {one.client} ({one.rows:,} {kind} rows, "
+            f"{between(one.score.low, one.score.high, times, unit)})"
+            for one in (order[0], order[-1])
+        )
+        found.append(f"By client, it goes from {' to '.join(told)}.")
+    if kind == "training":
+        found.append("There are no test rows: training rows give too good a score.")
+    return found
+
+
+def score_table(
+    part: DataFrame, sizes: dict[str, int]
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Return head and lines of the table of the clients' scores with their 95% intervals."""
+    by = chosen(part, None)
+    head = ("client", "training rows", "tested rows", KINDS[by].lower(), "2.5%", "97.5%")
+    each = scores_by_client(part, sizes, by)
+    return head, [(*one[:3], *vars(one.score).values()) for one in each]
+
+
+def score_certainty(parts: Mapping[str, DataFrame]) -> list[str]:
+    """Return sentences on the intervals of scores, and on the calibration: method -> its rows."""
+    found = [
+        "Intervals account for the number of rows that were tested, not for other training data "
+        "or another seed."
+    ]
+    known = {name: _calibration_error(part) for name, part in parts.items() if classes_of(part)}
+    if known:
+        told = ", ".join(
+            f"{100 * ece:.1f}{f' ({name})' if len(known) > 1 else ''}"
+            for name, ece in known.items()
+        )
+        found.append(
+            "The probability of the predicted class differs from the fraction of correct "
+            f"predictions on average by {told} {POINTS}."
+        )
+    return found + [told for name in parts if (told := coverage(name))]
+
+
+def _calibration_error(part: DataFrame) -> float:
+    probs, y = (torch.tensor(v) for v in probabilities(part))
+    sure, best = probs.max(1)
+    return float(calibration_error(calibration_bins(sure, (best == y).to(sure)))[0])
+
+
+def coverage(method: str) -> str:
+    """Return a sentence on the measured coverage of a method's intervals; "" if not measured."""
+    told, low = [], 100
+    for simulation, model in ((LINEAR, "a small linear model"), (NETWORKS, "networks")):
+        if found := [one.percent for one in of_method(method, simulation)]:
+            ends = f"{min(found)} to {max(found)}%" if len({*found}) > 1 else f"{found[0]}%"
+            told.append(f"{ends} ({model})")
+            low = min(low, *found)
+    if not told:
+        return ""
+    more = "" if low >= CALIBRATED else ", so its posterior is too narrow"
+    return (
+        f"In simulations, 95% intervals of {method} contained the true parameter in "
+        f"{' and '.join(told)} of cases{more}."
+    )
+
+
+def score_figure(part: DataFrame, sizes: dict[str, int]) -> tuple[Figure, str]:
+    """Plot the score of every client with its 95% interval; return the figure and its caption."""
+    by = chosen(part, None)
+    each = scores_by_client(part, sizes, by)
+    summary = np.array([[*vars(one.score).values()] for one in each]).T
+    return forest([one.client for one in each], summary, KINDS[by], "fewest training rows first")
+
+
+def forest(labels: Sequence[str], summary: Any, title: str, order: str) -> tuple[Figure, str]:
+    """Plot intervals of clients; of many, those with the smallest and the largest values.
+
+    Args:
+        labels: names of the clients.
+        summary: [3, C], mean and ends of the interval.
+        title: of the axis.
+        order: how the clients are ordered, for the caption.
+    """
+    summary = np.asarray(summary, dtype=float)
+    count, which = len(labels), np.arange(len(labels))
+    text = f"{title} of each client, with 95% intervals; {order}"
+    if count > FITS:
+        half = FITS // 2
+        ends = np.argsort(summary[0])
+        which = np.sort(np.concatenate([ends[:half], ends[-half:]]))
+        text += f"; the {half} lowest and the {half} highest of {count} clients"
+    shown = tuple(summary[:, which])
+    names = [labels[int(i)] for i in which]
+    return figures.forest({"95% interval": shown}, names, title), f"{text}."

@@ -1,0 +1,375 @@
+"""Pages of runs with named parameters: regressions from a formula, and programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyrofl import figures
+from pyrofl.data.tables.wording import listed
+from pyrofl.inference.checks import predictive_checks
+from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.posteriors.export import SAMPLES
+from pyrofl.inference.posteriors.summary import NONCENTERED, summarize
+from pyrofl.models.regression import effects
+from pyrofl.models.regression.columns import variables
+from pyrofl.reports.first_page import (
+    FITS,
+    between,
+    correction,
+    first_page,
+    forest,
+    number,
+    size_of,
+)
+from pyrofl.reports.page import MOST, Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+ENTRIES = 1000  # of a program's variables that are summarized
+SHOWN = 6  # columns with a conditional effect, terms with a forest plot, sentences of one kind
+CONTINUOUS, DISCRETE = ("mean", "sd", "max"), ("mean", "sd", "zeros")
+REPLICAS, CELLS = 1000, 5_000_000  # posterior predictive draws; numbers in all of them
+ENDS = ["2.5%", "97.5%"]
+TITLES = {
+    "forest": "Clients",
+    "conditional": "Conditional effects",
+    "predictive": "Posterior predictive check",
+    "convergence": "Parameter changes",
+}
+
+Drawing = tuple[str, str, Callable[[], "Figure"]]
+"""File name, caption, and plot function of a figure."""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Posterior of a run, its table of parameters, and its table of ratios, if they have any."""
+
+    found: Any
+    table: DataFrame
+    names: tuple[str, ...] = ()  # variables of a program in the table
+    ratios: DataFrame | None = None
+    left: tuple[str, ...] = ()  # variables that have too many entries for the table
+
+
+def is_regression(run: Run) -> bool:
+    """Return whether a run is one of `pyrofl.regression`."""
+    return getattr(run.method, "design", None) is not None
+
+
+def estimates(run: Run, found: Any, var_names: Sequence[str] | None = None) -> Estimates:
+    """Return the table of estimates, and that of ratios if exp(b) has a meaning.
+
+    Args:
+        run: of a regression or a program.
+        found: its posterior, as `to_arviz` returns it.
+        var_names: variables of the table, in their order; None is all that have room.
+    """
+    method: Any = run.method
+    if is_regression(run):
+        has_ratios = method.design.family.ratio.get(method.link) and method.design.terms
+        table = summarize(found, names=method.variables())
+        return Estimates(found, table, ratios=effects.ratios(run) if has_ratios else None)
+    every = found["posterior"]
+    shown, left = fitting(every, ENTRIES) if var_names is None else (var_names, [])
+    table = summarize(found, names={n: n for n in shown})
+    return Estimates(found, table, tuple(shown), left=tuple(left))
+
+
+def fitting(posterior: Any, room: int = MOST) -> tuple[list[str], list[str]]:
+    """Return the variables that have room in a table, smallest first, and those that have not."""
+    sizes = {str(n): prod(v.shape[2:]) for n, v in posterior.data_vars.items()}
+    shown = list[str]()
+    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
+        if size <= room and not name.endswith(NONCENTERED):
+            shown, room = [*shown, name], room - size
+    return shown, [n for n in sizes if n not in shown and not n.endswith(NONCENTERED)]
+
+
+def drawings(run: Run, own: Estimates) -> Iterator[Drawing]:
+    """Yield all figures of a run; the first one belongs on the first page."""
+    if not is_regression(run):
+        yield from _of_program(run, own)
+        return
+    method: Any = run.method
+    if method.design.terms:
+        yield "effects", _caption(own), partial(_effects, own)
+    terms = dict.fromkeys(label for one in method.design.groups for label in one.labels)
+    for k, term in enumerate(list(terms)[:SHOWN]):
+        text = f"{term} of each client or level, with 95% intervals"
+        yield f"forest-{k}", text, partial(effects.forest, run, term)
+    names = variables(method.design.formula.population)[0]
+    columns = [name for name in method.design.needed if name in names]
+    for k, column in enumerate(columns[:SHOWN]):
+        text = f"Expected response by {column}; other columns at their means or first levels"
+        yield f"conditional-{k}", text, partial(_conditional, run, column)
+    if method.design.family.kind == "rows":
+        text = "Statistics of each client's responses, observed and predicted (95%)"
+        yield "predictive", text, partial(_predictive, run)
+
+
+def _caption(own: Estimates) -> str:
+    if own.ratios is None:
+        return "Change of the response with each term, with 95% intervals; 0 is no effect."
+    return f"{own.ratios.index.name} of each term, with 95% intervals; 1 is no effect.".capitalize()
+
+
+def _effects(own: Estimates) -> Figure:
+    """Plot ratios on a logarithmic axis, or coefficients, with a line at no effect."""
+    if own.ratios is None:
+        table = own.table[own.table.index.str.startswith("b[")]
+        labels = [name[2:-1] for name in table.index]
+    else:
+        table, labels = own.ratios, [*own.ratios.index]
+    summary = table[["median", *ENDS]].to_numpy().T
+    drawn = figures.forest({"95% interval": summary}, labels, str(table.index.name or "change"))
+    axes = drawn.axes[0]
+    axes.axvline(0.0 if own.ratios is None else 1.0, color="black", linewidth=0.8)
+    if own.ratios is not None:
+        axes.set_xscale("log")
+        ends = 10.0 ** np.arange(-6, 7)
+        low, high = axes.get_xlim()
+        every = np.sort(np.outer(ends, [1, 2, 5]).ravel())
+        ticks = [tick for tick in every if low <= tick <= high]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    return drawn
+
+
+def _of_program(run: Run, own: Estimates) -> Iterator[Drawing]:
+    posterior, whole = own.found["posterior"], list[str]()
+    few = f"; of {n} clients those at the ends" if (n := run.data.clients) > FITS else ""
+    shown = [n for n in own.names if posterior[n].dims == (*SAMPLES, "client")]
+    for name in shown[:SHOWN] if run.data.clients > 1 else ():
+        whole.append(name)
+        draw = partial(_clients, posterior[name])
+        yield f"forest-{len(whole)}", f"{name} of each client, with 95% intervals{few}.", draw
+    if not whole and len(own.table):
+        yield "forest-0", "Parameters with 95% intervals.", partial(_table, own.table[:MOST])
+    if not run.parameter_changes().empty:
+        text = "How far the posterior still moved in each round"
+        yield "convergence", text, partial(figures.convergence, run)
+
+
+def _clients(value: Any) -> Figure:
+    draws = value.stack(draws=SAMPLES).transpose("draws", "client").values
+    summary = np.stack([draws.mean(0), *np.quantile(draws, [0.025, 0.975], axis=0)])
+    return forest([str(c) for c in value["client"].values], summary, str(value.name), "")[0]
+
+
+def _table(table: DataFrame) -> Figure:
+    summary = table[["mean", *ENDS]].to_numpy().T
+    return figures.forest({"95% interval": summary}, [*map(str, table.index)], "parameter")
+
+
+def _conditional(run: Run, column: str) -> Figure:
+    return figures.conditional(effects.conditional(run, column))
+
+
+def _predictive(run: Run) -> Figure:
+    method: Any = run.method
+    is_discrete = method.design.family.support in ("count", "trials", "binary")
+    draws = min(REPLICAS, max(CELLS // len(run.data.y), 100))
+    table = predictive_checks(run, DISCRETE if is_discrete else CONTINUOUS, draws, progress=False)
+    return figures.predictive_checks(table)
+
+
+def question(run: Run) -> str:
+    """Return the question that a run answers, as far as its model states it."""
+    n, method = run.data.clients, run.method
+    at = "one client" if n == 1 else f"{n} clients"
+    if not is_regression(run):
+        shared = method.metadata.sites.partition(";")[0].removeprefix("shared by all clients: ")
+        return f"What do the rows of {at} show about {shared or 'the model'}?"
+    design: Any = getattr(method, "design", None)
+    names = variables(design.formula.population)[0]
+    columns = [name for name in design.needed if name in names]
+    by = f"depend on {listed(columns)} at" if columns else "differ between"
+    return f"How does {design.formula.response} {by} {at}?"
+
+
+def results(run: Run, own: Estimates) -> list[str]:
+    """Return the results of a run in sentences."""
+    if not is_regression(run):
+        return _parameters(own)
+    method: Any = run.method
+    found = [*_terms(run, own)]
+    at = f"on the scale of the link {method.link}" if method.link != "identity" else ""
+    for name, row in own.table[own.table.index.str.startswith("sd_")][:SHOWN].iterrows():
+        level = str(name).removeprefix("sd_")
+        text = f"The standard deviation between levels of {level} is {number(row['median'])}"
+        found.append(" ".join(f"{text} ({between(*row[ENDS])}) {at}".split()) + ".")
+    if method.design.terms:
+        found.append("An effect compares rows that are equal in all other columns of the formula.")
+    if any(":" in term for term in method.design.terms):
+        found.append("A column with interactions: its effect alone is that at 0, or the reference.")
+    return found
+
+
+def _terms(run: Run, own: Estimates) -> Iterator[str]:
+    """Yield a sentence for each coefficient: its direction, size and interval."""
+    method: Any = run.method
+    response, ratio = method.design.formula.response, own.ratios is not None
+    if own.ratios is not None:
+        table, nothing = own.ratios, 1.0
+        kind = str(table.index.name).removesuffix(" ratio").replace("ratio of means", "mean")
+    else:
+        table, nothing = own.table[own.table.index.str.startswith("b[")], 0.0
+        kind = "mean" if method.link == "identity" else f"{method.link} of the mean"
+    for label, row in table[: 2 * SHOWN].iterrows():
+        term = str(label) if ratio else str(label)[2:-1]
+        term, _, answer = term.partition(" (")
+        versus = f" = {answer[:-1]} against {method.design.answers[0]}" if answer else ""
+        what = f"the {kind} of {response}{versus}"
+        low, high, middle = row["2.5%"], row["97.5%"], row["median"]
+        told = f"({between(low, high)})"
+        how = (
+            f"by a factor of {number(middle)} {told}"
+            if ratio
+            else f"by {number(abs(middle))} {told}"
+        )
+        if low <= nothing <= high:
+            size = f"{'factor' if ratio else 'change'} {number(middle)} {told}"
+            up = f", probability of an increase {row['p_above_1']:.0%}" if ratio else ""
+            yield f"Whether {_subject(method, term)} changes {what} is uncertain: {size}{up}."
+            continue
+        verb = "raises" if low > nothing else "lowers"
+        if not ratio and verb == "lowers":
+            how = f"by {number(abs(middle))} ({between(-high, -low)})"
+        subject = re.sub("^(one|the) ", lambda m: m[0].capitalize(), _subject(method, term))
+        yield f"{subject} {verb} {what} {how}."
+
+
+def _subject(method: Any, term: str) -> str:
+    """Return what a coefficient compares, in words."""
+    if ":" in term:
+        return f"the interaction {term}"
+    if not (level := re.fullmatch(r"([^\[\]]+)\[(.+)\]", term)):
+        return f"one unit more of {term}"
+    column, value = level.groups()
+    used = {t[len(column) + 1 : -1] for t in method.design.terms if t.startswith(f"{column}[")}
+    every = [str(v) for v in method.design.clients.levels.get(column, ())]
+    rest = [v for v in every if v not in used]
+    return f"{column} = {value}, compared with {rest[0] if len(rest) == 1 else 'the reference'},"
+
+
+def _parameters(own: Estimates) -> list[str]:
+    """Return sentences on shared parameters, and on the range over clients of the others."""
+    posterior, found = own.found["posterior"], list[str]()
+    for name in own.names:
+        value, labels = posterior[name], own.table.index
+        rows = own.table[(labels == name) | labels.str.startswith(f"{name}[")]
+        if "client" not in value.dims:
+            for label, row in rows[: SHOWN + 1 - len(found)].iterrows():
+                text = f"{label} is {number(row['mean'])} ({between(*row[ENDS])})."
+                found.append(text)
+        elif value.dims == (*SAMPLES, "client") and len(rows) > 1:
+            ends = (rows.loc[rows["mean"].idxmin()], rows.loc[rows["mean"].idxmax()])
+            told = (
+                f"{number(row['mean'])} at {str(row.name)[len(name) + 1 : -1]} "
+                f"({between(*row[ENDS])})"
+                for row in ends
+            )
+            found.append(f"{name} goes from {' to '.join(told)}.")
+    return found[: 2 * SHOWN]
+
+
+def sections(
+    run: Run,
+    own: Estimates | None,
+    drawn: Sequence[tuple[str, str, Path | Figure]],
+    problems: Sequence[str],
+    data: str = "",
+) -> list[Section]:
+    """Return all sections of the page of a regression or a program.
+
+    Args:
+        run: a fitted run.
+        own: its estimates; None if it diverged.
+        drawn: name, caption and figure or PNG file; the first is shown on the first page.
+        problems: warnings of the build and the fit.
+        data: name of the data set.
+    """
+    method: Any = run.method
+    sizes = run.data.sizes[: run.data.clients].tolist()
+    names = run.data.names[: run.data.clients]
+    about = [("Data", f"{size_of(names, sizes, data)}; the rows stayed at the clients")]
+    model = Section("Model")
+    if is_regression(run):
+        family = next(n for n, f in _families().items() if f is method.design.family)
+        priors = method.priors().splitlines()
+        about.append(("Model", f"{method.design.formula.text}; {family}, link {method.link}"))
+        more = f"; {len(priors) - 4} more: see Model" if len(priors) > 4 else ""
+        about.append(("Priors", "; ".join(priors[:4]) + more))
+        model.note("Priors:").note(method.priors(), "command")
+        model.note("The Pyro program that was fitted:").note(method.program(), "command")
+    elif method.metadata.sites:
+        about.append(("Model", method.metadata.sites.partition("; method:")[0]))
+    about.append(("Method", f"{method.name}, {run.state.number} rounds, seed {run.seed}"))
+    if run.privacy:
+        about.append(("Privacy", str(run.privacy)))
+    certain, found = list[str](), list[Section]()
+    if own is not None:
+        stats = own.found.get("sample_stats", {})
+        worst = [
+            float(of(stats[n])) if n in stats else np.nan
+            for n, of in (("pareto_k", np.max), ("importance_ess", np.min))
+        ]
+        certain.append(correction(own.table.attrs["corrected"], *worst))
+        found = [_estimates(own)]
+    first = [(figure, text) for _, text, figure in drawn[:1]]
+    words = results(run, own) if own else []
+    statuses = [("", run.status.kind, run.status.why)]
+    page = first_page(about, words, first[0] if first else None, statuses, certain, problems)
+    clients = Section("Clients and rows")
+    clients.table(("client", "rows"), [(n, int(s)) for n, s in zip(names, sizes, strict=True)])
+    for kind, title in TITLES.items():
+        of_kind = [one for one in drawn[1:] if one[0].startswith(kind)]
+        if of_kind:
+            section = Section(title)
+            for _, text, figure in of_kind:
+                section.figure(figure, text)
+            found.append(section)
+    found += [clients, *([model] if model.parts else []), costs(run)]
+    return [page, *found]
+
+
+def _families() -> Any:
+    from pyrofl.models.regression.families import FAMILIES
+
+    return FAMILIES
+
+
+def _estimates(own: Estimates) -> Section:
+    section = Section("Estimates")
+    shown = own.table.drop(columns=["r_hat", "importance_ess"], errors="ignore").dropna(axis=1)
+    section.table(("parameter", *shown.columns), _lines(shown))
+    section.note(
+        "Intervals are central 95% intervals of the posterior. ess_bulk and ess_tail: effective "
+        "numbers of draws, of ArviZ. pareto_k: at most 0.7 is reliable."
+    )
+    if own.ratios is not None:
+        section.table((str(own.ratios.index.name), *own.ratios.columns), _lines(own.ratios))
+    return section.note(f"No room here for {', '.join(own.left)}.") if own.left else section
+
+
+def _lines(table: DataFrame) -> list[tuple[Any, ...]]:
+    return [(str(name), *map(float, values)) for name, values in table.iterrows()]
+
+
+def costs(run: Run) -> Section:
+    """Return the section on the bytes sent, the time, and the status of a run."""
+    down, up = (sum(getattr(r, name) for r in run.records) for name in ("bytes_down", "bytes_up"))
+    lines = [(run.state.number, down, up, sum(r.seconds for r in run.records), str(run.status))]
+    head = ("rounds", "bytes down", "bytes up", "seconds of training", "status")
+    return Section("Rounds and communication").table(head, lines)
