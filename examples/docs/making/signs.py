@@ -6,12 +6,16 @@ import re
 from html import escape
 from typing import Any
 
-from docutils.nodes import SkipNode
+from docutils.nodes import SkipNode, Text
 from docutils.utils.math import MathError
 from sphinx.util.logging import getLogger
 
+from pyrofl.arguments import Range
 from pyrofl.cli.output.slides import mathml
 
+RANGE = re.compile(
+    r"Annotated\[(\w+), Range\(low=(.*?), high=(.*?), open_low=(\w+), open_high=(\w+)\)\]"
+)
 LOGGER = getLogger(__name__)
 
 
@@ -35,6 +39,18 @@ def displayed(writer: Any, node: Any) -> None:
     """Write a formula in a line of its own."""
     writer.body.append(f'<div class="formula">{_written(node, as_block=True)}</div>')
     raise SkipNode
+
+
+def plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
+    """Write ranges of numbers in types as error messages do, such as "int of at least 1"."""
+    for text in list(content.findall(Text)):
+        if "Annotated[" in text:
+            text.parent.replace(text, Text(RANGE.sub(_range, text)))
+
+
+def _range(found: re.Match[str]) -> str:
+    kind, low, high, *is_open = found.groups()
+    return f"{kind} {Range(float(low), float(high), *(one == 'True' for one in is_open))}".rstrip()
 
 
 def plain_signs(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
