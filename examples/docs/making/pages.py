@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import BytesIO, StringIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import jupytext
 
@@ -118,8 +118,11 @@ def reference(title: str, module: ModuleType) -> str:
             listed.append(f"   ~{home}.{name}")
         elif isinstance(value, dict):
             values.append(f"`{title}.{name}` has the names {', '.join(f'`{n}`' for n in value)}.")
+        elif get_args(value):
+            short = re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", str(value))
+            values.append(f"`{title}.{name}` is the type `{short}`.")
         else:
-            values.append(f"`{title}.{name}` is `{value}`.")
+            values.append(f"`{title}.{name}`: {(value.__doc__ or '').splitlines()[0]}")
     table = [".. autosummary::", "   :toctree: ../api", "   :nosignatures:", "", *listed]
     parts = [f"# {title}", " ".join(first.split()), "\n".join(["```{eval-rst}", *table, "```"])]
     return "\n\n".join([*parts, *values]) + "\n"
@@ -127,8 +130,8 @@ def reference(title: str, module: ModuleType) -> str:
 
 def offered(module: ModuleType) -> list[str]:
     """Name what a module offers: its `__all__`, or its functions and classes as defined."""
-    kept = f"{module.__name__}."
-    own = (
-        n for n, v in vars(module).items() if f"{getattr(v, '__module__', '')}.".startswith(kept)
-    )
-    return list(getattr(module, "__all__", (n for n in own if not n.startswith("_"))))
+    named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    own = [
+        n for n, v in named.items() if str(getattr(v, "__module__", "")).startswith(module.__name__)
+    ]
+    return list(getattr(module, "__all__", own))
