@@ -56,6 +56,7 @@ html_theme_options = {
     "navigation_depth": 3,
     "header_links_before_dropdown": 8,
     "secondary_sidebar_items": {"**": ["page-toc", "page-source"], "index": []},
+    "pygments_dark_style": "github-dark-high-contrast",
     "footer_start": [],
     "footer_end": [],
 }
@@ -85,5 +86,6 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", lambda app, page, source: making.of_site(source))
     app.connect("autodoc-process-docstring", making.plain_signs, priority=400)
     app.connect("object-description-transform", making.plain_types, priority=600)
+    app.connect("html-page-context", making.accessible, priority=900)
     app.add_html_math_renderer("mathml", (making.inline, None), (making.displayed, None))
     return {"parallel_read_safe": True}

@@ -14,8 +14,10 @@ from pyrofl.arguments import Range
 from pyrofl.cli.output.slides import mathml
 
 RANGE = re.compile(
-    r"Annotated\[(\w+), Range\(low=(.*?), high=(.*?), open_low=(\w+), open_high=(\w+)\)\]"
+    r"(?:~typing\.)?Annotated\[(\w+), [~\w.]*Range\(low=(.*?), high=(.*?), open_low=(\w+), "
+    r"open_high=(\w+)\)\]"
 )
+STOP = 'tabindex="0"'  # reached by the keyboard, as wide ones are moved sideways
 LOGGER = getLogger(__name__)
 
 
@@ -37,8 +39,18 @@ def inline(writer: Any, node: Any) -> None:
 
 def displayed(writer: Any, node: Any) -> None:
     """Write a formula in a line of its own."""
-    writer.body.append(f'<div class="formula">{_written(node, as_block=True)}</div>')
+    writer.body.append(f'<div class="formula" {STOP}>{_written(node, as_block=True)}</div>')
     raise SkipNode
+
+
+def accessible(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Let the keyboard reach wide diagrams, and give what opens and closes names that are read."""
+    body = re.sub(r'<p>(?=<img [^>]*\.svg")', f"<p {STOP}>", context.get("body", ""))
+    context["body"] = body.replace(' aria-label="Toggle hidden content"', "")
+    draw = context["generate_toctree_html"]
+    context["generate_toctree_html"] = lambda *how, **options: str(draw(*how, **options)).replace(
+        "<summary>", '<summary aria-label="Pages of this section">'
+    )
 
 
 def plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
