@@ -312,7 +312,11 @@ DRAWING = sorted(
 )
 
 
-def test_every_figure_is_in_the_gallery():
+def test_every_figure_is_in_the_gallery(monkeypatch):
+    pytest.importorskip("jupytext")
+    monkeypatch.syspath_prepend(DOCS)
+    questions = import_module("making.gallery").QUESTIONS
+    assert sorted(" ".join(questions.values()).split()) == DRAWING
     assert sorted(path.stem for path in (DOCS / "gallery").glob("*.py")) == DRAWING
 
 

@@ -47,7 +47,7 @@ html_sourcelink_suffix = ""  # tutorials are downloaded as notebooks
 html_show_copyright = False
 html_show_sphinx = False
 html_math_renderer = "mathml"
-html_sidebars = {"index": [], "gallery": [], "tutorials": []}
+html_sidebars = dict.fromkeys(("index", "gallery", "tutorials", "all_methods"), [])
 toc_object_entries_show_parents = "hide"
 html_theme_options = {
     "logo": {"text": f"pyrofl {release}"},

@@ -12,14 +12,14 @@ from making.cards import capital
 from pyrofl import figures
 
 QUESTIONS = {
-    "How sure is each client?": "shrinkage pooling forest narrowing densities",
+    "How sure is each client?": "shrinkage pooling forest narrowing entropies",
     "Are the intervals and probabilities right?": "coverage coverage_by_client ranks "
     "reliability reliability_by_client confidence_histogram predictive_checks",
     "How does a response depend on a covariate?": "conditional lines courses",
     "Which method is best?": "comparison curves differences clients tuning after_epochs "
     "histograms simplex",
     "Has the fit converged, and to the right posterior?": "convergence distance cost watched",
-    "How do the clients and the model look?": "partition plates confidence alphas",
+    "How do the clients and the model look?": "partition plates data_flow confidence alphas",
 }
 
 

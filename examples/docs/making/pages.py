@@ -19,7 +19,7 @@ from making.gallery import card, gallery_pages, grid
 
 LESSON = re.compile(r"(?m)^\d+\. \[(.+)\]\(\.\./tutorials/(\w+)\.py\): (.+)$")
 PICTURES = (  # of the gallery, one for each lesson
-    "partition shrinkage plates narrowing densities ranks confidence simplex watched after_epochs "
+    "partition shrinkage plates narrowing entropies ranks confidence simplex watched after_epochs "
     "alphas clients convergence predictive_checks conditional"
 )
 
