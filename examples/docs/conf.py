@@ -47,7 +47,8 @@ html_sourcelink_suffix = ""  # tutorials are downloaded as notebooks
 html_show_copyright = False
 html_show_sphinx = False
 html_math_renderer = "mathml"
-html_sidebars = dict.fromkeys(("index", "gallery", "tutorials", "all_methods"), [])
+wide = ("index", "start", "gallery", "tutorials", "all_methods", "calibration")
+html_sidebars: dict[str, list[str]] = {page: [] for page in wide}
 toc_object_entries_show_parents = "hide"
 html_theme_options = {
     "logo": {"text": f"pyrofl {release}"},
@@ -61,6 +62,9 @@ html_theme_options = {
     "footer_end": [],
 }
 
+copybutton_selector = "div[class*='highlight-']:not(.highlight-text) > div.highlight pre"
+copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True
+
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
 myst_heading_anchors = 4
 nb_execution_mode = "off" if quick else "cache"
@@ -69,6 +73,7 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 
 default_role = "code"
+python_use_unqualified_type_names = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"

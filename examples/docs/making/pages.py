@@ -65,7 +65,7 @@ def tutorial_cards(folder: Path, listed: str) -> str:
     """Write a card for each lesson of a list: what it shows, and minutes, as the lesson states."""
     cards, toctree = [], ["```{toctree}", ":hidden:", ""]
     for (title, stem, text), picture in zip(LESSON.findall(listed), PICTURES.split(), strict=True):
-        minutes = re.search(r"about (\d+) minutes", (folder / f"{stem}.py").read_text())[1]
+        minutes = re.findall(r"about (\d+) minutes", (folder / f"{stem}.py").read_text())[0]
         toctree.append(f"made/tutorials/{stem}")
         name = f"{int(stem[:2])}. {title}"
         cards.append(card(name, f"{capital(text)}\n\n{minutes} minutes", toctree[-1], picture))
