@@ -18,6 +18,11 @@ RANGE = re.compile(
     r"open_high=(\w+)\)\]"
 )
 STOP = 'tabindex="0"'  # reached by the keyboard, as wide ones are moved sideways
+NAMED = {  # what other libraries write, and with a name for screen readers
+    ' aria-label="Toggle hidden content"': "",
+    '<img id="_anim_img': '<img alt="Frame of an animated figure" id="_anim_img',
+    'class="anim-slider"': 'class="anim-slider" aria-label="Frame"',
+}
 LOGGER = getLogger(__name__)
 
 
@@ -46,7 +51,9 @@ def displayed(writer: Any, node: Any) -> None:
 def accessible(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
     """Let the keyboard reach wide diagrams, and give what opens and closes names that are read."""
     body = re.sub(r'<p>(?=<img [^>]*\.svg")', f"<p {STOP}>", context.get("body", ""))
-    context["body"] = body.replace(' aria-label="Toggle hidden content"', "")
+    for written, better in NAMED.items():
+        body = body.replace(written, better)
+    context["body"] = body
     draw = context["generate_toctree_html"]
     context["generate_toctree_html"] = lambda *how, **options: str(draw(*how, **options)).replace(
         "<summary>", '<summary aria-label="Pages of this section">'
