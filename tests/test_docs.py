@@ -191,7 +191,7 @@ def shown(page: str) -> str:
 @cache
 def built() -> Path:
     """Build the site, warnings as errors, without executing the tutorials."""
-    for needed in ("sphinx", "myst_nb", "furo", "jupytext"):
+    for needed in ("sphinx", "myst_nb", "pydata_sphinx_theme", "sphinx_copybutton", "jupytext"):
         pytest.importorskip(needed)
     out = Path(mkdtemp()) / "site"
     words = [
@@ -222,18 +222,46 @@ def test_the_site_has_a_card_for_every_method():
         assert f"made/methods/{name}.html" in shown("methods.html")
 
 
+def offered(module: str) -> list[str]:
+    """Name the public functions and classes of a module, or of `pyrofl` itself."""
+    home = getattr(pyrofl, module) if module else pyrofl
+    own = [n for n, v in vars(home).items() if getattr(v, "__module__", 0) and n[0] != "_"]
+    own = [n for n in own if vars(home)[n].__module__.startswith(home.__name__)]
+    values = {name: getattr(home, name) for name in getattr(home, "__all__", own)}
+    return [n for n, v in values.items() if inspect.isclass(v) or inspect.isroutine(v)]
+
+
+def test_the_reference_lists_every_public_name(monkeypatch):
+    pytest.importorskip("jupytext")
+    monkeypatch.syspath_prepend(DOCS)
+    made = dict(import_module("making.pages").references())
+    index = (DOCS / "reference.md").read_text()
+    listed = set(re.findall(r"(?m)^   ([\w]+)$", index))
+    assert listed == {*pyrofl.FUNCTIONS, *pyrofl.__all__} - {"Tensors"}
+    assert "`pyrofl.Tensors` is a type" in index
+    assert sum(len(offered(module)) for module in pyrofl.MODULES.keys() - {"models"}) > 150
+    for module in pyrofl.MODULES.keys() - {"models"}:
+        assert f"<made/reference/{module}>`" in index
+        page = made[f"reference/{module}.md"]
+        named = getattr(getattr(pyrofl, module), "__all__", ())
+        for name in {*named, *offered(module)}:
+            assert re.search(rf"pyrofl\.(?:{module}\.)?{name}\b", page), (module, name)
+
+
 @pytest.mark.slow
-def test_the_site_refers_to_every_public_name():
-    for name in set(pyrofl.__all__) - {"Tensors"}:
-        assert f'id="pyrofl.{name}"' in shown("made/reference/pyrofl.html"), name
-    assert "pyrofl.Tensors" in shown("made/reference/pyrofl.html")  # a type, and no class
-    for module in sorted(pyrofl.MODULES.keys() - {"models"}):
-        text, home = shown(f"made/reference/{module}.html"), getattr(pyrofl, module)
-        for name in getattr(home, "__all__", ()):
-            value = getattr(home, name)
-            known = inspect.isclass(value) or inspect.isroutine(value)  # others are types
-            if known and value is not vars(pyrofl).get(name):
-                assert f'id="pyrofl.{module}.{name}"' in text, name
+def test_every_public_name_has_a_page_with_a_link_to_its_source():
+    names = [f"pyrofl.{name}" for name in (*pyrofl.FUNCTIONS, *offered(""))]
+    for module in pyrofl.MODULES.keys() - {"models"}:
+        home = getattr(pyrofl, module)
+        own = (n for n in offered(module) if getattr(home, n) is not vars(pyrofl).get(n))
+        names += [f"pyrofl.{module}.{name}" for name in own]
+    for name in names:
+        text = shown(f"made/api/{name}.html")
+        assert f'id="{name}"' in text, name
+        assert "_modules/" in text, name
+        assert f"made/api/{name}.html" in shown("reference.html") + shown(
+            f"made/reference/{name.split('.')[1]}.html" if name.count(".") > 1 else "reference.html"
+        ).replace("../api", "made/api"), name
 
 
 def links(path: Path) -> set[str]:
@@ -269,11 +297,12 @@ def test_a_diagram_is_the_same_each_time_and_its_legend_has_every_kind(monkeypat
 
 @pytest.mark.slow
 def test_the_site_fetches_nothing():
-    for page in built().rglob("*.html"):
-        loaded = re.findall(
-            r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(http[^"]+)"', page.read_text()
-        )
-        assert loaded == [], page.name
+    tag = r'<(?:script|link|img|iframe|source|video)\b[^>]*?\b(?:src|href|srcset)="(?:https?:)?//'
+    loads = {".html": tag, ".css": r"(?:url\(|@import)\s*[\"']?(?:https?:)?//"}
+    assert re.search(tag, '<link rel="stylesheet" href="https://a.b/c.css">')
+    for page in built().rglob("*"):
+        if pattern := loads.get(page.suffix):
+            assert not re.search(pattern, page.read_text()), page.name
 
 
 DRAWING = sorted(
@@ -283,7 +312,11 @@ DRAWING = sorted(
 )
 
 
-def test_every_figure_is_in_the_gallery():
+def test_every_figure_is_in_the_gallery(monkeypatch):
+    pytest.importorskip("jupytext")
+    monkeypatch.syspath_prepend(DOCS)
+    questions = import_module("making.gallery").QUESTIONS
+    assert sorted(" ".join(questions.values()).split()) == DRAWING
     assert sorted(path.stem for path in (DOCS / "gallery").glob("*.py")) == DRAWING
 
 

@@ -7,11 +7,27 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version as installed
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sphinx.errors import ConfigError
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+needed = [*extensions, "pydata_sphinx_theme", "jupytext", "formulae"]
+if absent := [name for name in needed if find_spec(name) is None]:
+    raise ConfigError(f"not installed: {', '.join(absent)}; run pip install -e '.[docs]'")
 
 import making  # noqa: E402
 
@@ -20,21 +36,34 @@ author = "the authors of pyrofl"
 release = version = installed("pyrofl")
 quick = globals()["tags"].has("quick")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+templates_path = ["making/templates"]
 exclude_patterns = ["making", "gallery", "_static"]
-exclude_patterns += [f"made/{n}.md" for n in ("methods_table", "gallery_entries", "tutorials_list")]
-html_theme = "furo"
-html_title = "pyrofl"
+exclude_patterns += [f"made/{n}.md" for n in ("methods_table", "gallery_cards", "tutorials_cards")]
+html_theme = "pydata_sphinx_theme"
+html_title = f"pyrofl {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_copy_source = html_show_copyright = False
+html_sourcelink_suffix = ""  # tutorials are downloaded as notebooks
+html_show_copyright = False
+html_show_sphinx = False
 html_math_renderer = "mathml"
+wide = ("index", "start", "gallery", "tutorials", "all_methods", "calibration")
+html_sidebars: dict[str, list[str]] = {page: [] for page in wide}
+toc_object_entries_show_parents = "hide"
 html_theme_options = {
-    "source_view_link": "",
-    "light_css_variables": {"color-brand-primary": "#00548a", "color-brand-content": "#00548a"},
-    "dark_css_variables": {"color-brand-primary": "#6fc0f0", "color-brand-content": "#6fc0f0"},
+    "logo": {"text": f"pyrofl {release}"},
+    "show_prev_next": True,
+    "collapse_navigation": True,
+    "navigation_depth": 3,
+    "header_links_before_dropdown": 8,
+    "secondary_sidebar_items": {"**": ["page-toc", "page-source"], "index": []},
+    "pygments_dark_style": "github-dark-high-contrast",
+    "footer_start": [],
+    "footer_end": [],
 }
-pygments_style, pygments_dark_style = "friendly", "github-dark"
+
+copybutton_selector = "div[class*='highlight-']:not(.highlight-text) > div.highlight pre"
+copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
 myst_heading_anchors = 4
@@ -44,7 +73,9 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 
 default_role = "code"
-autodoc_typehints = "none"
+python_use_unqualified_type_names = True
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
@@ -59,5 +90,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("config-inited", lambda app, config: making.make(HERE))
     app.connect("source-read", lambda app, page, source: making.of_site(source))
     app.connect("autodoc-process-docstring", making.plain_signs, priority=400)
+    app.connect("object-description-transform", making.plain_types, priority=600)
+    app.connect("html-page-context", making.accessible, priority=900)
     app.add_html_math_renderer("mathml", (making.inline, None), (making.displayed, None))
     return {"parallel_read_safe": True}

@@ -2,6 +2,6 @@
 
 from making.links import of_site
 from making.pages import make
-from making.signs import displayed, inline, plain_signs
+from making.signs import accessible, displayed, inline, plain_signs, plain_types
 
-__all__ = ["displayed", "inline", "make", "of_site", "plain_signs"]
+__all__ = ["accessible", "displayed", "inline", "make", "of_site", "plain_signs", "plain_types"]

@@ -181,8 +181,8 @@ def names(roles: tuple[str, ...]) -> str:
 
 
 def capital(words: str) -> str:
-    """Begin a sentence."""
-    return words[:1].upper() + words[1:]
+    """Begin a sentence, unless it begins with a name such as pFedVEM."""
+    return words[:1].upper() + words[1:] if words.partition(" ")[0].islower() else words
 
 
 def text(words: str) -> str:

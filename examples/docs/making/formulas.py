@@ -44,7 +44,7 @@ def block(lines: tuple[str, ...]) -> str:
     for cohort, formula, note in map(columns, lines):
         cells = f"<td>{escape(cohort)}</td><td>{mathml(formula)}</td><td>{words(note)}</td>"
         rows.append(f"<tr>{cells}</tr>")
-    return f'<div class="equations"><table>{"".join(rows)}</table></div>'
+    return f'<div class="equations" tabindex="0"><table>{"".join(rows)}</table></div>'
 
 
 def are_equations(lines: tuple[str, ...]) -> bool:

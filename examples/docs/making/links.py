@@ -17,8 +17,10 @@ ONLY_ON_SITE = re.compile(r"<!-- site: (.*?) -->", re.DOTALL)
 def of_site(source: list[str]) -> None:
     """Replace links to files by links to the pages generated from them, in place.
 
-    A comment `<!-- site: TEXT -->` becomes TEXT: generated pictures and lists are on the site only.
+    A comment `<!-- site: TEXT -->` becomes TEXT: generated pictures and cards are on the site only.
+    They replace what is between `<!-- checkout -->` and the comment.
     """
+    source[0] = re.sub(r"(?s)<!-- checkout -->.*?(?=<!-- site: )", "", source[0])
     source[0] = ONLY_ON_SITE.sub(r"\1", source[0])
     for file, page in TARGETS:
         source[0] = re.sub(rf"(?<=\]\(){file}(?=\))", page, source[0])

@@ -5,17 +5,23 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import BytesIO, StringIO
 from pathlib import Path
-from types import GenericAlias, ModuleType
-from typing import Any
+from types import ModuleType
+from typing import Any, get_args
 
 import jupytext
 
 import pyrofl
-from making.cards import card_pages
-from making.gallery import gallery_pages
+from making.cards import capital, card_pages
+from making.gallery import card, gallery_pages, grid
 
-CHECKOUT = Path(__file__).parents[3]
+LESSON = re.compile(r"(?m)^\d+\. \[(.+)\]\(\.\./tutorials/(\w+)\.py\): (.+)$")
+PICTURES = (  # of the gallery, one for each lesson
+    "partition shrinkage plates narrowing entropies ranks confidence simplex watched after_epochs "
+    "alphas clients convergence predictive_checks conditional"
+)
 
 
 def make(docs: Path) -> None:
@@ -23,6 +29,7 @@ def make(docs: Path) -> None:
     made = docs / "made"
     written = set[Path]()
     for pages in (
+        landing(docs / "index.md"),
         tutorials(docs.parent / "tutorials"),
         papers(docs.parent / "papers"),
         card_pages(),
@@ -50,13 +57,30 @@ def tutorials(folder: Path) -> Iterator[tuple[str, str]]:
         yield f"tutorials/{script.stem}.ipynb", jupytext.writes(notebook, fmt="ipynb")
     for helper in sorted(folder.glob("[a-z]*.py")):
         yield f"tutorials/{helper.name}", helper.read_text()
-    names = "\n".join(
-        f"made/tutorials/{script.stem}" for script in sorted(folder.glob("[0-9]*.py"))
-    )
-    yield (
-        "tutorials_list.md",
-        f"```{{toctree}}\n:hidden:\n\n{names}\n```\n" if names else "None yet.\n",
-    )
+    listed = (folder.parent / "docs" / "tutorials.md").read_text()
+    yield "tutorials_cards.md", tutorial_cards(folder, listed)
+
+
+def tutorial_cards(folder: Path, listed: str) -> str:
+    """Write a card for each lesson of a list: what it shows, and minutes, as the lesson states."""
+    cards, toctree = [], ["```{toctree}", ":hidden:", ""]
+    for (title, stem, text), picture in zip(LESSON.findall(listed), PICTURES.split(), strict=True):
+        minutes = re.findall(r"about (\d+) minutes", (folder / f"{stem}.py").read_text())[0]
+        toctree.append(f"made/tutorials/{stem}")
+        name = f"{int(stem[:2])}. {title}"
+        cards.append(card(name, f"{capital(text)}\n\n{minutes} minutes", toctree[-1], picture))
+    return "\n\n".join([grid(cards), "\n".join([*toctree, "```"])]) + "\n"
+
+
+def landing(page: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the figure of the program on the first page."""
+    names: dict[str, Any] = {}
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        exec(re.findall(r"(?s)```python\n(.*?)```", page.read_text())[0], names)
+    file = BytesIO()
+    names["figure"].set_size_inches(5, 3.8)
+    names["figure"].savefig(file, dpi=130, facecolor="white")
+    yield "landing.png", file.getvalue()
 
 
 def papers(folder: Path) -> Iterator[tuple[str, str | bytes]]:
@@ -78,48 +102,36 @@ def linked(text: str, folder: str = "") -> str:
 
 
 def references() -> Iterator[tuple[str, str]]:
-    """Yield a page for `pyrofl` and for each module that is one dot away."""
-    yield "reference/pyrofl.md", reference("pyrofl", pyrofl, [*pyrofl.__all__, *pyrofl.FUNCTIONS])
-    for name in pyrofl.MODULES:
-        if name != "models":  # whose functions are on the methods' cards
-            module = getattr(pyrofl, name)
-            yield f"reference/{name}.md", reference(f"pyrofl.{name}", module, offered(module))
+    """Yield a page for each module that is one dot away from `pyrofl`."""
+    for name in sorted(pyrofl.MODULES.keys() - {"models"}):  # its functions are on cards
+        yield f"reference/{name}.md", reference(f"pyrofl.{name}", getattr(pyrofl, name))
+
+
+def reference(title: str, module: ModuleType) -> str:
+    """Write the page of a module: a summary table of its functions and classes, and its values."""
+    first = inspect.cleandoc(module.__doc__ or "").split("\n\n")[0]
+    listed, values = [], []
+    for name in offered(module):
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            home = "pyrofl" if value is vars(pyrofl).get(name) else title
+            listed.append(f"   ~{home}.{name}")
+        elif isinstance(value, dict):
+            values.append(f"`{title}.{name}` has the names {', '.join(f'`{n}`' for n in value)}.")
+        elif get_args(value):
+            short = re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", str(value))
+            values.append(f"`{title}.{name}` is the type `{short}`.")
+        else:
+            values.append(f"`{title}.{name}`: {(value.__doc__ or '').splitlines()[0]}")
+    table = [".. autosummary::", "   :toctree: ../api", "   :nosignatures:", "", *listed]
+    parts = [f"# {title}", " ".join(first.split()), "\n".join(["```{eval-rst}", *table, "```"])]
+    return "\n\n".join([*parts, *values]) + "\n"
 
 
 def offered(module: ModuleType) -> list[str]:
-    """Name the functions and classes of a module, in the order of their definition."""
-    if hasattr(module, "__all__"):
-        return list(module.__all__)
-    home = module.__name__
-    own = {n: v for n, v in vars(module).items() if not n.startswith("_") and _is_ours(v, home)}
-    return list(own)
-
-
-def _is_ours(value: Any, home: str) -> bool:
-    place = getattr(value, "__module__", "") or ""
-    kinds = inspect.isclass(value) or inspect.isfunction(value)
-    return kinds and (place == home or place.startswith(f"{home}."))
-
-
-def reference(title: str, module: ModuleType, names: list[str]) -> str:
-    """Write the page of a module."""
-    first = inspect.cleandoc(module.__doc__ or "").split("\n\n")[0]
-    parts = [f"# `{title}`\n\n{' '.join(first.split())}"]
-    for name in names:
-        value = getattr(module, name)
-        if not inspect.isclass(value) and not callable(value):
-            continue  # modules, and tables of names, which `pyrofl list` prints
-        if isinstance(value, GenericAlias):
-            parts.append(f"(pyrofl.{name})=\n`{title}.{name}` is a type: `{value}`.")
-            continue
-        if module is not pyrofl and value is vars(pyrofl).get(name):
-            parts.append(f"{{py:obj}}`pyrofl.{name}` is on [the page of pyrofl](pyrofl.md).")
-            continue
-        parts.append("\n".join(["```{eval-rst}", *_directive(f"{title}.{name}", value), "```"]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _directive(name: str, value: Any) -> list[str]:
-    if inspect.isclass(value):
-        return [f".. autoclass:: {name}", "   :members:"]
-    return [f".. auto{'function' if inspect.isroutine(value) else 'data'}:: {name}"]
+    """Name what a module offers: its `__all__`, or its functions and classes as defined."""
+    named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    own = [
+        n for n, v in named.items() if str(getattr(v, "__module__", "")).startswith(module.__name__)
+    ]
+    return list(getattr(module, "__all__", own))

@@ -6,12 +6,23 @@ import re
 from html import escape
 from typing import Any
 
-from docutils.nodes import SkipNode
+from docutils.nodes import SkipNode, Text
 from docutils.utils.math import MathError
 from sphinx.util.logging import getLogger
 
+from pyrofl.arguments import Range
 from pyrofl.cli.output.slides import mathml
 
+RANGE = re.compile(
+    r"(?:~typing\.)?Annotated\[(\w+), [~\w.]*Range\(low=(.*?), high=(.*?), open_low=(\w+), "
+    r"open_high=(\w+)\)\]"
+)
+STOP = 'tabindex="0"'  # reached by the keyboard, as wide ones are moved sideways
+NAMED = {  # what other libraries write, and with a name for screen readers
+    ' aria-label="Toggle hidden content"': "",
+    '<img id="_anim_img': '<img alt="Frame of an animated figure" id="_anim_img',
+    'class="anim-slider"': 'class="anim-slider" aria-label="Frame"',
+}
 LOGGER = getLogger(__name__)
 
 
@@ -33,8 +44,32 @@ def inline(writer: Any, node: Any) -> None:
 
 def displayed(writer: Any, node: Any) -> None:
     """Write a formula in a line of its own."""
-    writer.body.append(f'<div class="formula">{_written(node, as_block=True)}</div>')
+    writer.body.append(f'<div class="formula" {STOP}>{_written(node, as_block=True)}</div>')
     raise SkipNode
+
+
+def accessible(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Let the keyboard reach wide diagrams, and give what opens and closes names that are read."""
+    body = re.sub(r'<p>(?=<img [^>]*\.svg")', f"<p {STOP}>", context.get("body", ""))
+    for written, better in NAMED.items():
+        body = body.replace(written, better)
+    context["body"] = body
+    draw = context["generate_toctree_html"]
+    context["generate_toctree_html"] = lambda *how, **options: str(draw(*how, **options)).replace(
+        "<summary>", '<summary aria-label="Pages of this section">'
+    )
+
+
+def plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
+    """Write ranges of numbers in types as error messages do, such as "int of at least 1"."""
+    for text in list(content.findall(Text)):
+        if "Annotated[" in text:
+            text.parent.replace(text, Text(RANGE.sub(_range, text)))
+
+
+def _range(found: re.Match[str]) -> str:
+    kind, low, high, *is_open = found.groups()
+    return f"{kind} {Range(float(low), float(high), *(one == 'True' for one in is_open))}".rstrip()
 
 
 def plain_signs(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
