@@ -45,10 +45,10 @@ class Reference:
     Attributes:
         made_by: how it was computed, see `references`.
         diagnostic: R-hat of chains, or Pareto k of importance weights.
-        effective: number of draws that the draws were resampled from, if they were.
+        effective: number of effective draws, of chains or of importance weights; None for a grid.
         seconds: of a processor.
         statistics: of each coordinate, such as w[3,0].
-        draws: of sites of the population, [S, *p]; empty if only the statistics are stored.
+        draws: of sites of the population, [S, *p].
     """
 
     made_by: str

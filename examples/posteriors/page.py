@@ -23,6 +23,7 @@ VERDICTS = (
     "inaccurate, warned",
     "inaccurate, silent",
     "failed",
+    "stopped",
     "not applicable",
 )
 
@@ -124,11 +125,11 @@ def references() -> str:
     return table(head, lines)
 
 
-def reasons(rows: list[Row], kind: str) -> str:
-    """Return a list of the results with a verdict, with their values or reasons."""
+def reasons(rows: list[Row], *kinds: str) -> str:
+    """Return a list of the results with some verdicts, with their values or reasons."""
     lines = []
     for row in rows:
-        if verdict(row) == kind:
+        if verdict(row) in kinds:
             more = row["warning"].replace("|", "/")
             if row["shift"]:
                 shift = f"mean of {row['shift_at']} {float(row['shift']):.2f} sd"
@@ -161,7 +162,7 @@ def write(rows: list[Row], path: Path) -> None:
         "ENERGIES": energies(main),
         "SILENT": reasons(main, "inaccurate, silent"),
         "WARNED": reasons(main, "inaccurate, warned"),
-        "FAILED": reasons(main, "failed"),
+        "FAILED": reasons(main, "failed", "stopped"),
         "MISSING": not_run(main),
         "REFERENCES": references(),
     }
