@@ -24,7 +24,7 @@ parser.add_argument("--data", type=Path, required=True, help="Table, a CSV file.
 parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
 parser.add_argument("--out", type=Path, default=Path("results/nes"))
 args = parser.parse_args()
-print("A full run takes about an hour on one core; --quick takes seconds.", flush=True)
+print("A full run takes about five minutes on one core; --quick takes seconds.", flush=True)
 torch.set_num_threads(1)
 
 LABELS = ("ideology", "race", "age", "education", "gender", "income")

@@ -142,7 +142,7 @@ NUTS = {
 
 @pytest.fixture
 def ran(monkeypatch, tmp_path):
-    """Return a function that runs an example as it is, without its reference; it gives its names."""
+    """Return a function that runs an example without its reference, and gives its names."""
     cost = reference.compare_posteriors
     monkeypatch.setattr(reference, "hmc", lambda *_, **__: None)
     monkeypatch.setattr(

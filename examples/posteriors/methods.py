@@ -195,7 +195,7 @@ def of_network(build: Any, problem: Problem, **settings: Any) -> Any:
 
 
 def hmc(problem: Problem) -> Any:
-    """Return draws of Hamiltonian Monte Carlo on the pooled rows, which no federated method sees."""
+    """Return draws of Hamiltonian Monte Carlo, many chains in a batch, on the pooled rows."""
     program, data = problem.pooled()
     return reference.hmc(program, data, seed=problem.seed + 1, shared=problem.shared)
 

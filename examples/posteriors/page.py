@@ -44,10 +44,16 @@ def table(columns: Sequence[str], rows: list[list[str]]) -> str:
     )
 
 
+def methods_of(rows: list[Row]) -> list[str]:
+    """Return the methods of the results, those of the benchmark first."""
+    found = {row["method"] for row in rows}
+    return [n for n in METHODS if n in found] + sorted(found - METHODS.keys())
+
+
 def summary(rows: list[Row]) -> str:
     """Return one line for each method: its verdicts, and the medians of what it costs."""
     lines = []
-    for method in dict.fromkeys(row["method"] for row in rows):
+    for method in methods_of(rows):
         mine = [row for row in rows if row["method"] == method]
         counts = Counter(map(verdict, mine))
         cost = []
@@ -79,7 +85,7 @@ def cell(row: Row | None) -> str:
 def matrix(rows: list[Row]) -> str:
     """Return one line for each problem, and one column for each method."""
     found = {(row["problem"], row["method"]): row for row in rows}
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    methods = methods_of(rows)
     lines = []
     for name in NAMES:
         problem = load(name)
@@ -91,10 +97,10 @@ def matrix(rows: list[Row]) -> str:
 
 def energies(rows: list[Row]) -> str:
     """Return the energy distances of all results that have one."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    methods = methods_of(rows)
     found = {(row["problem"], row["method"]): row for row in rows if row["energy"]}
     lines = []
-    for name in dict.fromkeys(problem for problem, _ in found):
+    for name in sorted({problem for problem, _ in found}):
         each = [found.get((name, method)) for method in methods]
         error = next(row["energy_error"] for row in each if row)
         numbers = (f"{float(row['energy']):.4f}" if row else "" for row in each)
@@ -115,7 +121,7 @@ def references() -> str:
             [
                 name,
                 made.made_by,
-                f"{made.diagnostic:.2f}",
+                f"{made.diagnostic:.3f}",
                 str(made.effective or "-"),
                 f"{far:.3f}",
                 f"{wide:.3f}",
@@ -128,7 +134,8 @@ def references() -> str:
 def reasons(rows: list[Row], *kinds: str) -> str:
     """Return a list of the results with some verdicts, with their values or reasons."""
     lines = []
-    for row in rows:
+    order = methods_of(rows)
+    for row in sorted(rows, key=lambda row: (order.index(row["method"]), row["problem"])):
         if verdict(row) in kinds:
             more = row["warning"].replace("|", "/")
             if row["shift"]:
@@ -175,7 +182,7 @@ def draw(rows: list[Row], path: Path) -> None:
     """Draw the largest error of a mean against the exchanges; lines join numbers of rounds."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     shown = [row for row in rows if row["shift"] and row["exchanges"]]
-    for i, method in enumerate(dict.fromkeys(row["method"] for row in shown)):
+    for i, method in enumerate(methods_of(shown)):
         mine = [row for row in shown if row["method"] == method]
         for name in dict.fromkeys(row["problem"] for row in mine):
             points = sorted(
