@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import hard
+import lines
 import numpy as np
 import page
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -17,6 +19,7 @@ import references
 import run
 import tables
 import torch
+from density import Density
 from methods import METHODS
 from metrics import Reference, Statistics, Worst, accurate, compare, energy, labelled, statistics
 from problems import HERE, NAMES, Problem, load
@@ -112,6 +115,24 @@ def test_methods_are_exact_for_one_normal_mean(method, mean):
     assert abs(one.mean - m) < 5 * one.mcse_mean  # covariances of clients are estimated, too
     assert abs(one.sd - sd) < 5 * one.mcse_sd
     assert found.attrs["exchanges"] == (1 if method == "consensus" else 501)
+
+
+@pytest.mark.parametrize("name", ["nes", "radon_minnesota"])
+def test_sums_have_the_density_of_the_rows(name, monkeypatch):
+    """Up to a constant, on 30 simulated rows of three clients; the tables are not included."""
+    g = np.random.default_rng(0)
+    names = [*lines.NES, "partyid7", "floor", "log_radon"]
+    table = pd.DataFrame(g.normal(size=(30, len(names))), columns=names)
+    table["year"] = table["county_name"] = table["log_uranium"] = 1.0 * (np.arange(30) % 3)
+    monkeypatch.setattr(tables, "read", lambda _: table)
+    problem = load(name)
+    rows = Density.of(problem.program, problem.federation, problem.shared)
+    sums = Density.of(*problem.pooled(), problem.shared)
+    d, clients, own = rows.sizes
+    point = torch.randn(4, d + clients * own, generator=generator(0), dtype=torch.float64)
+    difference = rows.joint(point) - sums.joint(point)
+    torch.testing.assert_close(difference, difference[:1].expand(4), rtol=1e-9, atol=1e-9)
+    assert sums.batch.mask.shape == (3, 1)
 
 
 def test_energy_distance_is_that_of_normals():
@@ -333,6 +354,25 @@ def test_a_small_posterior_is_near_the_exact_one(name):
             assert abs(one.mean - other.mean) < 0.1 * other.sd + 4 * error, label
             error = math.hypot(one.mcse_sd, other.mcse_sd)
             assert least * other.sd - 4 * error < one.sd < 1.05 * other.sd + 4 * error, label
+
+
+RESULTS = [row for row in run.read(HERE / "results.csv") if row["seed"] == "0"]
+
+
+def test_the_page_is_that_of_the_results(tmp_path):
+    page.write(RESULTS, tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text() == (HERE.parent / "POSTERIORS.md").read_text()
+
+
+def test_every_method_has_a_row_of_every_problem():
+    """Whether it is accurate, inaccurate, failed, stopped or not applicable."""
+    done = {(row["method"], row["problem"]) for row in RESULTS if not row["rounds"]}
+    assert {(m, n) for m in METHODS.keys() - {"nuts"} for n in NAMES} <= done
+
+
+def test_the_default_is_never_silently_inaccurate():
+    found = [page.verdict(row) for row in RESULTS if row["method"] == "default"]
+    assert set(found) <= {"accurate", "accurate, warned", "inaccurate, warned"}
 
 
 @pytest.mark.slow
