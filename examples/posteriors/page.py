@@ -205,5 +205,6 @@ def draw(rows: list[Row], path: Path) -> None:
     axes.set_ylabel("largest error of a mean (posterior sd)")
     if shown:
         axes.legend(fontsize=8, loc="upper center")
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
