@@ -1,4 +1,4 @@
-"""Fit the eight-schools model without pooling the data, and compare its posterior with NUTS.
+"""Fit the eight-schools model without pooling the data, and compare the posteriors.
 
 The effect of a school is a local parameter. Each school sends one normal factor of its likelihood,
 and the server draws the mean and the standard deviation of the population. Both fits use the same
@@ -42,10 +42,8 @@ method = pyrofl.hierarchical(model, data, shared="mu tau")
 run = pyrofl.fit(method, data, 1 if args.quick else None)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
 
-draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
-exact = reference.nuts(
-    model, data, draws, draws, chains, shared="mu tau", jit=True, max_tree_depth=depth
-)
+draws, chains = (4, 32) if args.quick else (64, 64)
+exact = reference.hmc(model, data, draws, chains, shared="mu tau")
 
 table = reference.compare_posteriors(federated, exact)
 args.out.mkdir(parents=True, exist_ok=True)

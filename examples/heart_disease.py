@@ -29,7 +29,6 @@ parser.add_argument("--data", type=Path, required=True, help="Table, a CSV file.
 parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")
 parser.add_argument("--out", type=Path, default=Path("results/heart_disease"))
 args = parser.parse_args()
-print("A full run takes about five minutes on one core; --quick takes seconds.", flush=True)
 torch.set_num_threads(1)
 
 # A typical value and a typical spread of each feature; pain is type 4, without symptoms.
@@ -61,10 +60,8 @@ data = pyrofl.Federation(x, y, list(rows.values()), none, tuple(rows))
 method = pyrofl.hierarchical(model, data, shared="beta tau")
 run = pyrofl.fit(method, data, 1 if args.quick else None)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
-draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
-exact = reference.nuts(
-    model, data, draws, draws, chains, shared="beta tau", jit=True, max_tree_depth=depth
-)
+draws, chains = (4, 32) if args.quick else (64, 64)
+exact = reference.hmc(model, data, draws, chains, shared="beta tau")
 cost = reference.compare_posteriors(federated, exact)
 figures.save(figures.cost(cost), args.out / "cost.png")
 w = cost[cost["variable"] == "w"][["mean", "low", "high"]].to_numpy().reshape(data.clients, -1, 3)

@@ -54,10 +54,8 @@ scaled = pyrofl.Federation(
 method = pyrofl.hierarchical(model, scaled, shared="beta sd sigma")
 run = pyrofl.fit(method, scaled, 1 if args.quick else None)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
-draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
-exact = reference.nuts(
-    model, scaled, draws, draws, chains, shared="beta sd sigma", jit=True, max_tree_depth=depth
-)
+draws, chains = (4, 32) if args.quick else (64, 64)
+exact = reference.hmc(model, scaled, draws, chains, shared="beta sd sigma")
 cost = reference.compare_posteriors(federated, exact)
 figures.save(figures.cost(cost), args.out / "cost.png")
 print(cost.groupby("variable")[["difference", "ratio", "energy"]].describe().round(2).T.to_string())

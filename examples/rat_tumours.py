@@ -42,10 +42,8 @@ data = federations.split(experiments, "groups").to("cpu", torch.float64)
 method = pyrofl.hierarchical(model, data, shared="mu tau")
 run = pyrofl.fit(method, data, 1 if args.quick else None)
 federated = run.to_arviz(100 if args.quick else 4000, corrected=not args.quick)
-draws, chains, depth = (10, 1, 2) if args.quick else (1000, 2, 10)
-exact = reference.nuts(
-    model, data, draws, draws, chains, shared="mu tau", jit=True, max_tree_depth=depth
-)
+draws, chains = (4, 32) if args.quick else (64, 64)
+exact = reference.hmc(model, data, draws, chains, shared="mu tau")
 
 cost = reference.compare_posteriors(federated, exact)
 shown = cost[cost["variable"] != "eta"]

@@ -63,10 +63,9 @@ LONG = {
     "calibrated_networks",
     "fedabml_entropy",
     "fedbe_distillation",
-    "heart_disease",
     "nes",
 }
-LONG |= {"pfedmb_pairs", "pfedvem_table", "radon", "tuned"}
+LONG |= {"pfedmb_pairs", "pfedvem_table", "tuned"}
 """Scripts that take over three minutes in full: they say so first."""
 
 NEEDED = {"privacy": "dp_accounting"}

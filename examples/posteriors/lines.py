@@ -2,6 +2,7 @@
 
 import pyro
 import pyro.distributions as dist
+import torch
 
 NES = ("real_ideo", "race_adj", "age_discrete", "educ1", "gender", "income")
 CENTRE = (4, 1, 2.5, 2.5, 1.5, 3)  # the middle of each scale
@@ -18,19 +19,48 @@ def eight_schools(received, local, batch):
             pyro.sample("effect", dist.Normal(theta, batch.x[..., 0]), obs=batch.y)
 
 
+def counties(uranium):
+    """State the sites of the radon data; return intercepts, slopes and the spread of rows."""
+    gamma = pyro.sample("gamma", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+    sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
+    sigma = pyro.sample("sigma", dist.HalfNormal(2.0))
+    z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    centre, effect = gamma[..., 0] + gamma[..., 1] * uranium, sd * z
+    intercept = pyro.deterministic("intercept", centre + effect[..., 0])
+    return intercept, pyro.deterministic("slope", gamma[..., 2] + effect[..., 1]), sigma
+
+
 def radon(received, local, batch):
     """Let counties have intercepts and slopes (Gelman and Hill, 2007); x: floor, log uranium."""
-    floor, uranium = batch.x[..., 0], batch.x[..., :1, 1]
     with batch.clients():
-        gamma = pyro.sample("gamma", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
-        sd = pyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
-        sigma = pyro.sample("sigma", dist.HalfNormal(2.0))
-        z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        centre, effect = gamma[..., 0] + gamma[..., 1] * uranium, sd * z
-        intercept = pyro.deterministic("intercept", centre + effect[..., 0])
-        slope = pyro.deterministic("slope", gamma[..., 2] + effect[..., 1])
+        intercept, slope, sigma = counties(batch.x[..., :1, 1])
         with batch.rows():
-            pyro.sample("y", dist.Normal(intercept + slope * floor, sigma), obs=batch.y)
+            line = intercept + slope * batch.x[..., 0]
+            pyro.sample("y", dist.Normal(line, sigma), obs=batch.y)
+
+
+def radon_sums(received, local, batch):
+    """State the same model of one row of sums for each county; x: log uranium, then the sums."""
+    with batch.clients():
+        intercept, slope, sigma = counties(batch.x[..., :1, 0])
+        with batch.rows():
+            of_sums(torch.stack([intercept, slope], -1), sigma, batch.x[..., 1:], batch.y)
+
+
+def of_sums(w, sigma, x, rows):
+    """Add the log likelihood of linear regressions, given sums over the rows.
+
+    Args:
+        w: coefficients [..., k].
+        sigma: standard deviation of a response.
+        x: sums [..., k * k + k + 1] of products of the columns, of the columns with y, of y with y.
+        rows: number of rows.
+    """
+    k = w.shape[-1]
+    products, with_y, squares = x.split([k * k, k, 1], -1)
+    curved = (w * (products.unflatten(-1, (k, k)) @ w[..., None])[..., 0]).sum(-1)
+    left = squares[..., 0] - 2 * (with_y * w).sum(-1) + curved
+    pyro.factor("sums", -rows * sigma.log() - left / (2 * sigma**2))
 
 
 def population():
@@ -95,16 +125,8 @@ def nes(received, local, batch):
 
 
 def nes_sums(received, local, batch):
-    """State the same model of one row of sums for each year: 8,423 rows take NUTS an hour.
-
-    x: sums of products of the columns, one and the six of NES less CENTRE, then of the columns with
-    y, then of y with y; y: the number of respondents.
-    """
-    k = len(NES) + 1
-    products, with_y, squares = batch.x.split([k * k, k, 1], -1)
+    """State the same model of one row of sums for each year, instead of 8,423 rows."""
     with batch.clients():
         w, sigma = years(batch)
         with batch.rows():
-            curved = (w * (products.unflatten(-1, (k, k)) @ w[..., None])[..., 0]).sum(-1)
-            left = squares[..., 0] - 2 * (with_y * w).sum(-1) + curved
-            pyro.factor("sums", -batch.y * sigma.log() - left / (2 * sigma**2))
+            of_sums(w, sigma, batch.x, batch.y)

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from density import Density
 from problems import Problem
-from references import mode_only
 from torch import Tensor
 
 import pyrofl
 from pyrofl import Method, Run, nets, reference
-from pyrofl.inference.hmc import CHAINS, hmc
+from pyrofl.inference.hmc import CHAINS, LogDensity
+from pyrofl.inference.hmc import hmc as chains
 from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.models import fedlap, fisher, fola, guides
 from pyrofl.models import pvi as pvi_models
@@ -110,9 +110,9 @@ def consensus(problem: Problem) -> Any:
         return (prior / clients + likelihood - z.square().sum(-1) / 2).sum(-1)
 
     middle = torch.cat([density.start(), density.start().new_zeros(own)]).repeat(clients)
-    start = mode_only(log_density, middle)
+    start = highest(log_density, middle)
     noise = torch.randn(CHAINS, len(start), generator=source, dtype=start.dtype)
-    found = hmc(log_density, start + 0.1 * noise, source)  # clients are independent in it
+    found = chains(log_density, start + 0.1 * noise, source)  # clients are independent in it
     if not found.r_hat <= MIXED:
         warnings.warn(f"a client's draws have not mixed: R-hat {found.r_hat:.2f}", stacklevel=2)
     u = found.u.reshape(-1, clients, d + own)[..., :d]
@@ -122,6 +122,17 @@ def consensus(problem: Problem) -> Any:
     u = torch.linalg.solve(weight.sum(0), total.mT).mT
     values = density.values(u, u.new_zeros(len(u), clients, own), problem.population, ())
     return stated(values, exchanges=1, bytes_down=0, bytes_up=len(u) * d * NUMBER)
+
+
+def highest(log_density: LogDensity, start: Tensor) -> Tensor:
+    """Return a point [d] near a maximum of a log density."""
+    u = start.clone().requires_grad_()
+    climb = torch.optim.Adam([u], lr=0.05)
+    for _ in range(200):
+        climb.zero_grad()
+        (-log_density(u[None])[0]).backward()  # type: ignore[no-untyped-call]
+        climb.step()
+    return u.detach()
 
 
 def fedavg_laplace(problem: Problem) -> Any:
@@ -183,8 +194,14 @@ def of_network(build: Any, problem: Problem, **settings: Any) -> Any:
     return stated({problem.shared: draws}, **found.attrs)
 
 
+def hmc(problem: Problem) -> Any:
+    """Return draws of Hamiltonian Monte Carlo, many chains in a batch, on the pooled rows."""
+    program, data = problem.pooled()
+    return reference.hmc(program, data, seed=problem.seed + 1, shared=problem.shared)
+
+
 def nuts(problem: Problem) -> Any:
-    """Return draws of NUTS on the pooled rows, which no federated method can see."""
+    """Return draws of NUTS on the pooled rows."""
     program, data = problem.pooled()
     program = decentred(program, data.batch(torch.tensor([0])))
     found = reference.nuts(
@@ -203,5 +220,6 @@ METHODS = {
     "fisher": partial(of_network, fisher.build, guide=FULL),
     "fola": partial(of_network, fola.build, guide=FULL, together=True),
     "fedlap": partial(of_network, fedlap.build, covariance="full", newton=True, damping=1.0),
+    "hmc": hmc,
     "nuts": nuts,
 }

@@ -45,10 +45,10 @@ class Reference:
     Attributes:
         made_by: how it was computed, see `references`.
         diagnostic: R-hat of chains, or Pareto k of importance weights.
-        effective: number of draws that the draws were resampled from, if they were.
+        effective: number of effective draws, of chains or of importance weights; None for a grid.
         seconds: of a processor.
         statistics: of each coordinate, such as w[3,0].
-        draws: of sites of the population, [S, *p]; empty if only the statistics are stored.
+        draws: of sites of the population, [S, *p].
     """
 
     made_by: str
@@ -59,10 +59,9 @@ class Reference:
     draws: Draws
 
     def save(self, folder: Path, name: str) -> None:
-        """Write NAME.json, and NAME.npz if there are draws."""
+        """Write NAME.json and NAME.npz."""
         folder.mkdir(parents=True, exist_ok=True)
-        if self.draws:
-            np.savez_compressed(folder / f"{name}.npz", **self.draws)
+        np.savez_compressed(folder / f"{name}.npz", **self.draws)
         facts = ("made_by", "diagnostic", "effective", "seconds")
         told = [f'"{n}": {json.dumps(getattr(self, n))}' for n in facts]
         each = (f'  "{n}": {json.dumps(v)}' for n, v in self.statistics.items())
@@ -72,16 +71,14 @@ class Reference:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> Reference:
-        """Read NAME.json, and NAME.npz if it exists."""
+        """Read NAME.json and NAME.npz."""
         path = folder / f"{name}.json"
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; run references.py --problems {name}")
         told = json.loads(path.read_text())
         del told["columns"]
         told["statistics"] = {n: Statistics(*v) for n, v in told["statistics"].items()}
-        if not (draws := path.with_suffix(".npz")).exists():
-            return cls(**told, draws={})
-        with np.load(draws) as kept:
+        with np.load(path.with_suffix(".npz")) as kept:
             return cls(**told, draws=dict(kept))
 
 
@@ -130,8 +127,7 @@ def compare(found: Draws, known: Reference, population: Sequence[str]) -> dict[s
 
     Returns:
         "shift": largest difference of a mean, in standard deviations of the reference; "low" and
-        "high": smallest and largest ratio of standard deviations; "energy": see `energy`, if the
-        reference has draws.
+        "high": smallest and largest ratio of standard deviations; "energy": see `energy`.
     """
     shifts, ratios = [], []
     for label, one in statistics(found, list(found)).items():
@@ -141,11 +137,9 @@ def compare(found: Draws, known: Reference, population: Sequence[str]) -> dict[s
         error = math.hypot(one.mcse_sd, other.mcse_sd * one.sd / other.sd) / other.sd
         ratios.append(Worst(one.sd / other.sd, label, error))
     worst = {"shift": max(shifts, key=lambda w: abs(w.value))}
-    worst |= {"low": min(ratios), "high": max(ratios)}
-    if known.draws:
-        flat = {n: v.reshape(-1, *v.shape[2:]) for n, v in found.items() if n in population}
-        worst["energy"] = energy(*(_columns(v, population) for v in (flat, known.draws)))
-    return worst
+    flat = {n: v.reshape(-1, *v.shape[2:]) for n, v in found.items() if n in population}
+    far = energy(*(_columns(v, population) for v in (flat, known.draws)))
+    return worst | {"low": min(ratios), "high": max(ratios), "energy": far}
 
 
 def accurate(worst: Mapping[str, Worst]) -> bool:
@@ -154,8 +148,7 @@ def accurate(worst: Mapping[str, Worst]) -> bool:
     Means are off by at most 0.1 standard deviations, ratios of standard deviations are 0.9 to 1.1,
     and the energy distance is at most 0.01.
     """
-    shift, low, high = (worst[n] for n in ("shift", "low", "high"))
-    far = worst.get("energy", Worst(0.0, "", 0.0))
+    shift, low, high, far = (worst[n] for n in ("shift", "low", "high", "energy"))
     return bool(
         abs(shift.value) - SURE * shift.error <= MAX_SHIFT
         and low.value + SURE * low.error >= RATIOS[0]

@@ -23,6 +23,7 @@ VERDICTS = (
     "inaccurate, warned",
     "inaccurate, silent",
     "failed",
+    "stopped",
     "not applicable",
 )
 
@@ -43,10 +44,16 @@ def table(columns: Sequence[str], rows: list[list[str]]) -> str:
     )
 
 
+def methods_of(rows: list[Row]) -> list[str]:
+    """Return the methods of the results, those of the benchmark first."""
+    found = {row["method"] for row in rows}
+    return [n for n in METHODS if n in found] + sorted(found - METHODS.keys())
+
+
 def summary(rows: list[Row]) -> str:
     """Return one line for each method: its verdicts, and the medians of what it costs."""
     lines = []
-    for method in dict.fromkeys(row["method"] for row in rows):
+    for method in methods_of(rows):
         mine = [row for row in rows if row["method"] == method]
         counts = Counter(map(verdict, mine))
         cost = []
@@ -78,7 +85,7 @@ def cell(row: Row | None) -> str:
 def matrix(rows: list[Row]) -> str:
     """Return one line for each problem, and one column for each method."""
     found = {(row["problem"], row["method"]): row for row in rows}
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    methods = methods_of(rows)
     lines = []
     for name in NAMES:
         problem = load(name)
@@ -90,10 +97,10 @@ def matrix(rows: list[Row]) -> str:
 
 def energies(rows: list[Row]) -> str:
     """Return the energy distances of all results that have one."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    methods = methods_of(rows)
     found = {(row["problem"], row["method"]): row for row in rows if row["energy"]}
     lines = []
-    for name in dict.fromkeys(problem for problem, _ in found):
+    for name in sorted({problem for problem, _ in found}):
         each = [found.get((name, method)) for method in methods]
         error = next(row["energy_error"] for row in each if row)
         numbers = (f"{float(row['energy']):.4f}" if row else "" for row in each)
@@ -114,7 +121,7 @@ def references() -> str:
             [
                 name,
                 made.made_by,
-                f"{made.diagnostic:.2f}",
+                f"{made.diagnostic:.3f}",
                 str(made.effective or "-"),
                 f"{far:.3f}",
                 f"{wide:.3f}",
@@ -124,11 +131,12 @@ def references() -> str:
     return table(head, lines)
 
 
-def reasons(rows: list[Row], kind: str) -> str:
-    """Return a list of the results with a verdict, with their values or reasons."""
+def reasons(rows: list[Row], *kinds: str) -> str:
+    """Return a list of the results with some verdicts, with their values or reasons."""
     lines = []
-    for row in rows:
-        if verdict(row) == kind:
+    order = methods_of(rows)
+    for row in sorted(rows, key=lambda row: (order.index(row["method"]), row["problem"])):
+        if verdict(row) in kinds:
             more = row["warning"].replace("|", "/")
             if row["shift"]:
                 shift = f"mean of {row['shift_at']} {float(row['shift']):.2f} sd"
@@ -161,7 +169,7 @@ def write(rows: list[Row], path: Path) -> None:
         "ENERGIES": energies(main),
         "SILENT": reasons(main, "inaccurate, silent"),
         "WARNED": reasons(main, "inaccurate, warned"),
-        "FAILED": reasons(main, "failed"),
+        "FAILED": reasons(main, "failed", "stopped"),
         "MISSING": not_run(main),
         "REFERENCES": references(),
     }
@@ -174,7 +182,7 @@ def draw(rows: list[Row], path: Path) -> None:
     """Draw the largest error of a mean against the exchanges; lines join numbers of rounds."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     shown = [row for row in rows if row["shift"] and row["exchanges"]]
-    for i, method in enumerate(dict.fromkeys(row["method"] for row in shown)):
+    for i, method in enumerate(methods_of(shown)):
         mine = [row for row in shown if row["method"] == method]
         for name in dict.fromkeys(row["problem"] for row in mine):
             points = sorted(
@@ -197,5 +205,6 @@ def draw(rows: list[Row], path: Path) -> None:
     axes.set_ylabel("largest error of a mean (posterior sd)")
     if shown:
         axes.legend(fontsize=8, loc="upper center")
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -6,7 +6,7 @@ A client's own variables z are standard normal, as all programs are stated in no
                 [-6, 6]; there may also be none
     normal      where log p(y | u, z) is quadratic in z, it is integrated out in closed form
     grid        no z, and one or two shared variables u: draws from the cells of a grid
-    hmc         u and all z are drawn together, by 256 chains of Hamiltonian Monte Carlo
+    hmc         all sites are drawn together, by `pyrofl.reference.hmc` with 64 chains
 
 What remains for the first two, p(u | y), has few variables. It is drawn from by importance
 resampling: from Student's t around its mode, fitted to the draws a few times. z follows given u.
@@ -20,7 +20,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -28,11 +28,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from density import Density
-from metrics import Reference, statistics
+from metrics import Draws, Reference, statistics
 from problems import HERE, NAMES, Problem, load
 from torch import Generator, Tensor
 
-from pyrofl.inference.hmc import CHAINS, hmc
+from pyrofl import reference
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.tensors import generator
 
@@ -42,27 +42,26 @@ PROPOSED = (8_000, 64_000)  # as many as are needed for
 ENOUGH = 4_000  # effective draws
 ROUNDS, FIRST, FREEDOM = 4, 1_000, 5.0  # fits of Student's t, their draws, its degrees of freedom
 WIDER = 1.2  # covariance of the proposals, relative to that of the draws
-CELLS = 4_000_000  # numbers in a tensor
+CELLS = 500_000  # numbers in a tensor, which then fits a cache
+OF_CHAIN = 256  # draws of each chain of Hamiltonian Monte Carlo
 KEPT_DRAWS = 1_000  # of the population, in a file
 FINE = 400  # cells of a grid along each axis
 
 
 class Drawn(NamedTuple):
-    """Draws of u [S, d] and z [S, C, m] in chains, and their quality.
+    """Independent draws of u [S, d] and z [S, C, m], and their quality.
 
     Attributes:
         u: shared variables.
         z: own variables.
-        diagnostic: R-hat of chains, or Pareto k of importance weights; 0 for a grid.
+        diagnostic: Pareto k of importance weights; 0 for a grid.
         effective: number of draws that they were resampled from.
-        chains: draws of all chains at one iteration are adjacent.
     """
 
     u: Tensor
     z: Tensor
     diagnostic: float
     effective: float = math.inf
-    chains: int = 4
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def students(mean: Tensor, cov: Tensor, draws: int, source: Generator) -> tuple[
     return mean + (normal * wide) @ root.mT, log_q
 
 
-def resampled(density: Density, normal: bool, source: Generator) -> Drawn:
+def weighted(density: Density, normal: bool, source: Generator) -> Drawn:
     """Draw by importance resampling from Student's t, with z integrated out."""
     marginal = Integrated(density, normal)
     part = max(1, CELLS // (len(marginal.points) * density.batch.mask.numel()))
@@ -204,53 +203,41 @@ def from_grid(density: Density, problem: Problem, source: Generator) -> Drawn:
     return Drawn(at, at.new_zeros(len(at), density.sizes[1], 0), 0.0)
 
 
-def sampled(density: Density, source: Generator) -> Drawn:
-    """Draw u and z together, by Hamiltonian Monte Carlo from around the mode."""
-    d, clients, own = density.sizes
-    middle = torch.cat([density.start(), density.start().new_zeros(clients * own)])
-    start = mode_only(density.joint, middle)
-    noise = torch.randn(CHAINS, len(start), generator=source, dtype=start.dtype)
-    found = hmc(density.joint, start + 0.1 * noise, source)
-    z = found.u[:, d:].reshape(-1, clients, own)
-    return Drawn(found.u[:, :d], z, found.r_hat, chains=CHAINS)
-
-
-def mode_only(log_density: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Return the point with the highest log density, [d]."""
-    u = start.clone().requires_grad_()
-    climb = torch.optim.Adam([u], lr=0.05)
-    for _ in range(200):
-        climb.zero_grad()
-        (-log_density(u[None])[0]).backward()  # type: ignore[no-untyped-call]
-        climb.step()
-    return u.detach()
+def of_sites(density: Density, found: Drawn, names: Sequence[str], own: Sequence[str]) -> Draws:
+    """Return draws of sites, [1, S, *p] or of clients [1, S, C, *p]."""
+    part = max(1, CELLS // (10 * density.batch.mask.numel()))
+    pieces = zip(found.u.split(part), found.z.split(part), strict=True)
+    each = [density.values(u, z, names, own) for u, z in pieces]
+    return {n: torch.cat([one[n] for one in each]).numpy()[None] for n in names}
 
 
 def make(problem: Problem, seed: int = 0) -> Reference:
     """Return the reference posterior of a problem."""
-    began, source = time.process_time(), generator(seed)
-    density = Density.of(*problem.pooled(), problem.shared)
+    began, source, names = time.process_time(), generator(seed), problem.compared
+    program, data = problem.pooled()
+    resampled = math.inf
     if problem.made_by == "hmc":
-        found = sampled(density, source)
-    elif problem.made_by == "grid":
-        found = from_grid(density, problem, source)
+        sampled = reference.hmc(program, data, OF_CHAIN, seed=seed, shared=problem.shared)
+        draws: Draws = {n: sampled["posterior"][n].values for n in names}
+        diagnostic, effective = sampled.attrs["r_hat"], sampled.attrs["ess"]
     else:
-        found = resampled(density, problem.made_by == "normal", source)
-    part = max(1, CELLS // (10 * density.batch.mask.numel()))
-    pieces = zip(found.u.split(part), found.z.split(part), strict=True)
-    names, own = problem.compared, problem.own.split()
-    each = [density.values(u, z, names, own) for u, z in pieces]
-    flat = {n: torch.cat([one[n] for one in each]).numpy() for n in names}
-    # [draw, chain] -> [chain, draw]
-    draws = {n: v.reshape(-1, found.chains, *v.shape[1:]).swapaxes(0, 1) for n, v in flat.items()}
-    thin = np.linspace(0, len(found.u) - 1, KEPT_DRAWS).astype(int)
+        density = Density.of(program, data, problem.shared)
+        if problem.made_by == "grid":
+            found = from_grid(density, problem, source)
+        else:
+            found = weighted(density, problem.made_by == "normal", source)
+        draws = of_sites(density, found, names, problem.own.split())
+        diagnostic, effective = found.diagnostic, found.effective
+        resampled = effective
+    flat = {n: draws[n].reshape(-1, *draws[n].shape[2:]) for n in problem.population}
+    thin = np.linspace(0, len(flat[problem.population[0]]) - 1, KEPT_DRAWS).astype(int)
     return Reference(
         problem.made_by,
-        round(found.diagnostic, 3),
-        None if math.isinf(found.effective) else round(found.effective),
+        round(diagnostic, 3),
+        None if math.isinf(effective) else round(effective),
         round(time.process_time() - began, 1),
-        statistics(draws, names, found.effective),
-        {n: flat[n][thin].astype(np.float32) for n in problem.population},
+        statistics(draws, names, resampled),
+        {n: v[thin].astype(np.float32) for n, v in flat.items()},
     )
 
 

@@ -4,7 +4,7 @@ A method is a function from a problem to ArviZ data, see `methods`; FILE.py:NAME
 of your own. Each result is a row of a CSV file, also if the method fails.
 
 Run: python examples/posteriors/run.py --methods default consensus --problems surgical seeds
-     [--rounds 1 2 4] [--seeds 0 1] [--resume] [--out FILE.csv]
+     [--rounds 1 2 4] [--seeds 0 1] [--limit 300] [--resume] [--out FILE.csv]
      python examples/posteriors/run.py --page FILE.md [--out FILE.csv]
 """
 
@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import csv
 import runpy
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,18 +43,43 @@ RELIABLE = 0.7  # largest Pareto k
 Method = Callable[[Problem], Any]
 
 
-def evaluate(method: Method, problem: Problem) -> dict[str, Any]:
+class Stopped(BaseException):
+    """Signal that a method has used the CPU time that it may use; no method should catch it."""
+
+
+@contextmanager
+def stopped_after(seconds: int | None) -> Iterator[None]:
+    """Raise `Stopped` after some seconds of CPU time; None sets no limit."""
+
+    def stop(*_: Any) -> None:
+        raise Stopped
+
+    if seconds is None:
+        yield
+        return
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def evaluate(method: Method, problem: Problem, limit: int | None = None) -> dict[str, Any]:
     """Run a method, and return the row of its result without the key.
 
-    The verdict is "accurate", "inaccurate", "failed", or "not applicable". The warning is the first
-    one of the method, its Pareto k above 0.7 or its status, unless it has converged.
+    The verdict is "accurate", "inaccurate", "failed", "stopped" if the method needs more seconds of
+    CPU time than the limit, or "not applicable". The warning is the first one of the method, its
+    Pareto k above 0.7 or its status, unless it has converged.
     """
     known = Reference.load(HERE / "references", problem.reference or problem.name)
     began = time.process_time()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = method(problem)
+            with stopped_after(limit):
+                found = method(problem)
             missing = [n for n in problem.population if n not in found["posterior"]]
             if missing:
                 raise ValueError(f"the posterior lacks {', '.join(missing)}")
@@ -65,6 +92,9 @@ def evaluate(method: Method, problem: Problem) -> dict[str, Any]:
             worst = compare(draws, known, problem.population)
         except NotImplementedError as error:
             return {"verdict": "not applicable", "warning": first_line(error)}
+        except Stopped:
+            reason = f"stopped after {limit} s of CPU time"
+            return {"verdict": "stopped", "warning": reason, "seconds": limit}
         except Exception as error:  # a failure is a result
             seconds = time.process_time() - began
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -127,6 +157,7 @@ def results(
     rounds: list[int | None],
     seeds: list[int],
     done: set[tuple[str, ...]],
+    limit: int | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of all methods on all problems, except for keys that are done."""
     for one in problems:
@@ -136,7 +167,7 @@ def results(
                 for name, method in methods.items():
                     key = dict(zip(KEY, (one.name, name, number or "", seed), strict=True))
                     if tuple(map(str, key.values())) not in done:
-                        yield key | evaluate(method, problem)
+                        yield key | evaluate(method, problem, limit)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -148,6 +179,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--problems", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
     parser.add_argument("--rounds", nargs="+", type=int, help="Rounds (default: of the method).")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--limit", type=int, help="Seconds of CPU time of a row (default: none).")
     parser.add_argument("--resume", action="store_true", help="Keep the rows in the CSV file.")
     parser.add_argument("--out", type=Path, default=HERE / "results.csv", help="CSV file.")
     parser.add_argument("--page", type=Path, help="Write this page and a figure; run nothing.")
@@ -168,7 +200,8 @@ def main(words: list[str] | None = None) -> None:
             table.writeheader()
         done = {tuple(row[n] for n in KEY) for row in old}
         problems = [load(name) for name in args.problems]
-        for row in results(methods, problems, args.rounds or [None], args.seeds, done):
+        rounds = args.rounds or [None]
+        for row in results(methods, problems, rounds, args.seeds, done, args.limit):
             table.writerow(row)
             file.flush()
             print(" | ".join(f"{n} {row[n]}" for n in COLUMNS if row.get(n, "") != ""), flush=True)

@@ -5,6 +5,7 @@ HIERARCHICAL.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -139,14 +140,36 @@ def nes() -> Federation:
 def nes_sums() -> Federation:
     """8 elections, of which there are sums alone; see `lines.nes_sums`."""
     t = read("nes_1972_2000")
-    x, y, years = [], [], []
-    for year, rows in t.groupby("year"):
-        columns = np.insert(rows[list(NES)].to_numpy(float) - CENTRE, 0, 1.0, axis=1)
-        answers = rows["partyid7"].to_numpy(float)
-        x.append([*(columns.T @ columns).ravel(), *(columns.T @ answers), answers @ answers])
-        y.append(len(rows))
-        years.append(year)
-    return grouped(pd.DataFrame({"year": years}), "year", list(np.array(x).T), y)
+    return sums(t, "year", t[list(NES)] - list(CENTRE), t["partyid7"])
+
+
+def radon_sums() -> Federation:
+    """85 counties, of which there are log uranium and sums; see `lines.radon_sums`."""
+    t = read("radon_minnesota")
+    return sums(t, "county_name", t[["floor"]], t["log_radon"], ["log_uranium"])
+
+
+def sums(
+    t: pd.DataFrame, group: str, x: pd.DataFrame, y: pd.Series, first: Sequence[str] = ()
+) -> Federation:
+    """Return one row for each value of a column: sums of products, see `lines.of_sums`.
+
+    Args:
+        t: a table.
+        group: its column.
+        x: columns of the regression, without the intercept.
+        y: responses.
+        first: columns with one value in each group, which precede the sums.
+    """
+    made, counts, names = [], [], []
+    for name, rows in t.groupby(group):
+        columns = np.insert(x.loc[rows.index].to_numpy(float), 0, 1.0, axis=1)
+        answers = y[rows.index].to_numpy(float)
+        products = [*(columns.T @ columns).ravel(), *(columns.T @ answers), answers @ answers]
+        made.append([*rows[list(first)].iloc[0], *products])
+        counts.append(len(rows))
+        names.append(name)
+    return grouped(pd.DataFrame({group: names}), group, list(np.array(made).T), counts)
 
 
 def heart_disease() -> Federation:

@@ -129,12 +129,10 @@ if full:
 #
 # ## The cost: accuracy of the posterior
 #
-# Fit the same model to the pooled rows with NUTS:
+# Sample the posterior of the same model and the pooled rows:
 
 # %%
-exact = reference.nuts(
-    related, data, draws=draws // 2, warmup=draws // 4, chains=2, shared="mu tau", jit=True
-)
+exact = reference.hmc(related, data, shared="mu tau")
 table = reference.compare_posteriors(federated, exact)
 table[["mean", "sd", "difference", "ratio"]].loc[table["variable"].isin(["mu", "tau", "b"])].round(
     2

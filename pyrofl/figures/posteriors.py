@@ -1,4 +1,4 @@
-"""Figures of posteriors, such as shrinkage and the comparison of federated fits with NUTS.
+"""Figures of posteriors, such as shrinkage and the comparison of federated fits with pooled rows.
 
 A `Summary` is what `pyrofl.reference.compare_posteriors` has in its columns mean, low and high.
 """
@@ -27,7 +27,7 @@ GOLDEN = 0.618034  # multiples of it, less their whole parts, keep apart
 NEAR = "grey: shifts below 0.2 sds, ratios within 15%"
 
 
-def cost(table: Any, names: tuple[str, str] = ("federated", "NUTS")) -> Figure:
+def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> Figure:
     """Plot how a federated posterior differs from a reference: shifts of means, ratios of SDs.
 
     Args:
