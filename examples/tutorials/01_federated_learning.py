@@ -26,8 +26,9 @@
 #
 # You need gradient descent, the normal distribution and Bayes' rule. No knowledge of federated learning is assumed.
 #
-# **Set up.** Lessons are notebooks. Install Python 3.11 or later, Jupyter (`pip install jupyterlab`), and pyrofl: clone its
-# repository, and run `pip install -e .` in its folder. All data come with pyrofl. This lesson computes for about ten seconds.
+# **Set up.** Lessons are notebooks. Install Python 3.11 or later, Jupyter (`pip install jupyterlab`), and pyrofl: run
+# `pip install -e .` in the folder of its source code, which your teacher has. All data come with pyrofl. This lesson
+# computes for about ten seconds.
 
 # %%
 # %matplotlib inline

@@ -190,11 +190,12 @@ def show(axes, t):
     axes.legend(loc="lower left", fontsize=8)
 
 
+print("mean of mu:", [round(float(now["mu"].mean()), 1) for now in seen])
 moving(show, range(len(seen)), title=lambda t: f"after round {t + 1}")
 
 # %% [markdown]
-# In the first two rounds the posterior moves to the right: the mean of $\mu$ is 2.3 after round 1, 4.2 after round 2 and 4.4 at
-# the end. Later rounds change little. At the end each circle lies between its cross and the dashed line, up to the random error
+# In the first two rounds the posterior moves to the right: the mean of $\mu$ is about 2.4 after round 1, 4.3 after round 2 and 4.4
+# at the end. Later rounds change little. At the end each circle lies between its cross and the dashed line, up to the random error
 # of the draws (*Monte Carlo error*: that of a mean is the standard deviation divided by $\sqrt{4000}$). This is **shrinkage**:
 # the estimate of a school also uses the data of the other schools. The larger the standard error of a school, the stronger the
 # shrinkage.
@@ -218,7 +219,7 @@ for j in sigma.argsort().tolist():
 # %% tags=["remove-cell"]
 if rounds == 25:
     centers = [float(now["mu"].mean()) for now in seen]
-    for t, about in ((0, 2.3), (1, 4.2), (-1, 4.4)):
+    for t, about in ((0, 2.4), (1, 4.3), (-1, 4.4)):
         assert abs(centers[t] - about) < 0.25  # four standard errors of 4000 draws, and rounding
     between = np.median(seen[-1]["theta"], axis=0)
     line = np.median(seen[-1]["mu"])
@@ -320,8 +321,9 @@ assert np.isclose(alike, 1.0), "tau = 0: complete pooling"
 # %% [markdown]
 # ### Exercise 3 (intermediate, 3 points)
 #
-# Write `larger(theta, a, b)`: the posterior probability, between 0 and 1, that the effect of school number `a` is larger than
-# that of school number `b`. `theta` holds joint draws, [draws, schools]; a draw with equal effects does not count.
+# Write `larger(theta, a, b)`: the posterior probability, between 0 and 1, that the effect of school `a` is larger than that
+# of school `b`; `a` and `b` are columns, counted from 0. `theta` holds joint draws, [draws, schools]; a draw with
+# equal effects counts as not larger.
 
 # %% tags=["hide-cell", "solution"]
 # Compare within each draw: joint draws keep the dependence between schools.
@@ -339,6 +341,10 @@ always = larger(np.column_stack([shift + 1, shift]), 0, 1)
 assert always <= 1, "a probability is at most 1: return a fraction, not a count or a percentage"
 assert always == 1.0, "compare within each draw: here a is always larger"
 assert larger(np.ones((3, 2)), 0, 1) == 0.0, "equal effects do not count as larger"
+tie = np.array([[1.0, 1.0], [2.0, 1.0]])
+assert larger(tie, 0, 1) == 0.5, (
+    "divide by the number of all draws, also of those with equal effects"
+)
 assert larger(some, 0, 1) == 0.5, "expected the fraction of draws with a larger value of a"
 
 # %% [markdown]

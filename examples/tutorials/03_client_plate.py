@@ -139,8 +139,8 @@ figures.plates(pyrofl.get_dependencies(pvi.hierarchical(model, data, shared="com
 # For most models the posterior $p(z \mid y) = p(y, z) / p(y)$ of the unknown $z$ has no closed form, because the integral
 # $p(y) = \int p(y, z)\, dz$ has none. **Variational inference** approximates the posterior by a density $q(z)$ from a family
 # that is easy to handle, such as normal densities. In Pyro this approximation is called the **guide**. Inference becomes
-# optimization: choose the parameters of $q$, here its mean and variance, such that the **evidence lower bound** (ELBO) is
-# largest:
+# optimization: choose the parameters of $q$, here its mean and variance, such that the **evidence lower bound** (ELBO; the
+# evidence is $p(y)$) is largest:
 #
 # $$\mathrm{ELBO}(q) = E_q\big[\log p(y, z) - \log q(z)\big] \le \log p(y),$$
 #
@@ -173,7 +173,8 @@ figures.plates(pyrofl.get_dependencies(pvi.hierarchical(model, data, shared="com
 # Fix $\theta$ at 37 degrees: the server sends it, and the model reads it from `received`. `pyrofl.elbo()` builds a function that
 # returns the **loss** of each client, its negative ELBO. To compare numbers without random error, the guide here is a single
 # point: `Delta(v)` has all its probability at `v`, here 37 for every client. Its $\log q$ counts as zero, so the loss is
-# $-\log p(y_j, z_j \mid \theta)$. Compare three clients in one batch with each client by itself:
+# $-\log p(y_j, z_j \mid \theta)$. `loss` takes values of shape [clients], and inserts the axis of rows: inside the model,
+# `received["common"]` has shape [clients, 1]. Compare three clients in one batch with each client by itself:
 
 
 # %%

@@ -242,7 +242,8 @@ plt.show()
 # 4. The server computes the new factor $t_{new} = q_{new} / q_{\setminus j}$, and moves the natural parameters of $t_j$ towards those of
 #    $t_{new}$ by the fraction *damping*. Then $q$ is the prior times all factors.
 #
-# Damping below 1 is needed if several clients change at the same time and their changes overlap.
+# Damping below 1 may be needed if each factor depends strongly on the others: if several clients then change at the same time,
+# complete changes can overshoot. In a normal model they cannot.
 #
 # If the likelihood is normal in $b$, by lesson 3 the maximum is the exact posterior,
 # $q_{new} \propto q_{\setminus j}\, p(y_j \mid b)$, so $t_{new}$ is the likelihood, and one round is exact. In other models
@@ -438,7 +439,8 @@ assert complete == 1, (
 # %% [markdown]
 # ## Explore
 #
-# 1. Let all three clients participate in every round, with `damping=1.0`. How many rounds are needed, and why?
+# 1. Let all three clients participate in every round, with `damping=1.0`. How many rounds are needed, and why? Compare
+#    the mean after 1, 2 and 3 rounds with `by_hand`; `run.status` needs several rounds without a change.
 # 2. The noise is known, 0.5. Replace it by an unknown shared parameter `sigma` with prior `HalfNormal(1.0)` (the absolute value of
 #    a standard normal variable), and let all clients participate in every round, with `damping=1.0`. Does the posterior mean of
 #    `sigma`, `run.posterior(4000)["sigma"].mean()`, still change after the first round?

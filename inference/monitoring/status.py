@@ -222,8 +222,11 @@ def _of_movement(moved: Sequence[Moved], undamped: bool = False) -> ConvergenceS
     most = left if far else mean
     site, part = max(series, key=lambda key: most[key] / SMALL[key[1]])
     found = (merges, site, part, mean[site, part])
+    least = f"{SMALL['mean']} sd or {SMALL['norm']:.1%}"
+    if not quiet and all(each[-1] <= SMALL[p] for (_, p), each in series.items()):
+        why = f"nothing changed by more than {least} in the last round; several such rounds are needed"
+        return ConvergenceStatus("not converged", why, *found)
     if quiet and not far:
-        least = f"{SMALL['mean']} sd or {SMALL['norm']:.1%}"
         why = f"in the last {len(last)} aggregations nothing changed by more than {least}"
         return ConvergenceStatus("converged", why, *found)
     what = site if part == "norm" else f"the {part} of {site}"
