@@ -224,7 +224,7 @@ def _of_movement(moved: Sequence[Moved], undamped: bool = False) -> ConvergenceS
     found = (merges, site, part, mean[site, part])
     least = f"{SMALL['mean']} sd or {SMALL['norm']:.1%}"
     if not quiet and all(each[-1] <= SMALL[p] for (_, p), each in series.items()):
-        why = f"nothing changed by more than {least} in the last round; several such rounds are needed"
+        why = f"nothing changed by more than {least} in the last round; it takes several of these"
         return ConvergenceStatus("not converged", why, *found)
     if quiet and not far:
         why = f"in the last {len(last)} aggregations nothing changed by more than {least}"

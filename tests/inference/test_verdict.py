@@ -152,8 +152,8 @@ def test_small_steps_of_three_merges_and_more_have_converged():
     assert judged(*[0.0] * 2).kind == "not converged"
     still = [record(1, moved={"w": {"norm": 0.0}})]
     assert convergence_status(still, trained="").kind == "stuck"  # nothing has ever changed
-    jumped = "nothing changed by more than 0.01 sd or 0.1% in the last round; several such rounds"
-    assert str(judged(1.0, 0.0)) == f"not converged: {jumped} are needed"
+    jumped = "nothing changed by more than 0.01 sd or 0.1% in the last round"
+    assert str(judged(1.0, 0.0)) == f"not converged: {jumped}; it takes several of these"
     found = judged(*[0.0] * 4, 0.004)
     assert (found.kind, found.site, found.part) == ("not converged", "w", "norm")
     assert str(judged(*[0.004] * 5)) == "not converged: w still changes by 0.4 % per round"
