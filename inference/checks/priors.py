@@ -143,17 +143,18 @@ def prior_sensitivity(found: Run | Sequence[Run], draws: int = 4000) -> pandas.D
 def _sensitivity(data: Any, component: str, some: list[str] | None, names: list[str]) -> Any:
     """Return the sensitivity of variables to one component by ArviZ, as a dataset."""
     arviz = import_arviz()
-    if hasattr(arviz, "psens"):
-        how: dict[str, Any] = {"component": component, "component_var_names": some}
-        found = arviz.psens(data, var_names=names, delta=DELTA, **how)
-        return found if hasattr(found, "data_vars") else found.to_dataset(name=names[0])
-    return arviz.psense(
-        data,
-        var_names=names,
-        group=component,
-        group_var_names=some,
-        alphas=(1 / (1 + DELTA), 1 + DELTA),
-    )
+    with np.errstate(divide="ignore", invalid="ignore"):  # weights of equal draws have no tail
+        if hasattr(arviz, "psens"):
+            how: dict[str, Any] = {"component": component, "component_var_names": some}
+            found = arviz.psens(data, var_names=names, delta=DELTA, **how)
+            return found if hasattr(found, "data_vars") else found.to_dataset(name=names[0])
+        return arviz.psense(
+            data,
+            var_names=names,
+            group=component,
+            group_var_names=some,
+            alphas=(1 / (1 + DELTA), 1 + DELTA),
+        )
 
 
 def _diagnosis(prior: float, likelihood: float) -> str:
