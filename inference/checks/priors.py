@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 GROUPS = ("prior", "prior_predictive", "observed_data")
 SENSITIVE = 0.05  # from which a posterior counts as sensitive
 DELTA = 0.01  # change of the power
+EVEN = 1e-4  # range of log weights below which these are equal
 
 
 def prior_predictive(
@@ -142,19 +143,25 @@ def prior_sensitivity(found: Run | Sequence[Run], draws: int = 4000) -> pandas.D
 
 def _sensitivity(data: Any, component: str, some: list[str] | None, names: list[str]) -> Any:
     """Return the sensitivity of variables to one component by ArviZ, as a dataset."""
-    arviz = import_arviz()
-    with np.errstate(divide="ignore", invalid="ignore"):  # weights of equal draws have no tail
+    arviz, densities = import_arviz(), data[f"log_{component}"]
+    with np.errstate(divide="ignore", invalid="ignore"):
         if hasattr(arviz, "psens"):
             how: dict[str, Any] = {"component": component, "component_var_names": some}
             found = arviz.psens(data, var_names=names, delta=DELTA, **how)
-            return found if hasattr(found, "data_vars") else found.to_dataset(name=names[0])
-        return arviz.psense(
-            data,
-            var_names=names,
-            group=component,
-            group_var_names=some,
-            alphas=(1 / (1 + DELTA), 1 + DELTA),
-        )
+            found = found if hasattr(found, "data_vars") else found.to_dataset(name=names[0])
+        else:
+            found = arviz.psense(
+                data,
+                var_names=names,
+                group=component,
+                group_var_names=some,
+                alphas=(1 / (1 + DELTA), 1 + DELTA),
+            )
+    parts = (densities[name] for name in some or densities.data_vars)
+    total = sum(part.sum({*part.dims} - {"chain", "draw"}) for part in parts)
+    # A tail of nearly equal weights has no Pareto fit, which gives NaN.
+    even = DELTA * float(total.max() - total.min()) < EVEN
+    return found.fillna(0.0) if even else found
 
 
 def _diagnosis(prior: float, likelihood: float) -> str:
