@@ -78,7 +78,6 @@ def landing(page: Path) -> Iterator[tuple[str, bytes]]:
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         exec(re.findall(r"(?s)```python\n(.*?)```", page.read_text())[0], names)
     file = BytesIO()
-    names["figure"].set_size_inches(5, 3.8)
     names["figure"].savefig(file, dpi=130, facecolor="white")
     yield "landing.png", file.getvalue()
 
