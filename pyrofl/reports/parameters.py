@@ -194,7 +194,8 @@ def question(run: Run) -> str:
     design: Any = getattr(method, "design", None)
     names = variables(design.formula.population)[0]
     columns = [name for name in design.needed if name in names]
-    by = f"depend on {listed(columns)} at" if columns else "differ between"
+    named = " and ".join(columns) if len(columns) < 3 else listed(columns)
+    by = f"depend on {named} at" if columns else "differ between"
     return f"How does {design.formula.response} {by} {at}?"
 
 
