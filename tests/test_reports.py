@@ -18,6 +18,7 @@ pytest.importorskip("jinja2")
 
 import pyrofl
 from pyrofl import Federation, datasets, federations, nets
+from pyrofl.data.tables.wording import number_of
 from pyrofl.models import fedavg, pvi
 from pyrofl.reports.first_page import coverage, score_sentences
 
@@ -108,7 +109,7 @@ def test_sentences_on_a_program_have_the_numbers_of_the_closed_form(fitted, tmp_
         "\nResult\n",
         "The fit has converged",
         "The intervals are those of the exact posterior.",
-        f"{fitted.method.name}, {fitted.state.number} rounds, seed 0",
+        f"{fitted.method.name}, {number_of(fitted.state.number, 'round')}, seed 0",
     ):
         assert words in page.first_page
     assert not page.tags & {"b", "script"}

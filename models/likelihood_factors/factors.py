@@ -178,9 +178,10 @@ class Factor(NamedTuple):
         done = torch.zeros_like(share, dtype=torch.bool)
         for _ in range(STEPS):
             slope = best.score - times(self.precision, off)
-            way = torch.linalg.solve(self.precision + self._curvature(best), slope[..., None])[
-                ..., 0
-            ]
+            lower, values, vectors = self._relative_curvature(best)
+            basis = torch.linalg.solve_triangular(lower.mT, vectors, upper=True)
+            size = 1 + values.clamp(min=-INDEFINITE)  # minus the Hessian in this basis
+            way = times(basis, times(basis.mT, slope) / size)
             done = done | ((slope * way).sum(-1) < CLOSE) | (share < 1e-8)
             if bool(done.all()):
                 break

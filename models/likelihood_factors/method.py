@@ -173,6 +173,11 @@ class LikelihoodFactors:
         found = hmc(self._sampled(factors, variables), variables.sampled(start), source)
         with torch.no_grad():
             drawn, _, growth = variables.shared(found.u)
+        if not bool((drawn.std(0) > 0).all()):
+            raise AggregationError(
+                "the server's chains have not moved, as a factor is too narrow; check for clients "
+                "whose likelihood has no maximum, or use pvi.hierarchical"
+            )
         new = self._drawn(drawn, found.log_density - growth, found.r_hat)
         if begun and float(1 / weight.square().sum()) > FEW * len(u):
             new |= self._moved(server, u, weight)

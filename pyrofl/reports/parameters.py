@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyrofl import figures
-from pyrofl.data.tables.wording import listed
+from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.inference.checks import predictive_checks
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.export import SAMPLES
@@ -316,7 +316,9 @@ def sections(
         model.note("The Pyro program that was fitted:").note(method.program(), "command")
     elif method.metadata.sites:
         about.append(("Model", method.metadata.sites.partition("; method:")[0]))
-    about.append(("Method", f"{method.name}, {run.state.number} rounds, seed {run.seed}"))
+    about.append(
+        ("Method", f"{method.name}, {number_of(run.state.number, 'round')}, seed {run.seed}")
+    )
     if run.privacy:
         about.append(("Privacy", str(run.privacy)))
     certain, found = list[str](), list[Section]()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyrofl import figures
 from pyrofl.arguments import Count, checked
+from pyrofl.data.tables.wording import number_of
 from pyrofl.experiments import rows
 from pyrofl.files.run_folder import refuse_no_output
 from pyrofl.inference.evaluation.specification import default_model
@@ -97,7 +98,7 @@ def _of_network(run: Run, data: str, problems: Sequence[str]) -> tuple[str, list
     certain = words.score_certainty({method: table})
     about = [
         ("Data", words.size_of(names, [*sizes.values()], data, "training rows")),
-        ("Method", f"{method}, {run.state.number} rounds, seed {run.seed}"),
+        ("Method", f"{method}, {number_of(run.state.number, 'round')}, seed {run.seed}"),
     ]
     if run.privacy:
         about.append(("Privacy", str(run.privacy)))

@@ -19,6 +19,15 @@ def listed(words: Sequence[str], most: int = MOST) -> str:
     return ", ".join(words[:most]) + more
 
 
+def number_of(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> number_of(1, "round"), number_of(1200, "row")
+    ('1 round', '1,200 rows')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def composed(text: str) -> str:
     """Normalize a text to Unicode's composed form (NFC), so that equal texts compare equal."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
