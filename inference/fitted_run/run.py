@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch import Tensor
 
 from pyrofl.data import Federation
+from pyrofl.data.tables.wording import number_of
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.pickles import Pickled
@@ -358,8 +359,7 @@ class Run(Pickled, Summarised):
     def title(self) -> str:
         """Title of the printed summary: number of rounds, seed and training time of the run."""
         seconds = sum(record.seconds for record in self.records)
-        number = self.state.number
-        rounds = "1 round" if number == 1 else f"{number} rounds"
+        rounds = number_of(self.state.number, "round")
         return f"Run of {rounds}, seed {self.seed}, {seconds:.1f} s"
 
     def _more_html(self) -> str:

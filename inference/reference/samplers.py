@@ -145,8 +145,8 @@ def _judge(found: Draws, chains: int) -> dict[str, float]:
         warnings.warn(
             f"the draws are unreliable: R-hat is {found.r_hat:.2f} (at most {MIXED} is good), the "
             f"effective sample size of {len(found.u):,} draws is {ess:.0f} ({ENOUGH} are "
-            f"sufficient), and {wrong:.1%} of the trajectories diverged; take more draws, "
-            "reparametrize the program, or compare with reference.nuts",
+            f"sufficient), and {wrong:.1%} of the trajectories diverged (below {WRONG:.1%} is "
+            "good); take more draws, reparametrize the program, or compare with reference.nuts",
             stacklevel=5,
         )
     return {"r_hat": found.r_hat, "ess": ess}

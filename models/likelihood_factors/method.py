@@ -140,11 +140,8 @@ class LikelihoodFactors:
     ) -> Tensors:
         """Replace the factors of reporting clients, and draw the shared variables again."""
         ids = cohort.ids.cpu()
-        new = message | {"reported": torch.ones(len(ids))}
-        factors = {
-            n: precise(server[n]).index_copy(0, ids, precise(new[n.removeprefix("server/")]))
-            for n in self.tables
-        }
+        new = under("server", message | {"reported": torch.ones(len(ids))})
+        factors = {n: precise(server[n]).index_copy(0, ids, precise(new[n])) for n in self.tables}
         if "several" in message:  # as of the widest cavity so far
             several = message["several"].sum().to(server["server/several"])
             server = server | {"server/several": several.maximum(server["server/several"])}
@@ -175,8 +172,7 @@ class LikelihoodFactors:
             drawn, _, growth = variables.shared(found.u)
         if not bool((drawn.std(0) > 0).all()):
             raise AggregationError(
-                "the server's chains have not moved, as a factor is too narrow; check for clients "
-                "whose likelihood has no maximum, or use pvi.hierarchical"
+                "the server's chains have not moved, as a factor is narrow; use pvi.hierarchical"
             )
         new = self._drawn(drawn, found.log_density - growth, found.r_hat)
         if begun and float(1 / weight.square().sum()) > FEW * len(u):
@@ -362,10 +358,9 @@ class LikelihoodFactors:
 
     def is_exact(self, server: Tensors) -> bool:
         """Return whether the server's draws are of the exact posterior of all clients."""
+        mixed, missing = (float(server[f"server/{n}"]) for n in ("r_hat", "missing"))
         exact = needs_one_round(self.structure, server["server/shift"].dtype)
-        mixed = float(server["server/r_hat"]) <= MIXED
-        complete = not bool(server["server/missing"])
-        return exact and mixed and complete
+        return exact and mixed <= MIXED and not missing
 
     def read(self, received: Tensors, local: Tensors) -> Tensors:
         """Return the received draws, which the guide reads."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyrofl.data.tables.wording import number_of
 from pyrofl.figures import style
 from pyrofl.figures.style import COLOURS
 
@@ -87,7 +88,7 @@ def _listed(parts: Sequence[Any]) -> list[str]:
 
 
 def _numbers(count: int) -> str:
-    return f"{count:,} number{'s' * (count != 1)}"
+    return number_of(count, "number")
 
 
 def _rows(flow: Any) -> str:

@@ -159,10 +159,10 @@ EIGHT = federations.split(datasets.load("eight_schools"), "groups", 8)
     [
         # A normal factor of two variables: two numbers of shift, three of a symmetric precision.
         (pvi.hierarchical, {"shift": 2, "precision": 3}),
-        # Of tau and theta, with the whole matrix; and the number of expansions.
+        # Of mu and theta, with the whole matrix; and two sums of rows, as of any linear model.
         pytest.param(
             likelihood_factors.hierarchical,
-            {"shift": 2, "precision": 4, "several": 1},
+            {"shift": 2, "precision": 4, "square": 1, "count": 1},
             marks=pytest.mark.slow,
         ),
         pytest.param(

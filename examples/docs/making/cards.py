@@ -166,7 +166,7 @@ def flow(method: Method, data: Federation) -> bytes:
 
 
 def effects(received: Tensors, local: Tensors, batch: Batch) -> None:
-    """Let the effects of schools be normal around mu; x is the standard error."""
+    """Model effects of schools as normal around mu; x is the standard error."""
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
         tau = pyro.sample("tau", dist.HalfCauchy(5.0))

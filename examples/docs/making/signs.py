@@ -49,7 +49,7 @@ def displayed(writer: Any, node: Any) -> None:
 
 
 def accessible(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Let the keyboard reach wide diagrams, and give what opens and closes names that are read."""
+    """Make wide diagrams focusable by keyboard, and label controls that open and close."""
     body = re.sub(r'<p>(?=<img [^>]*\.svg")', f"<p {STOP}>", context.get("body", ""))
     for written, better in NAMED.items():
         body = body.replace(written, better)

@@ -1,5 +1,6 @@
 """Chains that do not move, and cavities of few effective draws."""
 
+import programs
 import pyro
 import pyro.distributions as dist
 import torch
@@ -8,6 +9,20 @@ from pyrofl import datasets, federations
 from pyrofl.inference import hmc as sampler
 from pyrofl.inference.fit import fit
 from pyrofl.models import likelihood_factors
+
+
+def test_chains_that_do_not_move_are_no_posterior(monkeypatch):
+    data = federations.split(datasets.load("eight_schools"), "groups", 8)
+    method = likelihood_factors.hierarchical(programs.eight_schools, data, shared="mu tau")
+
+    def stuck(log_density, start, source):
+        found = sampler.hmc(log_density, start, source)
+        return found._replace(u=found.u[:1].expand_as(found.u))
+
+    monkeypatch.setattr("pyrofl.models.likelihood_factors.method.hmc", stuck)
+    run = fit(method, data, rounds=2, progress=False)
+    assert run.status.kind == "diverged"
+    assert "the server's chains have not moved" in str(run.status)
 
 
 def test_chains_that_never_moved_in_the_warm_up_restart_from_others():
