@@ -127,7 +127,7 @@ axes.set_xlabel("local steps E in a round")
 axes.set_ylabel("w where FedAvg ends")
 axes.legend(fontsize=8)
 plt.show()
-print({e: round(end(e, eta), 3) for e in (1, 10, 40)})
+print({e: round(float(end(e, eta)), 3) for e in (1, 10, 40)})
 
 # %% [markdown]
 # The minimum of the total loss is 0.8. FedAvg ends at 0.8 with one step, at 0.604 with ten and at 0.504 with forty: the more
@@ -141,10 +141,10 @@ print({e: round(end(e, eta), 3) for e in (1, 10, 40)})
 # `Federation` holds the rows of all clients. `epochs` is the number of passes over a client's rows; with `batch=None`, each
 # pass is one step with all rows. `momentum=0.0` is plain gradient descent.
 #
-# **SCAFFOLD** (Karimireddy and others, ICML 2020) corrects the drift. Each client keeps an estimate $c_j$ of its own gradient,
-# and the server keeps their mean $c$. A local step uses $f_j'(w) - c_j + c$ instead of $f_j'(w)$. At $w^*$ the estimates become
-# $c_j = f_j'(w^*)$ and, as both clients have the same number of rows, $c = 0$; the step is then zero for every client, and none
-# drifts.
+# **SCAFFOLD** (Karimireddy and others, ICML 2020) corrects the drift. Each client keeps an estimate $c_j$ of its own gradient:
+# the mean of $f_j'$ over its local steps of the last round. The server keeps the mean $c$ of these estimates. A local step uses
+# $f_j'(w) - c_j + c$ instead of $f_j'(w)$. At $w^*$ the estimates become $c_j = f_j'(w^*)$ and, as both clients have the same
+# number of rows, $c = 0$; the step is then zero for every client, and none drifts.
 
 # %%
 rows = {
@@ -268,9 +268,9 @@ assert [round(b / 1000) for b in (message, 40 * message, images)] == [15, 602, 1
 # ## Why a posterior
 #
 # FedAvg ends with one number per parameter. It does not state how certain this number is, and it weights clients by rows,
-# however informative the rows are. Return to the two parabolas. If $f_j$ is the negative log likelihood of one row, then that
-# of the $n_j$ rows of client $j$ is $\frac{n_j a_j}{2} (w - m_j)^2$, and the likelihood is a normal density in $w$ with mean $m_j$
-# and **precision** (inverse variance) $n_j a_j$. By Bayes' rule, with a flat (constant) prior, the **posterior** given all rows
+# however informative the rows are. Return to the two parabolas, as in the regression above: every row of client $j$ has the
+# negative log likelihood $f_j$, up to a constant. That of its $n_j$ rows is $\frac{n_j a_j}{2} (w - m_j)^2$, so the likelihood is
+# a normal density in $w$ with mean $m_j$ and **precision** (inverse variance) $n_j a_j$. By Bayes' rule, with a flat (constant) prior, the **posterior** given all rows
 # is proportional to the product of the clients' likelihoods. The exponents add, and a sum of parabolas is a parabola whose
 # curvature is the sum: the posterior is a normal density, too.
 #
@@ -321,7 +321,7 @@ assert round(abs(end(10, eta) - mean) / sd, 1) == 1.4
 # ### Exercise 1 (basic, 2 points)
 #
 # Write `average(w, n)`: the server step of FedAvg. `w` holds the clients' parameters, [clients, parameters]; `n` holds their
-# numbers of rows, [clients]. Return the new parameters, [parameters].
+# numbers of rows, [clients]. Return the new parameters, [parameters]. In NumPy `n[:, None]` has the shape [clients, 1].
 
 # %% tags=["hide-cell", "solution"]
 # Weights n_j / n, the same for all parameters of a client.
@@ -410,6 +410,7 @@ def posterior(n, a, m):
 
 
 # %% tags=["hide-cell", "test"]
+three = np.array([10, 20, 30]), np.array([1.0, 2.0, 4.0]), np.array([0.0, 1.0, 3.0])
 found = posterior(*three)
 assert np.shape(found) == (2,), "return two numbers: the mean and the standard deviation"
 centre, spread = found

@@ -55,7 +55,7 @@ rounds, draws = 25, 4000
 
 # %%
 schools = datasets.load("eight_schools")
-data = federations.split(schools, "groups").to("cpu", torch.float64)
+data = federations.split(schools, "groups").to("cpu", torch.float64)  # one client per school
 y, sigma = data.y, data.x[:, 0]
 
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
@@ -205,7 +205,7 @@ moving(show, range(len(seen)), title=lambda t: f"after round {t + 1}")
 #
 # The next cell draws from the final posterior. `corrected=True` removes most of the error of the normal approximation by
 # **importance sampling**: draws are resampled with weights proportional to the exact posterior density divided by that of the
-# approximation.
+# approximation. The exact density is the prior times one likelihood per school: each school sends one number per draw.
 
 # %%
 posterior = run.to_arviz(draws=draws, corrected=True, progress=False)
@@ -245,8 +245,8 @@ table[["mean", "sd", "difference", "ratio"]].round(2)
 # %% [markdown]
 # `difference` is the federated mean minus the exact one, in exact posterior standard deviations; it should be near 0. `ratio` is
 # the federated standard deviation divided by the exact one; it should be near 1. The figure shows the two posteriors on the
-# left, centered at the exact mean, `difference` in the middle ("shift") and `ratio` on the right. Dots in the grey bands count
-# as agreement.
+# left, centered at the exact mean, `difference` in the middle and `ratio` on the right. Dots in the grey bands count as agreement.
+# The Monte Carlo error is the standard deviation of a `difference` that is due to the finite number of draws only.
 
 # %%
 figures.cost(table, ("PVI", "HMC"))

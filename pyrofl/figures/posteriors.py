@@ -24,11 +24,11 @@ MOST_ROWS = 30  # that can be read one by one
 MOST_LETTERS = 16  # of the name of a dot
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
 GOLDEN = 0.618034  # multiples of it, less their whole parts, keep apart
-NEAR = "grey: shifts below 0.2 sds, ratios within 15%"
+NEAR = "grey: differences below 0.2 sds, ratios within 15%"
 
 
 def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> Figure:
-    """Plot how a federated posterior differs from a reference: shifts of means, ratios of SDs.
+    """Plot how a federated posterior differs from a reference: differences of means, ratios of SDs.
 
     Args:
         table: what `pyrofl.reference.compare_posteriors` returns, or some of its rows. Several
@@ -62,17 +62,17 @@ def _compared(names: tuple[str, str]) -> str:
 def _note(table: Any) -> str:
     """Describe how many parameters agree between two posteriors, and the Monte Carlo error."""
     near = [(table[c] - target).abs() <= within for c, (target, within) in TARGETS.items()]
-    agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: shift and ratio in grey"
+    agree = f"{sum(near[0] & near[1])} of {len(table)} rows agree: difference and ratio in grey"
     if "error" not in table:
         return f"{agree}\n{NEAR}"
     error = float(table["error"].median())
     few = "too few draws: " if error > TARGETS["difference"][1] else ""
     agree = "" if few else f"{agree}\n"
-    return f"{agree}{NEAR}\n{few}by chance alone means shift by {error:.2g} sds"
+    return f"{agree}{NEAR}\n{few}Monte Carlo error of a difference: {error:.2g} sds"
 
 
 def _lanes(table: Any, names: tuple[str, str]) -> Figure:
-    """Plot shifts of means and ratios of SDs of many parameters, one line for each variable.
+    """Plot differences of means and ratios of SDs of many parameters, one line for each variable.
 
     The parameter that differs most has a label.
     """
@@ -113,19 +113,19 @@ def _name(axes: Axes, name: str, value: float, place: float, target: float) -> N
 
 
 def _apart(axes: Axes, column: str, values: Any, places: Any, names: tuple[str, str]) -> None:
-    """Plot shifts of means or ratios of SDs of two posteriors, with the tolerance in gray."""
+    """Plot differences of means or ratios of SDs of two posteriors, with the tolerance in gray."""
     target, near = TARGETS[column]
     if not axes.lines:
         axes.axvspan(target - near, target + near, color=GREY, alpha=0.2, linewidth=0)
         axes.axvline(target, color=GREY, linewidth=0.8)
     axes.plot(values, places, "o", color=COLOURS[0], markersize=3.5)
     _reach(axes, column, float(np.abs(values - target).max()))
-    words = {"difference": f"shift of the mean\n(in sds of {names[1]})"}
+    words = {"difference": f"difference of means\n(in sds of {names[1]})"}
     axes.set_xlabel(words.get(column, f"ratio of sds\n({names[0]} / {names[1]})"))
 
 
 def _reach(axes: Axes, column: str, farthest: float) -> None:
-    """Set the limits of an axis of shifts or ratios, from the tolerance and the largest value."""
+    """Set the limits of an axis from the tolerance and the largest value."""
     target, near = TARGETS[column]
     reach = 1.1 * max(2 * near, farthest)
     axes.set_xlim(max(target - reach, 0.0) if column == "ratio" else -reach, target + reach)

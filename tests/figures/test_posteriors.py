@@ -67,8 +67,8 @@ def test_many_rows_are_dots_in_lanes_and_the_worst_has_its_name():
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (0.031, "\nby chance alone means shift by 0.031 sds"),
-        (0.6, "\ntoo few draws: by chance alone means shift by 0.6 sds"),
+        (0.031, "\nMonte Carlo error of a difference: 0.031 sds"),
+        (0.6, "\ntoo few draws: Monte Carlo error of a difference: 0.6 sds"),
     ],
 )
 @pytest.mark.parametrize("rows", [3, 40])
@@ -82,7 +82,7 @@ def test_cost_counts_the_rows_that_agree(rows):
     many = table(rows).assign(difference=0.19, ratio=0.86)
     many.iloc[0, many.columns.get_loc("difference")] = -0.21
     many.iloc[1, many.columns.get_loc("ratio")] = 1.16
-    for error, first in ((0.03, f"{rows - 2} of {rows} rows agree"), (0.6, "grey: shifts")):
+    for error, first in ((0.03, f"{rows - 2} of {rows} rows agree"), (0.6, "grey: differences")):
         told = figures.cost(many.assign(error=error)).legends[0].get_title().get_text()
         assert told.startswith(first)
 
