@@ -38,7 +38,7 @@ def run(folder: Path, method: str, seed: int, right: dict[str, Any], **more: Any
 def facts(method: str, seed: int, view: str, clients: list[str]) -> dict[str, Any]:
     """Return what run.json holds of such a run."""
     verdict = {
-        "text": "not converged: w still changes by 1 % per round",
+        "text": "not converged: w changed by 1 % in the last round",
         "kind": "not converged",
         "merged": 2,
     }

@@ -5,6 +5,7 @@ Quick, no tutorial is executed. Nothing is fetched from a network, by the build 
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import version as installed
 from importlib.util import find_spec
@@ -71,6 +72,8 @@ nb_execution_mode = "off" if quick else "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would be fetched from a network
+os.environ["TQDM_DISABLE"] = "1"  # progress bars of executed pages would be such widgets
 
 default_role = "code"
 python_use_unqualified_type_names = True

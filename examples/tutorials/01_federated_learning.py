@@ -16,7 +16,7 @@
 # Train one model on the data of several clients without collecting the data, see where this goes wrong, and why a posterior
 # helps.
 #
-# After this lesson (about 65 minutes) you can
+# After this lesson (about 75 minutes) you can
 #
 # - describe a round of **FedAvg** (federated averaging; McMahan and others, AISTATS 2017), and compute one by hand,
 # - derive where FedAvg ends, and explain *client drift*,
@@ -27,7 +27,7 @@
 # You need gradient descent, the normal distribution and Bayes' rule. No knowledge of federated learning is assumed.
 #
 # **Set up.** Lessons are notebooks. Install Python 3.11 or later, Jupyter (`pip install jupyterlab`), and pyrofl: run
-# `pip install -e .` in the folder of its source code, which your teacher has. All data come with pyrofl. This lesson
+# `pip install -e .` in the folder of pyrofl, which your teacher gives you. All data come with pyrofl. This lesson
 # computes for about ten seconds.
 
 # %%
@@ -144,7 +144,7 @@ print({e: round(float(end(e, eta)), 3) for e in (1, 10, 40)})
 # **SCAFFOLD** (Karimireddy and others, ICML 2020) corrects the drift. Each client keeps an estimate $c_j$ of its own gradient:
 # the mean of $f_j'$ over its local steps of the last round. The server keeps the mean $c$ of these estimates. A local step uses
 # $f_j'(w) - c_j + c$ instead of $f_j'(w)$. At $w^*$ the estimates become $c_j = f_j'(w^*)$ and, as both clients have the same
-# number of rows, $c = 0$; the step is then zero for every client, and none drifts.
+# number of rows, $c = 0$; the step is then zero for every client, and none drifts. The next cell shows where both methods end.
 
 # %%
 rows = {
@@ -225,7 +225,7 @@ for k, name in enumerate(("FedAvg", "local")):
 axes.set_xticks(range(3), partitions)
 axes.set_ylim(0, 1)
 axes.set_ylabel("accuracy, mean over clients")
-figure.legend(fontsize=8, loc="outside right upper")
+axes.legend(fontsize=8, loc="lower right")
 plt.show()
 
 # %% [markdown]
@@ -248,7 +248,7 @@ if rounds == 20:
 # %% [markdown]
 # ## What travels
 #
-# A client receives and sends every parameter once per round, four bytes each. The network has a weight for each pair of
+# A client of FedAvg receives and sends every parameter once per round, four bytes each (SCAFFOLD: also $c$, twice as much). The network has a weight for each pair of
 # connected units and an intercept for each hidden unit and output, hence $64 \cdot 50 + 50 + 50 \cdot 10 + 10 = 3{,}760$
 # parameters, that is 15 kB per message. Twenty rounds in two directions are 602 kB per client. To send its 67 images of 64
 # pixels once, four bytes per pixel, would cost 17 kB: **federated learning does not save traffic here; it keeps the rows
@@ -269,8 +269,8 @@ assert [round(b / 1000) for b in (message, 40 * message, images)] == [15, 602, 1
 #
 # FedAvg ends with one number per parameter. It does not state how certain this number is, and it weights clients by rows,
 # however informative the rows are. Return to the two parabolas, as in the regression above: every row of client $j$ has the
-# negative log likelihood $f_j$, up to a constant. That of its $n_j$ rows is $\frac{n_j a_j}{2} (w - m_j)^2$, so the likelihood is
-# a normal density in $w$ with mean $m_j$ and **precision** (inverse variance) $n_j a_j$. By Bayes' rule, with a flat (constant) prior, the **posterior** given all rows
+# negative log likelihood $f_j$, up to a constant. That of its $n_j$ rows is $\frac{n_j a_j}{2} (w - m_j)^2$, so the likelihood is,
+# up to a constant factor, a normal density in $w$ with mean $m_j$ and **precision** (inverse variance) $n_j a_j$. By Bayes' rule, with a flat (constant) prior, the **posterior** given all rows
 # is proportional to the product of the clients' likelihoods. The exponents add, and a sum of parabolas is a parabola whose
 # curvature is the sum: the posterior is a normal density, too.
 #
@@ -332,12 +332,12 @@ def average(w, n):
 
 
 # %% tags=["hide-cell", "test"]
-sent = np.array([[0.0, 2.0], [4.0, 6.0]])
-assert np.shape(average(sent, np.array([3, 1]))) == (2,), "expected one number for each parameter"
+sent, sizes = np.array([[0.0, 2.0], [4.0, 6.0], [8.0, 1.0]]), np.array([3, 1, 4])
+assert np.shape(average(sent, sizes)) == (2,), "expected one number for each parameter"
 assert np.allclose(average(np.ones((5, 2)), np.arange(1, 6)), 1.0, atol=1e-5), (
     "weights must sum to one: divide by the number of all rows"
 )
-assert np.allclose(average(sent, np.array([3, 1])), [1.0, 3.0], atol=1e-5), (
+assert np.allclose(average(sent, sizes), [4.5, 2.0], atol=1e-5), (
     "clients are weighted by their number of rows"
 )
 
@@ -414,6 +414,7 @@ three = np.array([10, 20, 30]), np.array([1.0, 2.0, 4.0]), np.array([0.0, 1.0, 3
 found = posterior(*three)
 assert np.shape(found) == (2,), "return two numbers: the mean and the standard deviation"
 centre, spread = found
+assert not np.isclose(centre, 170**-0.5), "return the mean first, then the standard deviation"
 assert np.isclose(centre, 400 / 170), "the mean is weighted by precision, n_j a_j"
 assert np.isclose(spread, 170**-0.5), (
     "the standard deviation is the inverse root of the total precision, the variance its inverse"

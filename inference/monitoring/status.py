@@ -83,7 +83,7 @@ class ConvergenceStatus:
         merged: number of rounds with an aggregation.
         site: site with the largest change relative to its limit; "" if unknown.
         part: changed part of the site: mean, sd or norm.
-        moved: its change per round, averaged over the last rounds.
+        moved: its change in the last round.
         since: first round of a divergence.
         small: part -> limit of its change in a converged run.
     """
@@ -149,7 +149,7 @@ class ConvergenceMonitor:
         whole = self.records[0].number == 1  # later rounds may begin at the optimum
         if whole and self.trained is not None and (why := _unchanged(moved, self.trained)):
             return ConvergenceStatus("stuck", why, len(moved))
-        judged = _at_once(self.records) or _of_movement(moved, self.records[-1].undamped)
+        judged = _at_once(self.records) or _of_movement(moved)
         idle = self.trained is None and judged.kind == "converged"
         return replace(judged, why=f"{judged.why}, as {IDLE}") if idle else judged
 
@@ -209,29 +209,28 @@ def _at_once(records: Sequence[Left]) -> ConvergenceStatus | None:
     return ConvergenceStatus("converged", why, count)
 
 
-def _of_movement(moved: Sequence[Moved], undamped: bool = False) -> ConvergenceStatus:
+def _of_movement(moved: Sequence[Moved]) -> ConvergenceStatus:
     """Return the status of a run, given its parameter changes; the reason may be the last one."""
     merges, last = len(moved), moved[-LAST:]
     series = {(n, p): [_of(one, n, p) for one in last] for n in last[-1] for p in last[-1][n]}
     if not series:
         return ConvergenceStatus("not converged", "unknown, as no tensor can be compared", merges)
-    mean = {key: each[-1] if undamped else sum(each) / len(last) for key, each in series.items()}
+    now = {key: each[-1] for key, each in series.items()}
     left = {key: _left(each, SMALL[key[1]]) for key, each in series.items()}
     quiet = merges >= LEAST and all(v <= SMALL[p] for (_, p), each in series.items() for v in each)
     far = quiet and any(left[key] > FAR * SMALL[key[1]] for key in series)
-    most = left if far else mean
+    most = left if far else now
     site, part = max(series, key=lambda key: most[key] / SMALL[key[1]])
-    found = (merges, site, part, mean[site, part])
+    found = (merges, site, part, now[site, part])
     least = f"{SMALL['mean']} sd or {SMALL['norm']:.1%}"
-    if not quiet and all(each[-1] <= SMALL[p] for (_, p), each in series.items()):
+    if not quiet and all(value <= SMALL[p] for (_, p), value in now.items()):
         why = f"nothing changed by more than {least} in the last round; it takes several of these"
         return ConvergenceStatus("not converged", why, *found)
     if quiet and not far:
         why = f"in the last {len(last)} aggregations nothing changed by more than {least}"
         return ConvergenceStatus("converged", why, *found)
     what = site if part == "norm" else f"the {part} of {site}"
-    how = "changed by {} in the last round" if undamped else "still changes by {} per round"
-    why = f"{what} {how.format(_far(mean[site, part], part))}"
+    why = f"{what} changed by {_far(now[site, part], part)} in the last round"
     if far and left[site, part] == inf:
         why += ", at a growing rate"
     elif far:

@@ -98,7 +98,7 @@ def test_it_says_what_there_is_and_what_is_not(folder):
     told = "\n".join(read(folder).texts)
     for words in (
         "clients the global model of fedavg predicts better than their own",
-        "not converged: w still changes by 1 % per round",
+        "not converged: w changed by 1 % in the last round",
         "fedavg-0 has no posterior.nc.",
         "No figure curves.png",
         "1 messages were rejected (a finite number 1)",

@@ -242,7 +242,7 @@ def test_convergence_shows_every_site_and_what_is_small():
     ]
     lines += [{"round": r, "site": "w", "mean": nan, "sd": nan, "norm": 1e308} for r in rounds]
     figure = figures.convergence(
-        Told(lines, Small("not converged: the mean of a still changes by 9 sd per round"))
+        Told(lines, Small("not converged: the mean of a changed by 9 sd in the last round"))
     )
     sds, norms = figure.axes
     assert [axes.get_yscale() for axes in (sds, norms)] == ["log", "log"]

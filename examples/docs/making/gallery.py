@@ -63,4 +63,4 @@ def card(title: str, text: str, page: str, picture: str) -> str:
 
 def grid(cards: list[str]) -> str:
     """Write cards as a grid."""
-    return "\n".join(["::::{grid} 1 2 3 4", ":gutter: 3", "", *cards, "::::"])
+    return "\n".join(["::::{grid} 1 2 3 3", ":gutter: 3", "", *cards, "::::"])

@@ -54,6 +54,7 @@ def tutorials(folder: Path) -> Iterator[tuple[str, str]]:
         notebook = jupytext.read(script)
         for i, cell in enumerate(notebook.cells):
             cell["id"] = f"{script.stem}-{i}"
+            cell["source"] = re.sub(r"(?m)^# quick: .*\n?", "", cell["source"]).rstrip()
         yield f"tutorials/{script.stem}.ipynb", jupytext.writes(notebook, fmt="ipynb")
     for helper in sorted(folder.glob("[a-z]*.py")):
         yield f"tutorials/{helper.name}", helper.read_text()
