@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pyrofl.data.tables.wording import number_of
+
 
 class Tables:
     """Data frames of the clients, by name; a formula names the columns that a model uses.
@@ -46,4 +48,5 @@ class Tables:
         """Return the numbers of clients and rows, and the names of the columns."""
         columns = dict.fromkeys(str(n) for frame in self.frames.values() for n in frame.columns)
         rows = sum(map(len, self.frames.values()))
-        return f"Tables of {len(self.frames)} clients with {rows} rows: {', '.join(columns)}"
+        counts = f"{number_of(len(self.frames), 'client')} with {number_of(rows, 'row')}"
+        return f"Tables of {counts}: {', '.join(columns)}"
