@@ -144,7 +144,8 @@ print({e: round(float(end(e, eta)), 3) for e in (1, 10, 40)})
 # **SCAFFOLD** (Karimireddy and others, ICML 2020) corrects the drift. Each client keeps an estimate $c_j$ of its own gradient:
 # the mean of $f_j'$ over its local steps of the last round. The server keeps the mean $c$ of these estimates. A local step uses
 # $f_j'(w) - c_j + c$ instead of $f_j'(w)$. At $w^*$ the estimates become $c_j = f_j'(w^*)$ and, as both clients have the same
-# number of rows, $c = 0$; the step is then zero for every client, and none drifts. The next cell shows where both methods end.
+# number of rows, $c = 0$; the step is then zero for every client, and a round changes nothing. The next cell shows that SCAFFOLD arrives
+# there.
 
 # %%
 rows = {
@@ -248,7 +249,7 @@ if rounds == 20:
 # %% [markdown]
 # ## What travels
 #
-# A client of FedAvg receives and sends every parameter once per round, four bytes each (SCAFFOLD: also $c$, twice as much). The network has a weight for each pair of
+# A client of FedAvg receives and sends every parameter once per round, four bytes each (SCAFFOLD twice as much: also $c$ and $c_j$). The network has a weight for each pair of
 # connected units and an intercept for each hidden unit and output, hence $64 \cdot 50 + 50 + 50 \cdot 10 + 10 = 3{,}760$
 # parameters, that is 15 kB per message. Twenty rounds in two directions are 602 kB per client. To send its 67 images of 64
 # pixels once, four bytes per pixel, would cost 17 kB: **federated learning does not save traffic here; it keeps the rows
@@ -267,8 +268,8 @@ assert [round(b / 1000) for b in (message, 40 * message, images)] == [15, 602, 1
 # %% [markdown]
 # ## Why a posterior
 #
-# FedAvg ends with one number per parameter. It does not state how certain this number is, and it weights clients by rows,
-# however informative the rows are. Return to the two parabolas, as in the regression above: every row of client $j$ has the
+# FedAvg ends with one number per parameter. It does not state how certain this number is, and with many local steps it weights
+# clients by rows, however informative the rows are. Return to the two parabolas, as in the regression above: every row of client $j$ has the
 # negative log likelihood $f_j$, up to a constant. That of its $n_j$ rows is $\frac{n_j a_j}{2} (w - m_j)^2$, so the likelihood is,
 # up to a constant factor, a normal density in $w$ with mean $m_j$ and **precision** (inverse variance) $n_j a_j$. By Bayes' rule, with a flat (constant) prior, the **posterior** given all rows
 # is proportional to the product of the clients' likelihoods. The exponents add, and a sum of parabolas is a parabola whose

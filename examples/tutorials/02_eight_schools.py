@@ -73,14 +73,14 @@ plt.show()
 # - **One estimate per school** (in federated learning: *local* models). The estimate for school A is 28 points,
 #   which is probably much too high.
 # - **One estimate for all schools** (*complete pooling*). All schools get the same number, and the differences between
-#   schools are lost. FedAvg weights clients by their number of rows; each school has one row, so this is the plain mean.
-#   The standard errors give a better one: of all weighted means, that with weights $1/\sigma_j^2$ (the *precisions* of the
+#   schools are lost. FedAvg with many local steps ends at the mean weighted by rows; each school has one row, so this is the
+#   plain mean. The standard errors give a better one: of all weighted means, that with weights $1/\sigma_j^2$ (the *precisions* of the
 #   measurements) has the smallest variance.
 
 # %%
 weight = 1 / sigma**2
 by_rows, by_precision = float(y.mean()), float((weight * y).sum() / weight.sum())
-print(f"weighted by rows, as FedAvg: {by_rows:.2f} points")
+print(f"weighted by rows, as FedAvg with many local steps: {by_rows:.2f} points")
 print(
     f"weighted by precision: {by_precision:.1f} points, standard error {float(weight.sum() ** -0.5):.1f}"
 )
@@ -256,8 +256,8 @@ table[["mean", "sd", "difference", "ratio"]].round(2)
 figures.cost(table, ("PVI", "HMC"))
 
 # %% [markdown]
-# All means differ by less than 0.15 standard deviations, and all standard deviations by less than 15%: the schools obtain
-# almost the exact posterior without pooling their data.
+# All rows agree by these limits, 0.2 standard deviations and 15%: the schools obtain almost the exact posterior without pooling
+# their data.
 #
 # ## The posterior as an ArviZ object
 #
@@ -292,6 +292,7 @@ def pooled(y, sigma):
 found = pooled(np.array([0.0, 10.0]), np.array([1.0, 2.0]))
 assert np.shape(found) == (2,), "return two numbers: the mean and its standard error"
 found, error = found
+assert not np.isclose(found, 1.25**-0.5), "return the mean first, then its standard error"
 assert np.isclose(found, 2.0), "weights are 1 / sigma^2: here 1 and 1/4"
 assert np.isclose(error, 1.25**-0.5), (
     "the standard error is the inverse root of the sum of the weights"
@@ -340,6 +341,7 @@ def larger(theta, a, b):
 # %% tags=["hide-cell", "test"]
 some = np.array([[0.0, 1.0], [2.0, 1.0], [3.0, 1.0], [-9.0, 1.0]])
 clear = np.array([[5.0, 0.0], [4.0, 1.0], [3.0, 2.0]])
+assert isinstance(larger(clear, 0, 1), float), "return one number, a fraction of the draws"
 assert larger(clear, 0, 1) != 0.5, "a and b are columns: theta[:, a]"
 assert larger(clear, 0, 1) != 0.0, "is a larger than b? Columns are counted from 0"
 shift = np.linspace(-10, 10, 101)
@@ -374,6 +376,9 @@ def conditional(y, sigma, mu, tau):
 found = conditional(28.0, 15.0, 8.0, 5.0)
 assert np.shape(found) == (2,), "return two numbers: the mean and the standard deviation"
 middle, sd = found
+assert not np.isclose(middle, (1 / 225 + 1 / 25) ** -0.5), (
+    "return the mean first, then the standard deviation"
+)
 assert np.isclose(middle, 8 + 20 * 0.1), "y = 28 counts with 1 - B = 0.1"
 assert np.isclose(sd, (1 / 225 + 1 / 25) ** -0.5), (
     "the standard deviation is the inverse root of the sum of precisions, the variance its inverse"

@@ -85,7 +85,7 @@ plt.show()
 # ## The model
 #
 # Every client has a mean `mine`, drawn from a population with mean `common`, as in lesson 2. Each `pyro.sample` declares a
-# random variable, called a **site**.
+# random variable, called a **site**. The plates are nested, because a row belongs to a client.
 
 
 # %%
@@ -99,8 +99,8 @@ def model(received, local, batch):
 
 # %% [markdown]
 # `received` holds the tensors that the server sent, `local` those of the client. This model uses neither.
-# `pyro.poutine.trace` runs a model once and records its sites; `compute_log_prob` adds their log densities. These are the
-# shapes:
+# `pyro.poutine.trace` runs a model once and records its sites; `compute_log_prob` attaches to each site
+# its log densities. These are the shapes:
 
 # %%
 trace = pyro.poutine.trace(model).get_trace({}, {}, batch)
@@ -111,8 +111,8 @@ for name in ("common", "mine", "temperature"):
 
 # %% [markdown]
 # - `mine` has shape `[3, 1]`: one number per client. The last axis broadcasts over rows.
-# - `temperature` has shape `[3, 9]`: clients times rows. The log densities are summed over the rows of a client;
-#   padded rows contribute zero.
+# - `temperature` has shape `[3, 9]`: clients times rows. Methods sum the log densities over the rows of a client; those of
+#   padded rows are zero.
 # - `common` also has one number *per client*. A client cannot access the other clients, so it has its own copy.
 #   `shared="common"` declares that all copies are one parameter, and the method makes them agree.
 #
@@ -288,18 +288,19 @@ if rounds == 10:
 # ## Errors that are detected
 #
 # Before the first round, the library runs the model on a few rows and raises an error if a plate is used incorrectly.
-# Here the site `mine` is outside `batch.clients()`, so all clients would have one value:
+# Here the site `temperature` is outside `batch.rows()`, so padded rows would count:
 
 
 # %%
 def forgotten(received, local, batch):
-    mine = pyro.sample("mine", dist.Normal(37.0, 2.0))
-    with batch.clients(), batch.rows():
+    with batch.clients():
+        common = pyro.sample("common", dist.Normal(37.0, 2.0))
+        mine = pyro.sample("mine", dist.Normal(common, 1.0))
         pyro.sample("temperature", dist.Normal(mine, 0.5), obs=batch.y)
 
 
 try:
-    method = pvi.hierarchical(forgotten, data, shared="mine")
+    method = pvi.hierarchical(forgotten, data, shared="common")
     pyrofl.fit(method, data, rounds=1, progress=False)
 except ValueError as error:
     print(error)
@@ -380,12 +381,12 @@ def means(y, mask):
 
 
 # %% tags=["hide-cell", "test"]
-filled = torch.tensor([[1.0, 3.0, 9.0], [4.0, 9.0, 9.0]])
+filled = torch.tensor([[1.0, 4.0, 9.0], [4.0, 9.0, 9.0]])
 real = torch.tensor([[True, True, False], [True, False, False]])
 found = means(filled, real)
 assert torch.is_tensor(found), "return a tensor"
 assert found.shape == (2,), "expected one number per client"
-assert torch.allclose(found.float(), torch.tensor([2.0, 4.0])), (
+assert torch.allclose(found.float(), torch.tensor([2.5, 4.0])), (
     "padded rows must not count, neither in the sum nor in the number of rows"
 )
 
@@ -412,24 +413,28 @@ own = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 evidence = torch.distributions.MultivariateNormal(0 * own, torch.eye(3).double() + 1).log_prob(own)
 try:
     found = [client_elbo(own, mean, sd) for mean, sd in ((7 / 4, 0.5), (7 / 4, 0.6), (1.5, 0.5))]
+    found += [client_elbo(some, 7 / 4, 0.5) for some in (own[:2], own[2:])]
 except TypeError as error:
     raise AssertionError(f"{error}: mean and sd are floats, use math.log") from error
 assert all(value is not None for value in found), "return the ELBO"
 assert all(torch.as_tensor(value).numel() == 1 for value in found), (
     "the ELBO is one number: add the terms of all rows"
 )
-best, wider, lower = map(float, found)
+best, wider, lower, *parts = map(float, found)
 constants = (best - float(evidence)) / (0.5 * math.log(2 * math.pi))
 assert abs(constants) < 0.01 or abs(constants - round(constants)) > 1e-5, (
     "the log density of each of the three rows includes the constant -1/2 log(2 pi), once"
 )
+assert math.isclose(
+    best - sum(parts), 0.5 * (0.5**2 + (7 / 4) ** 2 - 1) - math.log(0.5), rel_tol=1e-5
+), "add (not average) the expected log densities of the rows, and subtract the KL divergence once"
 assert best < 0, "the log density of a row is -1/2 log(2 pi) - 1/2 (y - z)^2: mind the signs"
 assert best > wider, (
     "the ELBO is largest at sd 0.5: sd^2 counts in every row, the KL divergence once"
 )
 assert math.isclose(best, float(evidence), rel_tol=1e-5), (
-    "at the exact posterior the ELBO equals log p(y): add the expected log densities of all rows, "
-    "with -1/2 of the square, and subtract the KL divergence once"
+    "at the exact posterior the ELBO equals log p(y): the expected log density of a row has the "
+    "term -1/2 E[(y - z)^2]"
 )
 assert best > lower, "the ELBO is largest at the posterior mean"
 
