@@ -181,7 +181,7 @@ if rounds == 20:
 # ## Partitions
 #
 # How rows are distributed among clients is called a **partition**. If the rows of all clients are independent and identically
-# distributed (iid), drift is small. Real clients differ in *which classes* they have, in their *number of rows*, in their
+# distributed (iid), drift is small, because their losses have nearly the same minimum. Real clients differ in *which classes* they have, in their *number of rows*, in their
 # *inputs* (another device), and in the *relation* of input and response. For experiments, one data set is partitioned
 # artificially. Here are 1,347 training images of handwritten digits, ten classes, on twenty clients:
 #
@@ -359,6 +359,7 @@ def train(w, a, m, eta, steps):
 
 
 # %% tags=["hide-cell", "test"]
+assert train(0.0, 4.0, 1.0, 0.1, 1) is not None, "return the parameter"
 assert np.isclose(train(0.0, 4.0, 1.0, 0.1, 1), 0.4), (
     "one step subtracts eta times the gradient a (w - m)"
 )
@@ -384,8 +385,9 @@ def limit(n, a, m, eta, steps):
 
 # %% tags=["hide-cell", "test"]
 three = np.array([10, 20, 30]), np.array([1.0, 2.0, 4.0]), np.array([0.0, 1.0, 3.0])
+assert limit(*three, 0.1, 1) is not None, "return where FedAvg ends"
 assert np.isclose(limit(*three, 0.1, 1), 400 / 170), (
-    "with one step FedAvg ends at the minimum of the total loss"
+    "with one step FedAvg ends at the minimum of the total loss; use the arguments, weights n_j (1 - r_j)"
 )
 assert np.isclose(limit(*three, 0.1, 10_000), 110 / 60), (
     "with many steps it ends at the mean of the minima, by rows"

@@ -132,7 +132,7 @@ def model(received, local, batch):
 #
 # $$\log p(\theta_j \mid y_j, \mu, \tau) = -\frac{(y_j - \theta_j)^2}{2 \sigma_j^2} - \frac{(\theta_j - \mu)^2}{2 \tau^2} + \text{constant}.$$
 #
-# Its curvature, the precision of the posterior, is the sum of the two precisions, $\sigma_j^{-2} + \tau^{-2}$. Its derivative is
+# Minus its curvature is the precision of the posterior: the sum of the two precisions, $\sigma_j^{-2} + \tau^{-2}$. Its derivative is
 # zero at the mean weighted by these precisions. Multiply numerator and denominator by $\sigma_j^2 \tau^2$:
 #
 # $$E[\theta_j \mid y_j, \mu, \tau] = \frac{\sigma_j^{-2}\, y_j + \tau^{-2} \mu}{\sigma_j^{-2} + \tau^{-2}}
@@ -210,6 +210,7 @@ moving(show, range(len(seen)), title=lambda t: f"after round {t + 1}")
 # The next cell draws from the final posterior. `corrected=True` removes most of the error of the normal approximation by
 # **importance sampling**: draws are resampled with weights proportional to the exact posterior density divided by that of the
 # approximation. The exact density is the prior times one likelihood per school: each school sends one number per draw.
+# The means therefore differ a little from those of the last frame.
 
 # %%
 posterior = run.to_arviz(draws=draws, corrected=True, progress=False)

@@ -413,14 +413,16 @@ own = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 evidence = torch.distributions.MultivariateNormal(0 * own, torch.eye(3).double() + 1).log_prob(own)
 try:
     found = [client_elbo(own, mean, sd) for mean, sd in ((7 / 4, 0.5), (7 / 4, 0.6), (1.5, 0.5))]
-    found += [client_elbo(some, 7 / 4, 0.5) for some in (own[:2], own[2:])]
+    found += [client_elbo(some, 7 / 4, 0.5) for some in (own + 9, own[:2], own[2:])]
 except TypeError as error:
     raise AssertionError(f"{error}: mean and sd are floats, use math.log") from error
 assert all(value is not None for value in found), "return the ELBO"
 assert all(torch.as_tensor(value).numel() == 1 for value in found), (
     "the ELBO is one number: add the terms of all rows"
 )
-best, wider, lower, *parts = map(float, found)
+best, wider, lower, far, *parts = map(float, found)
+assert best < 0, "the ELBO of these rows is below 0: return the ELBO, not its negative, the loss"
+assert far < best, "rows far from the mean have a lower ELBO: -1/2 E[(y - z)^2], mind the sign"
 constants = (best - float(evidence)) / (0.5 * math.log(2 * math.pi))
 assert abs(constants) < 0.01 or abs(constants - round(constants)) > 1e-5, (
     "the log density of each of the three rows includes the constant -1/2 log(2 pi), once"
@@ -428,7 +430,6 @@ assert abs(constants) < 0.01 or abs(constants - round(constants)) > 1e-5, (
 assert math.isclose(
     best - sum(parts), 0.5 * (0.5**2 + (7 / 4) ** 2 - 1) - math.log(0.5), rel_tol=1e-5
 ), "add (not average) the expected log densities of the rows, and subtract the KL divergence once"
-assert best < 0, "the log density of a row is -1/2 log(2 pi) - 1/2 (y - z)^2: mind the signs"
 assert best > wider, (
     "the ELBO is largest at sd 0.5: sd^2 counts in every row, the KL divergence once"
 )
@@ -442,7 +443,7 @@ assert best > lower, "the ELBO is largest at the posterior mean"
 # ## Explore
 #
 # 1. Make the noise an unknown site `noise` with one value per nurse. Its prior `HalfNormal(1.0)` is the distribution of the
-#    absolute value of a standard normal variable. Fit the model (`noise` is not shared). Whose noise is estimated worst, and why?
+#    absolute value of a standard normal variable. Fit the model (`noise` is outside `batch.rows()`, and not shared). Whose noise is estimated worst, and why?
 
 # %% tags=["hide-cell", "solution"]
 # 1. Ada's: two rows say little about a standard deviation, and her posterior is the widest. The true value is 0.5 for all.

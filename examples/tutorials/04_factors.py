@@ -160,7 +160,8 @@ print("federated ", posterior.mean(("chain", "draw")).values.round(3), "from", d
 
 # %% [markdown]
 # The server stores the natural parameters of the factor of each client (`server/shift`, `server/precision`) and those of the
-# product of all factors with the prior (`shift`, `precision`). Each ellipse contains 95% of its normal distribution:
+# product of all factors with the prior (`shift`, `precision`). Each ellipse contains 95% of its normal distribution.
+# Move the slider; the first frame shows the prior.
 
 
 # %%
@@ -249,7 +250,7 @@ plt.show()
 # complete changes can overshoot. In a normal model with known $\sigma$ they cannot.
 #
 # If the likelihood is normal in $b$, by lesson 3 the maximum is the exact posterior,
-# $q_{new} \propto q_{\setminus j}\, p(y_j \mid b)$, so $t_{new}$ is the likelihood, and one round is exact. In other models
+# $q_{new} \propto q_{\setminus j}\, p(y_j \mid b)$, so $t_{new}$ is the likelihood, and one round of all clients is exact. In other models
 # $t_{new}$ is a **normal approximation** of the likelihood. It depends on the cavity, that is, on the other clients, so rounds
 # are repeated until nothing changes. With local parameters $z_j$, step 2 also optimizes their guide, which stays on the client.
 #
@@ -391,6 +392,7 @@ for noise in (1.0, 0.5, 3.0):
         "return two numbers; P has no inverse, because one row does not determine a line: use ratios"
     )
     assert np.shape(guess) == (2,), "return two numbers: x and y"
+    assert not np.isclose(guess[0], 1.5), "return x first, then y"
     assert np.isclose(guess[0], -3.0), "x is the ratio P[0, 1] / P[0, 0]; mind its sign"
     assert np.isclose(guess[1], 1.5), "y is the ratio h[0] / P[0, 0], whatever the noise"
 with np.errstate(all="ignore"):
@@ -419,6 +421,7 @@ def rounds_needed(damping, tolerance):
 
 # %% tags=["hide-cell", "test"]
 needed = rounds_needed(0.5, 0.3)
+assert needed is not None, "return the number of rounds"
 assert needed == int(needed), "a number of rounds is an integer: round up"
 assert needed == 2, "damping 0.5 halves the distance: 1/2, 1/4"
 assert rounds_needed(0.9, 0.5) == 1, "damping 0.9 leaves a tenth"

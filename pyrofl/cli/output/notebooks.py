@@ -93,8 +93,8 @@ def needs(notebook: Any) -> str:
 def minutes(notebook: Any) -> tuple[int, int]:
     """Estimate the minutes to read and run a lesson, and those of its exercises.
 
-    One question to explore is included. The numbers per word, line and exercise are those of trial
-    readings of lessons 1 to 4, which took 60, 62, 58 and 65 minutes without these questions.
+    One question to explore is included. The numbers per word, line and exercise are those of three
+    trial readings of lessons 1 to 4, each about 60 to 65 minutes without these questions.
     """
     words = lines = 0
     for cell in notebook.cells:
