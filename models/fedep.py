@@ -75,7 +75,8 @@ from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi.activations import Sampling, is_chosen, reason_against
 from pyrofl.models.pvi.gaussians import PARAMETERS, enough
 from pyrofl.models.pvi.mean_field import MeanField
-from pyrofl.models.pvi.partitioned import HALVINGS, Partitioned
+from pyrofl.models.pvi.partitioned import Partitioned
+from pyrofl.models.pvi.server import HALVINGS
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network

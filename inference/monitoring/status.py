@@ -38,7 +38,6 @@ A run has diverged if
   round, except for decreases from a risen level. So a loss must lose all its gain and rise by more
   than twice its size: a slowly rising loss has not diverged. Losses that rise by design, see
   `INCOMPARABLE`, are excluded; or
-
 - the loss has fallen below -100 size, and below -100, and in the second half of all rounds, at
   least 6, by 90% or more of its fall in the first half. No density behaves so: its sign is wrong.
 """
@@ -69,8 +68,7 @@ IDLE = "nothing is trained: all learning rates or epochs are 0"
 DEPTH, STEADY, HALVES = 100, 0.9, 6  # of an unbounded decrease: sizes, fraction, minimum rounds
 
 Kind = Literal["converged", "not converged", "stuck", "diverged"]
-Left = Any
-"""A `RoundRecord`, which imports this module."""
+Left = Any  # a `RoundRecord`, which imports this module
 
 
 @dataclass(frozen=True)

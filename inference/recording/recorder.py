@@ -38,8 +38,7 @@ CHECKS = 2  # comparisons of new code with the update as written; in further sha
 SMALL = 2**23  # modified bytes above which kernels take longer than Python: measured
 KEPT = 256  # recordings
 
-Requested = tuple[Any, ...]
-"""A method that draws noise, by name, and its arguments."""
+Requested = tuple[Any, ...]  # a method that draws noise, by name, and its arguments
 
 
 class Noise(Protocol):
@@ -55,7 +54,6 @@ All are the same tensors from update to update."""
 
 CLIENTS = "size", "ids"  # of a batch
 ROWS = "x", "y", "mask", "at", "weights", "_share"
-
 
 OTHER_BITS = "its result depends on more than its input tensors"
 CHANGES = "Python variables or attributes that it reads change from update to update"

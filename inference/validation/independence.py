@@ -77,10 +77,8 @@ def unlike(one: Tensor | None, other: Tensor, before: Tensor | None = None) -> b
     """
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return True
-    if not one.is_floating_point():
+    if not one.is_floating_point() or not one.numel():
         return not torch.equal(one, other)
-    if not one.numel():
-        return False
     good = one.isfinite() & other.isfinite()
     if not torch.equal(one.nan_to_num()[~good], other.nan_to_num()[~good]):
         return True

@@ -86,7 +86,8 @@ from pyrofl.models.pvi.activations import Sampling
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
-from pyrofl.models.pvi.partitioned import Covariance, Partitioned
+from pyrofl.models.pvi.partitioned import Partitioned
+from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.models.pvi.unconstrained import decentred, layouts, of_network, with_hidden_rows
 from pyrofl.nets import Network

@@ -22,7 +22,8 @@ from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised
 from pyrofl.models.pvi.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.models.pvi.gaussians import Normals, enough
-from pyrofl.models.pvi.partitioned import Covariance, Partitioned
+from pyrofl.models.pvi.partitioned import Partitioned
+from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, like, pick

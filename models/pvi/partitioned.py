@@ -1,4 +1,4 @@
-"""Server and client computations of PVI (partitioned variational inference).
+"""Client computations of PVI (partitioned variational inference).
 
 The package docstring has the algorithm.
 """
@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal
 
 import pyro
 import pyro.distributions as dist
@@ -18,7 +17,6 @@ from pyro import poutine
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import (
     CHANGES,
@@ -31,41 +29,31 @@ from pyrofl.inference.metadata import (
     Optimal,
     Rule,
 )
-from pyrofl.inference.method import GradientStep, Method, Phase, View, send_all
+from pyrofl.inference.method import GradientStep, Method, Phase, View
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Program
 from pyrofl.models.guides.correlated import standard_noise
-from pyrofl.models.pvi.centring import Centring
-from pyrofl.models.pvi.gaussians import PARAMETERS, Normals, balanced, inverse, stacked
+from pyrofl.models.pvi.gaussians import Normals, balanced, inverse, stacked
 from pyrofl.models.pvi.leaving import without
 from pyrofl.models.pvi.natural_gradient import halved, natural
+from pyrofl.models.pvi.server import Covariance, FactorServer
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import Scaled, scaling
 from pyrofl.plates import DRAWS
 from pyrofl.tensors import Tensors, like, pick, role, times, under
 
-Covariance = Literal["diagonal", "blocks", "full"]
-
 NOISE = ("_shared", "_own")  # auxiliary sites of the guide
 REACH = 2.0  # longest step of a mean, in standard deviations of the prior
 NARROW = 0.1  # of the prior's standard deviation: where clients start
-FASTER, SLOWER = 3.0, 6.0  # what the damping is multiplied or divided by at most
-AGAIN = 0.5  # damping that adapts, after a change of the clients
-HALVINGS = 30  # of the server's step, before it stays where it is
-SHORT = 10  # of these, for the sake of what clients are sent
 
 
 @dataclass(frozen=True)
-class Partitioned:
+class Partitioned(FactorServer):
     """Partitioned variational inference of a Pyro program, with one normal factor per client.
 
-    The factors are of the shared variables.
-
-    The server holds q as shift and precision, see `gaussians`, and the factors as server/shift and
-    server/precision [J, ...]; where the damping adapts, also the last one and the last proposal.
-    A client keeps mean [C, n] and root [C, n, n] or [C, n] of its own normal q_j(g, v_j), and
-    whether that has `moved`, [C] bool. Its z_j = v_j, or z_j = v_j exp(power (g - about)) with
-    power [C, n - d, d] and about [C, d].
+    The factors are of the shared variables, see `FactorServer`. A client keeps mean [C, n] and root
+    [C, n, n] or [C, n] of its own normal q_j(g, v_j), and whether that has `moved`, [C] bool. Its
+    z_j = v_j, or z_j = v_j exp(power (g - about)) with power [C, n - d, d] and about [C, d].
     """
 
     model: Program
@@ -126,123 +114,6 @@ class Partitioned:
             within = torch.block_diag(*(torch.ones(v.size, v.size) for v in sides))
         reach = REACH * torch.cat([v.each("sd") for v in sides])
         return natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
-
-    # The server
-
-    def init(self, generator: Generator, clients: int) -> Tensors:
-        """Initialize the server's posterior, with equal factors for all clients.
-
-        Its mean is that of the network or the prior.
-        """
-        q = self.prior if self.start is None else self.normals.independent(*self.start(generator))
-        share = torch.tensor(1 / clients, dtype=torch.float64)
-        each = {n: ((q[n] - self.prior[n]) / clients).repeat(clients, 1) for n in PARAMETERS}
-        server = q | under("server", each)
-        if self.centring:
-            server |= self.centring.start(self.normals.moments(q)[0])
-        if self.damping is None:
-            last = {n: torch.zeros_like(v) for n, v in q.items()}
-            # Half of the way, in decades, from where no overlap of factors can overshoot to 1.
-            server |= under("server", under("last", last) | {"damping": share.sqrt()})
-        return server if self.exact else server | {"share": share}
-
-    def cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send each client its cavity q / t_j, the posterior without the client's own factor."""
-        received = send_all(server, cohort)
-        known = cohort.ids < len(server["server/shift"])
-        at = torch.where(known, cohort.ids, 0)
-        own = {n: server[f"server/{n}"][at] * known[:, None] for n in PARAMETERS}
-        return received | {n: received[n] - own[n] for n in PARAMETERS}
-
-    def result(self, server: Tensors, cohort: Cohort) -> Tensors:
-        """Send each client the posterior, and whether it contains the client's own factor."""
-        return send_all(server, cohort) | {"counted": cohort.ids < len(server["server/shift"])}
-
-    def densities(
-        self, server: Tensors, cohort: Cohort, sites: Tensors, log_prior: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log densities [S] of shared draws by posterior, cavity, and cavity with prior."""
-        u, growth = self.ours.freed(sites)
-        if self.centring:
-            u, more = self.centring.variables(u, server)
-            growth = growth + more
-        factors = {n: v[0] for n, v in self.cavity(server, cohort).items() if n in PARAMETERS}
-        every, others, prior = (
-            self.normals.log_density(u, {n: v.to(u) for n, v in pick(q, "shift precision").items()})
-            for q in (server, factors, self.prior)
-        )
-        share = server.get("share", torch.zeros(())).to(u)
-        return every, others, others + share * (log_prior + growth - prior)
-
-    def replace(self, server: Tensors, factors: Tensors, _: Generator) -> Tensors:
-        """Return the server state with other factors of clients, whose number may differ."""
-        totals = {
-            n: factors[f"server/{n}"].sum(0) - server[f"server/{n}"].sum(0) for n in PARAMETERS
-        }
-        q = {n: server[n] + v for n, v in totals.items()}
-        if not bool(self.normals.proper(q["precision"])):
-            raise AggregationError("the posterior is no distribution yet")
-        if "share" in server:  # of prior / p0, divided among the clients
-            q["share"] = torch.full_like(server["share"], 1 / len(factors["server/shift"]))
-        if self.damping is None:  # only noise may have been left, which lowers it
-            q["server/damping"] = torch.full_like(server["server/damping"], AGAIN)
-            q |= {n: torch.zeros_like(v) for n, v in pick(server, "server/last/*").items()}
-        return server | factors | q
-
-    def aggregate(self, server: Tensors, message: Tensors, cohort: Cohort, _: Generator) -> Tensors:
-        """Update client factors by all messages; AggregationError if the posterior is improper.
-
-        The updates are damped; q is the product of all factors.
-        """
-        # The new factor is q_j over the cavity, so it differs from the old one by q_j over q.
-        change = {n: message[n] - server[n] for n in PARAMETERS}
-        total = {n: v.sum(0) for n, v in change.items()}
-        rate = self.damping or float(self._adapted(server, total, len(cohort.ids)))
-        good = self.trainable(server)
-        for halving in range(HALVINGS):
-            own = {f"server/{n}": rate * v for n, v in change.items()}
-            q = {n: server[n] + rate * v for n, v in total.items()}
-            q |= {n: server[n].index_add(0, cohort.ids, v) for n, v in own.items()}
-            # Nor shall a client that could train get what is no distribution, if that can be.
-            lost = halving < SHORT and bool((good & ~self.trainable(q)).any())
-            if not lost and bool(self.normals.proper(q["precision"])):
-                if self.damping is None:
-                    damping = torch.full_like(server["server/damping"], rate)
-                    q |= under("server", {"damping": damping} | under("last", total))
-                return self.centred(server | q)
-            rate /= 2
-        raise AggregationError(f"q is no distribution after {HALVINGS} halvings of the damping")
-
-    def centred(self, server: Tensors) -> Tensors:
-        """Update how far random effects are centered, unless a cavity would become improper."""
-        if not self.centring:
-            return server
-        new = self.centring.moved(server, self.normals, self.prior)
-        return server if bool((self.trainable(server) & ~self.trainable(new)).any()) else new
-
-    def trainable(self, server: Tensors) -> Tensor:
-        """Return whether each client's cavity q / t_j is a proper distribution, bool [J]."""
-        return self.normals.proper(server["precision"] - server["server/precision"])
-
-    def _adapted(self, server: Tensors, total: Tensors, clients: int) -> Tensor:
-        """Return the damping of this round's factor updates; see `hierarchical`.
-
-        It is adapted to the last two updates.
-        """
-        # Proposals turn back where factors overshoot, or nothing but noise is left to average.
-        moments = self.normals.moments(server)
-        last = self.normals.measured(role("server/last", server), *moments)
-        now = self.normals.measured(total, *moments)
-        lengths = torch.linalg.vector_norm(last) * torch.linalg.vector_norm(now)
-        cosine = torch.where(lengths > 0, now @ last / lengths, 0.0)
-        # Noise points anywhere; as it is to be averaged, what falls falls by more than what grows.
-        factor = torch.where(cosine > 0, FASTER, SLOWER) ** cosine
-        return (server["server/damping"] * factor).clamp(1 / clients, 1.0)
-
-    def moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return mean and standard deviation of each shared site in unconstrained space."""
-        mean, sd = self.normals.mean_and_sd(q)
-        return self.ours.moments({"mean": mean, "sd": sd})
 
     # A client
 
@@ -410,38 +281,10 @@ class Partitioned:
         """Names of the local tensors that optimization steps change."""
         return "mean root" if self.scales is None else "mean root power"
 
-    @property
-    def exact(self) -> bool:
-        """Whether the shared variables' prior is exactly normal, so that it needs no correction."""
-        return not self.centring and bool(self.ours.each("exact").all())
-
-    @property
-    def full(self) -> bool:
-        """Whether covariance roots and precisions are full matrices."""
-        return self.covariance != "diagonal"
-
-    @cached_property
-    def normals(self) -> Normals:
-        """Operations on normal factors of the shared variables."""
-        return Normals(self.ours.size, self.full)
-
-    @cached_property
-    def prior(self) -> Tensors:
-        """Natural parameters of the normal p0 that approximates the shared variables' prior."""
-        return self.normals.independent(*self.ours.prior())
-
     @cached_property
     def scales(self) -> Tensor | None:
         """Mask [n - d, d] of the shared variables that scale each client-specific variable."""
         return scaling(self.ours, self.mine) if self.covariance == "full" else None
-
-    @cached_property
-    def centring(self) -> Centring | None:
-        """Partial centering of shared random effects, or None if there are none."""
-        none = torch.full_like
-        each = [none(s.mean, -1).long() if s.scales is None else s.scales for s in self.ours.sites]
-        known = self.covariance == "full" and any(s.scales is not None for s in self.ours.sites)
-        return Centring(torch.cat(each)) if known else None
 
     def _parts(self, value: Tensor) -> tuple[Tensor, ...]:
         """Split vectors [..., n] into shared variables and client-specific variables."""
