@@ -13,20 +13,22 @@
 # %% [markdown]
 # # 5. Choose the prior and the guide
 #
-# Replace the prior and the guide of a method, and compare the results. The **prior** is the distribution of the
-# parameters before any data are seen. The **guide** is the family of distributions that approximates the posterior.
-# Each is one argument.
+# Replace the prior and the guide of a model, and compare the results. The **prior** is the distribution of the parameters
+# before any data are seen; in a hierarchical model the population, from which the clients' parameters are drawn, is a part of
+# it. The **guide** is the family of distributions that approximates the posterior (lesson 3).
 #
-# After this lesson (about 70 minutes) you can
+# After this lesson (about 75 minutes) you can
 #
 # - replace a prior, and compare the models by leave-one-out cross-validation (LOO) and in a figure,
 # - replace a guide, recognize what it cannot represent, and derive how much too narrow it is,
 # - decide which of the two matters for your data.
 #
-# You need lessons 1 to 4.
+# You need lessons 1 to 4. The cells compute for about a minute.
 
 # %%
 # %matplotlib inline
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pyro
@@ -38,14 +40,15 @@ from pyrofl import Federation, checks, guides, priors
 from pyrofl.models import pfedvem, pvi
 
 # %% tags=["parameters"]
-rounds, draws, full = 25, 2000, True
-# quick: rounds, draws, full = 3, 200, False
+rounds, draws = 25, 2000
+# quick: rounds, draws = 3, 200
 
 # %% [markdown]
 # ## Ten clinics, one of them an outlier
 #
-# Each clinic measured how much a drug lowers the blood pressure of five patients. In nine clinics the drop is about 8 mmHg.
-# The tenth clinic used another device.
+# Each clinic measured how much a drug lowers the blood pressure of five patients. The drop of a patient varies around the
+# effect $\theta_j$ in the clinic, with the known standard deviation 3 mmHg. In clinics 0 to 8 the effect is about 8 mmHg. Clinic
+# 9 used another device.
 
 # %%
 rng = np.random.default_rng(3)
@@ -66,14 +69,21 @@ plt.show()
 # %% [markdown]
 # ## Two population distributions
 #
-# With a **normal** population an outlier is very unlikely. To explain it, $\tau$ has to be large, which weakens the
-# shrinkage of all clinics. A **Student-t** population has heavy tails and allows a few outliers. (Its $\tau$ is a scale
-# parameter: with three degrees of freedom the standard deviation is $\sqrt{3}\,\tau$. The two values of $\tau$ are
-# therefore not directly comparable.)
+# The effects are drawn from a population with unknown mean $\mu$ and scale $\tau$. With a **normal** population an outlier is
+# very unlikely. To explain it, $\tau$ has to be large, which weakens the shrinkage of all clinics. A **Student-t** population has
+# heavy tails and allows a few outliers. (With three degrees of freedom its standard deviation is $\sqrt{3}\,\tau$, so the two
+# values of $\tau$ are not directly comparable.)
 #
-# Why does it allow outliers? A Student-t distribution with $\nu$ degrees of freedom is a normal distribution with an unknown
-# weight per clinic, $\theta_j \sim N(\mu, \tau^2/\lambda_j)$ with $\lambda_j \sim \text{Gamma}(\nu/2, \nu/2)$. Given $\theta_j$, the
-# weight has a Gamma distribution again, with parameters $(\nu + 1)/2$ and $(\nu + (\theta_j - \mu)^2/\tau^2)/2$. Its mean is
+# Why does it allow outliers? A Student-t distribution with $\nu$ degrees of freedom is a normal distribution whose precision is
+# multiplied by an unknown **weight** of each clinic: $\theta_j \sim N(\mu, \tau^2/\lambda_j)$, $\lambda_j \sim
+# \text{Gamma}(\nu/2, \nu/2)$. The two numbers are shape and rate; the mean is shape divided by rate, here 1. Bayes' rule
+# multiplies the two densities. As functions of $\lambda_j$ they are proportional to
+#
+# $$\lambda_j^{1/2} \exp\Big({-\lambda_j} \frac{(\theta_j - \mu)^2}{2\tau^2}\Big) \quad\text{and}\quad
+# \lambda_j^{\nu/2 - 1} \exp\Big({-\lambda_j} \frac{\nu}{2}\Big).$$
+#
+# The exponents add, so the product is a Gamma density with shape $(\nu + 1)/2$ and rate $(\nu + (\theta_j - \mu)^2/\tau^2)/2$.
+# Its mean is
 #
 # $$E[\lambda_j \mid \theta_j] = \frac{\nu + 1}{\nu + (\theta_j - \mu)^2/\tau^2}.$$
 #
@@ -109,13 +119,16 @@ runs = {
     )
     for name, population in populations.items()
 }
-found = {name: run.to_arviz(draws=draws)["posterior"] for name, run in runs.items()}
+found = {name: run.to_arviz(draws=draws, progress=False)["posterior"] for name, run in runs.items()}
 for name, posterior in found.items():
     print(
         f"{name:10s} tau {float(posterior['tau'].mean()):5.2f}, mu {float(posterior['mu'].mean()):5.2f}"
     )
 
 # %% [markdown]
+# To reach clinic 9, the normal population needs a $\tau$ of about 8, and its mean $\mu$ moves towards this clinic, to about 10. With
+# the Student-t population $\tau$ is about 2 and $\mu$ about 8.
+#
 # ### Compare the posteriors in a figure
 
 # %%
@@ -133,8 +146,8 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# With the Student-t population, the nine ordinary clinics have shorter intervals and closer means: their shrinkage is
-# stronger, because the outlier no longer inflates the standard deviation of the population.
+# With the Student-t population, the other nine clinics have shorter intervals, and their means are closer together: their
+# shrinkage is stronger, because the outlier no longer inflates $\tau$.
 
 
 # %%
@@ -149,28 +162,27 @@ for name, posterior in found.items():
 # %% [markdown]
 # ### Compare the models by LOO
 #
-# LOO estimates from the posterior draws how well a model predicts a patient that was left out. A higher `elpd` is better;
-# `dse` is the standard error of the difference.
+# LOO estimates how well a model predicts a patient that was left out: the **elpd** (expected log predictive density) is
+# $\sum_i \log p(y_i \mid \text{all rows except } i)$, and a higher value is better. No model is fitted again: as in lesson 2,
+# importance sampling reweights the draws, here by $1/p(y_i \mid \theta)$, which removes row $i$. **Pareto k** measures how unequal
+# these weights are. Above 0.7 a few draws dominate, and the estimate for this row is unreliable; the library warns. `elpd_diff` is
+# the difference from the best model, `dse` its standard error, `largest_k` the largest Pareto k of all rows.
 
 # %%
-table = checks.compare_loo(runs, draws=draws)
-table[
-    [
-        c
-        for c in ("rank", "elpd_loo", "elpd_diff", "elpd", "se", "dse", "weight", "largest_k")
-        if c in table
-    ]
-].round(2)
+table = checks.compare_loo(runs, draws=draws, progress=False)
+table.filter(["elpd_loo", "elpd", "elpd_diff", "dse", "largest_k"]).round(2)
 
 # %% [markdown]
-# Consider both the table and the figure. The library warns if a Pareto k is above 0.7; the estimate is then unreliable
-# and only indicative. LOO estimates the prediction for a new *patient* of the same clinics. For a new *clinic*, use
-# `checks.loco`.
+# The Student-t population predicts better, by about two standard errors. LOO estimates the prediction for a new *patient* of
+# the same clinics, for which the population matters little: the four other patients of the clinic determine $\theta_j$. For a new
+# *clinic*, use `checks.loco`.
 #
 # ## A guide without correlations
 #
 # Now change the guide. The model is a line with intercept and slope, and all $x$ are far from zero. The posterior of
-# intercept and slope is a narrow, diagonal ellipse. A *mean-field* guide has no correlations. Compare the two:
+# intercept and slope is a narrow, diagonal ellipse. A **mean-field** guide is a product of independent normal densities
+# (`covariance="diagonal"`), so it has no correlations. `posterior` returns draws of the guide itself, without the correction of
+# `to_arviz` (lesson 2), with a copy of the shared `b` for each client:
 
 
 # %%
@@ -194,7 +206,7 @@ shown = {}
 for name, how in {"full": "full", "mean field": "diagonal"}.items():
     method = pvi.hierarchical(line, lines, shared="b", covariance=how)
     fit = pyrofl.fit(method, lines, rounds=2 * rounds, progress=False)
-    shown[name] = fit.posterior(draws)["b"].reshape(-1, 2).numpy()
+    shown[name] = fit.posterior(draws)["b"][:, 0].numpy()  # of the first client, [draws, 2]
 
 figure, panels = plt.subplots(
     1, 2, figsize=(7, 3.2), sharex=True, sharey=True, layout="constrained"
@@ -207,43 +219,63 @@ panels[0].set_ylabel("b1")
 plt.show()
 
 # %% [markdown]
-# A mean-field guide is an ellipse with axes parallel to the axes of the plot, so it fits *inside* the diagonal ellipse.
-# Its mean is correct, but its standard deviation is much too small.
+# The axes of a mean-field guide are parallel to those of the plot, so it fits *inside* the diagonal ellipse. Its mean is
+# correct, but its standard deviation is much too small.
 #
 # ### Derivation: the width of a mean-field guide
 #
-# Let the posterior be $N(m, P^{-1})$ and the guide $N(\mu, \mathrm{diag}(s_k^2))$. Up to constants,
+# Let the posterior be $N(m, P^{-1})$, and the guide a product of normal densities with means $\mu_k$ and standard deviations
+# $s_k$. The guide minimizes $\mathrm{KL}(q \| p) = E_q[\log q(b)] - E_q[\log p(b)]$ (lesson 3). Up to constants, the first term is
+# $-\sum_k \log s_k$, and $-\log p(b) = \tfrac12 (b - m)^\top P (b - m)$. As $E_q[(b_k - m_k)(b_l - m_l)]$ is $(\mu_k - m_k)(\mu_l - m_l)$, plus
+# $s_k^2$ if $k = l$,
 #
-# $$\mathrm{KL}(q \| p) = \tfrac12 \Big(\sum_k P_{kk} s_k^2 + (\mu - m)^\top P (\mu - m)\Big) - \sum_k \log s_k.$$
+# $$\mathrm{KL}(q \| p) = \tfrac12 \Big(\sum_k P_{kk} s_k^2 + (\mu - m)^\top P (\mu - m)\Big) - \sum_k \log s_k + \text{constant}.$$
 #
-# The derivatives are zero at $\mu = m$ and $s_k^2 = 1/P_{kk}$: the guide has the variance of parameter $k$ *given all others*,
-# not its marginal variance $(P^{-1})_{kk}$. With two parameters of correlation $\rho$,
+# The second term is smallest at $\mu = m$. The derivative with respect to $s_k$, $P_{kk} s_k - 1/s_k$, is zero at $s_k^2 = 1/P_{kk}$.
+# This is the variance of parameter $k$ *given all others*, not its variance $(P^{-1})_{kk}$. For two parameters with variances
+# $v_1, v_2$ and correlation $\rho$, the inverse of the covariance matrix has $P_{11} = v_2/(v_1 v_2 - \rho^2 v_1 v_2)
+# = 1/(v_1 (1 - \rho^2))$. Hence
 #
 # $$\frac{s_k}{\text{exact sd}} = \sqrt{1 - \rho^2}.$$
 #
-# **The intervals of a mean-field method are too narrow for correlated parameters.** Check the ratio in this model:
+# **The intervals of a mean-field method are too narrow for correlated parameters.** Check the ratio in this model. By lesson 4,
+# the exact precision is that of the prior, $1/3^2$, plus $X^\top X/0.5^2$, where $X$ has the columns 1 and $x$:
 
 # %%
 x = lines.x[:, 0].numpy()
 design = np.column_stack([np.ones(len(x)), x])
 exact = np.linalg.inv(np.eye(2) / 9 + design.T @ design / 0.25)
-correlation = exact[0, 1] / (exact[0, 0] * exact[1, 1]) ** 0.5
-ratios = {name: b[:, 0].std() / exact[0, 0] ** 0.5 for name, b in shown.items()}
-for name, ratio in ratios.items():
-    print(f"{name:10s} sd of b0 / exact sd: {ratio:.2f}")
-print(f"predicted for mean field: {(1 - correlation**2) ** 0.5:.2f}")
+rho = exact[0, 1] / (exact[0, 0] * exact[1, 1]) ** 0.5
+compared = {name: b[:, 0].std() / exact[0, 0] ** 0.5 for name, b in shown.items()}
+for name, value in compared.items():
+    print(f"{name:10s} sd of b0 / exact sd: {value:.2f}")
+print(f"predicted for mean field: {(1 - rho**2) ** 0.5:.2f}")
 
 # %% tags=["remove-cell"]
-if full:
-    assert abs(ratios["full"] - 1) < 0.08
-    assert abs(ratios["mean field"] / (1 - correlation**2) ** 0.5 - 1) < 0.1
-    assert width(found["Student-t"]) < 0.95 * width(found["normal"])
-    assert abs(float(found["Student-t"]["mu"].mean()) - 8.2) < 0.3
+if rounds == 25:
+    for name, about, least in (("normal", (8, 10), 4.4), ("Student-t", (2, 8), 3.8)):
+        middle = [float(found[name][site].mean()) for site in ("tau", "mu")]
+        assert np.allclose(middle, about, atol=0.5)
+        assert abs(width(found[name]) - least) < 0.15
+    ordinary = {
+        name: float(f["theta"].mean(("chain", "draw"))[:9].std()) for name, f in found.items()
+    }
+    assert ordinary["Student-t"] < 0.95 * ordinary["normal"]
+    assert table.index[0] == "Student-t"
+    assert 1.4 < abs(table["elpd_diff"]["normal"]) / table["dse"]["normal"] < 3
+    assert abs(compared["full"] - 1) < 0.08
+    assert abs(compared["mean field"] / (1 - rho**2) ** 0.5 - 1) < 0.1
+    assert compared["mean field"] < 0.3
 
 # %% [markdown]
+# The mean-field guide is less than a third as wide as the posterior.
+#
 # ## A neural network
 #
-# The exact posterior of a neural network is unknown, so we compare predictions. Each variant changes one argument:
+# In a method for networks, prior and guide are arguments. Here is pFedVEM, which lesson 7 explains: each client has a posterior
+# of the weights of the network's last layer. The exact posterior is unknown, so we compare predictions by their accuracy and
+# their **negative log likelihood** (`nll`): the mean of $-\log p$ of the true class. Lower is better; it also penalizes predictions
+# that are wrong and certain. A point guide has no variance. Each variant changes one argument:
 
 # %%
 digits = pyrofl.federations.split(
@@ -256,12 +288,28 @@ choices = {
     "Student-t prior": {"prior": priors.student_t(df=3.0)},
     "point guide": {"guide": guides.delta},
 }
+scores = {}
 for name, change in choices.items():
     method = pfedvem.build(net, lr_base=0.01, **change)
-    scores = pyrofl.fit(method, digits, rounds=rounds // 2, progress=False).evaluate(
-        model="personal"
-    )
-    print(f"{name:16s} accuracy {scores.mean('accuracy'):.3f}, nll {scores.mean('nll'):.3f}")
+    run = pyrofl.fit(method, digits, rounds=rounds // 2, progress=False)
+    score = run.evaluate(model="personal")
+    scores[name] = [score.mean("accuracy"), score.mean("nll")]
+    print(f"{name:16s} accuracy {scores[name][0]:.3f}, nll {scores[name][1]:.3f}")
+
+# %% tags=["remove-cell"]
+if rounds == 25:
+    assert (np.ptp([*scores.values()], axis=0) < 0.01).all()
+
+# %% [markdown]
+# All differences are below 0.01: here neither prior nor guide matters.
+#
+# ## Which of the two matters?
+#
+# - **The prior** matters if clients have few rows, or if some clients are outliers. Replace the population, and compare the
+#   models by LOO and in a figure.
+# - **The guide** matters if parameters are strongly correlated or their posterior is skewed. Replace it by a richer one, and
+#   compare the standard deviations. `to_arviz` warns if the guide is far from the posterior: it also reports a Pareto k, of its
+#   own importance weights.
 
 # %% [markdown]
 # ## Exercises
@@ -284,11 +332,12 @@ def mean_field_sd(covariance):
 
 # %% tags=["hide-cell", "test"]
 narrow = np.array([[4.0, 1.8], [1.8, 1.0]])
+assert np.shape(mean_field_sd(narrow)) == (2,), "return one standard deviation for each parameter"
 assert np.allclose(mean_field_sd(np.diag([4.0, 9.0])), [2.0, 3.0]), (
-    "without correlation the guide is exact"
+    "without correlation the guide is exact: for variances 4 and 9, expected 2 and 3"
 )
 assert np.allclose(mean_field_sd(narrow), [2 * 0.19**0.5, 0.19**0.5]), (
-    "sd given all others: invert, then take the diagonal"
+    "the guide has the variance given all others, 1 / P_kk: invert the matrix, then take the diagonal"
 )
 
 # %% [markdown]
@@ -333,7 +382,7 @@ assert np.isclose(weight(30.0, 10.0, 2.0, 3.0), 4 / 103), (
 # ### Exercise 4 (advanced, 3 points)
 #
 # Write `correlation(x)`: the posterior correlation of intercept and slope of a line with normal noise and a flat prior, given
-# the inputs `x`. Invert $X^\top X$ by hand.
+# the inputs `x`, an array. The covariance is proportional to $(X^\top X)^{-1}$; invert this matrix by hand.
 
 # %% tags=["hide-cell", "solution"]
 # The inverse of [[n, sum x], [sum x, sum x^2]] is proportional to [[sum x^2, -sum x], [-sum x, n]]. The correlation is
@@ -347,41 +396,46 @@ def correlation(x):
 # %% tags=["hide-cell", "test"]
 inputs = np.array([2.0, 3.0, 7.0])
 inverse = np.linalg.inv(np.array([[3.0, inputs.sum()], [inputs.sum(), (inputs**2).sum()]]))
-assert np.isclose(correlation(inputs), inverse[0, 1] / (inverse[0, 0] * inverse[1, 1]) ** 0.5), (
-    "compare with the inverse of X'X"
-)
 assert np.isclose(correlation(inputs - 4), 0.0), "centred inputs: no correlation"
-assert correlation(inputs) < 0 < correlation(-inputs), "mind the sign"
+assert correlation(inputs) < 0 < correlation(-inputs), (
+    "mind the sign: for positive inputs, a larger slope needs a smaller intercept"
+)
+assert np.isclose(correlation(inputs), inverse[0, 1] / (inverse[0, 0] * inverse[1, 1]) ** 0.5), (
+    "divide the covariance by the root of the product of both variances, in the inverse of X'X"
+)
 
 # %% [markdown]
 # ## Explore
 #
-# 1. Replace the outlier of 30 by 9. Which population does LOO prefer now?
-# 2. Centre the lines: subtract the mean of `x`. How does the result of the mean-field guide change, and why?
-# 3. Use a normalizing flow as the guide: `guide=guides.flow(2)` in `pvi.hierarchical`, with the normal population. Does
-#    the posterior of $\tau$ change?
+# 1. Make clinic 9 ordinary, with `ordinary = (np.zeros((5, 1)), clinics["clinic 9"][1] - 21)` and
+#    `mild = Federation.from_arrays(clinics | {"clinic 9": ordinary}).to("cpu", torch.float64)`. Which population does LOO
+#    prefer now? Read the warnings, too.
+# 2. Centre the inputs of the lines: `centred = replace(lines, x=lines.x - lines.x.mean())`. How does the result of the
+#    mean-field guide change, and why?
+# 3. A *normalizing flow* is a guide that transforms a normal variable by learned functions, so that it can be skewed. Use one
+#    for the clinics: `guide=guides.flow(2)` in `pvi.hierarchical`, with the normal population and `2 * rounds` rounds. Does the
+#    posterior of $\tau$ change?
 
 # %% tags=["hide-cell", "solution"]
-# 1. Compare the difference with its standard error `dse`: without an outlier, heavy tails improve the predictions little. The
-# warnings report a Pareto k above 0.7 for most rows, so LOO cannot rank the two models; `checks.loco` leaves out whole clinics.
-mild = dict(clinics) | {"clinic 9": (np.zeros((5, 1)), clinics["clinic 9"][1] - 21.0)}
-mild = Federation.from_arrays(mild).to("cpu", torch.float64)
+# 1. Student-t is still the best, but by less than two standard errors: without an outlier, heavy tails hardly improve the
+# predictions. The warnings report a Pareto k above 0.7 for the rows, so LOO cannot rank the two models; `checks.loco` leaves
+# out whole clinics.
+ordinary = (np.zeros((5, 1)), clinics["clinic 9"][1] - 21)
+mild = Federation.from_arrays(clinics | {"clinic 9": ordinary}).to("cpu", torch.float64)
 again = {
     name: pyrofl.fit(
         pvi.hierarchical(hospital(p), mild, shared="mu tau"), mild, rounds=rounds, progress=False
     )
     for name, p in populations.items()
 }
-other = checks.compare_loo(again, draws=draws)
-print(other[[c for c in ("rank", "elpd_diff", "dse") if c in other]].round(2))
+other = checks.compare_loo(again, draws=draws, progress=False)
+print(other[["elpd_diff", "dse"]].round(2))
 
 # %% tags=["hide-cell", "solution"]
 # 2. With centred x, intercept and slope are independent in the posterior, and the mean-field guide is exact.
-from dataclasses import replace
-
 centred = replace(lines, x=lines.x - lines.x.mean())
 method = pvi.hierarchical(line, centred, shared="b", covariance="diagonal")
-b = pyrofl.fit(method, centred, rounds=rounds, progress=False).posterior(draws)["b"].reshape(-1, 2)
+b = pyrofl.fit(method, centred, rounds=rounds, progress=False).posterior(draws)["b"][:, 0]
 design = np.column_stack([np.ones(len(x)), x - x.mean()])
 exact = np.linalg.inv(np.eye(2) / 9 + design.T @ design / 0.25)
 centred_ratio = float(b[:, 0].std()) / exact[0, 0] ** 0.5
@@ -398,5 +452,9 @@ print(
 )
 
 # %% tags=["remove-cell"]
-if full:
+if rounds == 25:
+    assert table.index[0] == "Student-t"
+    assert abs(other["elpd_diff"]["normal"]) < 2 * other["dse"]["normal"]
+    assert other["largest_k"].max() > 0.7
     assert abs(centred_ratio - 1) < 0.08
+    assert abs(float(tau.mean() / found["normal"]["tau"].mean()) - 1) < 0.1

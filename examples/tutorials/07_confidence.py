@@ -28,7 +28,7 @@
 # - explain why the variance of a client can collapse, and how a prior of the confidence prevents it,
 # - judge whether confidence weights have any effect on your data.
 #
-# You need lessons 2 to 4.
+# You need lessons 2 to 4. The cells compute for about ten seconds.
 
 # %%
 # %matplotlib inline
@@ -42,8 +42,8 @@ from pyrofl.figures import moving
 from pyrofl.models import fedavg, pfedvem
 
 # %% tags=["parameters"]
-rounds, steps, full = 12, 400, True
-# quick: rounds, steps, full = 3, 40, False
+rounds, steps = 12, 400
+# quick: rounds, steps = 3, 40
 
 # %% [markdown]
 # ## The model and its ELBO
@@ -53,18 +53,21 @@ rounds, steps, full = 12, 400, True
 #
 # $$w_j \sim N(w, I/\tau_j), \qquad q(w_j) = N(\mu_j, \mathrm{diag}(s_j^2)).$$
 #
-# Only the prior term of the ELBO depends on $\tau_j$ and $w$:
+# Here the prior $N(w, I/\tau_j)$ depends on what is learned: on the server's $w$ and on $\tau_j$, which the client computes. Only
+# the prior term of the ELBO depends on them. As $E_q[(w_{jk} - w_k)^2] = s_{jk}^2 + (\mu_{jk} - w_k)^2$, it is
 #
 # $$E_q[\log p(w_j \mid w, \tau_j)] = \tfrac d2 \log \tau_j - \tfrac{\tau_j}{2}
 # \Big(\sum_k s_{jk}^2 + \|\mu_j - w\|^2\Big) + \text{constant}.$$
 #
-# The derivative with respect to $\tau_j$ is zero at the **confidence** (equation 8 of the paper), and the derivative with
-# respect to $w$ of the sum over clients is zero at the **confidence-weighted mean** (equation 9):
+# The derivative with respect to $\tau_j$ is $\frac{d}{2 \tau_j} - \frac12 (\dots)$, with the same parenthesis. It is zero at the
+# **confidence** (equation 8 of the paper). The derivative with respect to $w$ of the sum over clients is
+# $\sum_j \tau_j (\mu_j - w)$. It is zero at the **confidence-weighted mean** (equation 9):
 #
 # $$\tau_j = \frac{d}{\sum_k s_{jk}^2 + \|\mu_j - w\|^2}, \qquad
 # w = \frac{\sum_j \tau_j \mu_j}{\sum_j \tau_j}.$$
 #
-# The confidence is small if the posterior variance is large, or if the client is far from $w$.
+# The confidence is small if the posterior variance is large, or if the client is far from $w$. (Lesson 6 calls the probability
+# of a predicted class confidence; this is another quantity.)
 
 # %% [markdown]
 # ## Two rounds by hand
@@ -96,7 +99,7 @@ print("round 2: tau", tau.round(3), "mu", mu.round(4), "w", round(w, 4))
 by_hand = w
 
 # %% [markdown]
-# In round 2 client 2 has the larger confidence, .907 against .713: both clients are at the same distance from
+# In round 2 client 2 has the larger confidence, 0.907 against 0.713: both clients are at the same distance from
 # $w = 1.45$, and client 2 has the smaller posterior variance. Its weight is 56%. With weights by number of rows it would be
 # 80%:
 
@@ -162,12 +165,12 @@ highest = max(
 
 def show(axes, t):
     w, tau, mu, variance = path[t]
-    for j, colour in enumerate(("C0", "C1")):
-        axes.plot(grid, bell(mu[j], variance[j] ** 0.5), colour, label=f"client {j + 1}, posterior")
+    for j, color in enumerate(("C0", "C1")):
+        axes.plot(grid, bell(mu[j], variance[j] ** 0.5), color, label=f"client {j + 1}, posterior")
         axes.plot(
-            grid, bell(w, tau[j] ** -0.5), colour, linestyle=":", label=f"client {j + 1}, prior"
+            grid, bell(w, tau[j] ** -0.5), color, linestyle=":", label=f"client {j + 1}, prior"
         )
-        axes.plot(mean[j], 0, "x", color=colour)
+        axes.plot(mean[j], 0, "x", color=color)
     axes.axvline(w, color="grey", label="server, w")
     axes.set_ylim(0, 1.05 * highest)
     axes.set_xlabel("length")
@@ -178,7 +181,7 @@ def show(axes, t):
 moving(show, range(rounds), title=lambda t: f"round {t + 1}")
 
 # %% [markdown]
-# After 12 rounds the confidence of client 2 is 27.4 and that of client 1 is .5: client 2 has 98% of the weight, more than
+# After 12 rounds the confidence of client 2 is 27.4 and that of client 1 is 0.5: client 2 has 98% of the weight, more than
 # its 80% of the rows. The server has moved to client 2. Client 1 remains far from $w$ and keeps a small confidence.
 #
 # ## Variance collapse
@@ -190,7 +193,7 @@ long = closed_form(10_000)
 for t in (12, 100, 10_000):
     at, tau, _, variance = long[t - 1]
     print(
-        f"after {t:6,} rounds: w {at:.4f}, tau {tau.round(3)}, variance of client 2 {variance[1]:.1e}"
+        f"after {t:6,} rounds: w {at:.4f}, tau {tau[0]:.3f} and {tau[1]:,.0f}, variance of client 2 {variance[1]:.5f}"
     )
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
@@ -210,23 +213,27 @@ for axes in (left, right):
 plt.show()
 
 # %% [markdown]
-# The confidence of client 2 has **no limit**: it is 27, 351 and 37,103 after 12, 100 and 10,000 rounds. Its posterior
-# variance tends to zero, although its sixteen rows have a precision of 4, that is, a variance of .25. This is
+# The confidence of client 2 has **no limit**: it is about 27, 351 and 37,103 after 12, 100 and 10,000 rounds. Its posterior
+# variance tends to zero, although its sixteen rows have a precision of 4, that is, a variance of 0.25. This is
 # **variance collapse**: the client uses the server's $w$ as evidence about itself, and the server has computed $w$ mostly
 # from this client. The same rows are counted again in every round.
 #
-# The growth can be derived. Near the end $\mu_2 \approx w$, and equation 8 with $s_2^2 = 1/(p_2 + \tau_2)$ is
+# The growth can be derived. Three equations hold near the end, where a round changes $w$ and client 1 no longer:
 #
-# $$\frac1{\tau_2'} = \frac{1}{p_2 + \tau_2} + (\mu_2 - w)^2.$$
-#
-# The server update gives $\mu_2 - w = \tau_1 (w - \mu_1)/\tau_2$. With $c = \tau_1 (w - \mu_1)$ and large $\tau_2$,
-# $1/\tau_2' \approx 1/\tau_2 - p_2/\tau_2^2 + c^2/\tau_2^2$, hence
+# 1. The server update, equation 9, is $\tau_2 (\mu_2 - w) = \tau_1 (w - \mu_1)$. Call this number $c$. It is finite, so $\mu_2$ tends
+#    to $w$ if $\tau_2$ grows.
+# 2. The update of client 2, $\mu_2 = (p_2 \bar y_2 + \tau_2 w)/(p_2 + \tau_2)$, gives
+#    $\tau_2 (\mu_2 - w) = \tau_2\, p_2 (\bar y_2 - w)/(p_2 + \tau_2)$, for large $\tau_2$ simply $p_2 (\bar y_2 - w)$. So
+#    $c = p_2 (\bar y_2 - w)$.
+# 3. Equation 8 of client 2 is $1/\tau_2' = 1/(p_2 + \tau_2) + (\mu_2 - w)^2 \approx 1/\tau_2 - p_2/\tau_2^2 + c^2/\tau_2^2$, where
+#    $\tau_2'$ is the confidence in the next round. The inverse is
 #
 # $$\tau_2' \approx \tau_2 + p_2 - c^2.$$
 #
-# Each round adds a constant. The number $w$ does have a limit. Client 2 draws it with force $p_2(\bar y_2 - w)$,
-# client 1 with force $c$; at the limit they are equal. With $u = w - 1$, equation 8 for client 1 gives
-# $\tau_1 = 1/(u^2 - 1)$ and $c = 1/u$, and $4(2 - u) = 1/u$ has the solution $u = 1 + \sqrt3/2$. Therefore
+# Each round adds a constant. It remains to compute $c$ and $w$. Client 1 has $p_1 = \bar y_1 = 1$. With $u = w - 1$, its
+# variance is $1/(1 + \tau_1)$ and $w - \mu_1 = u/(1 + \tau_1)$. Equation 8, $1/\tau_1 = 1/(1 + \tau_1) + u^2/(1 + \tau_1)^2$, multiplied by
+# $\tau_1 (1 + \tau_1)^2$, becomes $1 + \tau_1 = \tau_1 u^2$. Hence $\tau_1 = 1/(u^2 - 1)$ and $c = \tau_1 u/(1 + \tau_1) = 1/u$. Equation 2 with
+# $p_2 = 4$ and $\bar y_2 = 3$ is $1/u = 4 (2 - u)$, with the solution $u = 1 + \sqrt3/2$. Therefore
 #
 # $$w \to 2 + \sqrt3/2 = 2.866, \qquad \tau_1 \to 0.403, \qquad \tau_2' - \tau_2 \to 4 - 1/u^2 = 3.713.$$
 
@@ -243,8 +250,9 @@ print(
 print("growth of tau_2 in round 10,000:", round(long[-1][1][1] - long[-2][1][1], 3))
 
 # %% tags=["remove-cell"]
-assert path[-1][1].round(1).tolist() == [0.5, 27.4] or not full
-assert not full or round(path[-1][1][1] / path[-1][1].sum(), 2) == 0.98
+if rounds == 12:
+    assert path[-1][1].round(1).tolist() == [0.5, 27.4]
+    assert round(path[-1][1][1] / path[-1][1].sum(), 2) == 0.98
 assert [int(long[t - 1][1][1]) for t in (12, 100)] == [27, 351]
 assert round(long[-1][1][1]) == 37_103
 assert round(1 + u, 3) == 2.866
@@ -256,30 +264,32 @@ assert abs(long[-1][0] - (1 + u)) < 3e-4
 # ### A prior of the confidence
 #
 # The remedy is a prior of $1/\tau_j$. The library's variant `prior_scale=s` has a scaled inverse chi-squared prior with $d$
-# degrees of freedom. The mode of $\log \tau_j$ is then
+# degrees of freedom. It adds $\frac d2 \log \tau_j - \frac{\tau_j}{2} d s^2$ to the log density of $\log \tau_j$. Both terms have the
+# form of those above: the first doubles $d$, the second adds $d s^2$ to the parenthesis. The maximum is
 #
 # $$\tau_j = \frac{2d}{\sum_k s_{jk}^2 + \|\mu_j - w\|^2 + d s^2} \le \frac{2}{s^2},$$
 #
-# and $\tau_2$ has a limit. With $s = 1$:
+# so no confidence grows without limit. With $s = 1$:
 
 # %%
 bounded = closed_form(10_000, lambda variance, apart: 2 / (variance + apart + 1))
 for t in (12, 100, 10_000):
-    print(f"after {t:6,} rounds: w {bounded[t - 1][0]:.4f}, tau {bounded[t - 1][1].round(3)}")
+    at, tau, _, _ = bounded[t - 1]
+    print(f"after {t:6,} rounds: w {at:.4f}, tau {tau[0]:.3f} and {tau[1]:.3f}")
 
 # %% tags=["remove-cell"]
 assert np.allclose(bounded[99][1], bounded[-1][1])
 assert (bounded[-1][1] < 2).all()
 
 # %% [markdown]
-# The paper's method never runs for so long, and its learning rate limits the collapse: the library restricts $\tau_j$ to
-# at most $1/\eta$ for the learning rate $\eta$ of the head.
+# The confidences are constant from round 100 on. The method of the paper never runs for so long, and its learning rate limits the
+# collapse: the library restricts $\tau_j$ to at most $1/\eta$ for the learning rate $\eta$ of $\mu_j$ and $s_j$.
 #
 # ## The same model in Pyro
 #
-# `pfedvem.build` accepts any network and likelihood. Here the network is a linear model with a constant input of 1,
-# and all its parameters are Bayesian and personal (`head="*"`). Gradient steps replace the closed form; each round has
-# enough of them to reach the optimum.
+# `pfedvem.build` accepts any network and likelihood. Here the network is a linear model with a constant input of 1, and all
+# its parameters are Bayesian and personal (`head="*"`). Gradient steps on the ELBO replace the closed form of the posterior:
+# each round has 400, enough to reach the optimum. Each averages the ELBO over 50 draws of $w_j$ (`num_particles`).
 
 # %%
 rng = np.random.default_rng(0)
@@ -312,20 +322,19 @@ print("Pyro        tau", found[1].round(3), " w", round(found[0], 3))
 print("closed form tau", path[-1][1].round(3), " w", round(path[-1][0], 3))
 
 # %% tags=["remove-cell"]
-if full:
+if rounds == 12:
     assert np.allclose(found[1], path[-1][1], rtol=0.02)
     assert abs(found[0] - path[-1][0]) < 0.01
 
 # %% [markdown]
-# They agree within 2%, the Monte Carlo noise of the gradients. (The tests of the library replace the gradient steps by the
-# closed form; the results then agree to nine digits.)
+# They agree within 2%; the rest is the Monte Carlo noise of the gradients.
 #
 # ## Handwritten digits
 #
-# Now use a real network. Handwritten digits are split across twenty clients. Each client holds five of the ten classes,
-# and has 5 to 176 rows. The *head* of the network (its last layer) is Bayesian and personal; the *base* (all other
-# layers) is shared. Both methods run at learning rates that `pyrofl.tune` chose on validation rows of three seeds: 0.1 for
-# FedAvg, 0.01 for head and base of pFedVEM.
+# Now use a real network. The digits of lesson 1 are split across twenty clients. Each client holds five of the ten classes,
+# and has 5 to 176 rows. The **head** of the network (its last layer) is Bayesian and personal; the **base** (all other layers) is
+# shared and has one value. `pyrofl.tune` chose the learning rates on validation rows: 0.1 for FedAvg, 0.01 for head and base of
+# pFedVEM. The *global* model of pFedVEM is the base with the head $w$, a *personal* one has the head $\mu_j$.
 
 # %%
 digits = pyrofl.datasets.load("digits")
@@ -343,7 +352,8 @@ for name, score in scores.items():
     print(f"{name:25s} accuracy {score:.3f}")
 
 # %% [markdown]
-# Each client is tested on the classes that it holds. The figure shows the confidence of each client:
+# Each client is tested on the classes that it holds. The personal models are the most accurate, by about one percentage point. Is
+# this due to the confidences? The figure shows them:
 
 # %%
 statistics = personal.statistics()
@@ -356,16 +366,20 @@ print(f"weights by confidence: {float(weight.min()):.1f}% to {float(weight.max()
 print(f"weights by rows:       {float(by_rows.min()):.1f}% to {float(by_rows.max()):.1f}%")
 
 # %% [markdown]
-# **Confidence has practically no effect here.** Equal weights of twenty clients would be 5%; the confidences give 4.4% to
-# 5.2%, although the weights by rows would be 0.4% to 13%. The head has 510 parameters, and in twelve rounds most of
-# their standard deviations remain close to the initial value of 1. Equation 8 is therefore near $510 / 510 = 1$ for all
-# clients. The difference between pFedVEM and FedAvg on these data comes from personal heads and from nearly equal weights,
-# not from confidence.
+# **Confidence has practically no effect here.** Equal weights of twenty clients would be 5%; the confidences give 4.4% to 5.2%,
+# although the weights by rows would be 0.4% to 13%. The head has 510 parameters, and in twelve rounds their variances remain
+# close to the initial value of 1 on average. Equation 8 is therefore near $510 / 510 = 1$ for all clients. The difference between
+# pFedVEM and FedAvg on these data comes from personal heads and from nearly equal weights, not from confidence.
 
 # %% tags=["remove-cell"]
 assert (int(clients.sizes[:20].min()), int(clients.sizes[:20].max())) == (5, 176)
 assert sum(v.numel() for n, v in personal.state.server.items() if n.startswith("loc/")) == 510
-if full:
+if rounds == 12:
+    widths = [v for n, v in personal.state.client_states.items() if n.startswith("pi/")]
+    variances = torch.nn.functional.softplus(torch.cat([v.flatten(1) for v in widths], 1)) ** 2
+    assert variances.shape == (20, 510)
+    assert 0.9 < float(variances.mean(1).min()) < float(variances.mean(1).max()) < 1.1
+    assert 0 < scores["pFedVEM, personal models"] - max([*scores.values()][:2]) < 0.015
     assert (round(float(weight.min()), 1), round(float(weight.max()), 1)) == (4.4, 5.2)
     assert (round(float(by_rows.min()), 1), round(float(by_rows.max()))) == (0.4, 13)
 
@@ -389,12 +403,13 @@ def confidence(sd, mu, w):
 
 
 # %% tags=["hide-cell", "test"]
-given = np.array([0.5, 1.0]), np.array([1.0, 2.0]), np.array([0.0, 2.0])
+given = np.array([0.5, 1.0]), np.array([3.0, 2.0]), np.array([0.0, 3.0])
+assert np.shape(confidence(*given)) == (), "return one number for all d parameters: take sums"
 assert np.isclose(confidence(np.ones(3), np.zeros(3), np.zeros(3)), 1.0), (
     "sd 1, no distance: tau is 1"
 )
-assert np.isclose(confidence(*given), 2 / 2.25), (
-    "expected d / (sum of variances + squared distance)"
+assert np.isclose(confidence(*given), 2 / (1.25 + 10)), (
+    "expected d / (sum of variances + squared distance): square each number, then add"
 )
 
 # %% [markdown]
@@ -459,11 +474,11 @@ assert np.isclose(coverage_loss(1.0, 99), 0.1), "after t rounds the precision is
 # %% [markdown]
 # ## Explore
 #
-# 1. In the closed form, compute the weights from the posterior variance alone ($1/s_j^2$, an ablation in table 2 of the
-#    paper), and from the deviation alone. What is $w$ after 30 rounds? Compare with the library
-#    (`in_pyro(30, confidence="deviation")`).
-# 2. Change the mean of client 2 from 3 to 1.2. Which client has the larger confidence after 30 rounds, and why?
-# 3. Fit pFedVEM with `confidence="uncertainty"` on the digits. Does the accuracy change?
+# 1. In the closed form, compute the confidences from the posterior variance alone, $1/s_j^2$ (a variant in table 2 of the paper),
+#    and from the deviation alone, $1/(\mu_j - w)^2$: pass the function to `closed_form(30, ...)`. What is $w$ after 30 rounds? Compare
+#    the second with the library, `in_pyro(30, confidence="deviation")`.
+# 2. Change the mean of client 2 from 3 to 1.2, by the argument `mean`. Which client has the larger confidence after 30 rounds,
+#    and why?
 
 # %% tags=["hide-cell", "solution"]
 # 1. With the variance alone, both confidences grow by p_j in each round, so w moves towards client 2, which has more rows: 2.54
@@ -487,7 +502,7 @@ assert {n: round(float(v), 2) for n, v in ends.items()} == {
     "uncertainty": 2.54,
     "deviation": 2.32,
 }
-if full:
+if rounds == 12:
     assert abs(in_library - 2.49) < 0.01
     assert at_most.tolist() == [50.0, 50.0]
 
@@ -496,19 +511,5 @@ if full:
 w, tau, mu, _ = closed_form(30, mean=np.array([1.0, 1.2]))[-1]
 print("tau", tau.round(1), " w", round(w, 3))
 
-# %% tags=["hide-cell", "solution"]
-# 3. Hardly: the weights are nearly equal with both rules.
-again = pyrofl.fit(
-    pfedvem.build(net, **tuned, confidence="uncertainty"), clients, rounds=rounds, progress=False
-)
-print(
-    f"confidence from the variance alone: accuracy {again.evaluate(model='personal').mean('accuracy'):.3f}"
-)
-
 # %% tags=["remove-cell"]
 assert tau[1] > tau[0] > 20
-if full:
-    difference = (
-        again.evaluate(model="personal").mean("accuracy") - scores["pFedVEM, personal models"]
-    )
-    assert abs(difference) < 0.005
