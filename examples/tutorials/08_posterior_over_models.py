@@ -13,12 +13,12 @@
 # %% [markdown]
 # # 8. A posterior over models: FedBE
 #
-# Compare two ways to combine the models of clients: FedAvg averages their weights; **FedBE** (Chen and Chao, ICLR 2021)
-# samples *many* mixtures of the clients' models at the server and averages their predictions. The distribution of these
-# mixtures is a posterior over models.
+# Compare two ways to combine the models of clients: FedAvg averages their weights; **FedBE** (Chen and Chao, ICLR 2021) draws
+# *many* random mixtures of the clients' models at the server and averages their predictions. The distribution of the mixtures is
+# used as a posterior over models.
 #
-# With three clients, every mixture is a point in a triangle. This tutorial reproduces figure 1 of the paper, with more
-# seeds.
+# With three clients, every mixture is a point in a triangle (a *simplex*). This lesson reproduces figure 1 of the paper, with
+# more seeds.
 #
 # After this lesson (about 60 minutes) you can
 #
@@ -27,7 +27,7 @@
 # - explain distillation and when it is used,
 # - explain why one seed is not sufficient evidence.
 #
-# You need lessons 1 to 3.
+# You need lessons 1 to 3. The cells compute for about a quarter of a minute.
 
 # %%
 # %matplotlib inline
@@ -35,6 +35,7 @@ import itertools
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pyro.distributions as dist
 import torch
 from sklearn.datasets import make_swiss_roll
 
@@ -43,12 +44,11 @@ from pyrofl import Federation, datasets, federations, nets
 from pyrofl.figures import moving
 from pyrofl.models import fedavg, fedbe
 from pyrofl.models.fedbe.distillation import predictions
-from pyrofl.models.fedbe.posteriors import dirichlet, sample
-from pyrofl.tensors import generator, role
+from pyrofl.tensors import role
 
 # %% tags=["parameters"]
-rounds, seeds, full = 10, 20, True
-# quick: rounds, seeds, full = 2, 2, False
+rounds, seeds = 10, 20
+# quick: rounds, seeds = 2, 2
 
 # %% [markdown]
 # ## Three clients, three classes
@@ -88,13 +88,16 @@ plt.show()
 # %% [markdown]
 # ## Accuracy of all mixtures in each round
 #
-# Each corner of the triangle is the model of one client after its local training. A point inside is a weighted mean of
-# the three sets of *weights*. The colour is the accuracy of this model on test rows of all classes.
+# Each corner of the triangle is the model of one client after its local training. A point inside is a weighted mean of the three
+# sets of *weights*: `mix` computes the models of many points. All clients have 100 rows, so the centre is the model of FedAvg. The
+# colour is the accuracy of a model on test rows of all classes. `predictions(net, models, x)` returns the probabilities of the
+# classes, [models, rows, classes].
 
 # %%
 net = nets.build("mlp:32", input_shape=(2,), outputs=3)
 how = {
-    "posterior": "dirichlet", "alpha": 0.5, "samples": 10, "teachers": "S", "distil": "none",
+    "posterior": "dirichlet", "alpha": 0.5, "samples": 10,  # ten mixtures, see below
+    "teachers": "S", "distil": "none",  # the ensemble consists of these; no distillation yet
     "epochs": 2, "batch": 10, "lr": 0.003,
 }  # fmt: skip
 method = fedbe.build(net, **how)
@@ -105,7 +108,12 @@ share = (
 )
 
 
-def accuracy(models):
+def mix(weight, clients):
+    """Return the weighted means of clients' models, [M, *p], with weights [M, clients]."""
+    return {n: torch.tensordot(weight, v, 1) for n, v in clients.items()}
+
+
+def accuracy(models, data, test):
     """Return the accuracies [M] of models with parameters [M, *p]."""
     return (predictions(net, models, data.x[test]).argmax(-1) == data.y[test]).float().mean(1)
 
@@ -114,10 +122,8 @@ triangles, uploads = [], []
 
 
 def watch(run, _):
-    clients = role("w", run.state.message)
-    mixed = {n: torch.tensordot(share, v, 1) for n, v in clients.items()}
-    triangles.append(accuracy(mixed).numpy())
-    uploads.append(clients)
+    uploads.append(role("w", run.state.message))  # the parameters that the clients sent
+    triangles.append(accuracy(mix(share, uploads[-1]), data, test).numpy())
 
 
 run = pyrofl.fit(method, data, rounds=rounds, logger=watch, progress=False)
@@ -136,9 +142,14 @@ def show(axes, t):
     best = triangles[t].argmax()
     axes.plot(*place[best], "*", color="white", markeredgecolor="black", markersize=13)
     axes.plot(*corners.mean(0), "o", color="white", markeredgecolor="black")
+    axes.figure.colorbar(
+        image,
+        cax=axes.inset_axes((0.95, 0.3, 0.03, 0.6)),
+        label="accuracy (%)",
+        ticks=range(30, 101, 10),
+    )
     axes.set_aspect("equal")
     axes.set_axis_off()
-    return image
 
 
 moving(
@@ -151,40 +162,66 @@ moving(
 )
 
 # %% [markdown]
-# Yellow is high accuracy, dark is low. The model at a corner is most accurate on the main class of its client and least
-# accurate on the class at the other end of the spiral. The circle in the centre is the model of FedAvg. The star is the
-# best mixture; it is selected on the test rows, so it is not available in practice.
+# A model at a corner is most accurate on the main class of its client, and those of A and C misclassify nearly all rows of each
+# other's main class. So the accuracy over all classes is low, below 70%. The circle in the centre is the model of FedAvg. The
+# star is the best mixture; it is selected on the test rows, so it is not available in practice.
 #
 # ## Average the predictions of many mixtures
 #
-# FedBE draws random mixtures from a Dirichlet distribution on the triangle. It averages their *predictions*, not their
-# weights.
+# FedBE draws random mixtures from a Dirichlet distribution on the triangle, a distribution of positive weights that sum to one.
+# All its parameters are $\alpha = 0.5$ here. FedBE averages the mixtures' *predictions*, not their weights.
 
 # %%
-clients = uploads[-1]
-centre = {n: v.mean(0, keepdim=True) for n, v in clients.items()}
-mixtures = sample(dirichlet(clients, run.state.reporters.size, 0.5), 100, generator(1))
-mixtures = {n: mixtures[n] for n in clients}
-averaged = predictions(net, mixtures, data.x[test])
-own = predictions(net, clients, data.x[test])
-shares = {
-    "FedAvg (mean of weights)": accuracy(centre).item(),
-    "best of 100 random mixtures": accuracy(mixtures).max().item(),
-    "mean of the clients' predictions": float((own.mean(0).argmax(-1) == data.y[test]).float().mean()),
-    "mean of 100 mixtures' predictions": float((averaged.mean(0).argmax(-1) == data.y[test]).float().mean()),
-}  # fmt: skip
-for name, value in shares.items():
+clients, rows = uploads[-1], data.x[test]
+fedavg_model = mix(torch.full((1, 3), 1 / 3), clients)
+torch.manual_seed(1)
+mixed = mix(dist.Dirichlet(torch.full((3,), 0.5)).sample([100]), clients)
+
+
+def averaged(models):
+    """Return the accuracy of the averaged predictions of models."""
+    p = predictions(net, models, rows).mean(0)
+    return float((p.argmax(-1) == data.y[test]).float().mean())
+
+
+fractions = {
+    "FedAvg (mean of weights)": averaged(fedavg_model),
+    "best of 100 random mixtures": float(accuracy(mixed, data, test).max()),
+    "mean of the clients' predictions": averaged(clients),
+    "mean of 100 mixtures' predictions": averaged(mixed),
+}
+for name, value in fractions.items():
     print(f"{name:35s} {100 * value:.1f}%")
 
 # %% [markdown]
+# In this run FedAvg and the averaged predictions are about equally accurate, 80%. Why average predictions at all?
+#
 # ## Derivation: why predictions are averaged
 #
 # Let $p_s(y)$ be the probability of the true class by mixture $s$. The logarithm is concave, so by Jensen's inequality
 #
 # $$-\log \Big(\frac1S \sum_s p_s(y)\Big) \le \frac1S \sum_s -\log p_s(y):$$
 #
-# **the averaged predictions are at least as good as the models are on average**, in negative log likelihood. Nothing of this kind holds
-# for the average of weights. The mixtures' weights have a symmetric Dirichlet distribution with parameter $\alpha$; for $K$ clients, each weight has
+# **the averaged predictions are at least as good as the mixtures are on average**, in negative log likelihood (NLL). Nothing of
+# this kind holds for the average of weights, and the inequality does not compare the two:
+
+# %%
+true_class = (range(len(test)), data.y[test])
+p = predictions(net, mixed, rows)[:, *true_class]  # [mixtures, rows]
+p_fedavg = predictions(net, fedavg_model, rows)[0][true_class]
+nll = {
+    "mean NLL of the mixtures": float(-p.log().mean()),
+    "NLL of the averaged predictions": float(-p.mean(0).log().mean()),
+    "NLL of FedAvg": float(-p_fedavg.log().mean()),
+}
+for name, value in nll.items():
+    print(f"{name:32s} {value:.2f}")
+
+# %% [markdown]
+# The inequality holds; FedAvg is about as good as the averaged predictions, in NLL as in accuracy.
+#
+# How far from the centre are the mixtures? In a symmetric Dirichlet distribution with parameter $\alpha$ and $K$ clients, each
+# client's weight has (a known property of the distribution)
 #
 # $$\text{mean } \frac1K, \qquad \text{variance } \frac{\frac1K\big(1 - \frac1K\big)}{K\alpha + 1}.$$
 #
@@ -196,13 +233,13 @@ for name, value in shares.items():
 # %%
 gains, best = [], []
 for seed in range(seeds):
-    data, test = make_clients(seed)
-    fitted = pyrofl.fit(method, data, rounds=rounds, seed=seed, progress=False)
+    spiral, unseen = make_clients(seed)
+    fitted = pyrofl.fit(method, spiral, rounds=rounds, seed=seed, progress=False)
     clients = role("w", fitted.state.message)
-    middle = accuracy({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item()
+    middle = float(accuracy(mix(torch.full((1, 3), 1 / 3), clients), spiral, unseen))
     gains.append(100 * (fitted.evaluate(model="ensemble").mean("accuracy") - middle))
-    some = sample(dirichlet(clients, fitted.state.reporters.size, 0.5), 100, generator(seed))
-    best.append(100 * (accuracy({n: some[n] for n in clients}).max().item() - middle))
+    many = mix(dist.Dirichlet(torch.full((3,), 0.5)).sample([100]), clients)
+    best.append(100 * (float(accuracy(many, spiral, unseen).max()) - middle))
 
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 edges = np.linspace(min(gains + [-15]), max(best + [15]), 25)
@@ -224,21 +261,42 @@ print(
 print(f"best mixture minus FedAvg: mean {np.mean(best):+.1f} points")
 
 # %% tags=["remove-cell"]
-if full:
-    assert np.mean(best) > 5  # some mixtures are much more accurate
-    assert abs(gains.mean()) < 2 * error  # that the ensemble is, is not certain
-    assert gains.min() < 0 < 5 < max(gains.max(), max(best))
+if rounds == 10:
+    at_corners = predictions(net, uploads[-1], rows).argmax(-1)
+    by_class = np.array(
+        [
+            [float((guess == c)[data.y[test] == c].float().mean()) for c in range(3)]
+            for guess in at_corners
+        ]
+    )
+    assert (by_class.argmax(1) == range(3)).all()
+    assert max(by_class[0, 2], by_class[2, 0]) < 0.1
+    assert accuracy(uploads[-1], data, test).max() < 0.7
+    names = ("FedAvg (mean of weights)", "mean of 100 mixtures' predictions")
+    assert all(abs(fractions[name] - 0.8) < 0.015 for name in names)
+    mean_nll, averaged_nll, fedavg_nll = nll.values()
+    assert averaged_nll < mean_nll
+    assert abs(averaged_nll - fedavg_nll) < 0.03
+if seeds == 20:
+    assert np.mean(best) > 8  # some mixtures are much more accurate
+    assert abs(gains.mean()) < error  # that the ensemble is, is not certain
+    assert 0.4 <= (gains > 0).mean() <= 0.7
+    assert gains.min() < -12
+    assert gains.max() > 10
 
 # %% [markdown]
-# There are two conclusions. Some mixtures are much more accurate than the centre, but they were selected on the test
-# rows. It is not certain that the ensemble of random mixtures is more accurate than the centre in this small problem. The
-# result of a single seed can lie anywhere in the histogram.
+# Some mixtures are much more accurate than the centre, but they were selected on the test rows. The ensemble of random mixtures is
+# more accurate than FedAvg in about half of the seeds, and the mean difference is smaller than its standard error: these
+# experiments do not show an improvement. **The result of a single seed can lie anywhere in the histogram**, from less than -12 to
+# more than +10 points, so a difference of 5 points in one run is no evidence.
 #
 # ## Distillation
 #
-# An ensemble of ten models is ten times as expensive as one model. FedBE **distils** it: the server has unlabelled rows,
-# predicts them with the ensemble, and trains one model on these predictions. Here we use the digits: 300 training rows go
-# to the server without their labels and are removed from the clients (`server=300`).
+# An ensemble of ten models is ten times as expensive as one model. FedBE **distils** it: the server has rows without labels,
+# predicts their class probabilities with the ensemble (the *teacher*), and trains one model (the *student*) on these predictions.
+# The student begins the next round. So distillation is possible where the server has rows of the same kind. Here 300 training
+# rows of the digits go to the server without their labels and are removed from the clients (`server=300`). Each client has at most
+# two classes. The accuracy is that on all test rows (`population="pooled"`).
 
 # %%
 digits = datasets.load("digits")
@@ -247,28 +305,30 @@ unlabelled = holders.unlabelled
 print(f"{int(holders.sizes.sum())} rows at clients, {len(unlabelled)} at the server")
 big = nets.build("mlp:50", input_shape=(64,), outputs=10)
 local = {"epochs": 10, "lr": 0.05}
+distilling = {"unlabelled": unlabelled, "distil_lr": 0.01, "distil_lr_end": 0.004}
 students = {}
-for name, one in {
-    "FedAvg": fedavg.build(big, **local),
-    "FedBE": fedbe.build(big, unlabelled=unlabelled, distil_lr=0.01, distil_lr_end=0.004, **local),
-}.items():
+for name, one, models in (
+    ("FedAvg", fedavg.build(big, **local), ["global"]),
+    ("FedBE", fedbe.build(big, **distilling, **local), ["ensemble", "global"]),
+):
     fitted = pyrofl.fit(one, holders, rounds=rounds // 2, progress=False)
     students[name] = {
-        v: fitted.evaluate(model=v, population="pooled").mean("accuracy")
-        for v in fitted.method.views
-        if v != "personal"
+        model: fitted.evaluate(model=model, population="pooled").mean("accuracy")
+        for model in models
     }
-    print(name, {v: round(a, 3) for v, a in students[name].items()})
+    print(name, {model: round(value, 3) for model, value in students[name].items()})
 
 # %% tags=["remove-cell"]
-if full:
+if rounds == 10:
     assert len(unlabelled) == 300
-    assert students["FedBE"]["global"] > students["FedBE"]["ensemble"]
+    assert students["FedBE"]["global"] > students["FedBE"]["ensemble"] + 0.05
+    assert students["FedBE"]["global"] > students["FedAvg"]["global"] + 0.1
 
 # %% [markdown]
-# `ensemble` is the teacher, `global` the student: one network with the same size as that of FedAvg. Here the student is
-# even more accurate than its teacher. The student must be trained to convergence: with too small a learning rate it
-# stops between the mean of the weights, where it starts, and its teacher.
+# `ensemble` is the teacher, `global` the student: one network with the same size as that of FedAvg. Here the student is even more
+# accurate than its teacher, and more accurate than FedAvg by more than ten points. (This is one seed: repeat it before you
+# conclude.) The student must be trained to convergence: with too small a learning rate it stops near the mean of the clients'
+# weights, where it starts.
 
 # %% [markdown]
 # ## Exercises
@@ -312,12 +372,14 @@ def ensemble_nll(p):
 
 
 # %% tags=["hide-cell", "test"]
-p = np.array([[0.9, 0.1], [0.1, 0.3]])
-assert np.isclose(ensemble_nll(p), -(np.log(0.5) + np.log(0.2)) / 2), (
-    "average over mixtures first, then take logarithms"
-)
+p = np.array([[0.9, 0.1, 0.6], [0.1, 0.3, 0.2]])
+assert np.shape(ensemble_nll(p)) == (), "return one number, the mean over rows"
+assert ensemble_nll(p) > 0, "a negative log likelihood of probabilities is positive: mind the sign"
 assert ensemble_nll(p) < -np.log(p).mean(), (
-    "by Jensen's inequality it is smaller than the mean of the NLLs"
+    "by Jensen's inequality it is smaller than the mean of the NLLs: average first, then take logarithms"
+)
+assert np.isclose(ensemble_nll(p), -(np.log(0.5) + np.log(0.2) + np.log(0.4)) / 3), (
+    "average the probabilities over mixtures, take logarithms, then average over rows"
 )
 
 # %% [markdown]
@@ -336,50 +398,52 @@ def spread(alpha, clients):
 
 
 # %% tags=["hide-cell", "test"]
-assert np.isclose(spread(1.0, 2), 12**-0.5), "two clients, alpha 1: uniform on 0 to 1"
+assert np.isclose(spread(1.0, 2), 12**-0.5), (
+    "two clients, alpha 1: uniform on 0 to 1, with standard deviation 12^(-1/2)"
+)
 assert np.isclose(spread(0.5, 3), (2 / 9 / 2.5) ** 0.5), "expected the root of the variance"
 assert spread(5.0, 3) < spread(0.5, 3), "a large alpha gives mixtures near the centre"
 
 # %% [markdown]
 # ## Explore
 #
-# 1. Train the clients for 10 local epochs instead of 2, with the same learning rate. How does the accuracy at the centre of
-#    the triangle change?
-# 2. Draw the mixtures with `alpha=5.0` instead of 0.5. Where in the triangle do they lie, and how does the accuracy of their
-#    averaged predictions change?
-# 3. Use `distil_lr=1e-4`. Which accuracy does the student reach?
+# 1. Train the clients for 10 local epochs instead of 2: `fedbe.build(net, **(how | {"epochs": 10}))`, with the data of the
+#    triangle, `data` and `test`. How does the accuracy at the centre of the triangle change?
+# 2. Draw 100 mixtures of the models `uploads[-1]` with $\alpha = 5$ instead of 0.5. Where in the triangle do they lie? Compare the
+#    accuracy of their averaged predictions, the function `averaged`, with that of FedAvg, for some seeds.
+# 3. Use `distil_lr=1e-4` and `distil_lr_end=1e-4`. Which accuracy does the student reach?
 
 # %% tags=["hide-cell", "solution"]
 # 1. The clients' models differ more after ten epochs, so one might expect a lower accuracy of the mean of weights. Here the
-# opposite happens: two epochs were too few, and with ten the accuracy at the centre rises from 80% to 96%, that of the ensemble.
-data, test = make_clients(0)
-far = pyrofl.fit(fedbe.build(net, **(how | {"epochs": 10})), data, rounds=rounds, progress=False)
-clients = role("w", far.state.message)
-longer = accuracy({n: v.mean(0, keepdim=True) for n, v in clients.items()}).item()
-ensemble = far.evaluate(model="ensemble").mean("accuracy")
-print(f"centre {100 * longer:.1f}%, ensemble {100 * ensemble:.1f}%")
+# opposite happens: two epochs were too few, and with ten the accuracy at the centre rises from 80% to 96%.
+longer = pyrofl.fit(
+    fedbe.build(net, **(how | {"epochs": 10})), data, rounds=rounds, progress=False
+).state
+centre = mix(torch.full((1, 3), 1 / 3), role("w", longer.message))
+print(f"centre: {100 * averaged(centre):.1f}%")
 
 # %% tags=["hide-cell", "solution"]
-# 2. A large alpha gives mixtures near the centre, so the accuracy of the ensemble is close to that of the centre in solution 1.
-near = sample(dirichlet(clients, far.state.reporters.size, 5.0), 100, generator(1))
-averaged = predictions(net, {n: near[n] for n in clients}, data.x[test]).mean(0).argmax(-1)
-close = float((averaged == data.y[test]).float().mean())
-print(f"alpha 5: {100 * close:.1f}%")
+# 2. Near the centre: the standard deviation of a weight is 0.12 instead of 0.30. So the averaged predictions are nearly those of
+# the model at the centre, FedAvg, for all seeds; with alpha = 0.5 they depend on the draws.
+for alpha in (0.5, 5.0):
+    found = []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        weight = dist.Dirichlet(torch.full((3,), alpha)).sample([100])
+        found.append(averaged(mix(weight, uploads[-1])))
+    print(f"alpha {alpha}: {100 * min(found):.1f}% to {100 * max(found):.1f}%")
 
 # %% tags=["hide-cell", "solution"]
 # 3. Not more than that of FedAvg: the student stays near the mean of the weights, where it starts.
 slow = fedbe.build(big, unlabelled=unlabelled, distil_lr=1e-4, distil_lr_end=1e-4, **local)
 fitted = pyrofl.fit(slow, holders, rounds=rounds // 2, progress=False)
-unfinished = {
-    v: fitted.evaluate(model=v, population="pooled").mean("accuracy")
-    for v in ("global", "ensemble")
-}
-print({v: round(a, 3) for v, a in unfinished.items()})
+unfinished = fitted.evaluate(model="global", population="pooled").mean("accuracy")
+print(f"student: {unfinished:.3f}")
 
 # %% tags=["remove-cell"]
-if full:
-    assert abs(shares["FedAvg (mean of weights)"] - 0.80) < 0.02
-    assert abs(longer - 0.96) < 0.02
-    assert ensemble > shares["mean of 100 mixtures' predictions"] + 0.1
-    assert abs(close - longer) < 0.02
-    assert unfinished["global"] <= students["FedAvg"]["global"] + 0.01
+assert [round(spread(alpha, 3), 2) for alpha in (5.0, 0.5)] == [0.12, 0.3]
+if rounds == 10:
+    assert abs(averaged(centre) - 0.96) < 0.015
+    assert max(found) - min(found) < 0.02
+    assert abs(np.mean(found) - fractions["FedAvg (mean of weights)"]) < 0.02
+    assert unfinished <= students["FedAvg"]["global"] + 0.01
