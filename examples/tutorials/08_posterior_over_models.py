@@ -20,7 +20,7 @@
 # With three clients, every mixture is a point in a triangle (a *simplex*). This lesson reproduces figure 1 of the paper, with
 # more seeds.
 #
-# After this lesson (about 60 minutes) you can
+# After this lesson (about 65 minutes) you can
 #
 # - read a plot on the simplex of three clients' models,
 # - distinguish the average of *weights* from the average of *predictions*,

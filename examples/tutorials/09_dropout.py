@@ -15,24 +15,23 @@
 #
 # Learn how dropout is a posterior approximation, and when learned dropout rates improve a federated model. Dropout
 # multiplies weights by noise during training. **Variational dropout** interprets this as a posterior,
-# $q(w) = N(\theta, \alpha\theta^2)$: each weight has a mean $\theta$ and a relative variance $\alpha$. If $\alpha$ is
-# learned, the data determine the dropout rate of each weight. In **MetaVD** (Jeon and others, NeurIPS 2023) a small
-# network at the server predicts $\alpha$ for every *client*.
+# $q(w) = N(\theta, \alpha\theta^2)$: each weight has a mean $\theta$, and a variance that is $\alpha$ times its square. If the
+# *relative variance* $\alpha$ is learned, the data determine the dropout rate of each weight. In **MetaVD** (Jeon and others,
+# NeurIPS 2023) the server predicts $\alpha$ for every *client*, by a small network, the **hypernetwork**.
 #
-# After this lesson (about 55 minutes) you can
+# After this lesson (about 60 minutes) you can
 #
 # - convert a dropout rate into a posterior variance, and back,
 # - plot the dropout rates of the clients during training,
 # - recognize when dropout rates diverge towards 1, and explain why,
 # - state for which clients the method improves predictions.
 #
-# You need lessons 1 to 3.
+# You need lessons 1 to 3. The cells compute for about half a minute.
 
 # %%
 # %matplotlib inline
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 
 import pyrofl
 from pyrofl import datasets, federations, nets
@@ -40,14 +39,15 @@ from pyrofl.figures import moving
 from pyrofl.models import metavd
 
 # %% tags=["parameters"]
-rounds, full = 40, True
-# quick: rounds, full = 3, False
+rounds = 40
+# quick: rounds = 3
 
 # %% [markdown]
 # ## The dropout rate determines the variance
 #
-# Dropout with rate $p$ multiplies a weight by 0 with probability $p$, and otherwise by $1/(1-p)$. The product has mean
-# $\theta$ and variance $\alpha\theta^2$ with
+# Dropout with rate $p$ multiplies a weight $\theta$ by 0 with probability $p$, and otherwise by $1/(1-p)$. The factor has mean
+# $(1-p)/(1-p) = 1$, and its square has mean $(1-p)/(1-p)^2 = 1/(1-p)$, so its variance is $1/(1-p) - 1 = p/(1-p)$. The product
+# has mean $\theta$ and variance $\alpha\theta^2$ with
 #
 # $$\alpha = \frac{p}{1-p}, \qquad p = \frac{\alpha}{1+\alpha}.$$
 #
@@ -55,33 +55,28 @@ rounds, full = 40, True
 # of one half, and $\alpha = 9$ to a rate of 0.9, where noise dominates the weight.
 
 # %%
-rate = 0.5
+p = 0.5
 source = np.random.default_rng(0)
-kept = (source.random(100_000) > rate) / (1 - rate)
-print(f"mean {kept.mean():.3f}, variance {kept.var():.3f}; alpha is {rate / (1 - rate):.3f}")
+kept = (source.random(100_000) > p) / (1 - p)
+print(f"mean {kept.mean():.3f}, variance {kept.var():.3f}; alpha is {p / (1 - p):.3f}")
 
 # %% tags=["remove-cell"]
 assert abs(kept.mean() - 1) < 4 / len(kept) ** 0.5
-assert abs(kept.var() - rate / (1 - rate)) < 0.01  # each square is 1, with few exceptions
+assert abs(kept.var() - p / (1 - p)) < 0.01  # each square is 1, with few exceptions
 assert round(0.9 / (1 - 0.9), 6) == 9
 
 # %% [markdown]
 # ## The Kullback-Leibler divergence per weight
 #
-# The prior is uninformative about the size of a weight. The Kullback-Leibler (KL) divergence from the prior to the
-# posterior is, per weight,
+# The ELBO penalizes a posterior $q$ that is far from the prior by their Kullback-Leibler divergence (lesson 3). Take the prior
+# $w \sim N(0, \gamma^2)$, and choose the $\gamma$ that is best for this weight. The divergence of two normal distributions is
 #
-# $$\text{KL} = \frac{1}{2} \log(1 + 1/\alpha).$$
+# $$\text{KL}(q \,\|\, \text{prior}) = \frac12 \Big( \log \frac{\gamma^2}{\alpha\theta^2} - 1 + \frac{\alpha\theta^2 + \theta^2}{\gamma^2} \Big).$$
 #
-# ### Derivation
+# Its derivative with respect to $\gamma^2$, $\frac12 \big(1/\gamma^2 - (1 + \alpha)\,\theta^2/\gamma^4\big)$, is zero at
+# $\gamma^2 = (1 + \alpha)\,\theta^2$. Insert this: the last two terms cancel, and
 #
-# Take the prior $w \sim N(0, \gamma^2)$ with the best $\gamma$ for this weight. The KL divergence of two normal distributions is
-#
-# $$\text{KL} = \frac12 \Big( \log \frac{\gamma^2}{\alpha\theta^2} - 1 + \frac{\alpha\theta^2 + \theta^2}{\gamma^2} \Big).$$
-#
-# Its derivative with respect to $\gamma^2$ is zero at $\gamma^2 = (1 + \alpha)\,\theta^2$. Insert this: the last two terms cancel, and
-#
-# $$\text{KL} = \frac12 \log \frac{1 + \alpha}{\alpha}.$$
+# $$\text{KL} = \frac12 \log \frac{1 + \alpha}{\alpha} = \frac12 \log(1 + 1/\alpha).$$
 #
 # It decreases with $\alpha$ without a minimum, so the KL term always favours more dropout. Only the likelihood limits
 # $\alpha$. If a weight does not affect the likelihood, its $\alpha$ grows without bound.
@@ -102,40 +97,44 @@ plt.show()
 #
 # Dropout reduces overfitting, so we create clients that overfit: 40 rows of each digit in total, distributed unevenly
 # over twenty clients, and a network with far more weights than rows. Six more clients are excluded from training.
+#
+# Only the last layer before the output has random weights, here 5,000. In each round, a client minimizes the mean cross entropy
+# of its rows plus $\beta$ times the mean KL divergence per weight, with $\beta = 10$. The other part of the method is *Reptile*
+# (lesson 10): the server moves its $\theta$ towards the mean of the clients' models, and each client takes one gradient step on its
+# training rows before it is tested (`adaptation="fine_tune"`).
 
 # %%
 digits = datasets.per_class(datasets.load("digits"), 40)
 data = federations.split(digits, "dirichlet:0.3,min=5", clients=20, held_out=6)
 net = nets.build("mlp:100,50", input_shape=(64,), outputs=10)
-shared = {"on": "reptile", "lr": 0.07}
 
 
-def fitted(hyper_lr, dropout="meta", log=None):
-    """Return the fitted run; beta is warmed up over the first rounds."""
-    return pyrofl.fit(
-        lambda number: metavd.build(net, **shared, dropout=dropout, hyper_lr=hyper_lr, done=number / rounds),
-        data, rounds=rounds, logger=log, progress=False,
-    )  # fmt: skip
+def fitted(hyper_lr=0.9, dropout="meta", log=None, clients=data, network=net, beta=10.0):
+    """Return the fitted run; `hyper_lr` is the learning rate of the hypernetwork."""
+    method = metavd.build(
+        network, on="reptile", lr=0.07, dropout=dropout, hyper_lr=hyper_lr, beta=beta
+    )
+    return pyrofl.fit(method, clients, rounds=rounds, logger=log, progress=False)
 
 
 # %% [markdown]
 # ## Dropout rates during training
 #
-# `statistics()` returns the dropout rate of each weight of each client. We compare two learning rates of the
-# hypernetwork: a small one, and 0.9 as used by the authors.
+# `statistics()` returns the dropout rate of each random weight of each client. We compare two learning rates of the hypernetwork:
+# a small one, and 0.9 as used by the authors.
+
 
 # %%
+def rates_of(run):
+    """Return the dropout rates [training clients, weights]."""
+    (rates,) = (v for n, v in run.statistics().items() if n.startswith("dropout_rate/"))
+    return rates[:20].flatten(1).numpy()
+
+
 courses = {}
 for speed in (0.09, 0.9):
-    seen = []
-
-    def watch(run, _, seen=seen):
-        statistics = run.statistics()
-        name = next(n for n in statistics if n.startswith("dropout_rate/"))
-        seen.append(statistics[name][:20].flatten(1).numpy())
-
-    run = fitted(speed, log=watch)
-    courses[speed] = seen
+    courses[speed] = []
+    fitted(speed, log=lambda run, _, seen=courses[speed]: seen.append(rates_of(run)))
 
 
 def show(axes, t):
@@ -176,52 +175,61 @@ for speed, seen in courses.items():
     )
 
 # %% tags=["remove-cell"]
-if full:
-    above = {speed: (seen[-1] > 0.9).mean() for speed, seen in courses.items()}
-    assert above[0.9] > 0.5 > 0.1 > above[0.09]
+above = {speed: [100 * (r > 0.9).mean() for r in seen] for speed, seen in courses.items()}
+assert courses[0.9][0].shape == (20, 5000)
+if rounds == 40:
+    assert above[0.9][-1] > 50 > 10 > max(above[0.09])
+    assert max(above[0.9][:20]) < 10
     assert data.sizes[:20].min() >= 5
     assert (len(data.names), len(digits.y[~digits.is_test])) == (26, 400)
 
 # %% [markdown]
-# With the larger learning rate, the dropout rates of many weights **diverge towards 1**. This is a property of the
-# objective, not an error: the gradient of the KL term never vanishes, and the sparsity that the paper reports is this
-# state. A smaller learning rate or a larger network only delays it. The result therefore depends on *the number of
-# rounds*; examine the whole curve, not only its last value.
+# With the larger learning rate, most dropout rates **diverge towards 1** after about 25 rounds (the first and the last bar of the
+# histogram are cut off). This is a property of the objective, not an error: the KL term has no minimum. For the first twenty
+# rounds the two curves cannot be distinguished, so the result depends on *the number of rounds*: examine the whole curve, not only
+# its last value.
 #
 # ## Does MetaVD improve predictions?
 #
-# Accuracy ignores the confidence of predictions; the negative log likelihood (NLL, lower is better) also penalizes
-# overconfidence. We compare with the same method without dropout, on training clients and on held-out clients.
+# Accuracy ignores the confidence of predictions; the negative log likelihood (NLL: the mean of $-\log p$ of the true class, lower
+# is better) also penalizes predictions that are wrong and certain. We compare three methods on training clients and on held-out
+# clients: Reptile without dropout, with MetaVD, and with variational dropout whose rates are the same for all clients. With
+# dropout, predictions are averaged over ten posterior draws.
 
 # %%
 scores = {}
-for name, run in {
-    "Reptile": fitted(0.9, dropout="none"),
-    "Reptile + MetaVD": fitted(0.9),
-    "Reptile + VD (shared)": fitted(0.9, dropout="vd"),
+for name, dropout in {
+    "Reptile": "none",
+    "Reptile + MetaVD": "meta",
+    "Reptile + VD (shared)": "vd",
 }.items():
-    cells = []
+    run, cells = fitted(dropout=dropout), []
     for population in ("training", "held_out"):
         how = {"model": "personal", "adaptation": "fine_tune", "population": population}
-        found = run.evaluate(draws=None if name == "Reptile" else 10, **how)
-        scores[name, population] = found
+        found = run.evaluate(draws=None if dropout == "none" else 10, **how)
+        scores[dropout, population] = found
         cells.append(
             f"{population} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}"
         )
     print(f"{name:22s} " + "; ".join(cells))
 
 # %% tags=["remove-cell"]
-if full:
-    without, learned = (
-        {p: scores[n, p] for p in ("training", "held_out")} for n in ("Reptile", "Reptile + MetaVD")
-    )
-    assert all(learned[p].mean("nll") < without[p].mean("nll") for p in learned)
-    assert learned["held_out"].mean("accuracy") > without["held_out"].mean("accuracy")
+gain = {
+    (d, p): float(scores["none", p].mean("nll") - scores[d, p].mean("nll"))
+    for d in ("meta", "vd")
+    for p in ("training", "held_out")
+}
+if rounds == 40:
+    assert min(gain["meta", p] for p in ("training", "held_out")) > 0.1
+    assert max(abs(gain["vd", p]) for p in ("training", "held_out")) < 0.05
+    accuracies = {k: v.mean("accuracy") for k, v in scores.items()}
+    assert abs(accuracies["meta", "training"] - accuracies["none", "training"]) < 0.02
 
 # %% [markdown]
-# Here MetaVD lowers the NLL of both groups, and raises the accuracy of held-out clients. Dropout improves a network that
-# overfits and degrades a network that underfits; this holds for learned dropout too. The page on the papers' claims shows
-# both cases on CIFAR-10, with three seeds.
+# MetaVD lowers the NLL of both groups by more than 0.1; dropout rates that are the same for all clients do not. The accuracy of the
+# training clients hardly changes, and the six held-out clients are too few to compare accuracies. Dropout improves a network that
+# overfits and degrades a network that underfits; this holds for learned dropout too. `examples/papers/README.md` in the
+# repository shows both cases on CIFAR-10, with three seeds.
 
 # %% [markdown]
 # ## Exercises
@@ -261,8 +269,10 @@ def rate(mean, variance):
 
 # %% tags=["hide-cell", "test"]
 assert np.isclose(rate(2.0, 4.0), 0.5), "variance = mean^2 is a rate of one half"
+assert np.isclose(rate(3.0, 1.0), 0.1), (
+    "alpha is the variance divided by the squared mean, here 1/9; then convert it into a rate"
+)
 assert np.isclose(rate(-1.0, 9.0), 0.9), "the sign of the mean does not matter"
-assert np.isclose(rate(3.0, 1.0), 0.1), "a small variance is a small rate"
 
 # %% [markdown]
 # ### Exercise 3 (advanced, 3 points)
@@ -278,6 +288,7 @@ def slope(alpha):
 
 
 # %% tags=["hide-cell", "test"]
+assert slope(1.0) < 0, "the divergence decreases with alpha: the derivative is negative"
 h = 1e-6
 for at in (0.5, 1.0, 4.0):
     change = (np.log1p(1 / (at + h)) - np.log1p(1 / (at - h))) / (4 * h)
@@ -288,27 +299,25 @@ for at in (0.5, 1.0, 4.0):
 # %% [markdown]
 # ## Explore
 #
-# 1. Give the clients 140 rows of each digit instead of 40. Does MetaVD still lower the NLL?
-# 2. Do clients with few rows get higher dropout rates? Compute the correlation of rate and log number of rows.
-# 3. Use `beta=1.0` instead of 10. How does the fraction of rates above 0.9 change? How does it change with the smaller
+# 1. Give the clients 140 rows of each digit instead of 40, with `datasets.per_class` and the same partition, and use
+#    `fitted(clients=...)`. Does MetaVD still lower the NLL of the training clients?
+# 2. Do clients with few rows get higher dropout rates? Compute the correlation of the mean rate in the last round, from
+#    `courses[0.9]`, with the logarithm of `data.sizes[:20]`.
+# 3. Use `beta=1.0` instead of 10. How does the fraction of rates above 0.9 change? How does the curve change with the smaller
 #    network `mlp:32,16`?
 
 # %% tags=["hide-cell", "solution"]
-# 1. Yes, but by less, and the accuracy is slightly lower: with more rows there is less overfitting.
+# 1. Yes, but by less: with more rows there is less overfitting.
 more = federations.split(
     datasets.per_class(datasets.load("digits"), 140), "dirichlet:0.3,min=5", clients=20, held_out=6
 )
-longer = {}
-for name, dropout in (("Reptile", "none"), ("Reptile + MetaVD", "meta")):
-    run = pyrofl.fit(
-        lambda number, dropout=dropout: metavd.build(net, **shared, dropout=dropout, hyper_lr=0.9, done=number / rounds),
-        more, rounds=rounds, progress=False,
-    )  # fmt: skip
-    found = run.evaluate(
+larger = {}
+for dropout in ("none", "meta"):
+    found = fitted(dropout=dropout, clients=more).evaluate(
         model="personal", adaptation="fine_tune", draws=None if dropout == "none" else 10
     )
-    longer[dropout] = found
-    print(f"{name:18s} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}")
+    larger[dropout] = found
+    print(f"{dropout:5s} accuracy {found.mean('accuracy'):.3f}, nll {found.mean('nll'):.2f}")
 
 # %% tags=["hide-cell", "solution"]
 # 2. No. Small clients overfit most, but the correlation is positive: larger clients get higher dropout rates.
@@ -318,40 +327,22 @@ correlation = np.corrcoef(last, np.log(sizes))[0, 1]
 print(f"correlation of rate and log(rows): {correlation:.2f}")
 
 # %% tags=["hide-cell", "solution"]
-# 3. The weight of the KL term is ten times smaller, so fewer rates exceed 0.9. In a smaller network they exceed it earlier.
-run = pyrofl.fit(
-    lambda number: metavd.build(net, **shared, hyper_lr=0.9, beta=1.0, done=number / rounds),
-    data, rounds=rounds, progress=False,
-)  # fmt: skip
-rates = torch.cat(
-    [v[:20].flatten() for n, v in run.statistics().items() if n.startswith("dropout_rate/")]
-)
-print(f"beta 1: rates above 0.9: {100 * float((rates > 0.9).double().mean()):.0f}%")
+# 3. The weight of the KL term is ten times smaller, so hardly any rates diverge. In the smaller network they diverge earlier.
+weak = rates_of(fitted(beta=1.0))
+print(f"beta 1: rates above 0.9: {100 * (weak > 0.9).mean():.0f}%")
 
-small = nets.build("mlp:32,16", input_shape=(64,), outputs=10)
-early = []
-
-
-def share(run, _):
-    found = run.statistics().items()
-    rates = torch.cat([v[:20].flatten() for n, v in found if n.startswith("dropout_rate/")])
-    early.append(100 * float((rates > 0.9).double().mean()))
-
-
-pyrofl.fit(
-    lambda number: metavd.build(small, **shared, hyper_lr=0.9, done=number / rounds),
-    data, rounds=rounds, logger=share, progress=False,
-)  # fmt: skip
+small, early = nets.build("mlp:32,16", input_shape=(64,), outputs=10), []
+fitted(network=small, log=lambda run, _: early.append(100 * (rates_of(run) > 0.9).mean()))
 print("mlp:32,16, every fifth round:", [f"{v:.0f}%" for v in early[::5]])
 
 # %% tags=["remove-cell"]
-if full:
-    gain = {p: without[p].mean("nll") - learned[p].mean("nll") for p in learned}
-    assert 0 < longer["none"].mean("nll") - longer["meta"].mean("nll") < gain["training"]
-    assert longer["meta"].mean("accuracy") < longer["none"].mean("accuracy")
+if rounds == 40:
+    difference = larger["none"].mean("nll") - larger["meta"].mean("nll")
+    assert 0 < difference < gain["meta", "training"]
     assert correlation > 0.2
-    assert float((rates > 0.9).double().mean()) < above[0.9] / 3
-    big = [100 * (r > 0.9).mean() for r in courses[0.9]]
-    assert next(t for t, v in enumerate(early) if v > 50) < next(
-        t for t, v in enumerate(big) if v > 50
-    )
+    assert (weak > 0.9).mean() < 0.1
+
+    def passed(curve):
+        return next(t for t, percent in enumerate(curve) if percent > 50)
+
+    assert passed(early) < passed(above[0.9])

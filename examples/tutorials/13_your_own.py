@@ -249,7 +249,7 @@ if full:
 # %% [markdown]
 # **The width is wrong**: .058 instead of .033. Each client computes the posterior given *its own* 30 rows, and the average of
 # three such posteriors is as wide as one of them. The mean passes the check, the uncertainty does not. The posterior of all rows
-# is a product, in which the prior must count once, not three times (tutorial 4):
+# is a product, in which the prior must count once, not three times (lesson 4):
 #
 # $$p(w \mid \text{all rows}) \propto p(w)^{-(J-1)} \prod_{j=1}^J p(w \mid \text{rows of } j).$$
 #
@@ -299,7 +299,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# **By simulation** (tutorial 6): use `from pyrofl import checks`, `ranks = checks.sbc(method, data, rounds)` and
+# **By simulation** (lesson 6): use `from pyrofl import checks`, `ranks = checks.sbc(method, data, rounds)` and
 # `print(ranks.p_value)`. A p value above 0.05 is expected; for a correct method it is smaller in one of twenty cases. A
 # method fails this check if its prior depends on a point estimate that the server fits: the same data are used twice, and
 # the posterior is too narrow.

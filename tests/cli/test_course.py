@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -58,6 +59,35 @@ def test_tests_accept_the_solution_and_reject_wrong_answers(path):
             exec(notebooks.EMPTY, dict(before))
 
 
+def bound(source: str) -> set[str]:
+    """Return the names that a cell binds outside functions and comprehensions."""
+    found, nodes = set(), list(ast.parse(re.sub(r"(?m)^%.*", "", source)).body)
+    local = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif not isinstance(node, local):
+            found |= (
+                {node.id}
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+                else set()
+            )
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_no_cell_that_students_get_takes_the_name_of_an_exercise(path):
+    """Otherwise the tests of an empty exercise call this value."""
+    notebook = notebooks.read(path)
+    asked = set().union(*(bound(e.solution) for e in notebooks.exercises(notebook)))
+    assert asked
+    for cell in notebook.cells:
+        if cell["cell_type"] == "code" and not notebooks.tags(cell) & {"solution", "remove-cell"}:
+            assert not asked & bound(cell["source"])
+
+
 def test_every_lesson_has_exercises_of_three_levels():
     assert [int(path.stem[:2]) for path in LESSONS] == [*range(1, len(LESSONS) + 1)]
     for path in LESSONS:
@@ -103,6 +133,7 @@ def test_students_get_the_lesson_without_solutions(path, written):
         else:
             assert one["source"] == other["source"]
         assert "# quick:" not in one["source"]
+        assert not re.search(r"(?i)\btutorials?\b(?!/)", one["source"]), "notebooks are lessons"
     words = [c for c in student if c["source"].startswith("*Your answer to question ")]
     asked = re.findall(
         r"(?m)^# (\d+)\. ", path.read_text().split("# ## Explore")[1].split("# %%")[0]
