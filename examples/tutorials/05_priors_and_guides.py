@@ -174,7 +174,7 @@ table.filter(["elpd_loo", "elpd", "elpd_diff", "dse", "largest_k"]).round(2)
 
 # %% [markdown]
 # The Student-t population predicts better, by about two standard errors. LOO estimates the prediction for a new *patient* of
-# the same clinics, for which the population matters little: the four other patients of the clinic determine $\theta_j$. For a new
+# the same clinics, for which the population matters less: the four other patients of the clinic determine $\theta_j$. For a new
 # *clinic*, use `checks.loco`.
 #
 # ## A guide without correlations

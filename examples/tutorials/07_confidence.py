@@ -232,7 +232,7 @@ plt.show()
 #
 # Each round adds a constant. It remains to compute $c$ and $w$. Client 1 has $p_1 = \bar y_1 = 1$. With $u = w - 1$, its
 # variance is $1/(1 + \tau_1)$ and $w - \mu_1 = u/(1 + \tau_1)$. Equation 8, $1/\tau_1 = 1/(1 + \tau_1) + u^2/(1 + \tau_1)^2$, multiplied by
-# $\tau_1 (1 + \tau_1)^2$, becomes $1 + \tau_1 = \tau_1 u^2$. Hence $\tau_1 = 1/(u^2 - 1)$ and $c = \tau_1 u/(1 + \tau_1) = 1/u$. Equation 2 with
+# $\tau_1 (1 + \tau_1)^2$, becomes $1 + \tau_1 = \tau_1 u^2$. Hence $\tau_1 = 1/(u^2 - 1)$ and $c = \tau_1 u/(1 + \tau_1) = 1/u$. The second equation above with
 # $p_2 = 4$ and $\bar y_2 = 3$ is $1/u = 4 (2 - u)$, with the solution $u = 1 + \sqrt3/2$. Therefore
 #
 # $$w \to 2 + \sqrt3/2 = 2.866, \qquad \tau_1 \to 0.403, \qquad \tau_2' - \tau_2 \to 4 - 1/u^2 = 3.713.$$
@@ -352,7 +352,7 @@ for name, score in scores.items():
     print(f"{name:25s} accuracy {score:.3f}")
 
 # %% [markdown]
-# Each client is tested on the classes that it holds. The personal models are the most accurate, by about one percentage point. Is
+# Each client is tested on the classes that it holds. The personal models are the most accurate, by less than one percentage point. Is
 # this due to the confidences? The figure shows them:
 
 # %%
@@ -368,8 +368,9 @@ print(f"weights by rows:       {float(by_rows.min()):.1f}% to {float(by_rows.max
 # %% [markdown]
 # **Confidence has practically no effect here.** Equal weights of twenty clients would be 5%; the confidences give 4.4% to 5.2%,
 # although the weights by rows would be 0.4% to 13%. The head has 510 parameters, and in twelve rounds their variances remain
-# close to the initial value of 1 on average. Equation 8 is therefore near $510 / 510 = 1$ for all clients. The difference between
-# pFedVEM and FedAvg on these data comes from personal heads and from nearly equal weights, not from confidence.
+# close to the initial value of 1 on average. Equation 8 is therefore near $510 / 510 = 1$ for all clients. So the
+# difference between pFedVEM and FedAvg on these data cannot come from confidence: the methods differ in personal heads and in
+# nearly equal weights.
 
 # %% tags=["remove-cell"]
 assert (int(clients.sizes[:20].min()), int(clients.sizes[:20].max())) == (5, 176)
@@ -379,7 +380,7 @@ if rounds == 12:
     variances = torch.nn.functional.softplus(torch.cat([v.flatten(1) for v in widths], 1)) ** 2
     assert variances.shape == (20, 510)
     assert 0.9 < float(variances.mean(1).min()) < float(variances.mean(1).max()) < 1.1
-    assert 0 < scores["pFedVEM, personal models"] - max([*scores.values()][:2]) < 0.015
+    assert 0 < scores["pFedVEM, personal models"] - max([*scores.values()][:2]) < 0.01
     assert (round(float(weight.min()), 1), round(float(weight.max()), 1)) == (4.4, 5.2)
     assert (round(float(by_rows.min()), 1), round(float(by_rows.max()))) == (0.4, 13)
 

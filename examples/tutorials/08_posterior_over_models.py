@@ -91,7 +91,7 @@ plt.show()
 # Each corner of the triangle is the model of one client after its local training. A point inside is a weighted mean of the three
 # sets of *weights*: `mix` computes the models of many points. All clients have 100 rows, so the centre is the model of FedAvg. The
 # colour is the accuracy of a model on test rows of all classes. `predictions(net, models, x)` returns the probabilities of the
-# classes, [models, rows, classes].
+# classes, [models, rows, classes]. Move the slider to see all rounds.
 
 # %%
 net = nets.build("mlp:32", input_shape=(2,), outputs=3)
@@ -172,7 +172,7 @@ moving(
 # All its parameters are $\alpha = 0.5$ here. FedBE averages the mixtures' *predictions*, not their weights.
 
 # %%
-clients, rows = uploads[-1], data.x[test]
+clients, x_test, y_test = uploads[-1], data.x[test], data.y[test]
 fedavg_model = mix(torch.full((1, 3), 1 / 3), clients)
 torch.manual_seed(1)
 mixed = mix(dist.Dirichlet(torch.full((3,), 0.5)).sample([100]), clients)
@@ -180,8 +180,8 @@ mixed = mix(dist.Dirichlet(torch.full((3,), 0.5)).sample([100]), clients)
 
 def averaged(models):
     """Return the accuracy of the averaged predictions of models."""
-    p = predictions(net, models, rows).mean(0)
-    return float((p.argmax(-1) == data.y[test]).float().mean())
+    p = predictions(net, models, x_test).mean(0)
+    return float((p.argmax(-1) == y_test).float().mean())
 
 
 fractions = {
@@ -205,14 +205,18 @@ for name, value in fractions.items():
 # **the averaged predictions are at least as good as the mixtures are on average**, in negative log likelihood (NLL). Nothing of
 # this kind holds for the average of weights, and the inequality does not compare the two:
 
+
 # %%
-true_class = (range(len(test)), data.y[test])
-p = predictions(net, mixed, rows)[:, *true_class]  # [mixtures, rows]
-p_fedavg = predictions(net, fedavg_model, rows)[0][true_class]
+def probability(models):
+    """Return the probabilities of the true classes, [models, rows]."""
+    return predictions(net, models, x_test)[:, range(len(test)), y_test]
+
+
+p = probability(mixed)
 nll = {
     "mean NLL of the mixtures": float(-p.log().mean()),
     "NLL of the averaged predictions": float(-p.mean(0).log().mean()),
-    "NLL of FedAvg": float(-p_fedavg.log().mean()),
+    "NLL of FedAvg": float(-probability(fedavg_model).log().mean()),
 }
 for name, value in nll.items():
     print(f"{name:32s} {value:.2f}")
@@ -238,6 +242,7 @@ for seed in range(seeds):
     clients = role("w", fitted.state.message)
     middle = float(accuracy(mix(torch.full((1, 3), 1 / 3), clients), spiral, unseen))
     gains.append(100 * (fitted.evaluate(model="ensemble").mean("accuracy") - middle))
+    torch.manual_seed(seed)
     many = mix(dist.Dirichlet(torch.full((3,), 0.5)).sample([100]), clients)
     best.append(100 * (float(accuracy(many, spiral, unseen).max()) - middle))
 
@@ -262,10 +267,10 @@ print(f"best mixture minus FedAvg: mean {np.mean(best):+.1f} points")
 
 # %% tags=["remove-cell"]
 if rounds == 10:
-    at_corners = predictions(net, uploads[-1], rows).argmax(-1)
+    at_corners = predictions(net, uploads[-1], x_test).argmax(-1)
     by_class = np.array(
         [
-            [float((guess == c)[data.y[test] == c].float().mean()) for c in range(3)]
+            [float((guess == c)[y_test == c].float().mean()) for c in range(3)]
             for guess in at_corners
         ]
     )

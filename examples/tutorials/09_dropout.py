@@ -98,7 +98,7 @@ plt.show()
 # Dropout reduces overfitting, so we create clients that overfit: 40 rows of each digit in total, distributed unevenly
 # over twenty clients, and a network with far more weights than rows. Six more clients are excluded from training.
 #
-# Only the last layer before the output has random weights, here 5,000. In each round, a client minimizes the mean cross entropy
+# Only the weights of the last hidden layer are random, $100 \cdot 50 = 5{,}000$ numbers. In each round, a client minimizes the mean cross entropy
 # of its rows plus $\beta$ times the mean KL divergence per weight, with $\beta = 10$. The other part of the method is *Reptile*
 # (lesson 10): the server moves its $\theta$ towards the mean of the clients' models, and each client takes one gradient step on its
 # training rows before it is tested (`adaptation="fine_tune"`).
@@ -193,7 +193,7 @@ if rounds == 40:
 #
 # Accuracy ignores the confidence of predictions; the negative log likelihood (NLL: the mean of $-\log p$ of the true class, lower
 # is better) also penalizes predictions that are wrong and certain. We compare three methods on training clients and on held-out
-# clients: Reptile without dropout, with MetaVD, and with variational dropout whose rates are the same for all clients. With
+# clients: Reptile without dropout, with MetaVD (learning rate 0.9), and with variational dropout whose rates are the same for all clients. With
 # dropout, predictions are averaged over ten posterior draws.
 
 # %%
