@@ -142,6 +142,7 @@ for t, (at, tau, mu, _) in enumerate(path[:5], 1):
 
 # %% tags=["remove-cell"]
 assert path[0][0] == 1.45
+assert path[0][2].tolist() == [0.5, 2.4]
 assert path[1][0] == by_hand
 
 # %% [markdown]

@@ -180,6 +180,7 @@ assert courses[0.9][0].shape == (20, 5000)
 if rounds == 40:
     assert above[0.9][-1] > 50 > 10 > max(above[0.09])
     assert max(above[0.9][:20]) < 10
+    assert 20 < np.argmax(np.array(above[0.9]) > 10) < 30
     assert data.sizes[:20].min() >= 5
     assert (len(data.names), len(digits.y[~digits.is_test])) == (26, 400)
 
