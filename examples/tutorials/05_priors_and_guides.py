@@ -75,9 +75,9 @@ plt.show()
 # values of $\tau$ are not directly comparable.)
 #
 # Why does it allow outliers? A Student-t distribution with $\nu$ degrees of freedom is a normal distribution whose precision is
-# multiplied by an unknown **weight** of each clinic: $\theta_j \sim N(\mu, \tau^2/\lambda_j)$, $\lambda_j \sim
-# \text{Gamma}(\nu/2, \nu/2)$. The two numbers are shape and rate; the mean is shape divided by rate, here 1. Bayes' rule
-# multiplies the two densities. As functions of $\lambda_j$ they are proportional to
+# multiplied by an unknown **weight** of each clinic: $\theta_j \sim N(\mu, \tau^2/\lambda_j)$,
+# $\lambda_j \sim \text{Gamma}(\nu/2, \nu/2)$. The two numbers are shape and rate; the mean is shape divided by rate, here 1.
+# Bayes' rule multiplies the two densities. As functions of $\lambda_j$ they are proportional to
 #
 # $$\lambda_j^{1/2} \exp\Big({-\lambda_j} \frac{(\theta_j - \mu)^2}{2\tau^2}\Big) \quad\text{and}\quad
 # \lambda_j^{\nu/2 - 1} \exp\Big({-\lambda_j} \frac{\nu}{2}\Big).$$
@@ -126,8 +126,8 @@ for name, posterior in found.items():
     )
 
 # %% [markdown]
-# To reach clinic 9, the normal population needs a $\tau$ of about 8, and its mean $\mu$ moves towards this clinic, to about 10. With
-# the Student-t population $\tau$ is about 2 and $\mu$ about 8.
+# To reach clinic 9, the normal population needs a $\tau$ of about 8, and its mean $\mu$ moves towards this clinic, to about 10.
+# With the Student-t population $\tau$ is about 2 and $\mu$ about 8.
 #
 # ### Compare the posteriors in a figure
 
@@ -226,16 +226,16 @@ plt.show()
 # ### Derivation: the width of a mean-field guide
 #
 # Let the posterior be $N(m, P^{-1})$, and the guide a product of normal densities with means $\mu_k$ and standard deviations
-# $s_k$. The guide minimizes $\mathrm{KL}(q \| p) = E_q[\log q(b)] - E_q[\log p(b)]$ (lesson 3). Up to constants, the first term is
-# $-\sum_k \log s_k$, and $-\log p(b) = \tfrac12 (b - m)^\top P (b - m)$. As $E_q[(b_k - m_k)(b_l - m_l)]$ is $(\mu_k - m_k)(\mu_l - m_l)$, plus
-# $s_k^2$ if $k = l$,
+# $s_k$. The guide minimizes $\mathrm{KL}(q \| p) = E_q[\log q(b)] - E_q[\log p(b)]$ (lesson 3). Up to constants, the first term
+# is $-\sum_k \log s_k$, and $-\log p(b) = \tfrac12 (b - m)^\top P (b - m)$. As $E_q[(b_k - m_k)(b_l - m_l)]$ is
+# $(\mu_k - m_k)(\mu_l - m_l)$, plus $s_k^2$ if $k = l$,
 #
 # $$\mathrm{KL}(q \| p) = \tfrac12 \Big(\sum_k P_{kk} s_k^2 + (\mu - m)^\top P (\mu - m)\Big) - \sum_k \log s_k + \text{constant}.$$
 #
-# The second term is smallest at $\mu = m$. The derivative with respect to $s_k$, $P_{kk} s_k - 1/s_k$, is zero at $s_k^2 = 1/P_{kk}$.
-# This is the variance of parameter $k$ *given all others*, not its variance $(P^{-1})_{kk}$. For two parameters with variances
-# $v_1, v_2$ and correlation $\rho$, the inverse of the covariance matrix has $P_{11} = v_2/(v_1 v_2 - \rho^2 v_1 v_2)
-# = 1/(v_1 (1 - \rho^2))$. Hence
+# The second term is smallest at $\mu = m$. The derivative with respect to $s_k$, $P_{kk} s_k - 1/s_k$, is zero at
+# $s_k^2 = 1/P_{kk}$. This is the variance of parameter $k$ *given all others*, not its variance $(P^{-1})_{kk}$. For two
+# parameters with variances $v_1, v_2$ and correlation $\rho$, the inverse of the covariance matrix has
+# $P_{11} = v_2/(v_1 v_2 - \rho^2 v_1 v_2) = 1/(v_1 (1 - \rho^2))$. Hence
 #
 # $$\frac{s_k}{\text{exact sd}} = \sqrt{1 - \rho^2}.$$
 #

@@ -52,11 +52,11 @@ replications, draws, rounds = 200, 199, 20
 #
 # $$p(\theta)\, p(y \mid \theta) = p(y)\, p(\theta \mid y).$$
 #
-# Read from right to left: given $y$, the true $\theta$ is itself a draw of the posterior. If inference is exact, the $S + 1$ numbers
-# $\theta, \theta_1, \dots, \theta_S$ are independent draws of the same distribution, so each of the $S + 1$ positions of
-# $\theta$ among them is equally probable. **The rank of the truth, the number of draws below it, is uniform**, and an interval
-# between quantiles of the draws contains the truth with its nominal probability. This requires no real data and no exact
-# posterior.
+# Read from right to left: given $y$, the true $\theta$ is itself a draw of the posterior. If inference is exact, the $S + 1$
+# numbers $\theta, \theta_1, \dots, \theta_S$ are independent draws of the same distribution, so each of the $S + 1$ positions
+# of $\theta$ among them is equally probable. **The rank of the truth, the number of draws below it, is uniform**, and an
+# interval between quantiles of the draws contains the truth with its nominal probability. This requires no real data and no
+# exact posterior.
 #
 # Four clients have 10, 6, 3 and 1 rows. Only these numbers count, because `checks.sbc` simulates all responses; it fits 200
 # simulated federations in one vectorized batch. We check PVI with the full guide and with the mean-field guide of lesson 5. The
@@ -387,10 +387,10 @@ assert np.isclose(actual(2.0, 0.5), 0.823, atol=1e-3), (
 # ## Explore
 #
 # 1. Stop PVI with the full guide after one round instead of ten. What is the shape of the SBC histogram, and why?
-# 2. `checks.predictive_checks(fits["normal"])` compares statistics of each client's rows with those of predictive draws; `p` is the fraction of
-#    the draws with a larger statistic. What is `p` of the largest response (`max`), and why?
-# 3. `runs["pFedVEM"].evaluate(draws=100)` averages predictions over posterior draws; the default is the mean of the guide. Does averaging
-#    lower the ECE of pFedVEM?
+# 2. `checks.predictive_checks(fits["normal"])` compares statistics of each client's rows with those of predictive draws; `p` is
+#    the fraction of the draws with a larger statistic. What is `p` of the largest response (`max`), and why?
+# 3. `runs["pFedVEM"].evaluate(draws=100)` averages predictions over posterior draws; the default is the mean of the guide. Does
+#    averaging lower the ECE of pFedVEM?
 
 # %% tags=["hide-cell", "solution"]
 # 1. It has a peak in the middle: after one round with damping 0.5 the posterior is too wide, between the prior and the exact one.

@@ -365,8 +365,8 @@ assert np.allclose(mixtures(sent, parts), [[1, 2], [0, 4], [1.5, 1]]), (
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)
 #
-# Write `ensemble_nll(p)`: the negative log likelihood of the averaged predictions, a mean over rows. `p` holds the probability of the
-# true class, [mixtures, rows].
+# Write `ensemble_nll(p)`: the negative log likelihood of the averaged predictions, a mean over rows. `p` holds the probability
+# of the true class, [mixtures, rows].
 
 # %% tags=["hide-cell", "solution"]
 # First average over mixtures, then take the logarithm.

@@ -19,7 +19,7 @@
 # *relative variance* $\alpha$ is learned, the data determine the dropout rate of each weight. In **MetaVD** (Jeon and others,
 # NeurIPS 2023) the server predicts $\alpha$ for every *client*, by a small network, the **hypernetwork**.
 #
-# After this lesson (about 60 minutes) you can
+# After this lesson (about 55 minutes) you can
 #
 # - convert a dropout rate into a posterior variance, and back,
 # - plot the dropout rates of the clients during training,
@@ -98,10 +98,11 @@ plt.show()
 # Dropout reduces overfitting, so we create clients that overfit: 40 rows of each digit in total, distributed unevenly
 # over twenty clients, and a network with far more weights than rows. Six more clients are excluded from training.
 #
-# Only the weights of the last hidden layer are random, $100 \cdot 50 = 5{,}000$ numbers. In each round, a client minimizes the mean cross entropy
-# of its rows plus $\beta$ times the mean KL divergence per weight, with $\beta = 10$. The other part of the method is *Reptile*
-# (lesson 10): the server moves its $\theta$ towards the mean of the clients' models, and each client takes one gradient step on its
-# training rows before it is tested (`adaptation="fine_tune"`).
+# Only the weights of the last hidden layer are random, $100 \cdot 50 = 5{,}000$ numbers. In each round, a client minimizes the
+# **negative log likelihood** (NLL: the mean of $-\log p$ of the true class of its rows) plus $\beta$ times the mean KL
+# divergence per weight, with $\beta = 10$. The other part of the method is *Reptile* (lesson 10): the server moves its $\theta$
+# towards the mean of the clients' models, and each client takes one gradient step on its training rows before it is tested
+# (`adaptation="fine_tune"`).
 
 # %%
 digits = datasets.per_class(datasets.load("digits"), 40)
@@ -192,10 +193,10 @@ if rounds == 40:
 #
 # ## Does MetaVD improve predictions?
 #
-# Accuracy ignores the confidence of predictions; the negative log likelihood (NLL: the mean of $-\log p$ of the true class, lower
-# is better) also penalizes predictions that are wrong and certain. We compare three methods on training clients and on held-out
-# clients: Reptile without dropout, with MetaVD (learning rate 0.9), and with variational dropout whose rates are the same for all clients. With
-# dropout, predictions are averaged over ten posterior draws.
+# Accuracy ignores the confidence of predictions; the NLL (lower is better) also penalizes predictions that are wrong and
+# certain. We compare three methods on training clients and on held-out clients: Reptile without dropout, with MetaVD (learning
+# rate 0.9), and with variational dropout whose rates are the same for all clients. With dropout, predictions are averaged over
+# ten posterior draws.
 
 # %%
 scores = {}
