@@ -431,7 +431,7 @@ again = {
     for name, p in populations.items()
 }
 other = checks.compare_loo(again, draws=draws, progress=False)
-print(other[["elpd_diff", "dse"]].round(2))
+print(other.filter(["elpd_diff", "dse"]).round(2))
 
 # %% tags=["hide-cell", "solution"]
 # 2. With centred x, intercept and slope are independent in the posterior, and the mean-field guide is exact.

@@ -188,9 +188,9 @@ for t in (12, 100, 10_000):
 
 ws, taus, mus, _ = (np.array(values) for values in zip(*long, strict=True))
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), layout="constrained")
-left.semilogx(ws, "k", label="server, w")
-left.semilogx(mus, label=["client 1", "client 2"])
-right.loglog(taus, label=["client 1", "client 2"])
+left.semilogx(range(1, 10_001), ws, "k", label="server, w")
+left.semilogx(range(1, 10_001), mus, label=["client 1", "client 2"])
+right.loglog(range(1, 10_001), taus, label=["client 1", "client 2"])
 left.set_ylabel("length")
 right.set_ylabel("confidence tau")
 for axes in (left, right):
