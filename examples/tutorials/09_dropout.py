@@ -153,7 +153,7 @@ def show(axes, t):
     axes.set_ylim(0, 12)
     axes.set_xlabel("dropout rate per weight, all clients")
     axes.set_ylabel("density")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center")
 
 
 moving(show, range(rounds), title=lambda t: f"round {t + 1}")
