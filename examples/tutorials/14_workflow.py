@@ -17,7 +17,7 @@
 # families, LOO-PIT, power-scaling, simulation-based calibration, leave-one-client-out, report. Each step has a decision: continue, or
 # go back and change the model.
 #
-# After this lesson (about 65 minutes) you can
+# After this lesson (about 75 minutes) you can
 #
 # - carry out each step for a model of your own,
 # - name the decision that each step supports,
