@@ -26,7 +26,7 @@
 #
 # You need gradient descent, the normal distribution and Bayes' rule. No knowledge of federated learning is assumed.
 #
-# **Set up.** Lessons are notebooks. Install Python 3.11 or later, Jupyter (`pip install jupyterlab`), and pyrofl: run
+# **Set up.** Install Python 3.11 or later, Jupyter (`pip install jupyterlab`), and pyrofl: run
 # `pip install -e .` in the folder of pyrofl, which your teacher gives you. All data come with pyrofl. This lesson
 # computes for about ten seconds.
 
@@ -85,8 +85,8 @@ print("five steps: ", round(fedavg_round(0.0, 5, eta), 3))
 
 # %% [markdown]
 # From $w = 0$, client 1 is at its minimum and does not move. With one step, client 2 moves to 0.4, and the mean is 0.2. With
-# five steps it moves to 0.922, and the mean is 0.461. More local steps mean more progress in a round, and communication is
-# expensive. But where does FedAvg end?
+# five steps it moves to 0.922, and the mean is 0.461. More local steps mean more progress in a round. But where does FedAvg
+# end?
 
 # %% tags=["remove-cell"]
 assert round(fedavg_round(0.0, 1, eta), 3) == 0.2
@@ -108,7 +108,7 @@ assert round(m[1] + (1 - eta * a[1]) ** 5 * (0 - m[1]), 3) == 0.922
 # This requires $|1 - \eta a_j| < 1$: otherwise a client's steps diverge. For one step, $1 - r_j = \eta a_j$, and FedAvg ends at
 # $w^*$. For very many steps, $r_j$ goes to 0, and FedAvg ends at the mean of the minima $m_j$ weighted by rows, in which the
 # curvature no longer counts. The difference is called **client drift**: with several local steps, clients move towards their
-# own minima, and the mean of the results is not the minimum of the total.
+# own minima.
 
 
 # %%
@@ -204,9 +204,9 @@ figures.partition(counts, parted["dirichlet:0.3"].names, digits.classes)
 # The clients differ in size, and every client has few or no images of some classes.
 #
 # Train FedAvg on each partition, and compare it with `local`, in which each client trains alone. The network `mlp:50`
-# (multilayer perceptron) has 64 inputs (the pixels), one hidden layer of 50 units, and 10 outputs. In each round a client makes
+# has 64 inputs (the pixels), one hidden layer of 50 units, and 10 outputs. In each round a client makes
 # 5 passes over its rows, in random batches of 10 rows, by gradient descent with momentum: a step also uses 0.9 times the step
-# before. This takes a few seconds.
+# before.
 
 # %%
 net = nets.build("mlp:50", input_shape=(64,), outputs=10)
@@ -253,7 +253,7 @@ if rounds == 20:
 # connected units and an intercept for each hidden unit and output, hence $64 \cdot 50 + 50 + 50 \cdot 10 + 10 = 3{,}760$
 # parameters, that is 15 kB per message. Twenty rounds in two directions are 602 kB per client. To send its 67 images of 64
 # pixels once, four bytes per pixel, would cost 17 kB: **federated learning does not save traffic here; it keeps the rows
-# where they are.** What a message reveals about the rows is another question (lesson 4).
+# where they are.**
 
 # %%
 parameters = sum(shape.numel() for shape in net.shapes.values())
@@ -279,7 +279,7 @@ assert [round(b / 1000) for b in (message, 40 * message, images)] == [15, 602, 1
 # \text{precision } \sum_j n_j a_j, \quad \text{mean } \frac{\sum_j n_j a_j m_j}{\sum_j n_j a_j} = w^*.$$
 #
 # If each client sends two numbers, precision and mean, the server has the exact answer after **one round**, without drift and
-# with a standard deviation, the inverse root of the precision. The grey line in the figure is where FedAvg ends.
+# with a standard deviation, the inverse root of the precision.
 
 # %%
 precision = n * a
