@@ -240,7 +240,7 @@ if full:
 # ## A learned prior
 #
 # FedABML learns the mean of each weight (the initialization), and also its standard deviation $s$. A small $s$ keeps a client's
-# weight close to the initialization; a large one lets the rows of the client determine it. The larger the change of a weight
+# weight close to the initialization; with a large one it follows the rows of the client. The larger the change of a weight
 # during local training, the larger $s$ becomes. All begin with $s = 0.05$. The figure shows $s$ in the first layer (`fc1`) and
 # in the last one (`head`):
 
