@@ -228,12 +228,25 @@ if full:
 # %% [markdown]
 # ## Hospitals
 #
-# The forest plot shows the intercept of each hospital and of the population, at age 0. The wide intervals reflect mainly that no patient
-# has this age. (`effects.groups` returns deviations from the population, `ranef()` of lme4; with `total=True` these intercepts,
-# `coef()`.)
+# `effects.groups` returns by how much the intercept of each hospital deviates from that of the population (`ranef()` of lme4; with
+# `total=True` the intercepts, `coef()`). The forest plot shows these deviations.
 
 # %%
-effects.forest(run, "Intercept", draws=draws)
+effects.forest(run, "Intercept", total=False, draws=draws)
+
+# %% tags=["remove-cell"]
+if full:
+    deviation = effects.groups(run, draws=draws).droplevel(["group", "term"])
+    above = deviation.index[deviation["2.5%"] > 0].tolist()
+    assert above == ["zug"]
+    assert (deviation["97.5%"] > 0).all()
+    small = deviation.loc[sums["patients"].nsmallest(3).index]
+    assert {*small.index} == {"uri", "thun", "chur"}
+    assert small["mean"].abs().max() < 0.25
+
+# %% [markdown]
+# Only the interval of Zug excludes 0: its patients die more often than patients like them elsewhere. The smallest hospitals (Uri, Thun,
+# Chur) have wide intervals and are close to 0, the population: shrinkage.
 
 # %% [markdown]
 # ## Conditional effects
@@ -377,7 +390,9 @@ def new_hospital(eta, sd):
 
 
 # %% tags=["hide-cell", "test"]
-assert np.isclose(new_hospital(np.array([1.5, -1.5]), np.array([2.0, 2.0])), 0.5), (
+found = new_hospital(np.array([1.5, -1.5]), np.array([2.0, 2.0]))
+assert np.ndim(found) == 0, "return one number: average over the draws"
+assert np.isclose(found, 0.5), (
     "two opposite draws: 1/2 by symmetry; divide the sum by the square root of pi"
 )
 several, scales = np.array([-3.0, -1.0, 2.0]), np.array([1e-6, 0.5, 1.5])
