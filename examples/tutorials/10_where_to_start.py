@@ -273,7 +273,7 @@ if full:
     assert 0.35 < above["head"] < 0.5
 
 # %% [markdown]
-# The first layer keeps the initial value almost everywhere: its features suit all clients. In the last layer, which has to be
+# The first layer keeps the initial value almost everywhere: local training hardly changes it. In the last layer, which has to be
 # adapted to the two classes of a client, 4 of 10 weights have a clearly larger standard deviation.
 
 # %% [markdown]

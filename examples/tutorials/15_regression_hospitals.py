@@ -46,8 +46,9 @@ draws, replicas, full = 4000, 1000, True
 # %% [markdown]
 # ## The data
 #
-# We simulate the patients, so that the true values are known. Hospitals differ in size and in mortality; the log odds
-# of death increase by 0.05 per year of age and by 0.8 per point of severity, and the treatment decreases them by 0.7.
+# We simulate the patients, so that the true values are known. Hospitals differ in size and in mortality: their intercepts have
+# the standard deviation 0.6. The log odds of death increase by 0.05 per year of age and by 0.8 per point of severity, and the
+# treatment decreases them by 0.7.
 
 # %%
 TRUE = {"age": 0.05, "severity": 0.8, "treated": -0.7}
@@ -140,7 +141,8 @@ print(method.priors())
 
 # %%
 prior = checks.prior_predictive(method, data, draws=replicas)
-figures.predictive_checks(checks.predictive_checks(prior, ("mean",)))
+simulated = [checks.predictive_checks(prior, ("mean",))]
+figures.predictive_checks(simulated[0])
 
 # %% [markdown]
 # The default priors allow nearly every mortality from 0 to 1. We know more. A mortality of 1/4 in a typical hospital, between 1/20
@@ -152,7 +154,16 @@ figures.predictive_checks(checks.predictive_checks(prior, ("mean",)))
 priors = {"Intercept": dist.Normal(-1.0, 1.0), "sd_hospital": dist.HalfNormal(0.75)}
 method = pyrofl.regression(formula, data, family="bernoulli", client="hospital", priors=priors)
 prior = checks.prior_predictive(method, data, draws=replicas)
-figures.predictive_checks(checks.predictive_checks(prior, ("mean",)))
+simulated.append(checks.predictive_checks(prior, ("mean",)))
+figures.predictive_checks(simulated[1])
+
+# %% tags=["remove-cell"]
+if full:
+    default, chosen = simulated
+    assert default["low"].max() < 0.1 < 0.9 < default["high"].min()
+    assert 0.07 < chosen["low"].min()
+    assert chosen["high"].max() < 0.73
+    assert (chosen["p"].between(0.025, 0.975)).all()
 
 # %% [markdown]
 # Mortalities below 0.1 or above 0.7 are now improbable, and all observed ones are possible.
