@@ -68,7 +68,7 @@ data
 # ## 2. Two models
 #
 # The logarithm of a hospital's rate is normal around a common mean `mu` with standard deviation `tau`. Given the rate, the count of a
-# month is Poisson, or **negative binomial**: Poisson with a rate that varies from month to month by a Gamma distribution with mean 1
+# month is Poisson, or **negative binomial**: Poisson with a rate that is multiplied in each month by a Gamma variable with mean 1
 # and a common `shape` (Pyro's `GammaPoisson`). The variance of a negative binomial count with mean $m$ is $m + m^2/\text{shape}$,
 # that of a Poisson count is $m$. `pyrofl.hierarchical` chooses the method that needs the fewest rounds.
 
