@@ -357,6 +357,8 @@ assert np.isclose(start(curvature, minimum, 0.1), 1.44 / 2.25), "both factors 1 
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. In the example with two clients, fit FedAvg with one local step per round. To which point does it converge?
 # 2. Which method is best with few rows, after two epochs? Use 40 rows of each digit in total, `datasets.per_class(digits, 40)`,
 #    and ten held-out clients.

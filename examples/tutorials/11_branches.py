@@ -18,7 +18,7 @@
 # and others, IJCNN 2023) gives every layer of a network several *branches*, and each client combines the branches with personal
 # weights.
 #
-# After this lesson (about 60 minutes) you can
+# After this lesson (about 55 minutes) you can
 #
 # - explain branch weights, and plot them during training,
 # - find groups of clients from their branch weights,
@@ -313,6 +313,8 @@ assert np.asarray(neighbours(weights)).tolist() == [1, 0, 0], (
 
 # %% [markdown]
 # ## Explore
+#
+# Choose one question; the minutes above include one.
 #
 # 1. Fit the method with two branches. Which pairs share a branch?
 # 2. Fit it with eight branches. Does every branch have the largest weight of some client?

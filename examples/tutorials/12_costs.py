@@ -375,6 +375,8 @@ assert np.allclose(messages(np.array([1.0, 2.0, 3.0]), shared + below), sent), (
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. Make all true slopes equal to 1 (`0.0` instead of `0.4`). Which clinics gain now, and compared with which model?
 # 2. Use 30 hospitals instead of 300, with the noise multiplier 4.0. How large is the error?
 # 3. In the sum above, what can the server compute if B and C reveal all that they know?

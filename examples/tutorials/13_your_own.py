@@ -13,8 +13,7 @@
 # %% [markdown]
 # # 13. Write your own components
 #
-# Write a data set, a federated method, a server rule and a prior, and check them. Each is a short function. (For a metric, see
-# `CONTRIBUTING.md` in the repository.)
+# Write a data set, a federated method and a server rule, and check them. Each is a short function.
 #
 # After this lesson (about 70 minutes) you can
 #
@@ -44,10 +43,8 @@ from pyrofl import (
     elbo,
     figures,
     guides,
-    nets,
     sgd,
 )
-from pyrofl.models import fedavg
 
 # %% tags=["parameters"]
 rounds, full = 20, True
@@ -306,7 +303,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# **By simulation**: lesson 6 introduces simulation-based calibration, `pyrofl.checks.sbc`.
+# Lesson 6 introduces a further check, simulation-based calibration.
 #
 # ## A robust server rule
 #
@@ -380,55 +377,10 @@ if full:
 # similar errors where the global model fits; the faulty laboratory needs the personal model.
 
 # %% [markdown]
-# ## A prior for networks
-#
-# The methods of the library accept a prior as a distribution (`prior=dist.Laplace`) or as a function of the name and shape
-# of a parameter, which may also use the tensors and the batch. This prior is wide for intercepts (`bias`) and narrow for
-# weights. FedAvg has a point instead of a posterior; its clients add minus the log density of the prior to their loss. `nll` is the
-# mean negative log likelihood of test rows (smaller is better).
-
-
-# %%
-def by_kind(name, shape, received, local, batch):
-    width = 10.0 if name.endswith("bias") else 1.0
-    return dist.Normal(batch.x.new_zeros(shape), width).to_event(len(shape))
-
-
-digits = pyrofl.federations.split(
-    pyrofl.datasets.load("digits"), "slices:5", clients=20, test="labels_global"
-)
-net = nets.build("mlp:50", input_shape=(64,), outputs=10)
-results = {}
-for name, prior in {"by kind": {"prior": by_kind}, "flat": {}}.items():
-    run = pyrofl.fit(fedavg.build(net, lr=0.05, **prior), digits, rounds=rounds, progress=False)
-    scores = run.evaluate()
-    results[name] = scores.mean("accuracy"), scores.mean("nll")
-    print(f"prior {name:8s} accuracy {results[name][0]:.3f}, nll {results[name][1]:.2f}")
-
-# %% [markdown]
-# Here the prior increases the NLL from 0.10 to 0.43. Each of the twenty clients adds it to its own loss, so it counts twenty times, as in
-# the check above. With $\sqrt{20}$ times the widths, the NLL is again that of the flat prior.
-
-# %% tags=["remove-cell"]
-if full:
-    assert np.allclose([results["flat"][1], results["by kind"][1]], [0.10, 0.43], atol=0.02)
-    wide = fedavg.build(
-        net,
-        lr=0.05,
-        prior=lambda name, shape, *others: dist.Normal(
-            others[-1].x.new_zeros(shape), 20**0.5 * (10.0 if name.endswith("bias") else 1.0)
-        ).to_event(len(shape)),
-    )
-    wide = pyrofl.fit(wide, digits, rounds=rounds, progress=False).evaluate().mean("nll")
-    assert abs(wide - results["flat"][1]) < 0.01
-
-# %% [markdown]
 # ## Add a method to the library
 #
-# A method of the library has three parts: `models/NAME.py` (a function `build` that returns a `Method`, with the equations
-# of the paper in the module docstring), `tests/models/test_NAME.py` (its tests), and a row in the table of all methods
-# (`all_methods.md`).
-# `pyrofl run NAME` then works, and the tests for all methods include it.
+# The page `examples/docs/own_method.md` of the repository describes the three files of a method of the library: the method, its tests
+# and a row in the table of all methods. `CONTRIBUTING.md` shows how to write a metric.
 
 # %% [markdown]
 # ## Exercises
@@ -513,6 +465,8 @@ assert np.allclose(combine(own[0][:1], own[1][:1], 2.0), [own[0][0], own[1][0] *
 
 # %% [markdown]
 # ## Explore
+#
+# Choose one question; the minutes above include one.
 #
 # 1. A view that returns a list is an ensemble: its predictions are averaged. Add a view "ensemble" of both models above.
 #    For which clients is it better?

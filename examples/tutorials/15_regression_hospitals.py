@@ -423,6 +423,8 @@ assert np.isclose(new_hospital(several, scales), np.mean(by_grid), atol=1e-4), (
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. Does the effect of the treatment differ between hospitals? Let its coefficient vary by hospital, with `(1 + treated | hospital)`, and
 #    look at its standard deviation in `summary`.
 # 2. What is the probability that a patient in Bern has higher odds of death than the same patient in Basel? The hospitals' deviations
