@@ -229,7 +229,7 @@ positions = {name: loo_pit(each) for name, each in found.items()}
 uniform = {name: float(kstest(p, "uniform").pvalue) for name, p in positions.items()}
 figure, panels = plt.subplots(1, 2, figsize=(7, 2.8), sharey=True, layout="constrained")
 for axes, (name, position) in zip(panels, positions.items(), strict=True):
-    axes.hist(position, 10, (0, 1))
+    axes.hist(position, 10, range=(0, 1))
     axes.axhline(len(position) / 10, color="black", linewidth=0.8)
     axes.set_title(f"{name}: p value {uniform[name]:.2g}", fontsize=10)
     axes.set_xlabel("LOO-PIT")
@@ -297,7 +297,7 @@ ranks = checks.sbc(
     methods["negative binomial"], data, rounds=3, replications=replications, draws=99
 )
 print(f"p value {ranks.p_value:.2f}; failed fits: {len(ranks.failed)} of {replications}")
-figures.ranks({name: ranks.places[name] for name in ("mu", "tau", "shape")}, bins=10)
+figures.ranks({name: ranks.places[name] for name in ("mu", "tau", "shape")}, bins=5)
 
 # %% [markdown]
 # The ranks are compatible with a uniform distribution, and no fit failed: forty simulations show no gross error of the inference.
