@@ -14,12 +14,12 @@
 # # 10. Meta-learning: Reptile, MAML and FedABML
 #
 # Train an initialization from which a new client reaches a good model in a few steps. Example: a new hospital with twenty
-# rows joins. The best model *on average* is not the best start for its local training. **Meta-learning** optimizes this
-# initialization.
+# rows joins. The best model *on average* is not the best start for its local training, which is called **fine-tuning**.
+# **Meta-learning** optimizes this initialization.
 #
-# After this lesson (about 55 minutes) you can
+# After this lesson (about 65 minutes) you can
 #
-# - explain in one figure how Reptile and FedABML differ from FedAvg, and what MAML optimizes,
+# - state the server steps of Reptile and FedABML, and derive what MAML optimizes,
 # - evaluate methods on held-out clients after 0, 1, 2, ... epochs of fine-tuning,
 # - explain what a *learned prior* adds to a learned initialization.
 #
@@ -43,8 +43,8 @@ rounds, seeds, full = 30, 3, True
 # %% [markdown]
 # ## Two clients, two weights
 #
-# The loss of each client is steep in one direction and flat in the other. The rows of client 1 determine weight 1 well,
-# those of client 2 weight 2. We plot the losses over both weights.
+# Two clients have a linear model with two weights. The input of weight 1 has a large variance at client 1 and a tenth of it
+# at client 2, that of weight 2 the reverse. So the loss of client 1 is steep in weight 1 and flat in weight 2.
 
 # %%
 source = torch.Generator().manual_seed(0)
@@ -68,7 +68,20 @@ print(
 )
 
 # %% [markdown]
-# Now fit three methods to these two clients. The figure shows the weights at the server after each round.
+# ## Three methods
+#
+# Each round the server sends an initialization $w$, and client $j$ trains from it to $w_j$. Let $\bar w$ be the mean of the
+# $w_j$, weighted by rows. The methods differ in the server step:
+#
+# - **FedAvg** (lesson 1): $w \leftarrow \bar w$.
+# - **Reptile** (Nichol and others, 2018): $w \leftarrow w + \epsilon\, (\bar w - w)$ with a step $0 < \epsilon \le 1$, by
+#   default 0.5.
+# - **FedABML** (Liu and others, 2023) learns a prior $N(m, s^2)$ of each weight instead of $w$. A client starts its normal
+#   posterior at this prior, improves it by `steps` gradient steps on the ELBO of lesson 3, in which the KL divergence has the
+#   weight `kl`, and moves mean and variance of the prior towards this posterior, by the fraction `lr_prior`. The server
+#   averages the clients' $m$ and $\log s$.
+#
+# The figure shows $w$, or $m$, after each round. Ellipses are the losses of the clients, crosses their minima.
 
 # %%
 line = nets.build("linear", input_shape=(2,), outputs=1)
@@ -100,7 +113,7 @@ def show(axes, t):
         axes.plot(*optimum[j], "x", color=f"C{j}")
     for k, (name, path) in enumerate(paths.items()):
         axes.plot(*path[: t + 1].T, "-", color=f"C{k + 2}", linewidth=1)
-        axes.plot(*path[t], "o", color=f"C{k + 2}", label=name)
+        axes.plot(*path[t], "os^"[k], color=f"C{k + 2}", markersize=12 - 4 * k, label=name)
     axes.plot(*everything, "k+", markersize=10, label="optimum of all rows")
     axes.set_xlabel("weight 1")
     axes.set_ylabel("weight 2")
@@ -113,19 +126,24 @@ moving(show, range(rounds), size=(5, 4.2), title=lambda t: f"round {t + 1}")
 if full:
     away = {name: np.linalg.norm(path - everything, axis=1) for name, path in paths.items()}
     assert all(0.02 < each[-1] < 0.2 for each in away.values())
+    assert np.abs(paths["FedAvg"][-1] - paths["Reptile"][-1]).max() < 0.001
     near = {n: int((np.linalg.norm(p - p[-1], axis=1) < 0.02).argmax()) for n, p in paths.items()}
     assert min(near, key=near.get) == "FedAvg"
+    curvature = [(x**2).mean(0).numpy() for x in (x1, x2)]
+    assert 5 < curvature[0][0] / curvature[1][0] < 20
 
 # %% [markdown]
-# Crosses mark the optimum of each client, the plus the optimum for all rows together. The best initialization for *both*
-# clients may differ from the plus: where the two flat directions cross, each client only needs to change its flat
-# weight. All three methods end close to the plus but not at it, because local steps move towards the optimum of each
-# client. FedAvg converges first.
+# The plus is the minimum for all rows together. FedAvg and Reptile end at the same point, because a server step changes
+# nothing where $\bar w = w$; Reptile needs more rounds. The point is not the plus: this is the drift of lesson 1, where
+# clients with a steep loss count less after several local steps. As a start for fine-tuning this is no error: a client corrects
+# its steep weight in a few steps, its flat weight hardly, so the start should favor the client for which a weight is flat.
 #
 # ## Held-out clients
 #
 # Handwritten digits are split over fifty clients with at most two classes each. Ten clients train. The other forty are
-# held out: each fine-tunes on its training rows for some epochs and is evaluated on its test rows.
+# **held out** (`held_out=40`, `population="held_out"`): they do not take part in the training. Each then fine-tunes a copy of
+# the model on its training rows, for `fine_tune` epochs (`adaptation="fine_tune"`), and is evaluated on its test rows. One
+# fit is evaluated after different numbers of epochs.
 
 # %%
 digits = datasets.load("digits")
@@ -158,67 +176,105 @@ for name, runs in found.items():
 # %% tags=["remove-cell"]
 if full:
     reached = {name: np.mean(runs, 0) for name, runs in found.items()}
-    assert all(each[0] < 0.6 and each[-1] > 0.9 for each in reached.values())
-    assert max(e[1] for e in reached.values()) - min(e[1] for e in reached.values()) > 0.03
-    assert reached["FedAvg"][-1] >= max(each[-1] for each in reached.values()) - 0.01
+    assert all(each[0] < 0.6 and each[1] > 0.8 and each[-1] > 0.9 for each in reached.values())
+    others = np.maximum(reached["Reptile"], reached["FedABML"])
+    assert (reached["FedAvg"][2:] > others[2:] - 0.01).all()
+    assert (reached["FedAvg"] > reached["Reptile"])[:3].all()
 
 # %% [markdown]
-# Without fine-tuning all accuracies are low: a held-out client has two classes, and the global model predicts ten. After
-# one or two epochs the methods differ; after ten epochs all are above 0.9. FedAvg with fine-tuning is a strong baseline
-# here.
+# Without fine-tuning all accuracies are low: a held-out client has two classes, and the global model predicts ten. One epoch
+# raises them above 0.8, ten epochs above 0.9. FedAvg with fine-tuning is a strong baseline: from two epochs on
+# no method is clearly better. Reptile, which makes half the step, is behind it at first. The learning rates were not tuned for this comparison.
 #
 # ## MAML: differentiate through the gradient step
 #
-# MAML chooses $w$ to minimize the loss *after one gradient step*:
+# MAML (model-agnostic meta-learning; Finn and others, ICML 2017) chooses $w$ to minimize the loss $L_j$ of client $j$ *after
+# one gradient step* with learning rate $\eta$, summed over clients:
 #
 # $$\min_w \sum_j L_j\big(w - \eta \nabla L_j(w)\big).$$
 #
+# The derivative of a term with respect to $w$ follows from the chain rule. With $w' = w - \eta \nabla L_j(w)$ and the matrix
+# $H_j$ of second derivatives of $L_j$ (Hessian), it is
+#
+# $$\big(I - \eta H_j(w)\big)\, \nabla L_j(w').$$
+#
 # ### Derivation: MAML with two parabolas
 #
-# Let $L_j(w) = \frac{a_j}{2}(w - m_j)^2$. One step ends at $w' = w - \eta a_j (w - m_j)$, whose distance to the minimum is
-# $(1 - \eta a_j)(w - m_j)$. The loss after the step, and its derivative with respect to $w$, are
+# Let $L_j(w) = \frac{a_j}{2}(w - m_j)^2$, as in lesson 1. One step ends at $w' = w - \eta a_j (w - m_j)$, whose distance to the
+# minimum is $w' - m_j = (1 - \eta a_j)(w - m_j)$. The loss after the step, and its derivative with respect to $w$, are
 #
 # $$\frac{a_j}{2} (1 - \eta a_j)^2 (w - m_j)^2, \qquad a_j (1 - \eta a_j)^2 (w - m_j).$$
 #
-# One factor $1 - \eta a_j$ comes from the smaller gradient at $w'$, the other from the derivative of the step, $1 - \eta L_j''$; `"first"` omits
-# the second factor. The sum over clients is zero at
+# One factor $1 - \eta a_j$ comes from the smaller gradient at $w'$, the other from the derivative of the step, $I - \eta H_j$.
+# The sum of the derivatives over clients is zero at
 #
 # $$w = \frac{\sum_j a_j (1 - \eta a_j)^2 m_j}{\sum_j a_j (1 - \eta a_j)^2}.$$
 #
-# **Clients with a steep loss count less**, because one step already brings them close to their minimum.
+# Compared with the minimum of the total loss, whose weights are $a_j$, **clients with a steep loss count less** (for
+# $\eta a_j < 1$): one step already brings them close to their minimum.
 #
-# The gradient of this objective contains second derivatives (a Hessian-vector product). `perfedavg.build(net, order="exact")`
-# computes them exactly, `"first"` omits them, and `"hessian_free"` approximates them by a difference of gradients.
+# **Per-FedAvg** (Fallah and others, NeurIPS 2020) is federated MAML: local steps follow this derivative. `order="exact"`
+# computes it exactly, `"first"` omits the factor $I - \eta H_j$, and `"hessian_free"` estimates gradients and Hessian from
+# separate minibatches:
+
+# %%
+tuned = {"population": "held_out", "model": "personal", "adaptation": "fine_tune"}
+orders = {"exact": [], "hessian_free": [], "first": []}
+for order, accuracies in orders.items():
+    for seed in range(seeds):
+        clients = federations.split(digits, "labels:2", 10, seed=seed, held_out=40)
+        method = perfedavg.build(net, order=order)
+        run = pyrofl.fit(method, clients, rounds=rounds, seed=seed, progress=False)
+        accuracies.append(run.evaluate(**tuned).mean("accuracy"))
+    print(f"Per-FedAvg, {order:12s} after one step: accuracy {np.mean(accuracies):.3f}")
+
+# %% tags=["remove-cell"]
+if full:
+    assert all(0.8 < np.mean(each) < 0.95 for each in orders.values())
+    assert all(max(orders, key=lambda o: orders[o][seed]) == "first" for seed in range(seeds))
+
+# %% [markdown]
+# After **one gradient step** on its training rows a held-out client reaches an accuracy between 0.8 and 0.95. Second
+# derivatives do not help here: `"first"` is the most accurate with every seed.
+#
+# ## A learned prior
+#
+# FedABML learns the mean of each weight (the initialization), and also its standard deviation $s$. A small $s$ keeps a client's
+# weight close to the initialization; with a large one it follows the rows of the client. The larger the change of a weight
+# during local training, the larger $s$ becomes. All begin with $s = 0.05$. The figure shows $s$ in the first layer (`fc1`) and
+# in the last one (`head`):
 
 # %%
 clients = federations.split(digits, "labels:2", 10, seed=0, held_out=40)
-for order in ("exact", "hessian_free", "first"):
-    run = pyrofl.fit(perfedavg.build(net, order=order), clients, rounds=rounds, progress=False)
-    score = run.evaluate(population="held_out", model="personal", adaptation="fine_tune").mean(
-        "accuracy"
-    )
-    print(f"Per-FedAvg, {order:12s} after one step: accuracy {score:.3f}")
-
-# %% [markdown]
-# ## A learned prior
-#
-# FedABML learns the mean of each weight (the initialization) and also its standard deviation, which controls how far a
-# client's weight may move. A weight that is similar in all clients gets a small standard deviation. The figure shows the
-# learned standard deviations of the first and the last layer:
-
-# %%
 state = pyrofl.fit(builders["FedABML"](0), clients, rounds=rounds, progress=False).state
-spread = {
-    n: v.exp().flatten().numpy() for n, v in state.server.items() if n.startswith("log_scale/")
+learned = {
+    n: state.server[f"log_scale/{n}.weight"].exp().flatten().numpy() for n in ("fc1", "head")
 }
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-for name, values in spread.items():
-    if values.size > 100:
-        axes.hist(np.log10(values), 40, alpha=0.6, density=True, label=name)
-axes.set_xlabel("log10 of the prior standard deviation of a weight")
-axes.set_ylabel("density")
+bins = np.linspace(0.045, 0.12, 31)
+for name, values in learned.items():
+    axes.hist(
+        values.clip(max=0.12),
+        bins,
+        weights=np.full(len(values), 1 / len(values)),
+        alpha=0.6,
+        label=name,
+    )
+axes.set_xlabel("prior standard deviation of a weight (last bar: 0.12 and more)")
+axes.set_ylabel("fraction of the layer's weights")
 axes.legend(fontsize=8)
 plt.show()
+print({name: f"{100 * (values > 0.06).mean():.0f}% above 0.06" for name, values in learned.items()})
+
+# %% tags=["remove-cell"]
+if full:
+    above = {name: (values > 0.06).mean() for name, values in learned.items()}
+    assert above["fc1"] < 0.03
+    assert 0.35 < above["head"] < 0.5
+
+# %% [markdown]
+# The first layer keeps the initial value almost everywhere: local training hardly changes it. In the last layer, which has to be
+# adapted to the two classes of a client, 4 of 10 weights have a clearly larger standard deviation.
 
 # %% [markdown]
 # ## Exercises
@@ -228,7 +284,8 @@ plt.show()
 # %% [markdown]
 # ### Exercise 1 (basic, 2 points)
 #
-# Write `reptile_step(w, models, step)`: Reptile moves `w` by the fraction `step` towards the mean of the clients' models, [clients, parameters].
+# Write `reptile_step(w, models, step)`: the server step of Reptile with $\epsilon$ = `step`, for clients with equally many rows.
+# `models` holds the $w_j$, [clients, parameters]; `w` has the shape [parameters].
 
 # %% tags=["hide-cell", "solution"]
 # With step 1 it is FedAvg with equal weights.
@@ -250,7 +307,8 @@ assert np.allclose(reptile_step(np.array([1.0, 1.0]), sent, 0.5), [1.5, 2.5]), (
 # %% [markdown]
 # ### Exercise 2 (intermediate, 3 points)
 #
-# Write `maml_gradient(w, a, m, eta)`: the derivative of the loss of one client after one gradient step, with respect to the start `w`.
+# Write `maml_gradient(w, a, m, eta)`: the derivative of the loss of one client after one gradient step, with respect to the start
+# `w`. The loss is the parabola of the derivation.
 
 # %% tags=["hide-cell", "solution"]
 # Two factors 1 - eta a.
@@ -269,7 +327,7 @@ for given in ((2.0, 3.0, 1.0, 0.1), (0.0, 1.0, 4.0, 0.5)):
     w, *others = given
     change = (after(w + 1e-5, *others) - after(w - 1e-5, *others)) / 2e-5
     assert np.isclose(maml_gradient(*given), change), (
-        "compare with a difference quotient of the loss after the step"
+        "expected the slope of `after` at w: both factors 1 - eta a count, and the gradient at the start does not"
     )
 
 # %% [markdown]
@@ -289,7 +347,7 @@ def start(a, m, eta):
 # %% tags=["hide-cell", "test"]
 curvature, minimum = np.array([1.0, 4.0]), np.array([0.0, 1.0])
 assert np.isclose(start(curvature, minimum, 0.0), 0.8), (
-    "without a step it is the minimum of the total loss"
+    "with eta = 0 it is the minimum of the total loss: weights are the curvatures a"
 )
 assert np.isclose(start(curvature, minimum, 0.25), 0.0), (
     "a client that reaches its minimum in one step does not count"
@@ -299,10 +357,12 @@ assert np.isclose(start(curvature, minimum, 0.1), 1.44 / 2.25), "both factors 1 
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. In the example with two clients, fit FedAvg with one local step per round. To which point does it converge?
-# 2. Which method is best with few rows? Use 40 rows of each digit in total and ten held-out clients (hint:
-#    `datasets.per_class`).
-# 3. How does the argument `kl` of FedABML (lambda in the paper) change the learned standard deviations?
+# 2. Which method is best with few rows, after two epochs? Use 40 rows of each digit in total, `datasets.per_class(digits, 40)`,
+#    and ten held-out clients.
+# 3. How does the argument `kl` of FedABML change the learned standard deviations? Try 0.01, 0.1 and 1.0; 1.0 is Bayes' rule.
 
 # %% tags=["hide-cell", "solution"]
 # 1. With one local step FedAvg is gradient descent on all rows: it converges to the plus.
@@ -323,8 +383,7 @@ for name, build in builders.items():
     print(f"{name:8s} {after_two[name]:.3f}")
 
 # %% tags=["hide-cell", "solution"]
-# 3. A larger lambda keeps clients closer to the prior. After these few rounds the median standard deviations differ by a
-# tenth only.
+# 3. A larger `kl` keeps clients closer to the prior. After these few rounds the median standard deviations differ by a tenth only.
 medians = []
 for kl in (0.01, 0.1, 1.0):
     state = pyrofl.fit(

@@ -160,7 +160,7 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
         style.name_rows(axes, names, marked)
     for axes in grid[1:]:
         axes.set_ylabel("")
-    title = f"Data and posterior predictions: extreme for {len(marked)} of {len(names)} clients"
+    title = f"Data and predictions: extreme for {len(marked)} of {len(names)} clients"
     return with_legend(figure, grid, title=title)
 
 
