@@ -18,7 +18,7 @@
 # and others, IJCNN 2023) gives every layer of a network several *branches*, and each client combines the branches with personal
 # weights.
 #
-# After this lesson (about 50 minutes) you can
+# After this lesson (about 55 minutes) you can
 #
 # - explain branch weights, and plot them during training,
 # - find groups of clients from their branch weights,
