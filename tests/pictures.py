@@ -22,9 +22,10 @@ def overlaps(figure: Figure) -> list[str]:
         if min(*box.min) < -1 or box.x1 > figure.bbox.x1 + 1 or box.y1 > figure.bbox.y1 + 1:
             found.append(f"axes {axes.get_xlabel()}")
     legends = [legend.get_window_extent(renderer) for legend in figure.legends]
-    for text in _titles(figure):
+    found += [f"legend {box}" for box in legends if not _inside(box, figure)]
+    for text in [*_titles(figure), *_shared_labels(figure)]:
         box = text.get_window_extent(renderer)
-        if box.x1 > figure.bbox.x1 or any(box.overlaps(legend) for legend in legends):
+        if not _inside(box, figure) or any(box.overlaps(legend) for legend in legends):
             found.append(text.get_text())
     for axes in figure.axes:
         for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
@@ -32,6 +33,16 @@ def overlaps(figure: Figure) -> list[str]:
             if text.get_text() and any(box.overlaps(legend) for legend in legends):
                 found.append(text.get_text())
     return found
+
+
+def _inside(box, figure: Figure) -> bool:
+    end = figure.bbox
+    return min(*box.min) >= -1 and box.x1 <= end.x1 + 1 and box.y1 <= end.y1 + 1
+
+
+def _shared_labels(figure: Figure) -> list[Text]:
+    labels = (figure._supxlabel, figure._supylabel)
+    return [label for label in labels if label is not None and label.get_text()]
 
 
 def title(figure: Figure) -> str:

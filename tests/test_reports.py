@@ -124,7 +124,7 @@ def test_a_run_that_has_not_converged_is_preliminary_and_many_clients_have_room(
     page = Reader(pyrofl.report(run, tmp_path / "r.html", question="Do wards differ?", draws=500))
     assert page.texts.count("Do wards differ?") == 2  # title and heading
     reliable = "the correction is reliable (Pareto k is"
-    for words in ("Preliminary result", run.status.why, reliable, "of 60 clients those at the"):
+    for words in ("Preliminary result", run.status.why, reliable, "theta of each client, with 95%"):
         assert words in page.first_page
     assert {f"ward {j}" for j in range(60)} <= {*page.texts}
 

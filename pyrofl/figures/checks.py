@@ -5,12 +5,13 @@ Places are numbers between 0 and 1 that are uniform if all is well, of `checks.s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures import style
+from pyrofl.data.tables.wording import number_of
+from pyrofl.figures import many, style
 from pyrofl.figures.style import COLOURS, GREY, Summary, panels, styles, with_legend
 from pyrofl.metrics import Bins, calibration_error
 
@@ -28,6 +29,9 @@ POOLINGS = {
     "new_client": "threshold for new clients",
 }
 EXTREME = 0.025  # p values that are marked, at either end
+MARKED = f"p below {EXTREME} or above {1 - EXTREME}"
+CHECKED = ("low", "high", "mean", "observed", "p")
+COLUMNS = 4  # of panels
 
 
 def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
@@ -45,22 +49,26 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
 
     words: dict[str, Any] = {"across": "rank of the true value among the draws (fraction)"}
     words |= {"up": "replications", "sharex": True, "sharey": True}
-    figure, grid = panels(len(places), columns, 2.2, 1.7, (0.6, 0.9), grid=None, **words)
+    every = [np.histogram(_finite(values), bins, (0, 1))[0] for values in places.values()]
+    uneven = [found.std() / max(1.0, found.mean()) ** 0.5 for found in every]
+    shown, some = many.worst([*places], uneven, columns, 1.7, "parameters")
+    figure, grid = panels(len(shown), columns, 2.2, 1.7, (0.6, 0.9), grid=None, **words)
     band: dict[str, Any] = {"color": GREY, "alpha": 0.35, "lw": 0, "zorder": 3}
-    for axes, (title, values) in zip(grid, places.items(), strict=True):
-        known = _finite(values)
+    for axes, title in zip(grid, shown, strict=True):
+        known = _finite(places[title])
         counts, edges = np.histogram(known, bins, (0, 1))
         ends = binom.ppf([(1 - BAND) / 2, (1 + BAND) / 2], len(known), 1 / bins)
         axes.axhspan(*ends, label="99% of uniform ranks", **band)
         axes.stairs(counts, edges, fill=True, color=COLOURS[0], label="replications")
         axes.axhline(len(known) / bins, color="black", linewidth=0.8)
-        axes.set_title(title, fontsize=style.pt(9))
+        axes.set_title(style.plain(style.short(title, 30)), fontsize=style.pt(9))
         axes.set(xlim=(0, 1), xticks=(0, 0.5, 1))
         axes.tick_params(labelsize=style.pt(8))
         axes.xaxis.set_major_formatter("{x:g}")
     grid[0].set_ylim(0, None)
     title = "Rank of the true value among posterior draws: flat if the posterior is calibrated"
-    return with_legend(figure, grid, title=title)
+    note = _gaps(places[title] for title in shown)
+    return with_legend(figure, grid, note=note, title=title + some)
 
 
 def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -74,23 +82,30 @@ def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
     """
     from scipy.stats import binom
 
-    figure, grid = panels(len(places), len(places), 3.4, 4.0, (0.4, 0), sharey=True)
     levels = np.linspace(0, 1, 101)
-    look = styles(name for curves in places.values() for name in curves)
-    for axes, (title, curves) in zip(grid, places.items(), strict=True):
-        known = {name: _finite(values) for name, values in curves.items()}
-        count = min(map(len, known.values()))
+    inside = {
+        title: {name: _inside(_finite(values), levels) for name, values in curves.items()}
+        for title, curves in places.items()
+    }
+    off = [max(np.abs(v - levels).max() for v in curves.values()) for curves in inside.values()]
+    tall = 4.0 if len(places) <= COLUMNS else 2.8
+    shown, some = many.worst([*places], off, COLUMNS, tall, "parameters")
+    look = styles(name for title in shown for name in places[title])
+    up = "intervals that contain\nthe true value (fraction)"
+    figure, grid = panels(len(shown), COLUMNS, 3.3, tall, (0.4, 0), up=up, sharey=True)
+    for axes, title in zip(grid, shown, strict=True):
+        counts = [len(_finite(values)) for values in places[title].values()]
+        count = min((count for count in counts if count), default=1)
         ends = [binom.ppf((1 + side * BAND) / 2, count, levels) / count for side in (-1, 1)]
         axes.fill_between(levels, *ends, color=GREY, alpha=0.3, lw=0, label="99% band of chance")
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1)
-        for name, values in known.items():
-            inside = (2 * np.abs(values - 0.5) <= levels[:, None]).mean(1)
-            axes.plot(levels, inside, label=name, **look[name] | {"marker": None})
-        axes.set_title(title, fontsize=style.pt(10))
+        for name, curve in inside[title].items():
+            axes.plot(levels, curve, label=name, **look[name] | {"marker": None})
+        axes.set_title(style.plain(style.short(title)), fontsize=style.pt(10))
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="level of the central interval")
-    grid[0].set_ylabel("contain the true value (fraction)")
-    title = "How often posterior intervals contain the true value"
-    return with_legend(figure, grid, look, title=title)
+    note = _gaps(values for title in shown for values in places[title].values())
+    title = f"How often posterior intervals contain the true value{some}"
+    return with_legend(figure, grid, look, note=note, title=title)
 
 
 def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
@@ -104,28 +119,36 @@ def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
     Raises:
         ValueError: if the table has no test rows.
     """
+    untested = table["client"].nunique()
     table = table[table["test_rows"] > 0]
     if not len(table):
         raise ValueError("the table has no test rows, so no coverage; expected share below 1")
     sizes = table.groupby("client", sort=False)["test_rows"].first()
+    untested -= len(sizes)
     off = ~table["coverage"].between(table["low"], table["high"])
-    lanes = {name: lane for lane, name in enumerate(sizes.index)}
-    looks = styles(POOLINGS[kind] for kind in table["pooling"].unique())
-    figure, axes = style.one_panel(6.4, style.height(1.6 * len(lanes)), ax, grid=None)
-    for i, (kind, part) in enumerate(table.groupby("pooling", sort=False)):
-        look = looks[POOLINGS[str(kind)]] | {"linestyle": "none", "markersize": 5}
-        look["markersize"] = 5 * style.thin(len(lanes))
-        at = part["client"].map(lanes) + 0.36 * (i - (len(looks) - 1) / 2) / len(looks)
-        wide: dict[str, Any] = {"lw": 5 * style.thin(len(lanes)), "alpha": 0.25}
-        axes.hlines(at, part["low"], part["high"], color=look["color"], **wide)
-        axes.plot(part["coverage"], at, label=POOLINGS[str(kind)], **look)
+    kinds = dict(list(table.groupby("pooling", sort=False)))
+    looks = styles(POOLINGS[str(kind)] for kind in kinds)
+    rows = many.rows(table.groupby("client", sort=False)["coverage"].mean())
+    height = many.height(len(sizes), 1 + 0.3 * len(kinds))
+    figure, axes = style.one_panel(6.4, height, ax, grid=None)
+    for i, (kind, part) in enumerate(kinds.items()):
+        label, part = POOLINGS[str(kind)], part.set_index("client").reindex(sizes.index[rows.order])
+        at = rows.at + 0.36 * rows.step * (i - (len(looks) - 1) / 2) / len(looks)
+        look, place = looks[label] | {"linestyle": "none"}, at
+        low, high, found = (part[c].to_numpy() for c in ("low", "high", "coverage"))
+        for places, size in rows.parts():
+            at = place[places]
+            wide: dict[str, Any] = {"lw": 5 * size**2, "color": (look["color"], 0.25 * size**2)}
+            axes.hlines(at, low[places], high[places], **wide)
+            axes.plot(found[places], at, label=label, **look | {"markersize": 5 * size})
     axes.axvline(float(table["target"].iloc[0]), color="black", linewidth=0.8, linestyle=":")
     names = [f"{style.short(str(name), 24)} ({rows:.0f} rows)" for name, rows in sizes.items()]
-    style.name_rows(axes, names, {lanes[name] for name in table["client"][off]})
+    rows.label(axes, names, "coverage")
     axes.set_xlabel("coverage (fraction of test rows)")
-    note = "band: 95% range expected by chance; dotted: target"
+    left = f"{number_of(untested, 'client')} without test rows not shown" if untested else ""
+    note = many.notes("band: 95% range expected by chance; dotted: target", left)
     title = "Coverage of prediction sets: "
-    title += f"{table['client'][off].nunique()} of {len(lanes)} clients outside the expected range"
+    title += f"{table['client'][off].nunique()} of {len(sizes)} clients outside the expected range"
     return with_legend(figure, [axes], note=note, ax=ax, title=title)
 
 
@@ -139,29 +162,35 @@ def predictive_checks(table: Any, unit: Mapping[str, str] | None = None) -> Figu
     """
     statistics = list(dict.fromkeys(table["statistic"]))
     names = list(dict.fromkeys(table["client"]))
-    many, tall = len(statistics), style.height(len(names))
-    figure, grid = panels(many, many, 2.8, tall - 1, (1, 1), grid=None, sharey=True)
-    places, thin = np.arange(len(names)), style.thin(len(names))
-    extremes = (table["p"] < EXTREME) | (table["p"] > 1 - EXTREME)
-    marked = {names.index(name) for name in table["client"][extremes]}
-    for axes, statistic in zip(grid, statistics, strict=True):
-        part = table[table["statistic"] == statistic].set_index("client").loc[names]
-        low, high, seen, p = (part[c].to_numpy() for c in ("low", "high", "observed", "p"))
-        band: dict[str, Any] = {"color": COLOURS[0], "lw": 3 * thin, "alpha": 0.4}
-        axes.hlines(places, low, high, label="95% predicted", **band)
-        middle: dict[str, Any] = {"color": COLOURS[0], "ms": 6 * thin}
-        axes.plot(part["mean"], places, "|", label="mean of the prediction", **middle)
-        off = (p < EXTREME) | (p > 1 - EXTREME)
-        extreme = (off, COLOURS[1], f"p below {EXTREME} or above {1 - EXTREME}")
-        for chosen, colour, label in ((~off, "black", "observed"), extreme):
-            if chosen.any():
-                axes.plot(seen[chosen], places[chosen], "o", ms=4 * thin, color=colour, label=label)
+    each = {s: table[table["statistic"] == s].set_index("client").loc[names] for s in statistics}
+    p = np.stack([part["p"].to_numpy(dtype=float) for part in each.values()])
+    extremes = np.nan_to_num(np.abs(p - 0.5), nan=-1.0).argmax(0)
+    rows = many.rows(np.take_along_axis(p, extremes[None], 0)[0])
+    tall = many.height(len(names))
+    shown, some = many.fitting(statistics, COLUMNS, tall, "statistics")
+    figure, grid = panels(len(shown), COLUMNS, 2.8, tall - 1, (1, 1), grid=None, sharey=True)
+    off = (p < EXTREME) | (p > 1 - EXTREME)
+    for axes, statistic in zip(grid, shown, strict=True):
+        part = each[statistic].iloc[rows.order]
+        low, high, mean, seen, p = (part[c].to_numpy(dtype=float) for c in CHECKED)
+        extreme = (p < EXTREME) | (p > 1 - EXTREME)
+        for places, size in rows.parts():
+            at, off_here = rows.at[places], extreme[places]
+            band: dict[str, Any] = {"color": (COLOURS[0], 0.4 * size), "lw": 3 * size**2}
+            axes.hlines(at, low[places], high[places], label="95% predicted", **band)
+            middle: dict[str, Any] = {"color": COLOURS[0], "ms": 6 * size**2}
+            axes.plot(mean[places], at, "|", label="mean of the prediction", **middle)
+            marks = ((~off_here, "black", "observed"), (off_here, COLOURS[1], MARKED))
+            for chosen, colour, label in marks:
+                if chosen.any():
+                    dot: dict[str, Any] = {"ms": 4 * size, "color": colour, "label": label}
+                    axes.plot(seen[places][chosen], at[chosen], "o", **dot)
         axes.set_xlabel((unit or {}).get(statistic, style.plain(statistic)))
-        style.name_rows(axes, names, marked)
-    for axes in grid[1:]:
-        axes.set_ylabel("")
-    title = f"Data and predictions: extreme for {len(marked)} of {len(names)} clients"
-    return with_legend(figure, grid, title=title)
+        rows.label(axes, names, "their most extreme p")
+    title = "Data and predictions: extreme for "
+    title += f"{off.any(0).sum()} of {len(names)} clients{some}"
+    note = many.missing(*(each[statistic]["observed"] for statistic in shown))
+    return with_legend(figure, grid, note=note, title=title)
 
 
 def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> Figure:
@@ -173,30 +202,40 @@ def reliability_by_client(bins: Mapping[str, Bins], ax: Axes | None = None) -> F
     """
     from scipy.stats import binomtest
 
-    figure, axes = style.one_panel(6.4, style.height(len(bins)), ax, grid=None)
-    names, places = [], np.arange(len(bins))
+    names = []
     sure, right, low, high = np.full((4, len(bins)), np.nan)
     for j, (name, found) in enumerate(bins.items()):
         count, confidence, share = (np.nan_to_num(np.asarray(value.cpu())) for value in found)
-        rows = count.sum()
+        tested = count.sum()
         error = float(calibration_error(found)[0])
-        names.append(f"{style.short(name, 18)} ({rows:.0f} rows, ECE {error:.2f})")
-        if rows:
-            sure[j], right[j] = (count @ values / rows for values in (confidence, share))
-            test = binomtest(round(right[j] * rows), int(rows))
+        names.append(f"{style.short(name, 18)} ({tested:.0f} rows, ECE {error:.2f})")
+        if tested:
+            sure[j], right[j] = (count @ values / tested for values in (confidence, share))
+            test = binomtest(round(right[j] * tested), int(tested))
             low[j], high[j] = test.proportion_ci(method="wilson")
+    off = (sure < low) | (sure > high)
+    rows, untested = many.rows(sure - right), int(np.isnan(right).sum())
+    figure, axes = style.one_panel(6.4, many.height(len(bins)), ax, grid=None)
+    sure, right, low, high = (v[rows.order] for v in (sure, right, low, high))
     bars = np.maximum((right - low, high - right), 0.0)  # where all are right, but for rounding
-    thin = style.thin(len(bins))
-    look: dict[str, Any] = {"fmt": "o", "color": COLOURS[0], "ms": 5 * thin, "lw": 1.6 * thin}
-    axes.errorbar(right, places, xerr=bars, **look, label="accuracy, 95% interval")
-    axes.plot(sure, places, "D", color=COLOURS[1], markersize=5 * thin, label="mean confidence")
-    off = np.flatnonzero((sure < low) | (sure > high))
-    style.name_rows(axes, names, off)
+    for places, size in rows.parts():
+        look: dict[str, Any] = {"fmt": "o", "color": COLOURS[0], "ms": 5 * size}
+        look |= {
+            "xerr": bars[:, places],
+            "lw": 1.6 * size,
+            "ecolor": (COLOURS[0], size**2),
+            "label": "accuracy, 95% interval",
+        }
+        axes.errorbar(right[places], rows.at[places], **look)
+        mark: dict[str, Any] = {"color": COLOURS[1], "ms": 5 * size, "label": "mean confidence"}
+        axes.plot(sure[places], rows.at[places], "D", **mark)
+    rows.label(axes, names, "excess confidence")
     axes.set(xlabel="accuracy and confidence (fraction of rows)")
     axes.set_xlim(right=1.01)
     title = "Confidence and accuracy of each client: "
-    title += f"confidence is outside the interval for {len(off)} of {len(bins)}"
-    return with_legend(figure, [axes], ax=ax, title=title)
+    title += f"confidence is outside the interval for {off.sum()} of {len(bins)}"
+    note = f"{number_of(untested, 'client')} without test rows" if untested else ""
+    return with_legend(figure, [axes], note=note, ax=ax, title=title)
 
 
 def narrowing(
@@ -228,6 +267,17 @@ def narrowing(
     axes.set(xlabel="rows of the new client", ylabel=title)
     about = "Posterior of a new client by its number of rows"
     return with_legend(figure, [axes], note="mean and 95% interval", ax=ax, title=about)
+
+
+def _inside(values: Any, levels: Any) -> Any:
+    """Return the fraction of central intervals of each level that contain the true value."""
+    distance = 2 * np.abs(values - 0.5)
+    return (distance <= levels[:, None]).mean(1) if len(values) else np.full(len(levels), np.nan)
+
+
+def _gaps(every: Iterable[Any]) -> str:
+    """Return text that states how many of all values are missing."""
+    return many.missing(np.concatenate([np.asarray(v, dtype=float).ravel() for v in every]))
 
 
 def _finite(values: Any) -> Any:

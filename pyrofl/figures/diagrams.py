@@ -20,6 +20,7 @@ WIDE, TALL = 2.35, 1.15  # inches from one node to the next
 PLATES = {"clients": "clients j = 1 … J", "rows": r"rows i = 1 … $n_j$"}
 SEEN = "#d9d9d9"
 TENSORS = {"server": "the server's", "client": "kept by the client"}  # kind -> in the legend
+LETTERS = 22  # of a name that there is room for
 NAMED = 2  # names of a node's members that there is room for, in each of its lines
 
 
@@ -38,7 +39,7 @@ class Node:
     @property
     def label(self) -> str:
         """Label of the diagram node: names of its sample sites and their distribution."""
-        names = [style.plain(name) for name in self.members]
+        names = [style.plain(style.short(name, LETTERS)) for name in self.members]
         if len(names) > 2 * NAMED:
             names = [*names[:NAMED], f"and {len(names) - NAMED} more"]
         lines = [", ".join(names[i : i + NAMED]) for i in range(0, len(names), NAMED)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures import style
+from pyrofl.figures import many, style
 from pyrofl.figures.style import COLOURS, panels, styles, with_legend
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["after_epochs", "alphas", "confidence_histogram", "distance"]
 __all__ += ["entropies", "histograms", "simplex"]
 
-PANELS = 20  # of clients that there is room for
+COLUMNS = 4  # of panels
+THIN = 60  # clients with a line of their own
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
 
 
@@ -37,8 +38,8 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
     alike: dict[str, list[int]] = {}
     for j, name in enumerate(names or [f"client {j}" for j in range(clients)]):
         alike.setdefault(name, []).append(j)
-    every = list(alike)
-    alike = {name: alike[name] for name in style.some(every, PANELS)}
+    shown_names, some = many.fitting(alike, COLUMNS, 1.7, "panels")
+    alike = {name: alike[name] for name in shown_names}
     columns = -(-len(alike) // max(5, -(-len(alike) // 4)))
     rows = -(-len(alike) // columns)
     figure = style.canvas(max(7.2, 2.1 * columns * len(weights)), 1.2 * rows + 1.4)
@@ -66,9 +67,7 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
         block.supylabel("branch weight", fontsize=style.pt(10))
     shared = "kinds of lines: clients; " if max(map(len, alike.values())) > 1 else ""
     title = "Weight that each client gives to each branch, by round"
-    if len(alike) < len(every):
-        title += f" ({len(alike)} of {len(every)} panels)"
-    return with_legend(figure, shown, colours, f"{shared}grey: equal weights", title=title)
+    return with_legend(figure, shown, colours, f"{shared}grey: equal weights", title=title + some)
 
 
 def simplex(
@@ -123,10 +122,12 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
             models: probability of the predicted class, and whether it is the true one.
         bins: of confidence, equally wide.
     """
-    many = len(models)
-    figure, grid = panels(many, many, max(3.3, 4.2 / many), 3.4, sharey=True)
+    shown, some = many.fitting(models, COLUMNS, 3.4, "models")
+    wide = max(3.3, 4.2 / len(shown))
+    figure, grid = panels(len(shown), COLUMNS, wide, 3.4, up="predictions (%)", sharey=True)
     edges = np.linspace(0, 1, bins + 1)
-    for axes, (title, (confidence, right)) in zip(grid, models.items(), strict=True):
+    for axes, title in zip(grid, shown, strict=True):
+        confidence, right = models[title]
         sure, good = np.asarray(confidence).ravel(), np.asarray(right).ravel().astype(bool)
         for name, colour, part in (("right", COLOURS[0], good), ("wrong", COLOURS[1], ~good)):
             share = 100 * np.histogram(sure[part], edges)[0] / len(sure)
@@ -135,33 +136,35 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
         axes.set_title(f"{title}\n{100 * good.mean():.1f}% right", fontsize=style.pt(10))
         axes.set(xlim=(0, 1), xlabel="confidence (probability)")
         axes.xaxis.set_major_formatter("{x:g}")
-    grid[0].set_ylabel("predictions (%)")
-    return with_legend(figure, grid, title="Confidence of right and of wrong predictions")
+    title = f"Confidence of right and of wrong predictions{some}"
+    return with_legend(figure, grid, title=title)
 
 
 def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: int = 20) -> Figure:
     """Plot histograms of a quantity over many seeds, such as ensemble gains (FedBE, figure 1).
 
     Args:
-        panels_of: title -> name -> numbers [N], all in bins of the same ends.
+        panels_of: title -> name -> numbers [N], all in bins of the same ends; NaN are counted.
         across: what they are, with the unit.
         bins: equally wide.
     """
     values = [np.asarray(v).ravel() for of in panels_of.values() for v in of.values()]
-    edges = np.histogram_bin_edges(np.concatenate(values), bins)
-    many = len(panels_of)
-    figure, grid = panels(many, 3, max(3.6, 5.6 / many), 3.2, across=across, sharey=True)
+    all_values = np.concatenate(values)
+    edges = np.histogram_bin_edges(all_values[np.isfinite(all_values)], bins)
+    shown, some = many.fitting(panels_of, 3, 2.9)
+    words: dict[str, Any] = {"across": across, "up": "seeds"}
+    figure, grid = panels(len(shown), 3, max(3.6, 5.6 / len(shown)), 3.2, sharey=True, **words)
     looks = styles(name for of in panels_of.values() for name in of)
-    for axes, (title, of) in zip(grid, panels_of.items(), strict=True):
-        for name, numbers in of.items():
+    for axes, title in zip(grid, shown, strict=True):
+        for name, numbers in panels_of[title].items():
             count, colour = np.histogram(np.asarray(numbers), edges)[0], looks[name]["color"]
             axes.stairs(count, edges, fill=True, color=colour, alpha=0.35)
             axes.stairs(count, edges, color=colour, linewidth=1.6, label=name)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_title(style.plain(title), fontsize=style.pt(10))
         axes.yaxis.set_major_locator(style.whole_numbers(6))
-    grid[0].set_ylabel("seeds")
-    return with_legend(figure, grid, title=f"Number of seeds by {across}")
+    note = many.missing(all_values)
+    return with_legend(figure, grid, looks, note, title=f"Number of seeds by {across}{some}")
 
 
 def entropies(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None) -> Figure:
@@ -176,19 +179,26 @@ def entropies(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | Non
         classes: K; entropy is between 0 and log K.
         ax: where to draw; None makes a figure.
     """
+    from matplotlib.patheffects import Normal, Stroke
+
     figure, axes = style.one_panel(5.8, 3.8, ax)
     top = float(np.log(classes))
-    for name, look in styles(entropy).items():
-        clients = [np.asarray(value).ravel() for value in entropy[name]]
+    edge = [Stroke(linewidth=4, foreground="white"), Normal()]
+    every = {n: [np.asarray(v, dtype=float).ravel() for v in of] for n, of in entropy.items()}
+    for name, look in styles(every).items():
+        clients = [value[np.isfinite(value)] for value in every[name]]
         thin: dict[str, Any] = {"color": look["color"], "lw": 0.7, "alpha": 0.4}
-        for value in clients:
+        for value in many.some([value for value in clients if len(value)], THIN):
             axes.ecdf(value, **thin)
-        thick = {"color": look["color"], "linewidth": 2.4, "label": name}
-        axes.ecdf(np.concatenate(clients), **thick)
+        thick = {"color": look["color"], "linewidth": 2.4, "label": name, "path_effects": edge}
+        axes.ecdf(np.concatenate(clients), zorder=3, **thick)
     axes.set(xlim=(-0.02 * top, 1.02 * top), ylim=(-0.02, 1.02))
     axes.set_ylabel("predictions (cumulative fraction)")
     axes.set_xlabel(f"entropy of the prediction (nats; at most log {classes} = {top:.2f})")
-    note = "thin: one client each; thick: all of them"
+    most = max(map(len, every.values()))
+    lines = "one client each" if most <= THIN else f"{THIN} of {most:,} clients"
+    gaps = many.missing(np.concatenate([value for of in every.values() for value in of]))
+    note = many.notes(f"thin: {lines}; thick: all of them", gaps)
     title = "Uncertainty of predictions: curves further right are less certain"
     return with_legend(figure, [axes], note=note, ax=ax, title=title)
 
@@ -210,14 +220,15 @@ def after_epochs(
     import pandas
 
     figure, axes = style.one_panel(5.8, 3.9, ax)
-    for name, look in styles(curves).items():
+    looks = styles(curves)
+    for name, look in looks.items():
         found = pandas.DataFrame(np.atleast_2d(np.asarray(curves[name])), columns=epochs)
         style.band(axes, found.agg(["mean", "sem"]).T, name, look)
     axes.set(xlabel="epochs of fine-tuning", ylabel=style.axis_label(metric))
     title = f"{style.heading(metric)} of new clients by epochs of fine-tuning"
     axes.xaxis.set_major_locator(style.whole_numbers(10))
     note = "mean ± one standard error over seeds" if axes.collections else ""
-    return with_legend(figure, [axes], note=note, ax=ax, title=title)
+    return with_legend(figure, [axes], looks, note, ax, title)
 
 
 def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -229,12 +240,12 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
     """
     from scipy.stats import t
 
-    many = len(measures)
-    figure, grid = panels(many, many, max(4.4, 5.4 / many), 3.7)
+    shown, some = many.fitting(measures, 3, 3.7, "quantities")
+    figure, grid = panels(len(shown), 3, max(4.4, 5.4 / len(shown)), 3.7)
     looks = styles(name for curves in measures.values() for name in curves)
     most = 1
-    for axes, (label, curves) in zip(grid, measures.items(), strict=True):
-        for name, values in curves.items():
+    for axes, label in zip(grid, shown, strict=True):
+        for name, values in measures[label].items():
             logs = np.log(np.atleast_2d(np.asarray(values)))
             runs, mean, ends = len(logs), logs.mean(0), None
             if runs > 2:  # of two runs the t band spans the page
@@ -246,5 +257,5 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
         axes.set_ylabel(fill(label, 34))
         style.mark_rounds(axes.xaxis)
     note = f"geometric mean of {most} runs and its 95% confidence band" if most > 2 else ""
-    title = "Distance by round" if many == 1 else "Distances by round"
-    return with_legend(figure, grid, looks, note, title=title)
+    title = "Distance by round" if len(measures) == 1 else "Distances by round"
+    return with_legend(figure, grid, looks, note, title=title + some)

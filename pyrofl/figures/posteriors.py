@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures import style
+from pyrofl.figures import many, style
 from pyrofl.figures.style import COLOURS, GREY, Summary, panels, with_legend
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["conditional", "cost", "courses", "forest", "lines", "pooling", "shrinkage"]
 
-PANELS = 48  # of clients that there is room for
 MOST_ROWS = 30  # that can be read one by one
 MOST_LETTERS = 16  # of the name of a dot
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
@@ -39,7 +38,7 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> F
     """
     if len(table) > MOST_ROWS:
         return _lanes(table, names)
-    figure = style.canvas(8.4, style.height(len(table)))
+    figure = style.canvas(8.4, many.height(len(table)))
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
     ends = ("mean", "low", "high")
     mine, other = (tuple(table[w + c].to_numpy() for c in ends) for w in ("", "reference_"))
@@ -48,7 +47,8 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> F
         centre, unit = (table[c].to_numpy() for c in ("reference_mean", "reference_sd"))
         mine, other = (tuple((v - centre) / unit for v in fit) for fit in (mine, other))
         left.set_xlabel(f"mean and 95% interval\n(around the mean of {names[1]}, in its sds)")
-    _intervals(left, list(map(str, table.index)), {names[0]: mine, names[1]: other})
+    _intervals(left, many.rows(table["mean"]), {names[0]: mine, names[1]: other})
+    many.rows(table["mean"]).label(left, list(map(str, table.index)), "mean", "")
     places = np.arange(len(table))
     for axes, column in ((middle, "difference"), (right, "ratio")):
         _apart(axes, column, table[column].to_numpy(), places, names)
@@ -77,7 +77,12 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
     The parameter that differs most has a label.
     """
     lanes = dict(list(table.groupby("variable", sort=False)))
-    figure, grid = panels(2, 2, 4.2, 0.8 * len(lanes), (0, 1.4), grid=None, sharey=True)
+    shown, some = many.worst(
+        [*lanes], [_farthest(part) for part in lanes.values()], 1, 0.3, "variables"
+    )
+    lanes = {variable: lanes[variable] for variable in shown}
+    tall = min(max(1.6, 0.8 * len(lanes)), style.TALLEST)
+    figure, grid = panels(2, 2, 4.2, tall, (0, 1.4), grid=None, sharey=True)
     for axes, column in zip(grid, TARGETS, strict=True):
         target, longest = TARGETS[column][0], 0
         for lane, (variable, part) in enumerate(lanes.items()):
@@ -95,9 +100,15 @@ def _lanes(table: Any, names: tuple[str, str]) -> Figure:
         farthest = float(np.abs(table[column] - target).max())
         _reach(axes, column, farthest / (1 - 0.045 * longest))  # with room for the names
         counted = ((name, len(part)) for name, part in lanes.items())
-        style.name_rows(axes, [f"{name} ({n})" if n > 1 else name for name, n in counted])
+        labels = [f"{name} ({n})" if n > 1 else name for name, n in counted]
+        many.rows(range(len(lanes))).label(axes, labels, "", " variables")
     grid[0].lines[1].set_label("a coordinate of the variable; the farthest has its name")
-    return with_legend(figure, grid[:1], note=_note(table), title=_compared(names))
+    return with_legend(figure, grid[:1], note=_note(table), title=_compared(names) + some)
+
+
+def _farthest(table: Any) -> float:
+    """Return how far rows are from agreement, in tolerances."""
+    return max(float((table[c] - near).abs().max()) / w for c, (near, w) in TARGETS.items())
 
 
 def _name(axes: Axes, name: str, value: float, place: float, target: float) -> None:
@@ -142,19 +153,23 @@ def forest(
 
     Args:
         fits: name -> summary of its J rows; NaN leaves a gap.
-        labels: of the J rows, from top to bottom.
+        labels: of the J rows, from top to bottom. Of more than 60 rows, which are then sorted by
+            the mean of the first fit, those at both ends have their labels.
         title: of the axis, with its unit.
         truth: values [J] that all fits are about.
         ax: where to draw; None makes a figure.
     """
-    height = style.height(len(labels) * max(1.0, 0.55 * len(fits)))
+    rows = many.rows(next(iter(fits.values()))[0])
+    height = many.height(len(labels), 0.55 * len(fits))
     figure, axes = style.one_panel(6.4, height, ax, grid=None)
-    _intervals(axes, labels, fits)
+    _intervals(axes, rows, fits)
+    rows.label(axes, labels, "mean", "")
     if truth is not None:
-        axes.plot(truth, np.arange(len(labels)), "k*", markersize=7, label="later known", zorder=5)
+        _stars(axes, rows, truth)
     axes.set_xlabel(title)
+    note = many.missing(*np.transpose([mean for mean, _, _ in fits.values()]).T)
     about = "Posterior means and 95% intervals" + (" of each fit" if len(fits) > 1 else "")
-    return with_legend(figure, [axes], ax=ax, title=about)
+    return with_legend(figure, [axes], note=note, ax=ax, title=about)
 
 
 def shrinkage(
@@ -179,18 +194,21 @@ def shrinkage(
     """
     order = np.argsort(-np.asarray(raw), kind="stable")
     raw, mean, low, high = (np.asarray(v, dtype=float)[order] for v in (raw, *posterior))
-    figure, axes = style.one_panel(6.4, style.height(len(raw)), ax, grid=None)
-    places = np.arange(len(raw))
+    rows = many.rows(raw)
+    figure, axes = style.one_panel(6.4, many.height(len(raw)), ax, grid=None)
     axes.axvline(centre, color=GREY, linestyle="--", label="population mean")
-    axes.hlines(places, raw, mean, color=GREY, linewidth=0.8)
-    size = 6 * style.thin(len(raw))
-    axes.plot(raw, places, "o", mfc="white", ms=size, color=COLOURS[1], label="own estimate")
-    _intervals(axes, [names[i] for i in order], {"posterior": (mean, low, high)})
+    for places, size in rows.parts():
+        at, own = rows.at[places], raw[rows.order][places]
+        axes.hlines(at, own, mean[rows.order][places], color=GREY, linewidth=0.8 * size**2)
+        look: dict[str, Any] = {"mfc": "white", "ms": 6 * size, "color": COLOURS[1]}
+        axes.plot(own, at, "o", label="own estimate", **look)
+    _intervals(axes, rows, {"posterior": (mean, low, high)})
+    rows.label(axes, [names[i] for i in order], "own estimate")
     if truth is not None:
-        axes.plot(np.asarray(truth)[order], places, "k*", label="later known", zorder=5)
+        _stars(axes, rows, np.asarray(truth)[order])
     axes.set_xlabel(title)
     about = "Estimates of clients, alone and from the hierarchical model (95% intervals)"
-    return with_legend(figure, [axes], ax=ax, title=about)
+    return with_legend(figure, [axes], note=many.missing(raw, mean), ax=ax, title=about)
 
 
 def pooling(
@@ -219,16 +237,17 @@ def pooling(
     # Clients of one size would hide each other.
     beside = size * np.exp(0.04 * np.sin(2.4 * np.arange(len(size))))
     fits = {"each on its own": (raw, COLOURS[1]), "hierarchical": (partial, COLOURS[0])}
-    thin = style.thin(len(size))
-    look: dict[str, Any] = {"fmt": "o", "ms": 3 * thin**0.5, "lw": 0.8 * thin, "alpha": 0.8}
+    dot = many.dots(len(size))
+    look: dict[str, Any] = {"fmt": "o", "ms": 0.65 * dot["s"] ** 0.5, "lw": 0.8 * dot["alpha"]}
     for axes, (name, ((mean, sd), colour)) in zip(grid, fits.items(), strict=True):
         axes.axhline(centre, color=GREY, linestyle="--", label="population mean")
-        axes.errorbar(beside, mean, sd, color=colour, label=name, **look)
+        axes.errorbar(beside, mean, sd, color=colour, label=name, alpha=dot["alpha"], **look)
         style.mark_sizes(axes.xaxis, size)
         axes.set_xlabel(unit)
     grid[0].set_ylabel(title)
     about = "Estimates of small clients move towards the population mean"
-    note = "bars: one standard error or deviation"
+    gaps = many.missing(*(values for fit, _ in fits.values() for values in fit))
+    note = many.notes("bars: one standard error or deviation", gaps)
     return with_legend(figure, grid, note=note, title=about)
 
 
@@ -244,16 +263,17 @@ def courses(
         across: label of the places.
         up: label of the parameters, with their unit.
     """
-    columns = min(len(labels), 4)
+    columns = 4 if len(labels) <= 16 else 6
     look: dict[str, Any] = {"grid": None, "across": across, "up": up, "sharex": True}
-    figure, grid = panels(len(labels), columns, 2.1, 1.8, (0, 0.6), **look)
-    for k, (axes, label) in enumerate(zip(grid, labels, strict=True)):
+    shown, some = many.fitting(range(len(labels)), columns, 1.8, "parameters")
+    figure, grid = panels(len(shown), columns, 2.1, 1.8, (0, 0.6), **look)
+    for axes, k in zip(grid, shown, strict=True):
         mean, low, high = (np.asarray(v)[:, k] for v in posterior)
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.errorbar(at, mean, (mean - low, high - mean), fmt="o", ms=3.5, color=COLOURS[0])
-        axes.set_title(label, fontsize=style.pt(10))
-        axes.tick_params(labelsize=style.pt(8), labelbottom=k + columns >= len(labels))
-    return style.titled(figure, f"Posterior means and 95% intervals by {across}")
+        axes.set_title(style.plain(style.short(labels[k], 24)), fontsize=style.pt(9))
+        axes.tick_params(labelsize=style.pt(8))
+    return style.titled(figure, f"Posterior means and 95% intervals by {across}{some}")
 
 
 def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str) -> Figure:
@@ -264,9 +284,9 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
         across: label of x, with its unit.
         up: label of y, with its unit.
     """
-    every = list(clients)
-    clients = {name: clients[name] for name in style.some(every, PANELS)}
     columns = 6 if len(clients) <= 24 else 8
+    shown, some = many.fitting(clients, columns, 1.25, "clients")
+    clients = {name: clients[name] for name in shown}
     look: dict[str, Any] = {"grid": None, "across": across, "up": up, "sharex": True}
     figure, grid = panels(len(clients), columns, 1.35, 1.25, (0.6, 0.8), **look, sharey=True)
     for axes, (name, (x, y, at, draws)) in zip(grid, clients.items(), strict=True):
@@ -280,24 +300,29 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
         axes.plot(x, y, ".", color="black", markersize=3)
         axes.set_title(style.plain(style.short(name, 16)), fontsize=style.pt(8), pad=2)
         axes.tick_params(labelsize=style.pt(7))
-    part = f" ({len(clients)} of {len(every)})" if len(clients) < len(every) else ""
-    return with_legend(figure, grid, title=f"Regression line of each client{part}")
+    return with_legend(figure, grid, title=f"Regression line of each client{some}")
 
 
-def _intervals(axes: Axes, labels: Sequence[str], fits: Mapping[str, Summary]) -> None:
-    """Plot the mean and interval of each labeled quantity for every fit, from top to bottom."""
-    shift, thin = 0.6 / len(fits), style.thin(len(labels))
+def _intervals(axes: Axes, rows: many.Rows, fits: Mapping[str, Summary]) -> None:
+    """Plot the mean and interval of each row for every fit, from top to bottom."""
+    shift = 0.6 / len(fits)
     for i, (name, summary) in enumerate(fits.items()):
-        mean, low, high = (np.asarray(v, dtype=float) for v in summary)
-        at = np.arange(len(labels)) + shift * (i - (len(fits) - 1) / 2)
-        look: dict[str, Any] = {
-            "color": COLOURS[i % len(COLOURS)],
-            "lw": 1.2 * thin,
-            "ms": 3.5 * thin,
-        }
-        look |= {"fmt": style.MARKERS[i % len(style.MARKERS)], "label": name}
-        axes.errorbar(mean, at, xerr=(mean - low, high - mean), **look)
-    style.name_rows(axes, labels)
+        mean, low, high = (np.asarray(v, dtype=float)[rows.order] for v in summary)
+        at = rows.at + shift * rows.step * (i - (len(fits) - 1) / 2)
+        colour, marker = COLOURS[i % len(COLOURS)], style.MARKERS[i % len(style.MARKERS)]
+        for places, size in rows.parts():
+            look: dict[str, Any] = {"fmt": marker, "color": colour, "label": name}
+            look |= {"lw": 1.2 * size, "ms": 3.5 * size, "ecolor": (colour, size)}
+            ends = (mean - low, high - mean)
+            axes.errorbar(mean[places], at[places], xerr=[v[places] for v in ends], **look)
+
+
+def _stars(axes: Axes, rows: many.Rows, truth: Any) -> None:
+    """Plot what turned out later of each row."""
+    for places, size in rows.parts():
+        found = np.asarray(truth)[rows.order][places]
+        look: dict[str, Any] = {"ms": 7 * size, "label": "later known", "zorder": 5}
+        axes.plot(found, rows.at[places], "k*", **look)
 
 
 def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
@@ -316,22 +341,28 @@ def conditional(table: Any, title: str = "", ax: Axes | None = None) -> Figure:
         parts = [(key, part) for key, part in table.groupby(keys, sort=False)]
     figure, axes = style.one_panel(5.4, 3.8, ax)
     is_number = table[column].dtype.kind in "fiu"
-    for k, (key, part) in enumerate(parts):
+    named: dict[str, Any] = {}
+    for key, part in parts:
         words = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in key]
-        label = ", ".join(f"{n} {v}" for n, v in zip(keys, words, strict=True)) or "mean"
-        look: dict[str, Any] = {"color": COLOURS[k % len(COLOURS)], "label": label}
+        named[", ".join(f"{n} {v}" for n, v in zip(keys, words, strict=True)) or "mean"] = part
+    looks = style.styles(named)
+    for k, (label, part) in enumerate(named.items()):
         mean, ends = part["mean"].to_numpy(), (part[low].to_numpy(), part[high].to_numpy())
+        look = looks[label] | {"label": label}
         if is_number:
             at = part[column].to_numpy()
             axes.fill_between(at, *ends, color=look["color"], alpha=0.2, linewidth=0)
-            axes.plot(at, mean, **look)
+            axes.plot(at, mean, **look | {"marker": None})
         else:
-            at = np.arange(len(part)) + 0.1 * (k - (len(parts) - 1) / 2)
-            axes.errorbar(at, mean, (mean - ends[0], ends[1] - mean), fmt="o", **look)
-    if not is_number:
-        style.label_places(axes.xaxis, [str(v) for v in parts[0][1][column]], len(parts[0][1]), "")
+            at = np.arange(len(part)) + min(0.1, 0.8 / len(parts)) * (k - (len(parts) - 1) / 2)
+            axes.errorbar(
+                at, mean, (mean - ends[0], ends[1] - mean), **look | {"linestyle": "none"}
+            )
     axes.set_xlabel(style.plain(column))
+    if not is_number:
+        levels = [str(v) for v in parts[0][1][column]]
+        style.label_places(axes.xaxis, levels, len(levels), style.plain(column), 4.5 / len(levels))
     axes.set_ylabel(style.plain(title or table.attrs["response"]))
     note = f"{'band' if is_number else 'bar'}s: {low} to {high}"
     about = f"Expected {title or table.attrs['response']} by {' and '.join([column, *keys])}"
-    return with_legend(figure, [axes], note=note, ax=ax, title=about)
+    return with_legend(figure, [axes], looks, note, ax, about)

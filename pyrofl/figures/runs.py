@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures import style
+from pyrofl.figures import many, style
 from pyrofl.figures.style import GREY, panels, styles, theme, with_legend
 from pyrofl.files.run_folder import replacing
 from pyrofl.metrics import Bins
@@ -53,8 +53,11 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     """
     table = style.about(metric, rows).astype({"round": int})
     table["line"] = table["method"] + table["adaptation"]
-    parts = _apart(table)
-    looks = styles(table["line"])
+    parts, lines = _apart(table), table["line"].unique()
+    if len(lines) > style.CURVES:
+        last = table.sort_values("round", kind="stable").groupby(["line", "model"])["value"].last()
+        lines = _best_first(last.groupby("line"), metric)
+    looks = styles(lines)
     columns = min(3, len(parts))
     figure, grid = panels(len(parts), 3, max(3.6, 6 / columns), 3.1, (0, 0.5), sharey=True)
     for axes, (title, part) in zip(grid, parts.items(), strict=True):
@@ -66,8 +69,16 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     for axes in grid[::columns]:
         axes.set_ylabel(style.axis_label(metric))
     note = "mean ± one standard error over seeds" if any(a.collections for a in grid) else ""
+    note = many.notes(note, many.missing(table["value"]))
     title = f"{style.heading(metric)} by round of training"
     return with_legend(figure, grid, looks, note, title=title)
+
+
+def _best_first(values: Any, metric: str) -> list[str]:
+    """Return the names of groups of scores, those with the best score first."""
+    if "accuracy" in metric:
+        return list(values.max().sort_values(ascending=False, kind="stable").index)
+    return list(values.min().sort_values(kind="stable").index)
 
 
 def _apart(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
@@ -115,7 +126,9 @@ def convergence(run: Any) -> Figure:
     of = ["site", "part"] + ["seed"] * ("seed" in table)
     for axes, (unit, part) in zip(grid, moved.groupby(units, sort=False), strict=True):
         for (site, what, *_), points in part.groupby(of, sort=False):
-            look = looks.get(style.plain(site), {"color": "#cccccc", "linewidth": 0.8, "zorder": 1})
+            look = looks.get(
+                style.plain(site), {"color": style.PALE, "linewidth": 0.8, "zorder": 1}
+            )
             look = look | {"linestyle": PARTS[what][1]}
             seen = np.where(points["value"] > 0, points["value"].clip(upper=HIGHEST), np.nan)
             name = style.plain(site) if what != "sd" and site in first else ""
@@ -167,7 +180,10 @@ def watched(run: Any) -> Figure:
             axes.axhline(fact.high, color=looks[words[name]]["color"], linestyle=":", label=label)
     axes.set_ylabel(fill(next(iter(words.values())), 30) if len(words) == 1 else "value")
     style.mark_rounds(axes.xaxis)
-    title = _capital(f"{', '.join(words.values())}, by round")
+    quantities = (
+        ", ".join(words.values()) if len(words) <= 3 else f"{len(words)} monitored quantities"
+    )
+    title = _capital(f"{quantities}, by round")
     return with_legend(figure, [axes], looks, title=title)
 
 
@@ -192,11 +208,8 @@ def comparison(
         for name, part in table.groupby("method", sort=False)
     }
     if len(lanes) > MANY:
-        best = table.groupby(["method", "mark"])["value"].mean().groupby("method")
-        order = best.max().sort_values(ascending=False)
-        if "accuracy" not in metric:
-            order = best.min().sort_values()
-        lanes = {name: lanes[name] for name in order.index}
+        means = table.groupby(["method", "mark"])["value"].mean()
+        lanes = {name: lanes[name] for name in _best_first(means.groupby("method"), metric)}
     looks = styles(name for marks in lanes.values() for name, _ in marks)
     seeds = max(len(values) for marks in lanes.values() for _, values in marks)
     most = max(map(len, lanes.values()))
@@ -227,6 +240,7 @@ def comparison(
     axes.set_axisbelow(True)
     axes.set_xlabel(style.axis_label(metric))
     note = f"mean ± one standard error; dots: {seeds} seeds" if seeds > 1 else ""
+    note = many.notes(note, many.missing(table["value"]))
     methods = f"{len(lanes)} methods" if len(lanes) > 1 else next(iter(lanes))
     title = f"{style.heading(metric)} of {methods} after training"
     title += ", best first" if len(lanes) > MANY else ""
@@ -249,13 +263,11 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
     figure, (axes,) = panels(1, 1, 6.5, 3.8, (0, 0.5))
     last = table.groupby("setting", sort=False).last()
     order = last.sort_values(["rounds", "score"], ascending=[False, metric != "accuracy"])
-    first = sorted(order.index, key=lambda name: not bool(last.loc[name, "chosen"]))[:MOST]
-    looks = styles(map(style.plain, first))
-    other = {"color": "#cccccc", "linewidth": 0.8, "marker": ".", "zorder": 1}
+    first = sorted(order.index, key=lambda name: not bool(last.loc[name, "chosen"]))
+    looks = styles(map(style.plain, first), MOST)
     for name, points in table.groupby("setting", sort=False):
-        look = looks[style.plain(name)] if name in first else other
-        label = style.plain(name) if name in first else "_"
-        axes.plot(points["rounds"], points["score"], label=label, **look)
+        label = style.plain(name)
+        axes.plot(points["rounds"], points["score"], label=label, **looks[label])
     axes.set_xscale("log")
     axes.set_xticks(sorted(set(table["rounds"])), sorted(set(table["rounds"])))
     axes.minorticks_off()
@@ -278,7 +290,8 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     upper.plot([0, 1], [0, 1], color=GREY, linewidth=1, label="calibrated")
     notes = ["area: rows of the bin"]
-    for name, look in styles(bins).items():
+    looks = styles(bins)
+    for name, look in looks.items():
         rows, sure, right = (np.asarray(value.cpu()) for value in bins[name])
         enough = rows >= max(FEWEST, SMALLEST * rows.sum())
         if (rows[~enough] > 0).any():
@@ -291,7 +304,7 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
     lower.set_ylim(0, None)
     upper.grid(alpha=0.3)
     title = "Accuracy of predictions by their confidence: equal if calibrated"
-    return with_legend(figure, [upper], note="; ".join(notes), title=title)
+    return with_legend(figure, [upper], looks, "; ".join(notes), title=title)
 
 
 def save(figure: Figure, path: str | Path) -> None:

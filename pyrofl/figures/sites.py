@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyrofl.figures import style
+from pyrofl.data.tables.wording import number_of
+from pyrofl.figures import many, style
 from pyrofl.figures.style import COLOURS, GREY, panels, styles, with_legend
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["clients", "confidence", "differences", "partition"]
 
 COLUMNS = 4  # of panels
-JOINED = 150  # clients whose points are joined by lines
 EQUAL = 1.1  # weights of clients that differ by less are told to be equal
 
 
@@ -79,18 +79,19 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
     tau, deviation, size = (np.asarray(value, dtype=float) for value in (tau, deviation, size))
     share = 100 * tau / tau.sum()
     figure, (weights, distances) = panels(2, 2, 4.4, 3.6, grid=None)
-    weights.scatter(size, share, s=26, color=COLOURS[0], alpha=0.8)
+    weights.scatter(size, share, color=COLOURS[0], **many.dots(len(size)))
     weights.axhline(100 / len(tau), color=COLOURS[1], linestyle="--", label="equal weights")
     weights.set(ylim=(0, 1.15 * share.max()))
     weights.set_ylabel(r"weight $\tau_j \,/\, \Sigma\tau$ (%)")
-    distances.scatter(size, deviation, s=26, color=COLOURS[2], alpha=0.8)
+    distances.scatter(size, deviation, color=COLOURS[2], **many.dots(len(size)))
     distances.set(ylim=(0, 1.15 * deviation.max() or 1.0))
     distances.set_ylabel(r"squared deviation $\|\mu_j - w\|^2 \,/\, d$")
     for axes in (weights, distances):
         style.mark_sizes(axes.xaxis, size)
-    many = share.max() / share.min()
-    told = "all but equal" if many < EQUAL else f"the largest is {many:.3g} times the smallest"
+    times = share.max() / share.min()
+    told = "all but equal" if times < EQUAL else f"the largest is {times:.3g} times the smallest"
     note = f"weights of {share.min():.3g} to {share.max():.3g}%: {told}"
+    note = note if len(size) > 1 else "one client, so all of the weight"
     title = "Weight of each client at the server, and distance of its head from the server's"
     return with_legend(figure, [weights], note=note, title=title)
 
@@ -110,26 +111,32 @@ def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figur
     figure, axes = style.one_panel(5.4, 3.8, ax)
     # Clients of one size would hide each other.
     beside = size * np.exp(0.03 * np.sin(2.4 * np.arange(len(size)))) if named else size
-    if named and len(size) <= JOINED:
+    joined = named and len(size) <= many.CROWD
+    if joined:
         ends = np.stack(list(models.values()))
         axes.vlines(beside, ends.min(0), ends.max(0), color=GREY, linewidth=0.8, zorder=1)
-    area = 22 if len(size) <= JOINED else 8
     for name, style_of in styles(models).items():
         found, colour = models[name], style_of["color"]
-        look: dict[str, Any] = {"color": colour, "alpha": 0.8, "marker": style_of["marker"]}
-        middle, of = float(np.nanmean(found)), f"mean of {name}" if named else "mean of clients"
-        axes.scatter(beside, found, s=area, label=name, **look)
-        line: dict[str, Any] = {"color": colour if named else COLOURS[1], "ls": "--", "lw": 1.2}
-        axes.axhline(middle, label=f"{of}: {middle:.3g}", **line)
+        look: dict[str, Any] = {"color": colour, "marker": style_of["marker"]}
+        axes.scatter(beside, found, label=name, **look, **many.dots(len(size)))
+        if np.isfinite(found).any():
+            middle, of = float(np.nanmean(found)), f"mean of {name}" if named else "mean of clients"
+            line: dict[str, Any] = {"color": colour if named else COLOURS[1], "ls": "--", "lw": 1.2}
+            axes.axhline(middle, label=f"{of}: {middle:.3g}", **line)
     style.mark_sizes(axes.xaxis, size)
     axes.set_ylabel(style.axis_label(metric))
     title = f"{style.heading(metric)} of each client, by its number of training rows"
     if len(models) == 2:
         (one, first), (other, second) = models.items()
-        known = np.isfinite(first) & np.isfinite(second)
-        more = int((second > first)[known].sum())
-        title = f"{style.heading(metric)}: {other} above {one} for {more} of {known.sum()} clients"
-    return with_legend(figure, [axes], ax=ax, title=title)
+        both = np.isfinite(first) & np.isfinite(second)
+        more = int((second > first)[both].sum())
+        if both.any():
+            title = (
+                f"{style.heading(metric)}: {other} above {one} for {more} of {both.sum()} clients"
+            )
+    lines = "" if joined or not named else "no lines between the models of a client"
+    gaps = many.missing(np.concatenate(list(models.values())))
+    return with_legend(figure, [axes], note=many.notes(lines, gaps), ax=ax, title=title)
 
 
 def differences(
@@ -148,7 +155,8 @@ def differences(
     """
     names = list(next(iter(sites.values())))
     columns = min(COLUMNS, len(sites))
-    tall = min(0.4 + 0.22 * len(names), style.TALLEST / -(-len(sites) // columns))
+    most = min(style.TALLEST / -(-len(sites) // columns), many.height(len(names)) - 1)
+    tall = min(0.4 + 0.22 * len(names), most)
     how: dict[str, Any] = {"sharex": True, "sharey": True}
     figure, grid = panels(len(sites), columns, 3.1, tall + 0.7, (1.2, 1.0), "x", **how)
     figure.supxlabel(f"difference from the client's {own} ({unit})", fontsize=style.pt(10))
@@ -157,25 +165,29 @@ def differences(
         "worse": {"color": COLOURS[1], "marker": "s"},
         "inconclusive": {"color": GREY, "marker": "D"},
     }
-    thin = min(1.0, tall / (0.12 * len(names)))
-    for axes, (title, of) in zip(grid, sites.items(), strict=True):
-        middle, low, high = np.array([of[name] for name in names], dtype=float).T
+    every = {model: np.array([of[n] for n in names], dtype=float).T for model, of in sites.items()}
+    known = np.isfinite([values[0] for values in every.values()])
+    total = np.nansum([values[0] for values in every.values()], axis=0)
+    mean = np.where(known.any(0), total / np.maximum(1, known.sum(0)), np.nan)
+    rows = many.rows(mean, min(many.named(), int(tall / 0.12)))
+    for axes, (title, values) in zip(grid, every.items(), strict=True):
+        middle, low, high = values[:, rows.order]
         kinds = np.where(low > 0, 0, np.where(high < 0, 1, 2))
         axes.axvline(0, color="black", linewidth=0.8)
-        for kind, (label, look) in enumerate(looks.items()):
-            at = np.flatnonzero(kinds == kind)
-            axes.hlines(at, low[at], high[at], color=look["color"], linewidth=1.6 * max(thin, 0.3))
-            mark: dict[str, Any] = {
-                "linestyle": "none",
-                "markersize": 5 * max(thin, 0.3),
-                "label": label,
-            }
-            axes.plot(middle[at], at, **look, **mark)
-        style.name_rows(axes, names, most=int(tall / 0.12))
+        for places, size in rows.parts():
+            for kind, (label, look) in enumerate(looks.items()):
+                chosen = places[kinds[places] == kind]
+                at, colour = rows.at[chosen], (look["color"], size)
+                axes.hlines(at, low[chosen], high[chosen], color=colour, linewidth=1.6 * size)
+                mark: dict[str, Any] = {"linestyle": "none", "ms": 5 * size, "label": label}
+                axes.plot(middle[chosen], at, **look, **mark)
+        rows.label(axes, names, "mean difference" if len(every) > 1 else "difference")
         better, worse = int((kinds == 0).sum()), int((kinds == 1).sum())
         name = style.plain(fill(title, 34))
         axes.set_title(f"{name}\nbetter: {better}, worse: {worse}", fontsize=style.pt(10))
-        if axes not in grid[::columns]:
-            axes.set_ylabel("")
-    about = f"Is federation better than the {own}? {len(names):,} clients, the smallest first"
-    return with_legend(figure, grid, looks, "bars: 95% intervals", title=about)
+    order = "" if rows.ends or len(names) == 1 else ", the smallest first"
+    about = f"Is federation better than the {own}? {number_of(len(names), 'client')}{order}"
+    note = many.notes(
+        "bars: 95% intervals", many.missing(np.concatenate([v[0] for v in every.values()]))
+    )
+    return with_legend(figure, grid, looks, note, title=about)

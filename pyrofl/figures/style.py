@@ -28,7 +28,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX"
 LINES = ("-", "--", ":", "-.")
 GREY = "#999999"
-NAMED, TALLEST = 60, 9.0  # most rows that have names; inches of the highest figure
+WIDEST, TALLEST, NARROWEST = 14.0, 9.0, 5.0  # inches of the panels of a figure
+CURVES = 14  # that have looks of their own
+PALE = "#cccccc"  # of further curves
+LEGEND = 0.55  # inches of a legend that figures have room for
 
 Theme = Literal["page", "slides"]
 THEMES: dict[str, dict[str, Any]] = {
@@ -131,17 +134,29 @@ def panels(
     up: str = "",
     **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a new figure with `count` panels arranged in columns; sizes are in inches."""
-    columns = min(columns, count)
+    """Return a new figure with `count` panels in at most `columns` columns; sizes are in inches.
+
+    No figure is wider than a page: it has fewer columns then. A few small panels are enlarged.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    columns = min(columns, count, max(1, int((WIDEST - room[0]) / wide)))
     rows = -(-count // columns)
+    if rows == 1:
+        tall = max(tall, 1.8)
+    if columns * wide < NARROWEST:
+        tall = max(tall, min(2.6, tall * NARROWEST / (columns * wide)))
+        wide = NARROWEST / columns
     figure = canvas(wide * columns + room[0], tall * rows + room[1])
     found = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
     for axes in found[count:]:
         axes.remove()
     for axes in found[max(0, count - columns) : count]:  # the last panel of each column
         axes.tick_params(labelbottom=True)
-    for axes in found[:count] if grid else ():
-        axes.grid(axis=grid, alpha=0.3)
+    for axes in found[:count]:
+        axes.xaxis.set_major_locator(MaxNLocator(max(4, int(2 * wide)), steps=[1, 2, 5, 10]))
+        if grid:
+            axes.grid(axis=grid, alpha=0.3)
     if across:
         figure.supxlabel(across, fontsize=pt(10))
     if up:
@@ -161,10 +176,16 @@ def one_panel(
     return cast("Figure", ax.figure), ax
 
 
-def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Assign a color, marker and line style to every name: name -> style."""
-    looks = {}
+def styles(names: Iterable[str], most: int = CURVES) -> dict[str, dict[str, Any]]:
+    """Assign a color, marker and line style to every name: name -> style.
+
+    Those of the first `most` names differ; further curves are thin and pale.
+    """
+    looks: dict[str, dict[str, Any]] = {}
     for i, name in enumerate(dict.fromkeys(names)):
+        if i >= most:
+            looks[name] = {"color": PALE, "marker": ".", "linestyle": "-", "zorder": 1}
+            continue
         again, k = divmod(i, len(COLOURS))  # another round through the colours has other lines
         kind = LINES[(k + again) % len(LINES)]
         looks[name] = {"color": COLOURS[k], "marker": MARKERS[k], "linestyle": kind}
@@ -211,9 +232,14 @@ def band(axes: Axes, points: pandas.DataFrame, name: str, style: Look) -> None:
 
 def bubbles(axes: Axes, x: Any, y: Any, rows: Any, joined: Any, name: str, style: Look) -> None:
     """Plot points, larger for more rows; fill the `joined` points and connect them by lines."""
-    colour, area = style["color"], 12 + 90 * rows / max(1, rows.max())
-    axes.plot(x, np.where(joined, y, np.nan), linestyle=style["linestyle"], color=colour)
-    look: dict[str, Any] = {"edgecolors": colour, "alpha": 0.85, "clip_on": False, "zorder": 3}
+    colour, area, layer = (
+        style["color"],
+        12 + 90 * rows / max(1, rows.max()),
+        style.get("zorder", 3),
+    )
+    line = {"linestyle": style["linestyle"], "color": colour, "zorder": min(2, layer)}
+    axes.plot(x, np.where(joined, y, np.nan), **line)
+    look: dict[str, Any] = {"edgecolors": colour, "alpha": 0.85, "clip_on": False, "zorder": layer}
     look["facecolors"] = [colour if full else "white" for full in joined]
     axes.scatter(x, y, area, marker=style["marker"], **look)
     axes.plot([], [], label=name, **style)
@@ -238,6 +264,7 @@ def mark_sizes(axis: Axis, size: Any) -> None:
 
     axis.set_label_text("training rows of the client")
     if not size.max() > 20 * size.min() > 0:  # a logarithm cannot show clients without rows
+        axis.set_major_locator(whole_numbers(8))
         return
     axis.axes.set_xscale("log")
     decades = np.log10(size.max() / size.min())
@@ -253,84 +280,79 @@ def label_places(
 ) -> None:
     """Label positions 0, 1, ... on an axis by name, or by number if there are too many."""
     axis.set_label_text(title)
-    if len(names) != places or places > 20:
-        axis.set_major_locator(whole_numbers(10))
-        return
     # "client 3" is 3 on an axis of clients.
     labels = [plain(short(name.removeprefix(f"{title} "), 20)) for name in names]
+    if len(names) != places or places > 20:
+        if labels != [str(place) for place in range(len(labels))]:
+            axis.set_label_text(f"{title} (by number; {len(names):,} names not shown)")
+        axis.set_major_locator(whole_numbers(10))
+        return
     axis.set_ticks(range(places), labels)
     if 0.1 * max(map(len, labels)) > room:
         axis.set_tick_params(labelrotation=90)
 
 
-def name_rows(
-    axes: Axes, names: Sequence[str], marked: Iterable[int] = (), most: int = NAMED
-) -> None:
-    """Label positions 0, 1, ... on the vertical axis by name, from top to bottom.
-
-    Of more than `most`, only `marked` ones have their names, as far as there is room, or none.
-    """
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    places, size = list(range(len(names))), pt(9) if len(names) <= 40 else 6 * pt(1) ** 0.5
-    if len(names) > most:
-        places = []
-        for place in sorted(marked):
-            if not places or place - places[-1] >= len(names) / 45:
-                places.append(place)
-        axes.set_ylabel(f"{len(names):,} clients, in their order")
-    if places:
-        axes.set_yticks(places, [plain(short(names[i], 40)) for i in places], fontsize=size)
-    else:
-        axes.yaxis.set_major_locator(whole_numbers(10))
-    axes.grid(axis="x", color="#eeeeee")
-    axes.set_axisbelow(True)
-
-
 def with_legend(
     figure: Figure,
     panels: Iterable[Axes],
-    order: Iterable[str] = (),
+    order: Iterable[str] | Mapping[str, Look] = (),
     note: str = "",
     ax: Axes | None = None,
     title: str = "",
 ) -> Figure:
-    """Add a title and one legend above all panels, or to the user's axes; return the figure."""
+    """Add a title and one legend above all panels, or to the user's axes; return the figure.
+
+    Curves that are pale in `order` (name -> look) are counted. A new figure grows by the height of
+    a long legend, so that the panels keep their size.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
-    found = {name: found[name] for name in dict.fromkeys([*order, *found])}
+    looks = order if isinstance(order, Mapping) else {}
+    pale = [name for name in found if looks.get(name, {}).get("color") == PALE]
+    if pale:
+        note = f"{note}; grey: {len(pale)} more" if note else f"grey: {len(pale)} more"
+    found = {n: found[n] for n in dict.fromkeys([*order, *found]) if n in found and n not in pale}
     titled(figure, title, ax)
     if ax is not None:
         ax.legend(found.values(), found.keys(), title=note or None, frameon=False, fontsize=pt(8))
         return figure
     if not found and not note:
         return figure
-    wide = 0.7 + 0.0085 * pt(10) * max(map(len, found), default=0)
+    letters = int((figure.get_figwidth() - 0.7) / (0.0085 * pt(10)))
+    named = [_wrapped(name, letters) for name in found]
+    note = "\n".join(_wrapped(line, int(1.15 * letters)) for line in note.split("\n"))
+    wide = 0.7 + 0.0085 * pt(10) * min(letters, max(map(len, found), default=0))
     look: dict[str, Any] = {"frameon": False, "title_fontsize": pt(9), "fontsize": pt(10)}
     look["ncols"] = min(len(found), max(1, int(figure.get_figwidth() / wide)))
-    engine = cast("ConstrainedLayoutEngine", figure.get_layout_engine())
-    top = engine.get()["rect"][3]  # below the title
     look |= {"loc": "upper left", "alignment": "left", "borderaxespad": 0.1}
-    look["bbox_to_anchor"] = (0, 0, 1, top)
-    legend = figure.legend(found.values(), found.keys(), title=note or None, **look)
+    legend = figure.legend(found.values(), named, title=note or None, **look)
     canvas: Any = FigureCanvasAgg(figure)
-    size = legend.get_window_extent(canvas.get_renderer())
-    below = top - size.height / figure.bbox.height - 0.05 / figure.get_figheight()
-    engine.set(rect=(0, 0, 1, below))
+    tall = legend.get_window_extent(canvas.get_renderer()).height / figure.dpi  # inches
+    engine = cast("ConstrainedLayoutEngine", figure.get_layout_engine())
+    above = (1 - engine.get()["rect"][3]) * figure.get_figheight()  # of the title
+    _grow(figure, max(0.0, tall - LEGEND * pt(1) ** 0.5))
+    top = 1 - above / figure.get_figheight()
+    legend.set_bbox_to_anchor((0, 0, 1, top))
+    engine.set(rect=(0, 0, 1, top - (tall + 0.05) / figure.get_figheight()))
     return figure
 
 
-def some(values: Sequence[Any], most: int) -> list[Any]:
-    """Return at most `most` of the values, evenly spaced, with the first and the last.
+def _wrapped(text: str, letters: int) -> str:
+    from textwrap import fill
 
-    >>> some(range(10), 4)
-    [0, 3, 6, 9]
-    """
-    places = np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int)
-    return [values[i] for i in places]
+    return text if len(text) <= letters else fill(text, max(20, letters))
+
+
+def _grow(figure: Figure, inches: float) -> None:
+    """Make a figure taller; its title keeps its distance from the upper edge."""
+    wide, tall = figure.get_size_inches()
+    figure.set_size_inches(wide, tall + inches)
+    for text in figure.texts:
+        text.set_y(1 - (1 - text.get_position()[1]) * tall / (tall + inches))
 
 
 def titled(figure: Figure, title: str, ax: Axes | None = None) -> Figure:
@@ -364,16 +386,6 @@ def _inches(axes: Axes) -> float:
     """Return the width of axes in inches."""
     figure = cast("Figure", axes.figure)
     return float(axes.get_position().width * figure.get_figwidth())
-
-
-def height(rows: float) -> float:
-    """Return the figure height in inches for a number of plotted rows, at most 9."""
-    return float(min(TALLEST, 1.3 + max(0.11 if rows > 40 else 0.23, 1.5 / rows) * rows))
-
-
-def thin(rows: int) -> float:
-    """Return the factor of line widths and markers of rows that are closer than their names."""
-    return min(1.0, max(0.2, NAMED / rows))
 
 
 def heading(metric: str) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from pyrofl import figures
 from pyrofl.experiments.rows import LOSSES, By, chosen, classes_of, probabilities, scored
+from pyrofl.figures import many
 from pyrofl.metrics import calibration_bins, calibration_error
 from pyrofl.paired import Interval, interval
 from pyrofl.reports.calibration import LINEAR, NETWORKS, of_method
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-FITS = 24  # clients in the figure of the first page
 ENOUGH = 0.7  # largest reliable Pareto k
 CALIBRATED = 90  # percent that 95% intervals cover at least
 KINDS: dict[By, str] = {
@@ -258,27 +258,8 @@ def score_figure(part: DataFrame, sizes: dict[str, int]) -> tuple[Figure, str]:
     """Plot the score of every client with its 95% interval; return the figure and its caption."""
     by = chosen(part, None)
     each = scores_by_client(part, sizes, by)
-    summary = np.array([[*vars(one.score).values()] for one in each]).T
-    return forest([one.client for one in each], summary, KINDS[by], "fewest training rows first")
-
-
-def forest(labels: Sequence[str], summary: Any, title: str, order: str) -> tuple[Figure, str]:
-    """Plot intervals of clients; of many, those with the smallest and the largest values.
-
-    Args:
-        labels: names of the clients.
-        summary: [3, C], mean and ends of the interval.
-        title: of the axis.
-        order: how the clients are ordered, for the caption.
-    """
-    summary = np.asarray(summary, dtype=float)
-    count, which = len(labels), np.arange(len(labels))
-    text = f"{title} of each client, with 95% intervals; {order}"
-    if count > FITS:
-        half = FITS // 2
-        ends = np.argsort(summary[0])
-        which = np.sort(np.concatenate([ends[:half], ends[-half:]]))
-        text += f"; the {half} lowest and the {half} highest of {count} clients"
-    shown = tuple(summary[:, which])
-    names = [labels[int(i)] for i in which]
-    return figures.forest({"95% interval": shown}, names, title), f"{text}."
+    summary = np.array([[*vars(one.score).values()] for one in each], dtype=float).T
+    order = "" if len(each) > many.named() else "; fewest training rows first"
+    text = f"{KINDS[by]} of each client, with 95% intervals{order}."
+    fits = {"95% interval": tuple(summary)}
+    return figures.forest(fits, [one.client for one in each], KINDS[by]), text

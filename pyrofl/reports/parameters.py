@@ -21,11 +21,9 @@ from pyrofl.inference.posteriors.summary import NONCENTERED, summarize
 from pyrofl.models.regression import effects
 from pyrofl.models.regression.columns import variables
 from pyrofl.reports.first_page import (
-    FITS,
     between,
     correction,
     first_page,
-    forest,
     number,
     size_of,
 )
@@ -148,14 +146,13 @@ def _effects(own: Estimates) -> Figure:
 
 def _of_program(run: Run, own: Estimates) -> Iterator[Drawing]:
     posterior, whole = own.found["posterior"], list[str]()
-    few = f"; of {n} clients those at the ends" if (n := run.data.clients) > FITS else ""
     shown = [n for n in own.names if posterior[n].dims == (*SAMPLES, "client")]
     for name in shown[:SHOWN] if run.data.clients > 1 else ():
         whole.append(name)
         draw = partial(_clients, posterior[name])
-        yield f"forest-{len(whole)}", f"{name} of each client, with 95% intervals{few}.", draw
+        yield f"forest-{len(whole)}", f"{name} of each client, with 95% intervals.", draw
     if not whole and len(own.table):
-        yield "forest-0", "Parameters with 95% intervals.", partial(_table, own.table[:MOST])
+        yield "forest-0", "Parameters with 95% intervals.", partial(_table, own.table)
     if not run.parameter_changes().empty:
         text = "How far the posterior still moved in each round"
         yield "convergence", text, partial(figures.convergence, run)
@@ -164,7 +161,8 @@ def _of_program(run: Run, own: Estimates) -> Iterator[Drawing]:
 def _clients(value: Any) -> Figure:
     draws = value.stack(draws=SAMPLES).transpose("draws", "client").values
     summary = np.stack([draws.mean(0), *np.quantile(draws, [0.025, 0.975], axis=0)])
-    return forest([str(c) for c in value["client"].values], summary, str(value.name), "")[0]
+    labels = [str(c) for c in value["client"].values]
+    return figures.forest({"95% interval": tuple(summary)}, labels, str(value.name))
 
 
 def _table(table: DataFrame) -> Figure:

@@ -199,8 +199,9 @@ def test_reliability_without_rows_is_an_empty_figure():
 
 def test_names_have_looks_of_their_own():
     styles = style.styles(f"method {i}" for i in range(28))
-    looks = {(s["color"], s["linestyle"]) for s in styles.values()}
-    assert len(looks) == 28
+    looks = [(s["color"], s["linestyle"]) for s in styles.values()]
+    assert len({*looks[: style.CURVES]}) == style.CURVES
+    assert {colour for colour, _ in looks[style.CURVES :]} == {style.PALE}
 
 
 def test_figures_are_saved_whole_and_pyplot_knows_of_none(tmp_path):

@@ -10,5 +10,5 @@ mean = 2.0 - 1.6 * sd
 alone = 1 / np.sqrt(1 / 10**2 + np.array(sizes))
 fits = {"with the others": (mean, mean - 1.96 * sd, mean + 1.96 * sd)}
 fits["alone"] = (2 + 0 * alone, 2 - 1.96 * alone, 2 + 1.96 * alone)
-figure = figures.narrowing(sizes, fits, "mean of the newcomer", truth=1.7)
+figure = figures.narrowing(sizes, fits, "mean of the new client", truth=1.7)
 figure.axes[0].set_ylim(-4, 7)
