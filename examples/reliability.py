@@ -2,7 +2,7 @@
 
 Settings, partition, network and participation are those of `examples/tuned.py`; predictions are
 those of the posterior's mean, or averaged over posterior draws. The bins are written to
-reliability.csv.
+reliability.csv, and --draw plots those of such a file.
 
 Run: python examples/reliability.py [--data npz:fashion_mnist.npz] [--quick] [--out FOLDER]
 """
@@ -17,7 +17,6 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets
-from pyrofl.figures.style import COLOURS, panels
 from pyrofl.metrics import Bins, calibration_error
 
 TUNED = Path(__file__).parent / "papers/tuned/budget.csv"
@@ -36,6 +35,9 @@ parser.add_argument("--quick", action="store_true", help="Short run with two rou
 parser.add_argument("--seeds", type=int, default=3, help="Number of seeds.")
 parser.add_argument("--draws", type=int, help="Posterior draws (default: use the mean).")
 parser.add_argument("--out", type=Path, default=Path("results/reliability"))
+parser.add_argument(
+    "--draw", action="store_true", help="Plot reliability.csv of --out; run nothing."
+)
 args = parser.parse_args()
 torch.set_num_threads(1)
 rounds, seeds = (2, 1) if args.quick else (18, args.seeds)
@@ -72,41 +74,36 @@ data = federations.split(
 )
 net = nets.build("mlp:50", data.x.shape[1:], len(data.classes))
 some = pyrofl.participation.fraction(0.2)
-lines, bins = [], {}
-for method, model in MODELS.items():
+table, lines = args.out / "reliability.csv", []
+for method, model in MODELS.items() if not args.draw else ():
     settings = chosen(method)
     built = import_module(f"pyrofl.models.{method}").build(net, **read(settings))
     draws = None if method == "fedavg" else args.draws
-    found = []
     for seed in range(seeds):
         run = pyrofl.fit(built, data, rounds, participation=some, seed=seed, progress=False)
-        found.append(run.calibration(model=model, draws=draws))
+        found = run.calibration(model=model, draws=draws)
         lines += [
-            (method, model, settings, seed, i, int(n), f"{sure:.4f}", f"{right:.4f}")
-            for i, (n, sure, right) in enumerate(zip(*found[-1], strict=True))
+            (method, model, settings, str(seed), str(i), f"{n:.0f}", f"{sure:.4f}", f"{right:.4f}")
+            for i, (n, sure, right) in enumerate(zip(*found, strict=True))
         ]
-    count = torch.stack([one.rows for one in found]).sum(0)
-    parts = [
-        sum(torch.nan_to_num(getattr(one, n)) * one.rows for one in found) / count.clamp(min=1)
-        for n in ("confidence", "accuracy")
-    ]
-    bins[method] = Bins(count, *parts)
-    ece, *_ = calibration_error(bins[method])
-    right = float((count * parts[1]).sum() / count.sum())
-    print(f"{method} ({model}): accuracy {right:.3f}, ECE over all test rows {ece:.3f}", flush=True)
 
-args.out.mkdir(parents=True, exist_ok=True)
-with (args.out / "reliability.csv").open("w", newline="") as file:
-    csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
-figure, axes = panels(len(bins), len(bins), 2.5, 3.1, (0.3, 0.1))
-for axis, (method, one) in zip(axes, bins.items(), strict=True):
-    seen = one.rows > 0
-    axis.plot([0, 1], [0, 1], color="#999999", linewidth=1)
-    size = 200 * one.rows[seen] / one.rows.max()
-    axis.plot(one.confidence[seen], one.accuracy[seen], color=COLOURS[0])
-    axis.scatter(one.confidence[seen], one.accuracy[seen], s=size, color=COLOURS[0])
-    axis.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", aspect="equal")
-    axis.set_title(f"{method}, {MODELS[method]} model\nECE {float(calibration_error(one)[0]):.3f}")
-axes[0].set_ylabel("fraction of correct predictions")
-figures.save(figure, args.out / "reliability.png")
-print(f"table and figure: {args.out / 'reliability.csv'}, {args.out / 'reliability.png'}")
+if args.draw:
+    with table.open(newline="") as file:
+        lines = [tuple(line) for line in csv.reader(file)][1:]
+else:
+    args.out.mkdir(parents=True, exist_ok=True)
+    with table.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
+bins = {}
+for method, model in MODELS.items():
+    mine = torch.tensor([[float(v) for v in line[4:]] for line in lines if line[0] == method])
+    each = mine.reshape(-1, int(mine[:, 0].max()) + 1, 4)  # [seeds, bins, columns]
+    rows = each[..., 1].sum(0)
+    sure, right = ((each[..., k].nan_to_num() * each[..., 1]).sum(0) / rows for k in (2, 3))
+    one = Bins(rows, sure, right)
+    ece = float(calibration_error(one)[0])
+    bins[f"{method}, {model} model: ECE {ece:.3f}"] = one
+    mean = float((rows * right.nan_to_num()).sum() / rows.sum())
+    print(f"{method} ({model}): accuracy {mean:.3f}, ECE over all test rows {ece:.3f}")
+figures.save(figures.reliability(bins), args.out / "reliability.png")
+print(f"table and figure: {table}, {args.out / 'reliability.png'}")

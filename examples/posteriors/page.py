@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from methods import METHODS
 from metrics import MAX_SHIFT, Reference
 from problems import HERE, NAMES, load
+
+from pyrofl import figures
+from pyrofl.figures.style import panels, styles, with_legend
 
 Row = Mapping[str, str]
 
@@ -180,31 +179,22 @@ def write(rows: list[Row], path: Path) -> None:
 
 def draw(rows: list[Row], path: Path) -> None:
     """Draw the largest error of a mean against the exchanges; lines join numbers of rounds."""
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     shown = [row for row in rows if row["shift"] and row["exchanges"]]
-    for i, method in enumerate(methods_of(shown)):
-        mine = [row for row in shown if row["method"] == method]
-        for name in dict.fromkeys(row["problem"] for row in mine):
-            points = sorted(
-                (float(row["exchanges"]), max(abs(float(row["shift"])), 0.01))
-                for row in mine
-                if row["problem"] == name
-            )
-            label = method if name == mine[0]["problem"] else None
-            axes.plot(
-                *zip(*points, strict=True),
-                "o-",
-                color=f"C{i}",
-                ms=4,
-                lw=0.8,
-                alpha=0.7,
-                label=label,
-            )
-    axes.axhline(MAX_SHIFT, color="gray", ls="--", lw=0.8)
+    figure, (axes,) = panels(1, 1, 7.0, 4.5)
+    looks = styles(methods_of(shown))
+    for row in shown:
+        mine = [one for one in shown if all(one[n] == row[n] for n in ("method", "problem"))]
+        if row is mine[0]:
+            points = sorted((float(v["exchanges"]), error_of(v)) for v in mine)
+            look = looks[row["method"]] | {"ms": 4, "lw": 0.8, "alpha": 0.7}
+            axes.plot(*zip(*points, strict=True), label=row["method"], **look)
+    axes.axhline(MAX_SHIFT, color="gray", ls="--", lw=0.8, label=f"accurate below {MAX_SHIFT}")
     axes.set(xscale="log", yscale="log", xlabel="exchanges between server and clients")
     axes.set_ylabel("largest error of a mean (posterior sd)")
-    if shown:
-        axes.legend(fontsize=8, loc="upper center")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    title = "Largest error of the means of each problem, by exchanges"
+    figures.save(with_legend(figure, [axes], looks, title=title), path)
+
+
+def error_of(row: Row) -> float:
+    """Return the largest error of a mean in posterior standard deviations, at least 0.01."""
+    return max(abs(float(row["shift"])), 0.01)

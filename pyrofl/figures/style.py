@@ -186,9 +186,10 @@ def styles(names: Iterable[str], most: int = CURVES) -> dict[str, dict[str, Any]
         if i >= most:
             looks[name] = {"color": PALE, "marker": ".", "linestyle": "-", "zorder": 1}
             continue
-        again, k = divmod(i, len(COLOURS))  # another round through the colours has other lines
+        again, k = divmod(i, len(COLOURS))  # a second round has other lines and markers
         kind = LINES[(k + again) % len(LINES)]
-        looks[name] = {"color": COLOURS[k], "marker": MARKERS[k], "linestyle": kind}
+        mark = MARKERS[(k + again) % len(MARKERS)]
+        looks[name] = {"color": COLOURS[k], "marker": mark, "linestyle": kind}
     return looks
 
 

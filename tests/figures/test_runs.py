@@ -201,6 +201,8 @@ def test_names_have_looks_of_their_own():
     styles = style.styles(f"method {i}" for i in range(28))
     looks = [(s["color"], s["linestyle"]) for s in styles.values()]
     assert len({*looks[: style.CURVES]}) == style.CURVES
+    marks = [(s["color"], s["marker"]) for s in styles.values()]  # of points without lines
+    assert len({*marks[: style.CURVES]}) == style.CURVES
     assert {colour for colour, _ in looks[style.CURVES :]} == {style.PALE}
 
 
