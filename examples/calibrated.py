@@ -14,6 +14,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, checks, figures, guides, likelihoods, nets
+from pyrofl.files.text_tables import markdown
 from pyrofl.inference.metadata import SHARED
 from pyrofl.models import (
     fald,
@@ -206,8 +207,7 @@ with known.open("w", newline="") as file:
     writer = csv.DictWriter(file, list(lines[0]))
     writer.writeheader()
     writer.writerows(lines)
-parts = [list(lines[0]), ["---"] * len(lines[0]), *(list(v.values()) for v in lines)]
-text = "\n".join("| " + " | ".join(map(str, part)) + " |" for part in parts)
+text = markdown(list(lines[0]), [list(line.values()) for line in lines])
 (args.out / "calibrated.md").write_text(text + "\n")
 shown = {claim: places for claim, places in curves.items() if places}
 figures.save(figures.coverage(shown), args.out / "calibrated.png")

@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print("| case | fit, CPU seconds | to_arviz | Pareto k |", "|---|---|---|---|", sep="\n")
+    print("| case | fit, CPU seconds | to_arviz | Pareto k |", "|---|---:|---:|---:|", sep="\n")
     for name in args.case:
         make, program, shared = CASES[name]
         data, began = make(), time.process_time()

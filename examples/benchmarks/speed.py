@@ -23,6 +23,8 @@ from threading import Timer
 from time import perf_counter
 from typing import NamedTuple, get_type_hints
 
+from pyrofl.files import text_tables
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 300.0  # seconds for a turn, after which a process is stopped
 SLOWER = 1.1  # times as long as another checkout, above which a case is named
@@ -238,18 +240,16 @@ def write(table: Path, rows: Sequence[Measured]) -> None:
 
 def markdown(rows: Sequence[Measured]) -> str:
     """Return a table for a page, the lowest ratio first; seconds are of the processor and clock."""
-    lines = [
-        "| case | threads | speed-up by CPU time | pyrofl | other | by wall clock (range) | pyrofl "
-        "| other |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["case", "threads", "speed-up by CPU time", "pyrofl", "other"]
+    head += ["by wall clock (range)", "pyrofl", "other"]
+    lines = []
     for row in sorted(rows, key=lambda row: (row.cpu_ratio, row.case)):
         seconds = (row.ours_cpu_s, row.other_cpu_s, row.ours_s, row.other_s)
         times = [f"{short(v)} s" for v in seconds]
         clock = f"{short(row.ratio)} ({short(row.low)} to {short(row.high)})"
-        cells = [row.case, row.threads, short(row.cpu_ratio), *times[:2], clock, *times[2:]]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+        ratio = short(row.cpu_ratio)
+        lines.append((row.case, row.threads, ratio, *times[:2], clock, *times[2:]))
+    return text_tables.markdown(head, lines) + "\n"
 
 
 def short(number: float) -> str:

@@ -12,15 +12,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from pyrofl.files.text_tables import markdown
+
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent
 BEGIN, END = "<!-- table: ", " -->"
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """Lay out a table."""
-    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def percent(values: pd.Series) -> str:

@@ -13,6 +13,8 @@ from statistics import mean, stdev
 from time import perf_counter
 from typing import Any
 
+from pyrofl.files.text_tables import markdown
+
 HERE = Path(__file__).parent
 MADE = ("seconds", "commit", "command")
 SEEDS = 3  # tables show results with at least this number of seeds
@@ -114,12 +116,6 @@ def spread(values: Sequence[float], digits: str = ".1f", of_error: str | None = 
         return f"{values[0]:{digits}}" if values else ""
     error = stdev(values) / len(values) ** 0.5
     return f"{mean(values):{digits}} ± {error:{of_error or digits.strip('+')}}"
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def means(groups: Mapping[str, Lines], columns: Mapping[str, float]) -> str:

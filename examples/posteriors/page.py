@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -13,6 +13,7 @@ from problems import HERE, NAMES, load
 
 from pyrofl import figures
 from pyrofl.figures.style import panels, styles, with_legend
+from pyrofl.files.text_tables import markdown
 
 Row = Mapping[str, str]
 
@@ -34,13 +35,6 @@ def verdict(row: Row) -> str:
     if row["verdict"] == "inaccurate":
         return f"inaccurate, {'warned' if row['warning'] else 'silent'}"
     return row["verdict"]
-
-
-def table(columns: Sequence[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join(
-        f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows]
-    )
 
 
 def methods_of(rows: list[Row]) -> list[str]:
@@ -66,7 +60,7 @@ def summary(rows: list[Row]) -> str:
             cost.append(f"{median(known):.3g}" if known else "-")
         lines.append([f"`{method}`", *(str(counts[v] or "-") for v in VERDICTS), *cost])
     head = ["method", *VERDICTS, "exchanges", "kB up", "kB down", "CPU s"]
-    return table(head, lines)
+    return markdown(head, lines)
 
 
 def cell(row: Row | None) -> str:
@@ -91,7 +85,7 @@ def matrix(rows: list[Row]) -> str:
         each = [cell(found.get((name, method))) for method in methods]
         if any(each):
             lines.append([name, f"{problem.responses}; {problem.partition}", *each])
-    return table(["problem", "responses; partition", *(f"`{m}`" for m in methods)], lines)
+    return markdown(["problem", "responses; partition", *(f"`{m}`" for m in methods)], lines)
 
 
 def energies(rows: list[Row]) -> str:
@@ -104,7 +98,7 @@ def energies(rows: list[Row]) -> str:
         error = next(row["energy_error"] for row in each if row)
         numbers = (f"{float(row['energy']):.4f}" if row else "" for row in each)
         lines.append([name, f"{float(error):.4f}", *numbers])
-    return table(["problem", "error", *(f"`{m}`" for m in methods)], lines)
+    return markdown(["problem", "error", *(f"`{m}`" for m in methods)], lines)
 
 
 def references() -> str:
@@ -127,7 +121,7 @@ def references() -> str:
             ]
         )
     head = ["problem", "made by", "diagnostic", "effective draws", "error of means", "error of sds"]
-    return table(head, lines)
+    return markdown(head, lines)
 
 
 def reasons(rows: list[Row], *kinds: str) -> str:

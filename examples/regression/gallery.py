@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from cases import CASES, Case
 
+from pyrofl.files.text_tables import markdown
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "regression_gallery.md"
 SCHOOLS = {"Intercept": (4.41, 3.31), "sd_school": (3.60, 3.20)}
@@ -120,7 +122,7 @@ def page(results: dict[str, Any], lme4: dict[str, Any]) -> str:
         code = "\n".join(f"# {tool}\n{line}" for tool, line in lines(case))
         parts.append(f"## {entry.title}\n\n{entry.about}\n\n```text\n{code}\n```\n")
         head = "posteriordb" if name == "eight_schools" else "lme4"
-        parts.append("\n".join(table(name, row["estimates"], lme4.get(name), head)) + "\n")
+        parts.append(table(name, row["estimates"], lme4.get(name), head) + "\n")
         rounds = f"{row['rounds']} round{'s' * (row['rounds'] > 1)}"
         up, seconds = row["bytes_up_per_client"] / 1000, row["seconds"]
         parts.append(
@@ -156,17 +158,17 @@ def lines(case: Case) -> Iterator[tuple[str, str]]:
 
 def table(
     name: str, estimates: dict[str, list[float]], lme4: dict[str, Any] | None, head: str
-) -> list[str]:
-    """Return the lines of a table of estimates, compared with those of lme4 or posteriordb."""
-    rows = [f"| parameter | pyrofl | {head} |", "|---|---|---|"]
+) -> str:
+    """Return a table of estimates, compared with those of lme4 or posteriordb."""
+    rows = list[tuple[str, ...]]()
     known = SCHOOLS if lme4 is None else matched(list(estimates), lme4)
     order = sorted(estimates, key=lambda n: n != "Intercept")
     for parameter in order:
         if parameter in known:
             mine, other = estimates[parameter], known[parameter]
             texts = number(*mine), number(other[0], *(other[1:] or [None]), like=mine[1])
-            rows.append(f"| `{parameter}` | {' | '.join(texts)} |")
-    return rows
+            rows.append((f"`{parameter}`", *texts))
+    return markdown(("parameter", "pyrofl", head), rows)
 
 
 def matched(names: list[str], lme4: dict[str, Any]) -> dict[str, tuple[float, ...]]:
@@ -209,19 +211,30 @@ def comparison(results: dict[str, Any]) -> str:
         f"standard deviations. {good} of them are accurate: up to two Monte Carlo standard errors, "
         "shifts are at most 0.1 and ratios between 0.9 and 1.1.",
         "",
-        "| data | family | clients | coordinates | shift | ratio | rounds | kB up | CPU s |",
-        "|---|---|---|---|---|---|---|---|---|",
     ]
+    rows = list[tuple[Any, ...]]()
     for name, row in compared.items():
         mark = "" if row["verdict"] == "accurate" else " (not accurate)"
-        first = f"| {name}{mark} | {row['family']} "
+        first = f"{name}{mark}", row["family"]
         if row["verdict"] == "failed":
-            lines.append(f"{first}| | | failed: {row['reason']} | | | | |")
+            rows.append((*first, "", "", f"failed: {row['reason']}", "", "", "", ""))
             continue
         cells = [row["clients"], row["coordinates"], f"{abs(row['shift'][0]):.2f}"]
         cells += [f"{row['low'][0]:.2f} to {row['high'][0]:.2f}", row["rounds"]]
         cells += [f"{row['bytes_up_per_client'] / 1000:.1f}", f"{row['seconds']:.0f}"]
-        lines.append(f"{first}| {' | '.join(map(str, cells))} |")
+        rows.append((*first, *cells))
+    head = (
+        "data",
+        "family",
+        "clients",
+        "coordinates",
+        "shift",
+        "ratio",
+        "rounds",
+        "kB up",
+        "CPU s",
+    )
+    lines.append(markdown(head, rows))
     if others := [f"`{name}`" for name in CASES if name not in compared]:
         lines += ["", f"Cases without a reference: {', '.join(others)}."]
     return "\n".join(lines) + "\n"

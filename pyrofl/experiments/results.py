@@ -17,7 +17,7 @@ from pyrofl.experiments import rows
 from pyrofl.experiments.console import FAILED, Stopped, ending, tell, trace, what
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
-from pyrofl.files import run_folder
+from pyrofl.files import run_folder, text_tables
 from pyrofl.inference.budget import PrivacySpent
 from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.engine.messages import kinds
@@ -225,7 +225,7 @@ def score_table(scores: list[Scores], spent: PrivacySpent | None = None) -> str:
     metrics, costs = list(scores[0].values), cost(spent)
     more, told = list(costs), [f"{value:.4g}" for value in costs.values()]
     lines = ((s.model, s.adaptation, s.population, *map(s.mean, metrics), *told) for s in scores)
-    return run_folder.table(("model", "adaptation", "population", *metrics, *more), lines)
+    return text_tables.table(("model", "adaptation", "population", *metrics, *more), lines)
 
 
 def cost(spent: PrivacySpent | None) -> dict[str, float]:

@@ -188,34 +188,3 @@ def compared_versions() -> dict[str, str]:
     """
     found = versions()
     return {f"version of {n}": found[n] for n in ("pyrofl", "torch", "pyro")}
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Format a table for the terminal: text left-aligned, numbers right-aligned, None as a dash.
-
-    >>> print(table(("method", "accuracy"), [("fedavg", 0.9), ("local", 0.85)]))
-    method  accuracy
-    fedavg    0.9000
-    local     0.8500
-    """
-    laid = []
-    for title, *values in zip(columns, *rows, strict=True):
-        cells = [title, *map(_cell, values)]
-        flush = ">" if all(isinstance(v, int | float | None) for v in values) else "<"
-        laid.append([f"{cell:{flush}{max(map(len, cells))}}" for cell in cells])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*laid, strict=True))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return decimals(value) if isinstance(value, float) else str(value)
-
-
-def decimals(value: float) -> str:
-    """Format a number with four decimals, or four significant digits if it is tiny.
-
-    >>> decimals(0.9), decimals(0.0), decimals(1.5e-7)
-    ('0.9000', '0.0000', '1.500e-07')
-    """
-    return f"{value:.3e}" if 0 < abs(value) < 0.00005 else f"{value:.4f}"

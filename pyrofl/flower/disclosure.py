@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from pyrofl.data import Federation
 from pyrofl.data.outlines import facts, hidden
-from pyrofl.files import run_folder
+from pyrofl.files import text_tables
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
 from pyrofl.inference.engine.server_round import by_round
@@ -63,7 +63,7 @@ def leaving(
         f"client at up to {MOST_TRIED:,} draws of the shared parameters, to correct posterior draws"
     )
     weights = f"{last}\n" if any(line[1] == "weights" for line in lines) else ""
-    table = run_folder.table(("method", "record", "tensors", "shape", "size of each"), lines)
+    table = text_tables.table(("method", "record", "tensors", "shape", "size of each"), lines)
     scores = "scores: none"
     if min_scored_rows is not None:
         part = "test" if _tested(data) == "test" else "training"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyrofl.experiments.console import ending
 from pyrofl.files.run_folder import replacing
+from pyrofl.files.text_tables import has_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,18 +59,26 @@ class Section:
     def table(self, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> Section:
         """Add a table to the report section; only the first lines of a long table are shown."""
         found = [*lines]
-        shown = [[_cell(value) for value in line] for line in found[:MOST]]
-        self.parts.append({"kind": "table", "head": head, "rows": shown})
+        shown = found[:MOST]
+        right = [has_numbers(values) for values in zip(*shown, strict=True)]
+        rows = [
+            [(_cell(v), _kind(v, is_right)) for v, is_right in zip(line, right, strict=True)]
+            for line in shown
+        ]
+        self.parts.append({"kind": "table", "head": head, "rows": rows})
         return self.note(f"{len(found) - MOST} more lines.") if len(found) > MOST else self
 
 
-def _cell(value: Any) -> tuple[str, str]:
-    """Return the text and the CSS class of a table cell in the HTML report."""
+def _cell(value: Any) -> str:
+    """Return the text of a table cell in the HTML report."""
     if isinstance(value, float):
-        return f"{value:.4g}".replace("nan", "-"), "number"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}", "number"
-    return str(value), "long" if len(str(value)) > 40 else ""
+        return f"{value:.4g}".replace("nan", "-")
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _kind(value: Any, is_number: bool) -> str:
+    """Return the CSS class of a table cell in a column of numbers or texts."""
+    return "number" if is_number else "long" if len(str(value)) > 40 else ""
 
 
 def page(title: str, sections: Sequence[Section]) -> str:

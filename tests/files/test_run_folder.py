@@ -16,11 +16,11 @@ from pyrofl.files.run_folder import (
     prepare,
     read_csv,
     replacing,
-    table,
     versions,
     write_csv,
     write_json,
 )
+from pyrofl.files.text_tables import table
 
 
 def test_a_missing_directory_is_made_with_its_parents(tmp_path):

@@ -27,6 +27,7 @@ from pyrofl import (
 )
 from pyrofl.cli.output import cards
 from pyrofl.experiments.methods import builds
+from pyrofl.files.text_tables import markdown
 from pyrofl.models import likelihood_factors, pvi, two_stage
 from pyrofl.reports import calibration
 
@@ -127,22 +128,22 @@ def departures(paper: docstrings.Paper) -> list[str]:
 
 def settings(card: cards.Card) -> str:
     """Write the table of settings."""
-    rows = ["| setting | default | valid values | description |", "|---|---|---|---|"]
+    rows = []
     for s in card.settings:
         about = text(capital(s.about)).replace("|", "\\|")
-        rows.append(f"| `{s.name}` | `{s.default}` | {s.kind.replace('|', ', ')} | {about} |")
-    return "\n".join(rows)
+        rows.append((f"`{s.name}`", f"`{s.default}`", s.kind.replace("|", ", "), about))
+    return markdown(("setting", "default", "valid values", "description"), rows)
 
 
 def table(found: list[cards.Card]) -> str:
     """Write the table of all methods: when to use each, its messages, its models."""
-    rows = ["| method | when to use it | download | upload | models |", "|---|---|---|---|---|"]
+    rows = []
     for one in found:
         down, up = one.wire.down / one.plain.down, one.wire.up / one.plain.up
         use = one.paper.use.removeprefix("Use it ").partition(". It assumes")[0]
         link = f"[{one.paper.name}](made/methods/{one.key}.md)"
-        rows.append(f"| {link} | {text(use)} | {down:.2f} | {up:.2f} | {', '.join(one.views)} |")
-    return "\n".join(rows) + "\n"
+        rows.append((link, text(use), f"{down:.2f}", f"{up:.2f}", ", ".join(one.views)))
+    return markdown(("method", "when to use it", "download", "upload", "models"), rows) + "\n"
 
 
 def diagram(name: str) -> bytes:

@@ -36,6 +36,7 @@ import pyrofl
 from pyrofl import nets
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders import datasets
+from pyrofl.files.text_tables import markdown
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Program
 from pyrofl.models import apfl, ditto, fedavg, fedbabu, fedrep, local, perfedavg, pfedme, pfedvem
@@ -243,13 +244,14 @@ def too_far(rows: Sequence[Compared]) -> list[str]:
 
 def show(path: Path) -> None:
     """Print the table of the page, accuracies in percent."""
-    print("| method | model | round | theirs | ours | seeds | difference | bound |")
-    print("|---|---|---|---|---|---|---|---|")
+    rows = []
     for r in compared(read(path)):
         ours = f"{100 * r.ours:.1f} ± {100 * r.error:.1f}" if r.seeds > 1 else f"{100 * r.ours:.1f}"
         cells = [r.method, r.model, str(r.round), f"{100 * r.theirs:.1f}", ours, str(r.seeds)]
         cells += [f"{100 * r.difference:+.1f}", f"{100 * r.bound:.1f}"]
-        print(f"| {' | '.join(cells)} |")
+        rows.append(cells)
+    head = ("method", "model", "round", "theirs", "ours", "seeds", "difference", "bound")
+    print(markdown(head, rows))
 
 
 def read(path: Path) -> list[Line]:

@@ -24,7 +24,7 @@ from pyrofl.experiments import rows
 from pyrofl.experiments.console import ending, show
 from pyrofl.experiments.rows import LOSSES, By, chosen, of_model
 from pyrofl.experiments.saved_runs import OPEN, SavedRun, runs
-from pyrofl.files import run_folder
+from pyrofl.files import run_folder, text_tables
 from pyrofl.files.lock import locked
 from pyrofl.paired import LEVEL, Calibration, Interval
 
@@ -153,9 +153,9 @@ class Answer:
         """Return all text that `pyrofl benefit` prints, in blocks: tables, sentences and notes."""
         *sites, whole = self.table()
         more = f"\n{len(sites) - SHOWN} larger clients: see {FILE}" if len(sites) > SHOWN else ""
-        parts = [run_folder.table(self.head, [*sites[:SHOWN], whole]) + more]
+        parts = [text_tables.table(self.head, [*sites[:SHOWN], whole]) + more]
         if self.calibration:
-            parts.append(run_folder.table(CALIBRATED, self.calibrated()))
+            parts.append(text_tables.table(CALIBRATED, self.calibrated()))
         return [*parts, *self.sentences, "\n".join(self.notes)]
 
     def _sentence(self, one: ModelComparison) -> str:

@@ -15,7 +15,7 @@ import pyrofl
 from pyrofl.cli.output import lesson_figures, notebooks, slides
 from pyrofl.data.loaders import datasets
 from pyrofl.experiments.console import show
-from pyrofl.files import run_folder
+from pyrofl.files import run_folder, text_tables
 
 SOLUTION = re.compile(r"<!-- solution -->\n(.*?)<!-- end -->\n", re.DOTALL)
 CONFIG = """c = get_config()  # of nbgrader
@@ -116,13 +116,14 @@ def project_data() -> str:
 def times(read: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a table of times, needs and points, given the lessons."""
     measured = yaml.safe_load((sources() / "course" / "cpu_seconds.yaml").read_text("utf-8"))
-    head = "Lesson | Needs | CPU minutes to run | Minutes to read | Minutes of exercises | Points"
-    yield f"| {head} |\n|{6 * '---|'}"
+    head = ("Lesson", "Needs", "CPU minutes to run", "Minutes to read", "Minutes of exercises")
+    rows = []
     for lesson, notebook in read.items():
         reading, work = notebooks.minutes(notebook)
         points = sum(one.points for one in notebooks.exercises(notebook))
         run = f"{measured[lesson] / 60:.1f}"
-        yield f"| {lesson} | {notebooks.needs(notebook)} | {run} | {reading} | {work} | {points} |"
+        rows.append((lesson, notebooks.needs(notebook), run, reading, work, points))
+    yield text_tables.markdown((*head, "Points"), rows)
 
 
 def answers(read: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from pyrofl.experiments.console import UNLEARNED, Stopped, ending, say, show, te
 from pyrofl.experiments.regressions import RegressionExperiment, read_priors, read_tables
 from pyrofl.experiments.results import LAST
 from pyrofl.experiments.tasks import threads
-from pyrofl.files import run_folder
+from pyrofl.files import run_folder, text_tables
 from pyrofl.files.lock import locked
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run import saving
@@ -117,7 +117,7 @@ def _csv(path: Path, first: str, table: Any) -> None:
 
 
 def _text(first: str, table: Any) -> str:
-    return run_folder.table((first, *table.columns), [(n, *v) for n, v in _lines(table)])
+    return text_tables.table((first, *table.columns), [(n, *v) for n, v in _lines(table)])
 
 
 def _lines(table: Any) -> list[tuple[str, list[float]]]:

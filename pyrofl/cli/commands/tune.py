@@ -20,7 +20,7 @@ from pyrofl.experiments.jobs import Job, jobs
 from pyrofl.experiments.methods import Scheduled, methods, reaching
 from pyrofl.experiments.results import drawn, figures_lack
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
-from pyrofl.files import checkpoint_file, run_folder
+from pyrofl.files import checkpoint_file, run_folder, text_tables
 from pyrofl.files.lock import locked
 from pyrofl.inference.tuning.results import COLUMNS, Margin, Trial, TuningResult, told
 from pyrofl.inference.tuning.tune import AllFailed, refuse_metric
@@ -228,7 +228,7 @@ def table(found: TuningResult) -> str:
         score, mark = None if t.problem else t.score, "*" if chosen else ""
         lines.append((name, t.rounds, t.seed, score, t.seconds, mark, t.problem))
     head = ("setting", "rounds", "seed", found.metric, "seconds", "chosen", "problem")
-    return run_folder.table(head, lines)
+    return text_tables.table(head, lines)
 
 
 def command(search: Search, found: TuningResult) -> str:

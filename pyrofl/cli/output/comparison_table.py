@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyrofl.experiments.jobs import Job
 from pyrofl.experiments.results import cost
 from pyrofl.experiments.saved_runs import OPEN
-from pyrofl.files import run_folder
+from pyrofl.files import run_folder, text_tables
 from pyrofl.inference.budget import SEEDED
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fitted_run.run import Run
@@ -66,7 +66,7 @@ def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRo
 def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
     """Format a table of mean scores ± standard errors over seeds, one line per method and model."""
     head, lines, notes = compare_lines(rows, open_runs)
-    return "\n".join([run_folder.table(head, lines), *notes])
+    return "\n".join([text_tables.table(head, lines), *notes])
 
 
 def compare_lines(
@@ -151,5 +151,5 @@ def spread(values: Series) -> str:
     >>> spread(Series([1.5e-7]))
     '1.500e-07'
     """
-    error = f" ± {run_folder.decimals(values.sem())}" if len(values) > 1 else ""
-    return f"{run_folder.decimals(values.mean())}{error}"
+    error = f" ± {text_tables.decimals(values.sem())}" if len(values) > 1 else ""
+    return f"{text_tables.decimals(values.mean())}{error}"

@@ -1,0 +1,78 @@
+"""Tables of text, for the terminal and in Markdown: numbers are right-aligned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+BEST = " *"  # after the best number of a column
+EMPTY = ("", "-", "None")
+UNITS = {"to", "of", "and", "s", "ms", "min", "h", "kB", "MB", "GB", "bytes", "e", "sd", "sds"}
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a cell is a number, perhaps with an error, an interval, a unit or a mark.
+
+    >>> [is_number(v) for v in (3, "0.93 ± 0.02 *", "**-1.5** (-3 to 0.2)", "5 rows", "lr=0.1")]
+    [True, True, True, False, False]
+    """
+    if not isinstance(value, str):
+        return isinstance(value, int | float)
+    words = re.findall(r"[^\W\d_]+", value)
+    return bool(re.match(r"[*~<>≤≥+\-±( ]*\.?\d", value)) and UNITS.issuperset(words)
+
+
+def has_numbers(values: Iterable[Any]) -> bool:
+    """Return whether most cells of a column are numbers; empty cells do not count."""
+    known = [is_number(v) for v in values if v is not None and v not in EMPTY]
+    return sum(known) > len(known) / 2
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Format a table for the terminal: text left-aligned, numbers right-aligned, None as a dash.
+
+    >>> print(table(("method", "accuracy"), [("fedavg", 0.9), ("local", 0.85)]))
+    method  accuracy
+    fedavg    0.9000
+    local     0.8500
+    """
+    laid = []
+    for title, *values in zip(columns, *rows, strict=True):
+        cells = [title, *map(_cell, values)]
+        flush = ">" if not values or has_numbers(values) else "<"
+        if flush == ">" and any(cell.endswith(BEST) for cell in cells):
+            cells = [cell if cell.endswith(BEST) else cell + " " * len(BEST) for cell in cells]
+        laid.append([f"{cell:{flush}{max(map(len, cells))}}" for cell in cells])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*laid, strict=True))
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Format a Markdown table, with columns of numbers right-aligned.
+
+    >>> print(markdown(("method", "accuracy"), [("fedavg", "90.1 ± 0.2"), ("local", "")]))
+    | method | accuracy |
+    |---|---:|
+    | fedavg | 90.1 ± 0.2 |
+    | local |  |
+    """
+    lines = [[str(cell) for cell in row] for row in rows]
+    each = zip(*lines, strict=True) if lines else [()] * len(columns)
+    rule = "".join("|---:" if has_numbers(values) else "|---" for values in each)
+    head, *body = (f"| {' | '.join(line)} |" for line in (columns, *lines))
+    return "\n".join([head, f"{rule}|", *body])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return decimals(value) if isinstance(value, float) else str(value)
+
+
+def decimals(value: float) -> str:
+    """Format a number with four decimals, or four significant digits if it is tiny.
+
+    >>> decimals(0.9), decimals(0.0), decimals(1.5e-7)
+    ('0.9000', '0.0000', '1.500e-07')
+    """
+    return f"{value:.3e}" if 0 < abs(value) < 0.00005 else f"{value:.4f}"
