@@ -54,7 +54,9 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
             axes.set_title(style.plain(style.short(name, 24)), fontsize=style.pt(9), pad=3)
             axes.axhline(1 / branches, color="#bbbbbb", linewidth=0.8)
             for b, (branch, look) in enumerate(colours.items()):
-                for j, kind in zip(members, cycle(style.LINES), strict=False):
+                several = len(members) > 1 or branches <= len(COLOURS)
+                kinds = style.LINES if several else (look["linestyle"],)
+                for j, kind in zip(members, cycle(kinds), strict=False):
                     label = branch if j == members[0] else ""
                     axes.plot(value[:, j, b], kind, lw=1.6, color=look["color"], label=label)
             axes.tick_params(labelsize=style.pt(8))

@@ -238,7 +238,7 @@ def pooling(
     beside = size * np.exp(0.04 * np.sin(2.4 * np.arange(len(size))))
     fits = {"each on its own": (raw, COLOURS[1]), "hierarchical": (partial, COLOURS[0])}
     dot = many.dots(len(size))
-    look: dict[str, Any] = {"fmt": "o", "ms": 0.65 * dot["s"] ** 0.5, "lw": 0.8 * dot["alpha"]}
+    look: dict[str, Any] = {"fmt": "o", "ms": 0.65 * dot["s"] ** 0.5, "lw": 1.2 * dot["alpha"]}
     for axes, (name, ((mean, sd), colour)) in zip(grid, fits.items(), strict=True):
         axes.axhline(centre, color=GREY, linestyle="--", label="population mean")
         axes.errorbar(beside, mean, sd, color=colour, label=name, alpha=dot["alpha"], **look)

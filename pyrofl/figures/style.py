@@ -154,7 +154,7 @@ def panels(
     for axes in found[max(0, count - columns) : count]:  # the last panel of each column
         axes.tick_params(labelbottom=True)
     for axes in found[:count]:
-        axes.xaxis.set_major_locator(MaxNLocator(max(4, int(2 * wide)), steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(MaxNLocator(max(4, int(1.5 * wide)), steps=[1, 2, 5, 10]))
         if grid:
             axes.grid(axis=grid, alpha=0.3)
     if across:

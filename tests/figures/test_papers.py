@@ -72,6 +72,12 @@ def test_a_panel_per_client_by_default(clients):
     assert overlaps(figure) == []
 
 
+def test_more_branches_than_colors_can_be_told_apart():
+    axes = alphas({"a": history(9, 2, 10)["with"]}).subfigs[0].axes[0]
+    lines = [line for line in axes.lines if len(line.get_xdata()) == 9]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 10
+
+
 # The simplex of client weights.
 
 

@@ -246,7 +246,7 @@ def test_join_shows_what_will_leave_before_anything_starts(project, capsys, monk
     assert main(["flower", *words, "--project", str(project.folder), "--show"]) == 0
     said = capsys.readouterr().out
     assert "What leaves this site, and no row of it:" in said
-    assert re.search(r"pfedvem  reply  +up/mean/head.weight  +\[1, 2, 3\]  48 bytes\n", said)
+    assert re.search(r"pfedvem  reply  +up/mean/head.weight  +\[1, 2, 3\] +48 bytes\n", said)
     assert re.search(r"scores, personal  score/accuracy, nll, .+  +\[1\]  +8 bytes\n", said)
 
 
