@@ -20,7 +20,8 @@ import torch
 
 import pyrofl
 from pyrofl import checks, datasets, federations, figures, nets
-from pyrofl.figures.style import COLOURS, name_rows, panels
+from pyrofl.figures.many import rows
+from pyrofl.figures.style import COLOURS, panels
 from pyrofl.inference.evaluation.predict import answers, probabilities
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.tensors import generator
@@ -155,11 +156,13 @@ for name in args.only.split(",") if args.only else quick:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *(lines[n] for n in order)])
 shown = {name: line for name, line in lines.items() if float(line[3]) > 0}  # not point estimates
 figure, (axes,) = panels(1, 1, 6.4, 1.2 + 0.25 * len(shown))
-for place, line in enumerate(shown.values()):
-    share, error = (100 * float(v or 0) for v in line[1:3])
-    axes.errorbar(share, place, xerr=error, fmt="o", color=COLOURS[0])
+found = [[100 * float(v or 0) for v in line[1:3]] for line in shown.values()]
+places = rows([share for share, _ in found])
+for at, i in zip(places.at, places.order, strict=True):
+    share, error = found[i]
+    axes.errorbar(share, at, xerr=error, fmt="o", color=COLOURS[0])
 axes.axvline(95, color="#999999", linewidth=1)
-name_rows(axes, list(shown))
+places.label(axes, list(shown), "coverage", " methods")
 axes.set(xlim=(0, 101), xlabel="true probabilities within their 95% intervals (%), standard error")
 figures.save(figure, args.out / "calibrated_networks.png")
 print(f"table and figure: {path}, {args.out / 'calibrated_networks.png'}")
