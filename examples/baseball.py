@@ -16,7 +16,7 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, federations, figures, reference
-from pyrofl.files.run_folder import table
+from pyrofl.files.text_tables import table
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="Short run with few rounds and draws.")

@@ -15,7 +15,7 @@ import torch
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets
-from pyrofl.files.run_folder import table
+from pyrofl.files.text_tables import table
 from pyrofl.models import fedavg, fedbe
 from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.models.fedbe.posteriors import gaussian, sample

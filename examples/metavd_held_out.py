@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets
-from pyrofl.files.run_folder import table
+from pyrofl.files.text_tables import table
 from pyrofl.metrics import Bins, calibration_error
 from pyrofl.models import metavd
 

@@ -10,7 +10,7 @@ import pyro.distributions as dist
 
 import pyrofl
 from pyrofl import datasets, federations, figures, guides, nets, priors
-from pyrofl.files.run_folder import table
+from pyrofl.files.text_tables import table
 from pyrofl.models import pfedvem
 
 parser = argparse.ArgumentParser(description=__doc__)
