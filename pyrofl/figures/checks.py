@@ -41,7 +41,8 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
     (Talts et al. 2018, figures 3 to 6).
 
     Args:
-        places: title of a panel -> places [N]; NaN are left out.
+        places: title of a panel -> places [N]; NaN are counted, but left out. If there are more
+            panels than a page has room for, the least uniform are drawn.
         bins: equally wide.
         columns: of panels.
     """
@@ -78,7 +79,8 @@ def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
     the shortest N.
 
     Args:
-        places: title of a panel -> name of a curve -> places [N]; NaN are left out.
+        places: title of a panel -> name of a curve -> places [N]; NaN are counted, but left out. If
+            there are more panels than a page has room for, those that deviate most are drawn.
     """
     from scipy.stats import binom
 

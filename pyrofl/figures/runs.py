@@ -45,7 +45,7 @@ def curves(rows: Iterable[style.Row] | pandas.DataFrame, metric: str = "accuracy
     Args:
         rows: of metrics.csv, each with its "method" and "seed" as well. Every model and population
             in them gets a panel, every method and adaptation a line. Populations whose curves are
-            the same, to 1% of the range, share a panel.
+            the same, to 1% of the range, share a panel. Of over 14 lines, the best have colors.
         metric: the one to draw.
 
     Raises:

@@ -148,8 +148,8 @@ def differences(
 
     Args:
         sites: model -> site -> difference, and the ends of its interval; blue is better, orange is
-            worse, grey is inconclusive. Every model gets a panel, sites are from top to bottom,
-            without their names if there is no room for these.
+            worse, grey is inconclusive. Every model gets a panel, sites are from top to bottom; if
+            there is no room for all names, they are sorted by difference, and the ends have names.
         unit: of the differences.
         own: name of the model that the others are compared with.
     """
