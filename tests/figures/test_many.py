@@ -175,8 +175,8 @@ PANELS = {
 }
 
 
-@pytest.mark.parametrize("theme", ["page", "slides"])
-@pytest.mark.parametrize("count", [1, 2, 5, 100])
+@pytest.mark.parametrize("theme", ["page", pytest.param("slides", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 5, 100])
 @pytest.mark.parametrize("name", PANELS)
 def test_panels_fit_on_a_page_and_the_title_says_how_many_are_shown(name, count, theme):
     with figures.theme(theme):
