@@ -355,10 +355,9 @@ def _estimates(own: Estimates) -> Section:
     section = Section("Estimates")
     shown = own.table.drop(columns=["r_hat", "importance_ess"], errors="ignore").dropna(axis=1)
     section.table(("parameter", *shown.columns), _lines(shown))
-    section.note(
-        "Intervals are central 95% intervals of the posterior. ess_bulk and ess_tail: effective "
-        "numbers of draws, of ArviZ. pareto_k: at most 0.7 is reliable."
-    )
+    note = "Intervals are central 95% intervals of the posterior. ess_bulk and ess_tail: effective "
+    note += "numbers of draws, of ArviZ."
+    section.note(f"{note} pareto_k: at most 0.7 is reliable." if "pareto_k" in shown else note)
     if own.ratios is not None:
         section.table((str(own.ratios.index.name), *own.ratios.columns), _lines(own.ratios))
     return section.note(f"No room here for {', '.join(own.left)}.") if own.left else section
