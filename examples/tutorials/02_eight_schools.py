@@ -389,6 +389,8 @@ assert sd < 5.0, "data reduce the standard deviation"
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. In the draws above, which school has the larger effect, A or G? And A or C, whose measurements are 28 and -3? Use `larger`
 #    and `theta`, the draws as an array: `theta = joint["theta"].values.reshape(-1, 8)`.
 # 2. Suppose that school A had measured its 28 points with a standard error of 2 instead of 15. The estimate of A moves to its

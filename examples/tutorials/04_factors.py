@@ -440,6 +440,8 @@ assert complete == 1, (
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. Let all three clients participate in every round (omit `participation`), with `damping=1.0`. How many rounds are needed, and why? Compare
 #    the exact mean, `moments(shift, precision)` of `run.state.server`, after 1, 2 and 3 rounds with `by_hand`; `run.status` needs
 #    several rounds without a change.

@@ -409,6 +409,8 @@ assert np.isclose(correlation(inputs), inverse[0, 1] / (inverse[0, 0] * inverse[
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. Make clinic 9 ordinary, with `ordinary = (np.zeros((5, 1)), clinics["clinic 9"][1] - 21)` and
 #    `mild = Federation.from_arrays(clinics | {"clinic 9": ordinary}).to("cpu", torch.float64)`. Which population does LOO
 #    prefer now? Read the warnings, too.

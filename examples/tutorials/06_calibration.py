@@ -386,6 +386,8 @@ assert np.isclose(actual(2.0, 0.5), 0.823, atol=1e-3), (
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. Stop PVI with the full guide after one round instead of ten. What is the shape of the SBC histogram, and why?
 # 2. `checks.predictive_checks(fits["normal"])` compares statistics of each client's rows with those of predictive draws; `p` is
 #    the fraction of the draws with a larger statistic. What is `p` of the largest response (`max`), and why?

@@ -445,6 +445,8 @@ assert np.isclose(coverage_loss(1.0, 99), 0.1), "after t rounds the precision is
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. In the closed form, compute the confidences from the posterior variance alone, $1/s_j^2$ (a variant in table 2 of the
 #    paper), and from the deviation alone, $1/(\mu_j - w)^2$: pass the function to `closed_form(30, ...)`. What is $w$ after 30
 #    rounds? Compare the second with the library, `in_pyro(30, confidence="deviation")`.

@@ -412,6 +412,8 @@ assert spread(5.0, 3) < spread(0.5, 3), "a large alpha gives mixtures near the c
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. Train the clients for 10 local epochs instead of 2: `fedbe.build(net, **(how | {"epochs": 10}))`, with the data of the
 #    triangle, `data` and `test`. How does the accuracy at the centre of the triangle change?
 # 2. Draw 100 mixtures of the models `uploads[-1]` with $\alpha = 5$ instead of 0.5. Where in the triangle do they lie? Compare the

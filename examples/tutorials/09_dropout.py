@@ -301,6 +301,8 @@ for at in (0.5, 1.0, 4.0):
 # %% [markdown]
 # ## Explore
 #
+# Choose one question; the minutes above include one.
+#
 # 1. Give the clients 140 rows of each digit instead of 40, with `datasets.per_class` and the same partition, and use
 #    `fitted(clients=...)`. Does MetaVD still lower the NLL of the training clients?
 # 2. Do clients with few rows get higher dropout rates? Compute the correlation of the mean rate in the last round, from
