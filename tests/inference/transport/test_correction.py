@@ -200,6 +200,7 @@ def test_a_bad_reply_leaves_draws_uncorrected_and_names_the_client(spoil, told):
 
 def test_a_private_method_is_refused_at_the_client(monkeypatch):
     """A server that asks nevertheless gets no number."""
+    pytest.importorskip("dp_accounting")
     study, sent = once(partitioned, 2), {}
     client = study.clients["d"]
     with pytest.raises(CannotCorrect):
