@@ -170,17 +170,15 @@ def _check_roots(structure: Structure, data: Federation) -> None:
 
 def _check_curvature(structure: Structure, batch: Batch) -> None:
     """Raise OtherStructure if the log likelihood has no second derivatives, as of Laplace's law."""
-    u, eta = random_points(structure, batch)
-    at = (eta if structure.mine.size else u).requires_grad_()
+    u, eta = (v.requires_grad_() for v in random_points(structure, batch))
     with torch.enable_grad():
-        value = structure.evaluate(u, eta, batch).likelihood.sum()
-        (slope,) = torch.autograd.grad(value, at, create_graph=True)
+        none = 0 * (u.sum() + eta.sum())  # what the likelihood does not depend on has slope 0
+        value = structure.evaluate(u, eta, batch).likelihood.sum() + none
+        of_u, of_eta = torch.autograd.grad(value, (u, eta), create_graph=True)
+        slope, at = (of_eta, eta) if bool(of_eta.any()) else (of_u, u)
         size = float(slope.detach().abs().max())
-        if not slope.requires_grad:
-            flat = True
-        else:
-            (bend,) = torch.autograd.grad(slope.square().sum(), at)
-            flat = float(bend.abs().max()) <= EXACT * size**2
+        (bend,) = torch.autograd.grad(slope.square().sum() + 0 * at.sum(), at)
+    flat = float(bend.abs().max()) <= EXACT * size**2
     if size and flat:
         raise OtherStructure(
             "the log likelihood is piecewise linear, so that it has no second derivatives"

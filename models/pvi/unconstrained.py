@@ -174,7 +174,10 @@ def layouts(
     An improper prior of real sites has standard deviation `wide`, around 0; that of others 1, as
     for logarithms. A site of rows has as many places as the longest client has `rows`.
     """
-    seen = dict(latent(traced(program, batch, draws)))
+    trace = traced(program, batch, draws)
+    for name, node in trace.nodes.items():
+        refuse_subsampling(name, node)
+    seen = dict(latent(trace))
     found = [_look(name, site, wide, rows) for name, site in seen.items()]
     names = [site.name.removesuffix(DECENTRED) for site in found]
     ours = tuple(s for s, n in zip(found, names, strict=True) if matches(n, shared))
@@ -315,7 +318,6 @@ def _place(name: str, site: Any) -> tuple[str, int]:
         )
     if not others:
         return "", 1
-    refuse_subsampling(name, site)
     return others[0].name, 1 if others[0].name == "rows" else others[0].size
 
 
