@@ -141,6 +141,21 @@ def test_variables_that_were_asked_for_come_first(fitted, tmp_path):
         pyrofl.report(fitted, tmp_path / "r.html")
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"draws": 1}, "draws is 1; expected at least 100"),
+        ({"var_names": []}, "var_names is "),
+        ({"var_names": [5]}, "var_names is "),
+        ({"var_names": ["nope"]}, "nope"),
+    ],
+)
+def test_what_a_report_cannot_have_is_refused(fitted, tmp_path, change, told):
+    with pytest.raises(ValueError, match=told):
+        pyrofl.report(fitted, tmp_path / "page.html", **change)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_diverged_run_has_a_page_that_says_so(tmp_path):
     data = rows()
 

@@ -127,7 +127,8 @@ def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
         raise ValueError("the table has no test rows, so no coverage; expected share below 1")
     sizes = table.groupby("client", sort=False)["test_rows"].first()
     untested -= len(sizes)
-    off = ~table["coverage"].between(table["low"], table["high"])
+    known = table["coverage"].notna()
+    off = known & ~table["coverage"].between(table["low"], table["high"])
     kinds = dict(list(table.groupby("pooling", sort=False)))
     looks = styles(POOLINGS[str(kind)] for kind in kinds)
     rows = many.rows(table.groupby("client", sort=False)["coverage"].mean())
@@ -148,7 +149,8 @@ def coverage_by_client(table: Any, ax: Axes | None = None) -> Figure:
     rows.label(axes, names, "coverage")
     axes.set_xlabel("coverage (fraction of test rows)")
     left = f"{number_of(untested, 'client')} without test rows not shown" if untested else ""
-    note = many.notes("band: 95% range expected by chance; dotted: target", left)
+    gaps = many.missing(table["coverage"])
+    note = many.notes("band: 95% range expected by chance; dotted: target", left, gaps)
     title = "Coverage of prediction sets: "
     title += f"{table['client'][off].nunique()} of {len(sizes)} clients outside the expected range"
     return with_legend(figure, [axes], note=note, ax=ax, title=title)

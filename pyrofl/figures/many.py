@@ -25,6 +25,19 @@ NAMED = 60  # most rows that all have names
 CROWD = 150  # dots that are drawn large
 
 
+def refuse_lengths(**values: Any) -> int:
+    """Return the length that all values have; ValueError if they differ, or have none.
+
+    >>> refuse_lengths(names=["a", "b"], raw=[1.0, 2.0])
+    2
+    """
+    sizes = {name: len(value) for name, value in values.items() if value is not None}
+    if len({*sizes.values()}) > 1 or not all(sizes.values()):
+        told = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise ValueError(f"{told}; expected equal numbers of entries, at least one")
+    return next(iter(sizes.values()))
+
+
 def named() -> int:
     """Return the most rows that all have names: fewer with larger type, as on slides."""
     return int(NAMED / pt(1) ** 2)

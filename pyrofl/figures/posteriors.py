@@ -21,6 +21,7 @@ __all__ = ["conditional", "cost", "courses", "forest", "lines", "pooling", "shri
 
 MOST_ROWS = 30  # that can be read one by one
 MOST_LETTERS = 16  # of the name of a dot
+ENDS = ("mean", "low", "high")
 TARGETS = {"difference": (0.0, 0.2), "ratio": (1.0, 0.15)}  # what is equal, and what is near it
 GOLDEN = 0.618034  # multiples of it, less their whole parts, keep apart
 NEAR = "grey: differences below 0.2 sds, ratios within 15%"
@@ -40,8 +41,7 @@ def cost(table: Any, names: tuple[str, str] = ("federated", "pooled rows")) -> F
         return _lanes(table, names)
     figure = style.canvas(8.4, many.height(len(table)))
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
-    ends = ("mean", "low", "high")
-    mine, other = (tuple(table[w + c].to_numpy() for c in ends) for w in ("", "reference_"))
+    mine, other = (tuple(table[w + c].to_numpy() for c in ENDS) for w in ("", "reference_"))
     left.set_xlabel("mean and 95% interval")
     if table["variable"].nunique() > 1:  # of different units, perhaps
         centre, unit = (table[c].to_numpy() for c in ("reference_mean", "reference_sd"))
@@ -159,6 +159,11 @@ def forest(
         truth: values [J] that all fits are about.
         ax: where to draw; None makes a figure.
     """
+    if not fits:
+        raise ValueError("fits is empty; expected name -> (mean, low, high)")
+    for name, (mean, low, high) in fits.items():
+        ends = {f"{part} of {name}": v for part, v in zip(ENDS, (mean, low, high), strict=True)}
+        many.refuse_lengths(labels=labels, truth=truth, **ends)
     rows = many.rows(next(iter(fits.values()))[0])
     height = many.height(len(labels), 0.55 * len(fits))
     figure, axes = style.one_panel(6.4, height, ax, grid=None)
@@ -192,6 +197,8 @@ def shrinkage(
         truth: [J], what turned out later.
         ax: where to draw; None makes a figure.
     """
+    mean, low, high = posterior
+    many.refuse_lengths(names=names, raw=raw, mean=mean, low=low, high=high, truth=truth)
     order = np.argsort(-np.asarray(raw), kind="stable")
     raw, mean, low, high = (np.asarray(v, dtype=float)[order] for v in (raw, *posterior))
     rows = many.rows(raw)
@@ -264,6 +271,11 @@ def courses(
         up: label of the parameters, with their unit.
     """
     columns = 4 if len(labels) <= 16 else 6
+    many.refuse_lengths(
+        labels=labels,
+        **{n: np.asarray(v).T for n, v in zip(ENDS, posterior, strict=True)},
+    )
+    many.refuse_lengths(at=at, mean=posterior[0])
     look: dict[str, Any] = {"grid": None, "across": across, "up": up, "sharex": True}
     shown, some = many.fitting(range(len(labels)), columns, 1.8, "parameters")
     figure, grid = panels(len(shown), columns, 2.1, 1.8, (0, 0.6), **look)

@@ -308,7 +308,13 @@ def reliability(bins: Mapping[str, Bins]) -> Figure:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure to a file atomically, completely or not at all."""
+    """Write a figure to a file atomically, completely or not at all.
+
+    Raises:
+        ValueError: if the name has no ending, such as .png, .pdf or .svg.
+    """
+    if not Path(path).suffix:
+        raise ValueError(f"{str(path)!r} has no ending; expected a name such as figure.png")
     with replacing(path) as temporary, warnings.catch_warnings():
         temporary.parent.mkdir(parents=True, exist_ok=True)
         # Fonts have no pictures, and few alphabets; then there is a box instead.

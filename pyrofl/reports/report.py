@@ -18,6 +18,8 @@ from pyrofl.reports import first_page as words
 from pyrofl.reports import parameters
 from pyrofl.reports.page import Section, page, write
 
+LEAST = 100  # draws
+
 
 @checked
 def report(
@@ -51,7 +53,7 @@ def report(
 
     Raises:
         ValueError: if the file exists or its name does not end in .html, a variable is unknown,
-            or jinja2 is not installed.
+            draws is below 100, or jinja2 is not installed.
 
     Examples:
         >>> from tempfile import mkdtemp
@@ -66,6 +68,9 @@ def report(
     """
     path = Path(path)
     refuse_no_output(path, (".html",), overwrite)
+    if draws < LEAST:
+        raise ValueError(f"draws is {draws}; expected at least {LEAST}, for intervals of 95%")
+    _refuse_unknown(run, var_names)
     page("", [])
     problems = run.warnings
     if isinstance(run.method.model, Supervised):
@@ -84,6 +89,16 @@ def report(
         found = parameters.sections(run, own, drawn, problems, data)
     write(path, page(question or title, found))
     return path
+
+
+def _refuse_unknown(run: Run, var_names: Sequence[str] | None) -> None:
+    """Raise ValueError if variables of the report are no sites of a program."""
+    if var_names is None:
+        return
+    if parameters.is_regression(run) or isinstance(run.method.model, Supervised):
+        raise ValueError("var_names is for programs; omit it for a regression or a network")
+    if not var_names or not all(isinstance(name, str) for name in var_names):
+        raise ValueError(f"var_names is {var_names!r}; expected names of variables, or None")
 
 
 def _of_network(run: Run, data: str, problems: Sequence[str]) -> tuple[str, list[Section]]:

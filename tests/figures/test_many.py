@@ -356,3 +356,56 @@ def test_levels_and_groups_of_a_conditional_effect_can_be_told_apart():
     assert len({*looks}) >= 8
     at = np.concatenate([c.lines[0].get_xdata() for c in figure.axes[0].containers])
     assert np.abs(at - at.round()).max() < 0.5  # a level's bars are next to its name
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        (lambda: figures.forest({}, ["a"], "t"), "fits is empty"),
+        (lambda: figures.forest({"m": ([1.0], [0.0], [2.0])}, ["a", "b"], "t"), "labels has 2"),
+        (
+            lambda: figures.forest({"m": ([1.0], [0.0], [2.0])}, ["a"], "t", truth=[1.0, 2.0]),
+            "truth has 2",
+        ),
+        (
+            lambda: figures.shrinkage(["a", "b"], [1.0], ([1.0], [0.0], [2.0]), 0.0, "t"),
+            "names has 2, raw has 1",
+        ),
+        (lambda: figures.shrinkage([], [], ([], [], []), 0.0, "t"), "at least one"),
+        (
+            lambda: figures.courses([0, 1, 2], (np.ones((3, 2)),) * 3, ["a"], "x", "y"),
+            "labels has 1, mean has 2",
+        ),
+        (
+            lambda: figures.courses([0, 1], (np.ones((3, 1)),) * 3, ["a"], "x", "y"),
+            "at has 2, mean has 3",
+        ),
+        (
+            lambda: figures.save(
+                figures.forest({"m": ([1.0], [0.0], [2.0])}, ["a"], "t"), "picture"
+            ),
+            "has no ending",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_in_one_line(draw, told):
+    with pytest.raises(ValueError, match=told) as raised:
+        draw()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_client_of_unknown_coverage_is_not_outside_the_range():
+    table = pd.DataFrame(
+        {
+            "client": ["a", "b"],
+            "pooling": "pooled",
+            "coverage": [np.nan, 0.9],
+            "low": 0.7,
+            "high": 1.0,
+            "target": 0.8,
+            "test_rows": 10,
+        }
+    )
+    figure = figures.coverage_by_client(table)
+    assert "0 of 2 clients outside" in title(figure)
+    assert "1 missing value (NaN) not shown" in note(figure)
