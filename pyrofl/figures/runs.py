@@ -274,7 +274,9 @@ def tuning(rows: Iterable[style.Row] | pandas.DataFrame, metric: str) -> Figure:
     axes.set_xlabel("rounds of training")
     axes.set_ylabel(f"{style.axis_label(metric)}\non validation rows")
     title = f"{style.heading(metric)} of {len(last)} settings on validation rows"
-    return with_legend(figure, [axes], looks, "the first one is chosen", title=title)
+    chosen = sum(map(bool, last["chosen"]))
+    note = "the first one is chosen" if chosen == 1 else f"{chosen or 'none'} of them chosen"
+    return with_legend(figure, [axes], looks, note, title=title)
 
 
 def reliability(bins: Mapping[str, Bins]) -> Figure:

@@ -409,3 +409,15 @@ def test_a_client_of_unknown_coverage_is_not_outside_the_range():
     figure = figures.coverage_by_client(table)
     assert "0 of 2 clients outside" in title(figure)
     assert "1 missing value (NaN) not shown" in note(figure)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [("", "none of them chosen"), ("yes", "the first one is chosen")],
+)
+def test_tuning_says_which_setting_is_chosen_only_if_one_is(chosen, told):
+    rows = [
+        {"setting": "a", "rounds": 3, "score": 0.3, "chosen": ""},
+        {"setting": "b", "rounds": 3, "score": 0.9, "chosen": chosen},
+    ]
+    assert told in note(figures.tuning(rows, "accuracy"))
