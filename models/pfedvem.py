@@ -108,6 +108,7 @@ def information(
     x = x.reshape(clients * width, 1, *x.shape[2:])
 
     def outputs(each: Tensors, _: Tensor) -> Tensor:
+        """Return the network's outputs for each row with heads of its own, [C * N, 1, K]."""
         if run:
             return run(each, x)
         wide = {n: v[:, None].expand(clients, width, *v.shape[1:]) for n, v in base.items()}

@@ -163,6 +163,7 @@ class TwoStage:
         known, z, log_p1 = held["known"] > 0, held["draws"], held["log_p1"]
 
         def log_density(u: Tensor) -> Tensor:
+            """Return the log density [N] of shared variables u [N, d], up to a constant."""
             terms = self._terms(u, z[known], log_p1[known])
             prior: Tensor = self._prior(u) + (terms.logsumexp(-1) - math.log(self.draws)).sum(-1)
             return prior
@@ -266,6 +267,7 @@ class TwoStage:
         u = self.ours.prior()[0].double()
 
         def log_density(z: Tensor) -> Tensor:
+            """Return the client's log density [N] of own variables z [N, m], under p_1."""
             shared = u.expand(len(z), 1, -1)
             rows = self.evaluate(shared, z[:, None], one, "")[:, 0]
             return rows + self._first_prior(z, middle, width)

@@ -103,7 +103,7 @@ def few(monkeypatch):
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("section", others_slow(SECTIONS, SECTIONS[::4]), ids=title)
+@pytest.mark.parametrize("section", SECTIONS, ids=title)
 def test_programs_run(section):
     """In one round, with few weights; a site of every line of the table is there."""
     short = BEGIN.replace("fit(method, data,", "fit(method, data, 1,")

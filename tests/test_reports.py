@@ -156,6 +156,14 @@ def test_what_a_report_cannot_have_is_refused(fitted, tmp_path, change, told):
     assert not [*tmp_path.iterdir()]
 
 
+def test_variables_are_chosen_of_programs_only(tmp_path):
+    data = federations.split(datasets.load("digits"), "iid", clients=2)
+    method = fedavg.build(nets.build("softmax", (64,), 10))
+    run = pyrofl.fit(method, data, rounds=1, progress=False)
+    with pytest.raises(ValueError, match="var_names is for programs"):
+        pyrofl.report(run, tmp_path / "page.html", var_names=["w"])
+
+
 def test_a_diverged_run_has_a_page_that_says_so(tmp_path):
     data = rows()
 

@@ -86,7 +86,7 @@ class FactorServer:
         return every, others, others + share * (log_prior + growth - prior)
 
     def replace(self, server: Tensors, factors: Tensors, _: Generator) -> Tensors:
-        """Return the server state with other factors of clients, whose number may differ."""
+        """Return the server state with new factors; the number of clients may change."""
         totals = {
             n: factors[f"server/{n}"].sum(0) - server[f"server/{n}"].sum(0) for n in PARAMETERS
         }

@@ -50,6 +50,7 @@ def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure
 
     words: dict[str, Any] = {"across": "rank of the true value among the draws (fraction)"}
     words |= {"up": "replications", "sharex": True, "sharey": True}
+    many.refuse_lengths(places=places)
     every = [np.histogram(_finite(values), bins, (0, 1))[0] for values in places.values()]
     uneven = [found.std() / max(1.0, found.mean()) ** 0.5 for found in every]
     shown, some = many.worst([*places], uneven, columns, 1.7, "parameters")
@@ -85,6 +86,7 @@ def coverage(places: Mapping[str, Mapping[str, Any]]) -> Figure:
     from scipy.stats import binom
 
     levels = np.linspace(0, 1, 101)
+    many.refuse_lengths(places=places)
     inside = {
         title: {name: _inside(_finite(values), levels) for name, values in curves.items()}
         for title, curves in places.items()
@@ -258,6 +260,10 @@ def narrowing(
         truth: what it is.
         ax: where to draw; None makes a figure.
     """
+    many.refuse_lengths(fits=fits)
+    for name, (mean, low, high) in fits.items():
+        many.refuse_lengths(sizes=sizes, mean=mean, low=low, high=high)
+        many.refuse_swapped(name, low, high)
     figure, axes = style.one_panel(5.8, 3.9, ax, grid="y")
     at, shift = np.arange(len(sizes)), 0.5 / len(fits)
     if truth is not None:
@@ -285,5 +291,7 @@ def _gaps(every: Iterable[Any]) -> str:
 
 
 def _finite(values: Any) -> Any:
+    """Return the known places; ValueError if one is not between 0 and 1."""
     found = np.asarray(values, dtype=float).ravel()
+    many.refuse_outside("places", found, 0.0, 1.0)
     return found[np.isfinite(found)]

@@ -25,17 +25,26 @@ NAMED = 60  # most rows that all have names
 CROWD = 150  # dots that are drawn large
 
 
-def refuse_lengths(**values: Any) -> int:
-    """Return the length that all values have; ValueError if they differ, or have none.
-
-    >>> refuse_lengths(names=["a", "b"], raw=[1.0, 2.0])
-    2
-    """
+def refuse_lengths(**values: Any) -> None:
+    """Raise ValueError if the lengths of the values differ or are 0; None is no value."""
     sizes = {name: len(value) for name, value in values.items() if value is not None}
     if len({*sizes.values()}) > 1 or not all(sizes.values()):
-        told = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ValueError(f"{told}; expected equal numbers of entries, at least one")
-    return next(iter(sizes.values()))
+        found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise ValueError(f"{found}; expected the same length, at least 1")
+
+
+def refuse_outside(name: str, values: Any, low: float, high: float = np.inf) -> None:
+    """Raise ValueError if a value is outside an interval; NaN is not."""
+    found = np.asarray(values, dtype=float)
+    if bool((wrong := (found < low) | (found > high)).any()):
+        expected = f"at least {low:g}" if high == np.inf else f"between {low:g} and {high:.4g}"
+        raise ValueError(f"{name} has {found[wrong][0]:.4g}; expected numbers {expected}")
+
+
+def refuse_swapped(name: str, low: Any, high: Any) -> None:
+    """Raise ValueError if the lower end of an interval is above its upper end."""
+    if bool((np.asarray(low, dtype=float) > np.asarray(high, dtype=float)).any()):
+        raise ValueError(f"{name} has a lower end above the upper end; expected mean, low, high")
 
 
 def named() -> int:
@@ -174,9 +183,10 @@ def missing(*values: Any) -> str:
     >>> missing([1.0, float("nan")], [float("nan")] * 2)
     '2 missing values (NaN) not shown'
     """
-    gaps = np.any([~np.isfinite(np.asarray(v, dtype=float)) for v in values], axis=0)
-    count = int(gaps.sum())
-    return f"{count:,} missing value{'s' * (count > 1)} (NaN) not shown" if count else ""
+    every = np.array([np.asarray(v, dtype=float) for v in values])
+    count = int((~np.isfinite(every)).any(0).sum())
+    kinds = "NaN or infinite" if np.isinf(every).any() else "NaN"
+    return f"{count:,} missing value{'s' * (count > 1)} ({kinds}) not shown" if count else ""
 
 
 def notes(*texts: str) -> str:

@@ -21,6 +21,8 @@ __all__ += ["entropies", "histograms", "simplex"]
 
 COLUMNS = 4  # of panels
 THIN = 60  # clients with a line of their own
+TINIEST = np.finfo(float).tiny  # positive number
+ROUNDING = 1e-4  # of entropies in single precision
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
 
 
@@ -33,6 +35,7 @@ def alphas(history: Mapping[str, Any], names: Sequence[str] = ()) -> Figure:
         names: of each client, the title of its panel; those with the same one share it, each with
             its kind of line. Default: a panel per client.
     """
+    many.refuse_lengths(history=history)
     weights = {title: np.asarray(value) for title, value in history.items()}
     rounds, clients, branches = next(iter(weights.values())).shape
     alike: dict[str, list[int]] = {}
@@ -124,6 +127,10 @@ def confidence_histogram(models: Mapping[str, tuple[Any, Any]], bins: int = 15) 
             models: probability of the predicted class, and whether it is the true one.
         bins: of confidence, equally wide.
     """
+    many.refuse_lengths(models=models)
+    for confidence, right in models.values():
+        many.refuse_lengths(confidence=np.ravel(confidence), right=np.ravel(right))
+        many.refuse_outside("confidence", confidence, 0.0, 1.0)
     shown, some = many.fitting(models, COLUMNS, 3.4, "models")
     wide = max(3.3, 4.2 / len(shown))
     figure, grid = panels(len(shown), COLUMNS, wide, 3.4, up="predictions (%)", sharey=True)
@@ -151,6 +158,7 @@ def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: in
         bins: equally wide.
     """
     values = [np.asarray(v).ravel() for of in panels_of.values() for v in of.values()]
+    many.refuse_lengths(panels_of=values)
     all_values = np.concatenate(values)
     edges = np.histogram_bin_edges(all_values[np.isfinite(all_values)], bins)
     shown, some = many.fitting(panels_of, 3, 2.9)
@@ -187,6 +195,10 @@ def entropies(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | Non
     top = float(np.log(classes))
     edge = [Stroke(linewidth=4, foreground="white"), Normal()]
     every = {n: [np.asarray(v, dtype=float).ravel() for v in of] for n, of in entropy.items()}
+    many.refuse_lengths(entropy=every)
+    for name, of in every.items():
+        many.refuse_lengths(**{name: of})
+        many.refuse_outside(name, np.concatenate(of), -ROUNDING, top + ROUNDING)
     for name, look in styles(every).items():
         clients = [value[np.isfinite(value)] for value in every[name]]
         thin: dict[str, Any] = {"color": look["color"], "lw": 0.7, "alpha": 0.4}
@@ -242,6 +254,10 @@ def distance(measures: Mapping[str, Mapping[str, Any]]) -> Figure:
     """
     from scipy.stats import t
 
+    many.refuse_lengths(measures=measures)
+    for label, curves in measures.items():
+        for values in curves.values():
+            many.refuse_outside(label, values, TINIEST)
     shown, some = many.fitting(measures, 3, 3.7, "quantities")
     figure, grid = panels(len(shown), 3, max(4.4, 5.4 / len(shown)), 3.7)
     looks = styles(name for curves in measures.values() for name in curves)

@@ -159,11 +159,11 @@ def forest(
         truth: values [J] that all fits are about.
         ax: where to draw; None makes a figure.
     """
-    if not fits:
-        raise ValueError("fits is empty; expected name -> (mean, low, high)")
+    many.refuse_lengths(fits=fits)
     for name, (mean, low, high) in fits.items():
         ends = {f"{part} of {name}": v for part, v in zip(ENDS, (mean, low, high), strict=True)}
         many.refuse_lengths(labels=labels, truth=truth, **ends)
+        many.refuse_swapped(name, low, high)
     rows = many.rows(next(iter(fits.values()))[0])
     height = many.height(len(labels), 0.55 * len(fits))
     figure, axes = style.one_panel(6.4, height, ax, grid=None)
@@ -172,7 +172,7 @@ def forest(
     if truth is not None:
         _stars(axes, rows, truth)
     axes.set_xlabel(title)
-    note = many.missing(*np.transpose([mean for mean, _, _ in fits.values()]).T)
+    note = many.missing(*(values for fit in fits.values() for values in fit))
     about = "Posterior means and 95% intervals" + (" of each fit" if len(fits) > 1 else "")
     return with_legend(figure, [axes], note=note, ax=ax, title=about)
 
@@ -243,6 +243,7 @@ def pooling(
     size = np.asarray(size, dtype=float)
     # Clients of one size would hide each other.
     beside = size * np.exp(0.04 * np.sin(2.4 * np.arange(len(size))))
+    many.refuse_lengths(size=size, raw=raw[0], errors=raw[1], partial=partial[0], sds=partial[1])
     fits = {"each on its own": (raw, COLOURS[1]), "hierarchical": (partial, COLOURS[0])}
     dot = many.dots(len(size))
     look: dict[str, Any] = {"fmt": "o", "ms": 0.65 * dot["s"] ** 0.5, "lw": 1.2 * dot["alpha"]}
@@ -296,6 +297,7 @@ def lines(clients: Mapping[str, tuple[Any, Any, Any, Any]], across: str, up: str
         across: label of x, with its unit.
         up: label of y, with its unit.
     """
+    many.refuse_lengths(clients=clients)
     columns = 6 if len(clients) <= 24 else 8
     shown, some = many.fitting(clients, columns, 1.25, "clients")
     clients = {name: clients[name] for name in shown}

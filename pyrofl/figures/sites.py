@@ -77,6 +77,9 @@ def confidence(tau: Any, deviation: Any, size: Any) -> Figure:
         size: [J], training rows.
     """
     tau, deviation, size = (np.asarray(value, dtype=float) for value in (tau, deviation, size))
+    many.refuse_lengths(tau=tau, deviation=deviation, size=size)
+    many.refuse_outside("tau", tau, 0.0)
+    many.refuse_outside("deviation", deviation, 0.0)
     share = 100 * tau / tau.sum()
     figure, (weights, distances) = panels(2, 2, 4.4, 3.6, grid=None)
     weights.scatter(size, share, color=COLOURS[0], **many.dots(len(size)))
@@ -108,6 +111,7 @@ def clients(size: Any, value: Any, metric: str, ax: Axes | None = None) -> Figur
     """
     size, named = np.asarray(size), isinstance(value, Mapping)
     models = {n: np.asarray(v, dtype=float) for n, v in (value if named else {"": value}).items()}
+    many.refuse_lengths(size=size, **{name or "value": found for name, found in models.items()})
     figure, axes = style.one_panel(5.4, 3.8, ax)
     # Clients of one size would hide each other.
     beside = size * np.exp(0.03 * np.sin(2.4 * np.arange(len(size)))) if named else size
@@ -153,6 +157,7 @@ def differences(
         unit: of the differences.
         own: name of the model that the others are compared with.
     """
+    many.refuse_lengths(sites=sites)
     names = list(next(iter(sites.values())))
     columns = min(COLUMNS, len(sites))
     most = min(style.TALLEST / -(-len(sites) // columns), many.height(len(names)) - 1)
@@ -166,6 +171,8 @@ def differences(
         "inconclusive": {"color": GREY, "marker": "D"},
     }
     every = {model: np.array([of[n] for n in names], dtype=float).T for model, of in sites.items()}
+    for model, (_, low, high) in every.items():
+        many.refuse_swapped(model, low, high)
     known = np.isfinite([values[0] for values in every.values()])
     total = np.nansum([values[0] for values in every.values()], axis=0)
     mean = np.where(known.any(0), total / np.maximum(1, known.sum(0)), np.nan)

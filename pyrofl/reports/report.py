@@ -53,7 +53,8 @@ def report(
 
     Raises:
         ValueError: if the file exists or its name does not end in .html, a variable is unknown,
-            draws is below 100, or jinja2 is not installed.
+            var_names is given for a regression or a network, draws is below 100, or jinja2 is not
+            installed.
 
     Examples:
         >>> from tempfile import mkdtemp

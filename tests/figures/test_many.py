@@ -361,7 +361,7 @@ def test_levels_and_groups_of_a_conditional_effect_can_be_told_apart():
 @pytest.mark.parametrize(
     ("draw", "told"),
     [
-        (lambda: figures.forest({}, ["a"], "t"), "fits is empty"),
+        (lambda: figures.forest({}, ["a"], "t"), "fits has 0"),
         (lambda: figures.forest({"m": ([1.0], [0.0], [2.0])}, ["a", "b"], "t"), "labels has 2"),
         (
             lambda: figures.forest({"m": ([1.0], [0.0], [2.0])}, ["a"], "t", truth=[1.0, 2.0]),
@@ -371,7 +371,7 @@ def test_levels_and_groups_of_a_conditional_effect_can_be_told_apart():
             lambda: figures.shrinkage(["a", "b"], [1.0], ([1.0], [0.0], [2.0]), 0.0, "t"),
             "names has 2, raw has 1",
         ),
-        (lambda: figures.shrinkage([], [], ([], [], []), 0.0, "t"), "at least one"),
+        (lambda: figures.shrinkage([], [], ([], [], []), 0.0, "t"), "at least 1"),
         (
             lambda: figures.courses([0, 1, 2], (np.ones((3, 2)),) * 3, ["a"], "x", "y"),
             "labels has 1, mean has 2",
@@ -386,6 +386,29 @@ def test_levels_and_groups_of_a_conditional_effect_can_be_told_apart():
             ),
             "has no ending",
         ),
+        (lambda: figures.forest({"m": ([1.0], [2.0], [0.0])}, ["a"], "t"), "m has a lower end"),
+        (lambda: figures.differences({"m": {"s": (1.0, 2.0, 0.0)}}, "u"), "m has a lower end"),
+        (lambda: figures.differences({}, "u"), "sites has 0"),
+        (lambda: figures.narrowing([1, 2], {"m": ([1.0], [0.0], [2.0])}, "t"), "sizes has 2"),
+        (lambda: figures.ranks({"p": [0.2, 37.0]}), "places has 37"),
+        (lambda: figures.ranks({}), "places has 0"),
+        (lambda: figures.coverage({"a": {"b": [-5.0, 0.5]}}), "places has -5"),
+        (lambda: figures.entropies({"a": [[0.2, 1.5]]}, 3), "a has 1.5"),
+        (lambda: figures.entropies({"a": []}, 3), "a has 0"),
+        (
+            lambda: figures.confidence_histogram({"a": ([40.0, 90.0], [1, 0])}),
+            "confidence has 40",
+        ),
+        (lambda: figures.confidence([1.0, -2.0], [1.0, 1.0], [1, 2]), "tau has -2"),
+        (lambda: figures.clients([1, 2], [0.5], "accuracy"), "size has 2, value has 1"),
+        (
+            lambda: figures.pooling([1, 2], ([1.0], [1.0]), ([1.0], [1.0]), 0.0, "t"),
+            "size has 2, raw has 1",
+        ),
+        (lambda: figures.distance({"m": {"a": [[1.0, 0.0]]}}), "m has 0"),
+        (lambda: figures.histograms({}, "x"), "panels_of has 0"),
+        (lambda: figures.lines({}, "x", "y"), "clients has 0"),
+        (lambda: figures.alphas({}), "history has 0"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_in_one_line(draw, told):
@@ -421,3 +444,9 @@ def test_tuning_says_which_setting_is_chosen_only_if_one_is(chosen, told):
         {"setting": "b", "rounds": 3, "score": 0.9, "chosen": chosen},
     ]
     assert told in note(figures.tuning(rows, "accuracy"))
+
+
+def test_an_interval_without_end_is_counted_as_missing():
+    fits = {"m": ([1.0, 2.0], [-math.inf, 1.0], [2.0, 3.0])}
+    told = note(figures.forest(fits, ["p", "q"], "t"))
+    assert "1 missing value (NaN or infinite) not shown" in told

@@ -68,6 +68,15 @@ def absolute_errors(received, local, batch):
             pyro.sample("y", dist.Laplace(effect, NOISE), obs=batch.y)
 
 
+def sharp(received, local, batch):
+    """Have absolute deviations whose scale is shared: only the scale has second derivatives."""
+    with batch.clients():
+        width = pyro.sample("width", dist.HalfNormal(1.0))
+        effect = pyro.sample("effect", dist.Normal(0.0, SPREAD))
+        with batch.rows():
+            pyro.sample("y", dist.Laplace(effect, width), obs=batch.y)
+
+
 def counts(received, local, batch):
     with batch.clients():
         mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -124,6 +133,7 @@ def assert_mu(run: pyrofl.Run, *names: str) -> None:
             "pvi",
             "method: PVI, 10 to 60 rounds, as the log likelihood is piece",
         ),
+        (sharp, "width", "pvi", "method: PVI, 10 to 60 rounds, as the log likelihood is piece"),
         (gamma_effects, "shape", "pvi", "method: PVI, 10 to 60 rounds, as site 'rate' of each cl"),
     ],
 )
@@ -285,3 +295,35 @@ def test_a_client_whose_rows_are_masked_has_reported():
 def test_likelihood_factors_alone_have_the_sites_without_a_choice():
     method = likelihood_factors.hierarchical(normal, rows(), shared="mu")
     assert "method:" not in method.metadata.sites
+
+
+def of_unknown_rows(received, local, batch):
+    """Have responses that are unknown where y is above 2, and no variable of a client but these."""
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(mu, NOISE), obs=batch.y, obs_mask=batch.y <= 2.0)
+
+
+def test_rows_may_have_the_only_variables_of_a_client():
+    data = rows()
+    run = pyrofl.fit(pyrofl.hierarchical(of_unknown_rows, data, shared="mu"), data, progress=False)
+    known = data.y[data.y <= 2.0]
+    assert 0 < len(known) < len(data.y)
+    precision = 1 / 4 + len(known) / NOISE**2
+    mean, sd = float(known.sum()) / NOISE**2 / precision, precision**-0.5
+    draws = run.to_arviz(draws=4000, progress=False)["posterior"]["mu"]
+    assert abs(float(draws.mean()) - mean) < 4 * sd / 1700**0.5
+    assert abs(float(draws.std()) / sd - 1) < 4 / (2 * 1700) ** 0.5
+
+
+def of_some_rows(received, local, batch):
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        with pyro.plate("some", batch.y.shape[1], subsample_size=1, dim=-1) as at:
+            pyro.sample("y", dist.Normal(mu, NOISE), obs=batch.y[:, at])
+
+
+def test_a_plate_with_subsampling_is_refused_when_the_method_is_built():
+    with pytest.raises(ValueError, match="is in plate 'some', which subsamples 1 of 3 entries"):
+        pyrofl.hierarchical(of_some_rows, rows(), shared="mu")

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
-import jupytext
-
 import pyrofl
 from making.cards import capital, card_pages
 from making.gallery import card, gallery_pages, grid
+from pyrofl.cli.output import notebooks
 
 LESSON = re.compile(r"(?m)^\d+\. \[(.+)\]\(\.\./tutorials/(\w+)\.py\): (.+)$")
 PICTURES = (  # of the gallery, one for each lesson
@@ -51,11 +50,10 @@ def make(docs: Path) -> None:
 def tutorials(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the tutorials as notebooks, without outputs, and what lies beside them."""
     for script in sorted(folder.glob("[0-9]*.py")):
-        notebook = jupytext.read(script)
+        notebook = notebooks.read(script)
         for i, cell in enumerate(notebook.cells):
             cell["id"] = f"{script.stem}-{i}"
-            cell["source"] = re.sub(r"(?m)^# quick: .*\n?", "", cell["source"]).rstrip()
-        yield f"tutorials/{script.stem}.ipynb", jupytext.writes(notebook, fmt="ipynb")
+        yield f"tutorials/{script.stem}.ipynb", notebooks.write(notebook)
     for helper in sorted(folder.glob("[a-z]*.py")):
         yield f"tutorials/{helper.name}", helper.read_text()
     listed = (folder.parent / "docs" / "tutorials.md").read_text()

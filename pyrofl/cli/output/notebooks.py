@@ -39,12 +39,15 @@ class Exercise:
 
 
 def read(path: Path) -> Any:
-    """Read a lesson as a notebook of nbformat.
+    """Read a lesson as a notebook of nbformat, without its comment on a short run.
 
     Raises:
         ValueError: if jupytext is not installed.
     """
-    return _jupytext().read(path, fmt="py:percent")
+    notebook = _jupytext().read(path, fmt="py:percent")
+    for cell in notebook.cells:
+        cell["source"] = re.sub(r"(?m)^# quick: .*\n?", "", cell["source"]).rstrip()
+    return notebook
 
 
 def write(notebook: Any) -> str:
@@ -120,7 +123,7 @@ def of_course(path: Path, teacher: bool) -> Any:
             number = int(heading[2])
         elif cell["cell_type"] == "markdown":
             number = 0
-        source = re.sub(r"(?m)^# quick: .*\n?", "", cell["source"]).rstrip()
+        source = cell["source"]
         metadata: dict[str, Any] = {}
         if "solution" in own:
             question += not number
