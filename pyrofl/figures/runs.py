@@ -315,9 +315,9 @@ def save(figure: Figure, path: str | Path) -> None:
     Raises:
         ValueError: if the name has no ending, such as .png, .pdf or .svg.
     """
-    if not Path(path).suffix:
-        raise ValueError(f"{str(path)!r} has no ending; expected a name such as figure.png")
     with replacing(path) as temporary, warnings.catch_warnings():
+        if not Path(path).suffix:
+            raise ValueError(f"{str(path)!r} has no ending; expected a name such as figure.png")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         # Fonts have no pictures, and few alphabets; then there is a box instead.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
