@@ -131,9 +131,16 @@ def save(data: Any, path: str | Path) -> None:
 
     `arviz.from_netcdf` of 0.23 and 1.x, and `xarray.open_datatree`, open it.
     """
-    with replacing(path) as temporary:
+    with replacing(path, _has_rows(data)) as temporary:
         _find_room(data, temporary)
         data.to_netcdf(temporary, engine="h5netcdf")
+
+
+def _has_rows(data: Any) -> bool:
+    """Return whether ArviZ data hold values of rows, such as responses."""
+    groups = (data.groups() if callable(data.groups) else data.children) or ()
+    each = (data[group.strip("/")] for group in groups if group.strip("/"))
+    return any("row" in part.dims for part in each)
 
 
 def _find_room(data: Any, path: Path) -> None:

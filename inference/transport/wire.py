@@ -21,6 +21,7 @@ from pyrofl.tensors import Tensors, role
 Flat = dict[str, Any]
 """Names -> tensors [C, ...], numbers, texts, or tuples of texts."""
 
+MOST_SHOWN = 1000  # characters of a received text in logs and records
 ASKED = ("model", "adaptation", "part", "draws", "metrics")  # optional evaluation settings
 
 
@@ -78,6 +79,17 @@ def refuse_others(order: Mapping[str, Any], method: Method) -> None:
     if odd := sorted(n for n in theirs | mine if theirs.get(n) != mine.get(n)):
         each = (f"{n.replace('/', ' of ')} is {mine.get(n)}, but {theirs.get(n)}" for n in odd)
         raise InvalidRequestError(f"{'; '.join(each)} at the server; use the same at both")
+
+
+def plain(text: object, most: int = MOST_SHOWN) -> str:
+    r"""Return a received text in one line: without control characters, and cut where it is long.
+
+    >>> plain("a\nb\x1b[31m")
+    'a b [31m'
+    """
+    found = text if isinstance(text, str) else repr(text)
+    shown = "".join(c if c.isprintable() else " " for c in found[:most])
+    return shown if len(found) <= most else f"{shown}... ({len(found):,} characters)"
 
 
 def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:

@@ -18,6 +18,7 @@ from pyrofl.experiments.console import FAILED, Stopped, ending, tell, trace, wha
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
 from pyrofl.files import run_folder, text_tables
+from pyrofl.files.own_files import subfolder
 from pyrofl.inference.budget import PrivacySpent
 from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.engine.messages import kinds
@@ -89,7 +90,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
 
 def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tensors) -> None:
     """Write a run's tables metrics.csv and clients.csv, and create the folder for its figures."""
-    (folder / "figures").mkdir(exist_ok=True)
+    subfolder(folder / "figures")
     metrics = ([row[c] for c in run_folder.METRICS] for row in run.history)
     run_folder.write_csv(folder / "metrics.csv", run_folder.METRICS, metrics)
     clients = run.client_rows(scores, statistics)
@@ -99,6 +100,7 @@ def write_tables(folder: Path, run: Run, scores: list[Scores], statistics: Tenso
 def drawn(folder: Path, shown: Iterable[tuple[str, Callable[[], Figure]]]) -> list[str]:
     """Plot and save figures; return an error message for each figure that failed."""
     failed = []
+    subfolder(folder / "figures")
     for name, make in shown:
         path = folder / f"figures/{name}.png"
         try:

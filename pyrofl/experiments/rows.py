@@ -38,7 +38,7 @@ def save(experiment: Experiment, folder: Path, data: Federation, scores: list[Sc
         or sum(s.predicted.mean.numel() for s in asked if s.predicted) <= MOST
     ):
         columns, lines = _table(data, asked)
-        run_folder.write_csv(folder / NAME, columns, lines)
+        run_folder.write_csv(folder / NAME, columns, lines, is_private=True)
 
 
 def of_run(data: Federation, scores: list[Scores]) -> DataFrame:

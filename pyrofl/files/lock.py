@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from pyrofl.files.own_files import open_own
 
 NAME = ".lock"
 LONGEST = 4096  # bytes of a lock that are read
@@ -47,16 +48,14 @@ def _taken(path: Path) -> int:
     """Open and lock a folder's lock file; return its handle; raise ValueError if it is in use."""
     while True:
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o644)
+            handle = open_own(path, os.O_RDWR)
         except OSError as error:
             raise ValueError(f"{path} cannot be made: {error.strerror}") from error
         try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise ValueError(f"{path} is no file; expected the lock of a run, or nothing")
             if not _lock(handle):
                 raise ValueError(_in_use(path, _holder(handle)))
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), os.stat(path)):
+                if os.path.samestat(os.fstat(handle), os.lstat(path)):
                     return handle
         except BaseException:
             os.close(handle)

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from pyrofl.arguments import checked
 from pyrofl.files import lock
+from pyrofl.files.own_files import PRIVATE
 
 SCHEMA = 2  # of run.json: raised when a key is renamed or changes its meaning
 METRICS = ("round", "model", "adaptation", "population", "metric", "value")
@@ -84,16 +85,19 @@ def only_if_done(*paths: Path) -> Iterator[None]:
 
 @checked
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, is_private: bool = False) -> Iterator[Path]:
     """Yield a temporary path; the file there replaces `path` at the end of the `with` block.
 
     Readers of `path` see the old file or the new one, never a part of it. If the body raises,
-    the old file stays and the new one is removed.
+    the old file stays and the new one is removed. A private file, with values of rows, is readable
+    by its owner alone.
     """
     path = Path(path)
     # Two writers at once must not share a name; the suffix stays, as some libraries read it.
     temporary = path.with_name(f".{uuid4().hex}{path.suffix}")
     try:
+        if is_private:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
@@ -121,12 +125,21 @@ def sweep(path: str | Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def write_csv(
+    path: str | Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    is_private: bool = False,
+) -> None:
     """Write a CSV table with rows of equal length; numbers keep every digit.
 
-    Texts that a spreadsheet would run as a formula are marked, see `safe_cell`.
+    Texts that a spreadsheet would run as a formula are marked, see `safe_cell`. A private table
+    is that of `replacing`.
     """
-    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+    with (
+        replacing(path, is_private) as temporary,
+        open(temporary, "w", newline="", encoding="utf-8") as file,
+    ):
         table = csv.writer(file, lineterminator="\n")
         table.writerow(map(safe_cell, columns))
         for number, row in enumerate(rows):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pyrofl.experiments.console import FAILED, REFUSED, UNLEARNED, Stopped, what
+from pyrofl.files.own_files import append
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.project import Project
@@ -167,8 +168,7 @@ def _end_as_orphan(parent: int) -> None:
 
 
 def _say(log: Path, text: str) -> None:
-    with open(log, "a", encoding="utf-8") as file:
-        file.write(f"{text}\n")
+    append(log, f"{text}\n")
 
 
 def _ended(folder: str, out: Path, transport: Any, settings: Settings, say: Any) -> dict[str, Any]:

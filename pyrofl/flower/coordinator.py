@@ -14,6 +14,7 @@ from typing import Any
 from pyrofl.experiments.console import FAILED, Stopped
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files.lock import locked
+from pyrofl.files.own_files import subfolder
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records
@@ -140,7 +141,7 @@ class Rounds:
         self.methods, self.rows = _built(project, tuple(sizes.values()))
         roster = list(sizes), list(sizes.values()), project.type, project.seed
         self.servers = {
-            name: Server(method, *roster, state=out / name / "server")
+            name: Server(method, *roster, state=subfolder(subfolder(out / name) / "server"))
             for name, method in self.methods.items()
         }
         self.stores = {

@@ -18,6 +18,8 @@ from uuid import uuid4
 
 from pyrofl.experiments.console import FAILED, Stopped
 from pyrofl.files.lock import locked
+from pyrofl.files.own_files import open_own, refuse_link
+from pyrofl.files.run_folder import replacing
 
 MARK = "PYROFL_FLOWER"  # in the environment of all that we have started
 PATIENCE = 10.0  # seconds that a process has to end by itself
@@ -37,6 +39,8 @@ class ProcessGroup:
         """Create Flower's folder `home`, used instead of the user's own Flower folder."""
         self.home, self.mark = home, uuid4().hex
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        for path in (home, *(home.iterdir() if home.is_dir() else ())):  # Flower writes there too
+            refuse_link(path)
         home.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -54,7 +58,7 @@ class ProcessGroup:
 
     def start(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a program of Flower in the background, with its output in HOME/name.log."""
-        with open(self.home / f"{name}.log", "ab") as log:
+        with os.fdopen(open_own(self.home / f"{name}.log", os.O_WRONLY | os.O_APPEND), "ab") as log:
             self.running[name] = subprocess.Popen(
                 [program(words[0]), *words[1:]],
                 stdin=subprocess.DEVNULL,
@@ -169,7 +173,8 @@ def connect(home: Path, address: str, ca: str = "") -> None:
     safe = f"root-certificates = {json.dumps(ca)}" if ca else "insecure = true"
     lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
     lines += [f'address = "{address}"', safe, ""]
-    (home / "config.toml").write_text("\n".join(lines), encoding="utf-8")
+    with replacing(home / "config.toml") as temporary:
+        temporary.write_text("\n".join(lines), encoding="utf-8")
 
 
 def wait_for_port(group: ProcessGroup, name: str, host: str, port: int) -> None:

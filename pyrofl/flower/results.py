@@ -21,6 +21,7 @@ from pyrofl.experiments.results import (
     write_tables,
 )
 from pyrofl.files import checkpoint_file, run_folder
+from pyrofl.files.own_files import subfolder
 from pyrofl.flower.project import Project
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Scores
@@ -70,7 +71,7 @@ class ResultStore:
         source = Source(project.target, features, preparation=columns)
         data = hidden(facts(replace(outline(*shape), source=source)))
         self.run = Run(method, data, server.state, server.seed)
-        folder.mkdir(parents=True, exist_ok=True)
+        subfolder(folder)
         if (folder / KEPT).exists():
             self._take_up(checkpoint_file.read(folder / KEPT, self._about))
         self._read_draws()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from pyrofl.arguments import known
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import checkpoint_file
+from pyrofl.files.own_files import PRIVATE, open_own, subfolder
 from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records
@@ -30,6 +32,7 @@ from pyrofl.inference.transport.wire import (
     InvalidRequestError,
     StateLostError,
     number,
+    plain,
     release,
 )
 from pyrofl.returned import ClientError
@@ -40,6 +43,7 @@ REFUSED, LOST = "refused", "lost"  # what else a site may answer
 OVER = "over"  # informs a site that all rounds are made
 ROWS = "rows"  # in a request: largest number of rows of a client, if the method depends on it
 LOG = "site.log"
+LONG = 100_000  # characters of an error in the log
 RECEIVED = "received"  # folder of the server's last questions, which bring its models
 POSTERIOR = "posterior.nc"
 ABOUT = "site.json"  # name, project and rows of the site that has a folder
@@ -167,7 +171,7 @@ class Site:
     def _question(self, method: str, model: str) -> Path:
         """Return the path of the file with the server's last evaluation request for a model."""
         folder = self.state / RECEIVED
-        folder.mkdir(exist_ok=True)
+        subfolder(folder)
         return folder / f"{method} {Path(model).name}.safetensors"
 
     def client(self, method: str, flat: Flat) -> Client:
@@ -179,7 +183,7 @@ class Site:
         if key not in self._built:
             self._built[key] = self.project.build(clients, rows)
         how: dict[str, Any] = {"min_scored_rows": self.min_scored_rows}
-        how["state"] = self.state / method
+        how["state"] = subfolder(self.state / method)
         return Client(self._built[key][method], self.data, self.project.seed, **how)
 
 
@@ -195,16 +199,18 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
     state = Path(site["state"])
     state.mkdir(parents=True, exist_ok=True)
     log = logging.getLogger("pyrofl.flower.site")
-    handler = logging.FileHandler(state / LOG, encoding="utf-8")
+    opened = open_own(state / LOG, os.O_WRONLY | os.O_APPEND, PRIVATE)  # errors show values of rows
+    file = os.fdopen(opened, "a", encoding="utf-8", errors="backslashreplace")
+    handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
     torch.set_num_threads(1)
     try:
-        log.info("came: %s", ", ".join(sorted(records)))
+        log.info("came: %s", plain(", ".join(sorted(records))))
         if REFUSED in records:
-            log.info("refused: by the server: %s", records[REFUSED].get("why"))
+            log.info("refused: by the server: %s", plain(records[REFUSED].get("why")))
             return {}
         found: Records = {}
         if records.keys() != {OVER}:
@@ -216,7 +222,7 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
             log.info("%s: the study is complete", OVER)
         return found
     except (InvalidRequestError, ClientError) as error:
-        log.info("refused: %s", error)
+        log.info("refused: %s", plain(error, LONG))
         return {REFUSED: {"site": str(site["name"]), "why": str(error)}}
     except Exception as error:
         log.error("%s", traceback.format_exc())
@@ -224,7 +230,7 @@ def answered(site: Mapping[str, Any], records: Mapping[str, Flat]) -> Records:
         return {REFUSED: {"site": str(site["name"]), "why": why}}
     finally:
         log.removeHandler(handler)
-        handler.close()
+        file.close()
 
 
 def shapes(flat: Flat) -> list[str]:

@@ -69,7 +69,9 @@ def test_a_lock_that_no_run_wrote_is_no_matter(tmp_path, content):
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / NAME)
-    with pytest.raises(ValueError, match="is no file; expected the lock of a run, or nothing"):
+    with pytest.raises(
+        ValueError, match="is no file; expected a file or folder of a run, or nothing"
+    ):
         locked(tmp_path).__enter__()
     (tmp_path / NAME).unlink()
     (tmp_path / NAME).mkdir()

@@ -26,6 +26,7 @@ from pyrofl.experiments.rows import LOSSES, By, chosen, of_model
 from pyrofl.experiments.saved_runs import OPEN, SavedRun, runs
 from pyrofl.files import run_folder, text_tables
 from pyrofl.files.lock import locked
+from pyrofl.files.own_files import subfolder
 from pyrofl.paired import LEVEL, Calibration, Interval
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def benefit(args: Namespace) -> None:
     made = runs(folder)
     refuse_study(folder, made)
     with locked(folder):
+        subfolder((folder / FIGURE).parent)
         found = compare_with_local(folder, made, args.by)
         with ending(lambda what: f"the result cannot be written to {folder}: {what}"):
             write(folder, found)

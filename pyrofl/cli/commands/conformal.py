@@ -11,6 +11,7 @@ from pyrofl.experiments.console import ending, show
 from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
+from pyrofl.files.own_files import subfolder
 from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.fitted_run.loading import load
 
@@ -22,6 +23,7 @@ def measure(args: Namespace) -> None:
     folder = Path(args.folder)
     refuse_no_run(folder)
     with threads(1), locked(folder):
+        subfolder((folder / FIGURE).parent)
         run = load(folder, method=method_of(folder, args.net), data=test_rows_of(folder))
         found = conformal(
             run,

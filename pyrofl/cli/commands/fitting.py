@@ -23,6 +23,7 @@ from pyrofl.experiments.methods import builds
 from pyrofl.experiments.results import unlearned
 from pyrofl.experiments.tasks import resolve, split, threads
 from pyrofl.files import run_folder
+from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import fit
@@ -66,6 +67,7 @@ def compare(experiment: Experiment) -> None:
     drawn, paths = folder / "figures", [job.path for job in asked]
     with run_folder.only_if_done(folder, drawn, *paths), ExitStack() as held:
         run_folder.prepare(folder, experiment.overwrite, left if experiment.resume else "")
+        refuse_link(drawn)
         run_folder.prepare(drawn, overwrite=True)
         held.enter_context(opened(asked, folder))
         if searches:

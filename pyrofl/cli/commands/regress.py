@@ -18,6 +18,7 @@ from pyrofl.experiments.results import LAST
 from pyrofl.experiments.tasks import threads
 from pyrofl.files import run_folder, text_tables
 from pyrofl.files.lock import locked
+from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run import saving
 from pyrofl.inference.fitted_run.run import Run
@@ -49,6 +50,7 @@ def regress(args: Namespace) -> None:
     refuse_replaced_inputs(experiment, folder)
     with run_folder.only_if_done(folder, folder / "figures"):
         run_folder.prepare(folder, experiment.overwrite)
+        refuse_link(folder / "figures")
         run_folder.prepare(folder / "figures", overwrite=True)
         with locked(folder), threads(1), _told(problems):
             say(experiment, f"{tables!r}; family {experiment.family}, link {method.link}")

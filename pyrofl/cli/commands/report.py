@@ -29,6 +29,7 @@ from pyrofl.experiments.console import show
 from pyrofl.experiments.results import PAGE
 from pyrofl.experiments.saved_runs import SavedRun, runs
 from pyrofl.files.lock import locked
+from pyrofl.files.own_files import refuse_link
 from pyrofl.reports import first_page as words
 from pyrofl.reports.page import Section, page, write
 
@@ -40,6 +41,7 @@ def report(args: Namespace) -> None:
     if "formula" in made[0].facts["experiment"]:
         raise ValueError(f"{folder} holds a regression; pyrofl regress wrote {folder / PAGE}")
     with locked(folder):
+        refuse_link((folder / benefit.FIGURE).parent)
         told = write(folder / PAGE, html(folder, made, args.question))
     show(told)
 

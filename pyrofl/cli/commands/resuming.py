@@ -18,6 +18,7 @@ from pyrofl.experiments.results import LAST, RESULTS
 from pyrofl.experiments.tasks import Task
 from pyrofl.files import checkpoint_file, run_folder
 from pyrofl.files.lock import locked
+from pyrofl.files.own_files import refuse_link
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.fitted_run.checkpoints import Keeper, load
 from pyrofl.inference.fitted_run.run import Run
@@ -36,6 +37,8 @@ def opened(jobs: Sequence[Job], *above: Path) -> Iterator[None]:
         refuse_replaced_inputs(jobs[0].experiment, folder)
     for job in jobs:
         path, experiment = job.path, job.experiment
+        for inner in (*([path] if above else []), path / "figures"):
+            refuse_link(inner)
         there = any(os.path.lexists(path / name) for name in (CHECKPOINT, LAST))
         run_folder.prepare(path, experiment.overwrite or (experiment.resume and there))
         if os.path.lexists(path / "figures"):

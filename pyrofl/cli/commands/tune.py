@@ -22,6 +22,7 @@ from pyrofl.experiments.results import drawn, figures_lack
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
 from pyrofl.files import checkpoint_file, run_folder, text_tables
 from pyrofl.files.lock import locked
+from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.tuning.results import COLUMNS, Margin, Trial, TuningResult, told
 from pyrofl.inference.tuning.tune import AllFailed, refuse_metric
 from pyrofl.inference.tuning.tune import tune as choose
@@ -120,6 +121,7 @@ def all_done(some: Sequence[Search]) -> tuple[list[str], dict[str, str]]:
     words, text = list[str](), dict[str, str]()
     for search in some:
         experiment, name = search.job.experiment, search.job.name
+        refuse_link(search.path)
         run_folder.prepare(search.path, overwrite=True)
         try:
             found = done(search)
@@ -240,5 +242,4 @@ def command(search: Search, found: TuningResult) -> str:
 
 def drawn_of(search: Search, found: TuningResult) -> list[str]:
     """Plot the scores of all tuning trials; return the names of figures that failed."""
-    run_folder.prepare(search.path / "figures", overwrite=True)
     return drawn(search.path, [(FIGURE, lambda: figures.tuning(found.frame(), found.metric))])
