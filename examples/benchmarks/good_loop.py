@@ -51,7 +51,7 @@ def pfedvem(
 ) -> Iterator[tuple[Weights, Tensor]]:
     """Run pFedVEM with those drawn, yielding base and centre, and the confidences [J]."""
     base, centre = start[:2], _head(*start[2:])
-    classes, taus = len(start[3]), torch.zeros(data.clients)
+    classes, taus = len(start[3]), start[3].new_zeros(data.clients)
     mean = centre.expand(data.clients, *centre.shape).clone()
     spread = torch.full_like(mean, WIDTH)
     for number in count():
@@ -94,7 +94,9 @@ def _head(weight: Tensor, bias: Tensor) -> Tensor:
 
 def _loss(x: Tensor, y: Tensor, mean: Tensor, sd: Tensor, classes: int) -> Tensor:
     """Sum the cross entropy over rows and draws of a head, which run as one wide layer."""
-    heads = torch.addcmul(mean, sd, torch.randn(DRAWS, *mean.shape)).flatten(0, 1)
+    heads = torch.addcmul(mean, sd, torch.randn(DRAWS, *mean.shape, device=mean.device)).flatten(
+        0, 1
+    )
     logits = linear(x, heads[:, :-1], heads[:, -1]).view(len(x), DRAWS, classes)
     return cross_entropy(logits.flatten(0, 1), y.repeat_interleave(DRAWS), reduction="sum")
 
@@ -108,7 +110,7 @@ def _minibatches(
     data: Federation, rows: Tensor, epochs: int, batch: int = BATCH
 ) -> Iterator[tuple[Tensor, Tensor]]:
     for _ in range(epochs):
-        order = rows[torch.randperm(len(rows))]
+        order = rows[torch.randperm(len(rows), device=rows.device)]
         yield from zip(data.x[order].split(batch), data.y[order].split(batch), strict=True)
 
 
