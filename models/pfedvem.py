@@ -19,8 +19,9 @@ train in every round and keep their heads.
 By default the widths sd_j = softplus(pi_j) hardly leave `init_scale`: gradients reach pi_j with the
 small rate of mu_j, and where rows are uninformative the prior holds sd_j at tau_j^-1/2, and eq. 8
 tau_j at sd_j^-2. Nor is tau_j bounded, as the ELBO has no maximum at w = mu_j: with two clients of
-one row each, y = 0 with variance 1 and y = 2 with variance 1/4, and exact posteriors, tau_2 is 28,
-352 and 37,104 after 12, 100 and 10,000 rounds (with lr_head near 0, as 1 / lr_head bounds it).
+one row each, y = 0 with variance 1 and y = 2 with variance 1/4, exact posteriors and w = 0 at the
+start, tau_2 is 28, 352 and 37,104 after 12, 100 and 10,000 rounds (with lr_head near 0, as
+1 / lr_head bounds it).
 
 `prior_scale` = s is a variant (not in the paper) that learns the widths. Its prior of tau_j weighs
 as much as the d weights, so tau_j is at most 2 / s^2 and its start is forgotten after a few rounds.
