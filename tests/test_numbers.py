@@ -7,7 +7,9 @@ import re
 import runpy
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -87,3 +89,111 @@ def test_the_methods_that_beat_training_alone_are_those_of_the_table():
     words = {word.replace("-", "").lower() for word in re.findall(r"[\w-]+", named)}
     assert len(best) == 41
     assert words & best.keys() == better
+
+
+DIFFERENT = {  # settings of pFedVEM's table, and those that the tuning chose; its page says so
+    "Local": {"lr": (0.03, 0.01)},
+    "FedAvg": {"fine_tune": (0, 5)},
+    "FedProx": {"mu": (1.0, 0.1)},
+    "FedPer": {"lr": (0.03, 0.01)},
+    "FedRep": {"lr": (0.03, 0.01)},
+    "pFedVEM": {"lr_head": (0.001, 0.01), "lr_base": (0.001, 0.0003)},
+}
+ABLATIONS = {"pFedVEM, uncertainty only": "uncertainty", "pFedVEM, deviation only": "deviation"}
+OWN_RATES = {  # scripts whose pages state their settings, and claim no tuning of all methods
+    *("pfedmb_pairs.py", "papers/pfedmb/others.py"),  # each method at the best of its own rates
+    *("fedabml_new_clients.py", "fedabml_entropy.py", "papers/fedbe/students.py"),
+    *("fedbe_swiss_roll.py", "papers/metavd/regimes.py", "papers/metavd/pull.py"),
+}
+
+
+@pytest.fixture
+def settings(monkeypatch) -> ModuleType:
+    """Return the module that compares settings with those of the tuning."""
+    monkeypatch.syspath_prepend(str(PAPERS))
+    return import_module("settings")
+
+
+def test_settings_of_tables_are_those_of_the_tuning_but_for_known_ones(settings: ModuleType):
+    found = settings.differences(EXAMPLES / "pfedvem_table.py")
+    ablations = {
+        n: {"confidence": (v, "full")} | DIFFERENT["pFedVEM"] for n, v in ABLATIONS.items()
+    }
+    assert found == DIFFERENT | ablations
+
+
+def test_another_setting_than_the_chosen_one_is_found(settings: ModuleType, tmp_path: Path):
+    text = (EXAMPLES / "pfedvem_table.py").read_text()
+    script = tmp_path / "table.py"
+    script.write_text(text.replace('("scaffold", {"lr": 0.03})', '("scaffold", {"lr": 0.1})'))
+    assert settings.differences(script)["SCAFFOLD"] == {"lr": (0.1, 0.03)}
+    script.write_text(text.replace('("pfedme", {"lr": 0.05, ', '("pfedme", {'))
+    assert settings.differences(script)["pFedMe"] == {"lr": (0.01, 0.05)}
+
+
+def test_every_script_of_a_table_is_compared_or_has_rates_of_its_own():
+    scripts = {
+        path.relative_to(EXAMPLES).as_posix()
+        for path in (*EXAMPLES.glob("*.py"), *PAPERS.glob("*/*.py"))
+        if "files.fill(" in path.read_text()
+    }
+    assert scripts == OWN_RATES | {"pfedvem_table.py"}
+
+
+@pytest.mark.parametrize("folder", ["tuned", "tuned/cifar10"])
+def test_scores_are_of_the_settings_that_were_chosen(folder: str):
+    with (PAPERS / folder / "budget.csv").open(newline="") as file:
+        chosen = {line["method"]: line["chosen"] for line in csv.DictReader(file)}
+    for name, column in (("scores.csv", "tuned"), ("reliability.csv", "settings")):
+        if not (path := PAPERS / folder / name).exists():
+            continue
+        with path.open(newline="") as file:
+            used = {(line["method"], line[column]) for line in csv.DictReader(file)}
+        assert len(used) >= 5
+        other = {(method, words) for method, words in used if words != chosen[method]}
+        assert not other, f"{folder}/{name}: {other}; expected {chosen}"
+
+
+def test_the_global_model_of_pfedvem_is_above_fedavg_as_the_page_says():
+    with (PAPERS / "pfedvem" / "table.csv").open(newline="") as file:
+        of = {
+            (line["clients"], line["method"], line["seed"]): float(line["global"] or 0)
+            for line in csv.DictReader(file)
+        }
+    wins = {
+        clients: sum(
+            of[clients, "pFedVEM", seed] > max(of[clients, m, seed] for m in ("FedAvg", "FedProx"))
+            for seed in "012"
+        )
+        for clients in ("50", "100", "200")
+    }
+    text = " ".join((PAPERS / "pfedvem" / "README.md").read_text().split())
+    assert "with 50 and 100 clients on every seed, but with 200 clients on two of three" in text
+    assert wins == {"50": 3, "100": 3, "200": 2}
+
+
+@pytest.mark.parametrize("name", ["pfedvem", "pfedmb", "metavd", "fedbe", "fedabml"])
+def test_a_page_names_the_authors_of_its_paper(name: str):
+    cited = import_module(f"pyrofl.models.{name}").__doc__.partition("\n\n")[2].partition(",\n")[0]
+    cited = " ".join(cited.partition('"')[0].split()).rstrip(", ")
+    page = " ".join((PAPERS / name / "README.md").read_text().split())
+    (named,) = re.findall(r" of ((?:[A-Z]\w+(?:, | and )?)+(?: and others)?) \(", page)[:1]
+    authors = re.split(r", | and ", cited)
+    if named.endswith(" and others"):
+        assert named == f"{authors[0]} and others"
+    else:
+        assert re.split(r", | and ", named) == authors
+
+
+def test_the_table_of_all_methods_cites_what_the_methods_cite():
+    page = (EXAMPLES / "docs" / "all_methods.md").read_text()
+    rows = re.findall(r"(?m)^\| `(\w+)`: ([^|;]+?)[;|]", page)
+    assert len(rows) > 40
+    for name, cited in rows:
+        doc = " ".join((import_module(f"pyrofl.models.{name}").__doc__ or "").split())
+        author = re.split(r" et al\.| and |, ", cited)[0].replace("ö", "oe")
+        years = re.findall(r"\b(?:19|20)\d\d\b", cited)[:1]
+        venue = re.findall(r", ([A-Z][A-Za-z. ]+?) (?:19|20)\d\d", cited)[:1]
+        missing = [word for word in (author, *years) if word not in doc]
+        assert not missing, f"{name}: {cited} has {missing}, which its docstring has not"
+        assert not venue or venue[0] in doc or "." in venue[0] or len(venue[0]) > 4, (name, venue)

@@ -13,6 +13,13 @@ COMMANDS = (
         FULL,
     ),
     (
+        "pfedvem/chosen.csv",
+        "table 1, chosen settings",
+        "examples/pfedvem_table.py --data npz:fashion_mnist.npz --chosen "
+        "--methods FedRep FedPer pFedVEM FedProx Local",
+        "",
+    ),
+    (
         "pfedmb/pairs.csv",
         "table I, figure 3",
         "examples/pfedmb_pairs.py --data npz:fashion_mnist.npz",

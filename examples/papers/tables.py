@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from statistics import mean, stdev
+from typing import Any
 
 from claims import above_fedavg, claims, hundred
 from commands import commands
@@ -24,6 +25,7 @@ from files import (
     read,
     spread,
 )
+from settings import differences
 
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -135,6 +137,35 @@ def federations() -> str:
             rows.append([clients, method, *cells])
     head = ["clients", "method", "personal: paper", "ours", "global: paper", "ours"]
     return markdown(head, sorted(rows, key=lambda row: int(row[0])))
+
+
+def settings() -> str:
+    """Return the settings of pFedVEM's table that are not those chosen by the tuning."""
+
+    def shown(values: dict[str, Any], place: int) -> str:
+        return ", ".join(f"{name} {both[place]}" for name, both in values.items())
+
+    script = HERE.parent / "pfedvem_table.py"
+    found = {n: v for n, v in differences(script).items() if "only" not in n}  # no ablations
+    rows = [[name, shown(values, 0), shown(values, 1)] for name, values in found.items()]
+    return markdown(["method", "in table 1", "chosen"], rows)
+
+
+def at_chosen() -> str:
+    """Return accuracies at the settings of table 1, and at those chosen by the tuning."""
+    files = [by(read(HERE / "pfedvem" / name), "clients") for name in ("table.csv", "chosen.csv")]
+    rows = []
+    for clients in sorted(files[1], key=int):
+        here, chosen = (finished(of[clients], "method") for of in files)
+        for method in chosen:
+            cells = [
+                spread(numbers(of[method], which, 100))
+                for which in ("personal", "smallest", "global")
+                for of in (here, chosen)
+            ]
+            rows.append([clients, method, *cells])
+    kinds = [word for name in ("personal", "smallest tenth", "global") for word in (name, "chosen")]
+    return markdown(["clients", "method", *kinds], rows)
 
 
 def ablations() -> str:
@@ -259,6 +290,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "underfit": lambda: regimes("underfit.csv"),
     "pull": pull,
     "federations": federations,
+    "settings": settings,
+    "at_chosen": at_chosen,
     "ablations": ablations,
     "smallest": smallest,
     "pairs": pairs,
