@@ -43,7 +43,7 @@ class LoopOptions(TypedDict, total=False):
     max_state_bytes: int | None
     keep_messages: bool
     check: bool
-    record: bool
+    record: bool | None
     engine: Engine
     workers: int | None
     privacy: Privacy | None
@@ -66,7 +66,7 @@ def federate(
     max_state_bytes: Whole | None = None,
     keep_messages: bool = True,
     check: bool = True,
-    record: bool = True,
+    record: bool | None = None,
     privacy: Privacy | None = None,
     engine: Engine = "local",
     workers: Count | None = None,
@@ -93,9 +93,10 @@ def federate(
             the messages of one chunk only, and those of a `RoundState` are [0, ...].
         check: before round one, raise ValueError for a method that would give wrong numbers, see
             `validate_method`.
-        record: run repeated updates from recorded operations, see `recordings`; False runs all of
-            them as written, which takes longer. Use it for programs that read anything except
-            Python variables, such as a clock or a file.
+        record: run repeated updates from recorded operations, see `recordings`. None records
+            those whose functions are all pyrofl's own, False none. True records your functions
+            too, several times faster: it is a promise that within a phase of a round their results
+            depend on their tensors alone, not on a counter, a clock or a file.
         privacy: clip the clients' contributions to the server's sums and add noise to them; see
             `privacy.private`.
         engine: "local" trains in this process, "ray" in several; see `pyrofl.inference.transport`.

@@ -22,6 +22,7 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.progress import Progress
 from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
 from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.recordings import unrecorded
 from pyrofl.inference.seeds import Seed, continued
 from pyrofl.tensors import Tensors
 
@@ -212,6 +213,8 @@ def fit(
                 break
             clock = perf_counter()
         if progress and run.records:
-            for told in (str(run.status), *run.warnings):
+            steps = (max(one.steps, default=0) for one in run.records)
+            slow = unrecorded(run.method, steps) if loop.get("record") is None else ()
+            for told in (str(run.status), *run.warnings, *slow):
                 shown.tell(told)
     return run

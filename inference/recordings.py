@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -9,7 +10,10 @@ from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
-from pyrofl.inference.recording.recorder import RECORDINGS, Recorder
+from pyrofl.inference.recording.recorder import RECORDINGS, USERS, Recorder
+from pyrofl.inference.recording.user_code import users_code
+
+MANY = 1000  # steps of one client, which take about a second as written
 
 
 class RecordedUpdate(NamedTuple):
@@ -41,15 +45,14 @@ def recordings(
     its inputs, or differs from its recording while both are compared. It then runs as written, up
     to ten times slower.
 
-    Custom functions are compared again at the first update of every phase. Python values that they
-    read, such as a factor or a learning rate, may change between rounds. If a variable of a
-    closure, a global variable or an attribute changes from update to update, such as the counter of
-    an annealed loss, the updates run as written; store it in a local tensor to have them recorded.
-    Private collections (`self._cache`) may grow.
-
-    A recorded update does not run its Python code again, so a line is printed only in updates that
-    run as written. Changes of a clock, a file or an environment variable within a phase are not
-    noticed: `record=False` of `fit` and `federate` runs every update as written.
+    By default an update is recorded if all its functions, distributions and layers are those of
+    pyrofl, Pyro and torch. Your own function (a model, guide, loss, prior, likelihood, optimizer or
+    layer with a `forward`) may read what a recording cannot know, such as a counter, so its updates
+    run as written. With `record=True` of `fit` and `federate` you promise that its results depend
+    on its tensors alone within a phase of a round; it is then recorded again in every phase, so
+    that Python values may change between rounds. Store a counter in a local tensor to keep the
+    promise. A recorded update does not run its Python code again, so a line is printed only in
+    updates that run as written.
 
     Args:
         method: the method.
@@ -62,12 +65,12 @@ def recordings(
         runs too few times is not recorded, without a reason.
     """
     log: list[Recorder] = []
-    RECORDINGS.log = log
+    before, RECORDINGS.log = RECORDINGS.log, log
     try:
         for _ in islice(federate(method, data, rounds, **options), rounds):
             pass
     finally:
-        RECORDINGS.log = None
+        RECORDINGS.log = before
     found = []
     for name in dict.fromkeys(one.name for one in log):
         some = [one for one in log if one.name == name]
@@ -76,3 +79,17 @@ def recordings(
         if written or recorded:
             found.append(RecordedUpdate(name, recorded, written, reason))
     return tuple(found)
+
+
+def unrecorded(method: Method, steps: Iterable[int]) -> tuple[str, ...]:
+    """Return a line for each user's function because of which many updates run as written.
+
+    Args:
+        method: the method.
+        steps: training steps of the slowest client in each round.
+    """
+    if sum(steps) < MANY:
+        return ()
+    updates = [update for phase in method.phases for update in phase.updates]
+    users = dict.fromkeys(users_code((method.model, method.guide, one))[0] for one in updates)
+    return tuple(USERS.format(user) for user in users if user)

@@ -222,7 +222,7 @@ def variant(change: Callable[[Method], Method]) -> Sides:
     data = split(datasets.load("digits"), "slices:5", clients=20, seed=0)
     data = replace(data, x=data.x.flatten(1))
     method = fedavg.build(network(data, "mlp:50"))
-    return ours(change(method), data), ours(method, data)
+    return ours(change(method), data, record=True), ours(method, data)
 
 
 def with_step(method: Method, **changes: Any) -> Method:

@@ -45,7 +45,7 @@ class RoundRequest:
     seed: Seed
     chunk_size: int | None = None
     memory: int | None = None
-    record: bool = True
+    record: bool | None = None
 
 
 @dataclass

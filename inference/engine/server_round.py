@@ -83,7 +83,7 @@ def advance(
     chunk_size: int | None = None,
     memory: int | None = None,
     keep_messages: bool = True,
-    record: bool = True,
+    record: bool | None = None,
     backend: Backend | None = None,
 ) -> RoundState:
     """Run one round: clients `ids` train, `reporters` send messages, the server aggregates.

@@ -6,9 +6,10 @@ ways, until the recording is known to be bitwise equal. Updates run as written i
 differ, Python reads numbers of tensors, or they draw other noise; `pyrofl.recordings` names the
 reason.
 
-Functions of the library have no state. An update with a user's functions is compared again in every
-phase. The Python state that these read is part of its kind, so that changes between rounds take
-effect; if it changes within a phase, updates run as written.
+Functions of the library have no state, so that their recordings serve all later rounds. An update
+that calls a user's function runs as written, unless the user promises by `record=True` that its
+results depend on its tensors alone, and on values that stay the same within a phase. It is then
+recorded again in every phase.
 """
 
 from __future__ import annotations
@@ -18,18 +19,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
-from functools import partial
-from types import FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.description import HOOKS, closure, is_own
 from pyrofl.inference.recording.code import Bind, Given, compiled
-from pyrofl.inference.recording.python_state import PythonState
 from pyrofl.inference.recording.tape import NotRecorded, Reads, Tape
+from pyrofl.inference.recording.user_code import layers_held, users_code
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -56,7 +54,7 @@ CLIENTS = "size", "ids"  # of a batch
 ROWS = "x", "y", "mask", "at", "weights", "_share"
 
 OTHER_BITS = "its result depends on more than its input tensors"
-CHANGES = "Python variables or attributes that it reads change from update to update"
+USERS = "{} is your own, so its updates run as written; record=True (--record) may make them faster"
 
 
 class Recording:
@@ -74,35 +72,24 @@ class Recording:
         self.code: object = None  # with the kind, the same in other shapes
 
 
-class Functions:
-    """Networks and user-defined functions called by one kind of training update."""
-
-    def __init__(self, values: object) -> None:
-        self.values, self.nets = values, list[Network]()
-        own = list[object]()
-        _look(values, self.nets, own, set())
-        self.known = is_known(values) and not own  # whether no function is a user's
-        self.roots = [*own, *(net.module for net in self.nets)]
-        self.state, self.last = PythonState(()), tuple[object, ...]()
-
-    def python(self) -> tuple[object, ...]:
-        """Return the Python state that user-defined functions read; see `PythonState`."""
-        if (now := self.state.now()) != self.last or not now:
-            self.state = PythonState(self.roots)
-            self.last = self.state.now()
-        return self.last
-
-
-class Kept(threading.local):
-    """Thread-local cache of compiled training updates (recordings)."""
+class Recordings:
+    """Compiled training updates."""
 
     def __init__(self) -> None:
         self.found: OrderedDict[object, Recording] = OrderedDict()
         self.plain: dict[object, Any] = {}  # kinds of steps that keep the layout -> values
         self.sure: dict[object, Any] = {}  # kind, code that is correct for some shape -> values
-        self.known: dict[object, Functions] = {}  # by kind
+
+
+class Kept(Recordings, threading.local):
+    """Thread-local cache of compiled training updates of the library's functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets: dict[object, tuple[Any, list[Network]]] = {}  # by kind, with its values
+        self.users: dict[object, str] = {}  # kind with state of networks -> a user's function
         self.log: list[Recorder] | None = None  # recorders that run, for `recordings`
-        self.is_on = True
+        self.record: bool | None = None
 
 
 RECORDINGS = Kept()
@@ -110,18 +97,22 @@ RECORDINGS = Kept()
 
 def forget() -> None:
     """Delete all recorded and compiled training updates of this thread."""
-    for kept in (RECORDINGS.found, RECORDINGS.plain, RECORDINGS.sure, RECORDINGS.known):
+    of = RECORDINGS
+    for kept in (of.found, of.plain, of.sure, of.nets, of.users):
         kept.clear()
 
 
 @contextmanager
-def recording(is_on: bool) -> Iterator[None]:
-    """Context manager that enables or disables the recording of updates in this thread."""
-    before, RECORDINGS.is_on = RECORDINGS.is_on, is_on
+def recording(record: bool | None) -> Iterator[None]:
+    """Context manager that sets which updates of this thread are recorded.
+
+    None records those of the library's functions only, True also those of a user's, False none.
+    """
+    before, RECORDINGS.record = RECORDINGS.record, record
     try:
         yield
     finally:
-        RECORDINGS.is_on = before
+        RECORDINGS.record = before
 
 
 class Recorder:
@@ -137,37 +128,30 @@ class Recorder:
             noise: source of the noise of the programs.
         """
         self.name, self.values, self.whole, self.noise = name, values, whole, noise
-        kind = identity(values)
-        if kind not in RECORDINGS.known:
-            RECORDINGS.known[kind] = Functions(values)
-            shorten(RECORDINGS.known)
-        self.functions = of = RECORDINGS.known[kind]
-        self.known = of.known and all(map(_is_of_library, of.nets))
-        self.python = () if self.known else of.python()
-        # The other state of a network than its trainable weights may change between two fits.
-        self.kind = kind, *map(_held, of.nets), self.python
+        self.kind, self.user = _kind(values)
+        record = RECORDINGS.record
+        self.is_on = not self.user if record is None else record
+        self.kept = Recordings() if self.user else RECORDINGS
         self.recording: Recording | None = None
         self.run: Callable[..., None] | None = None  # the recording, bound to these tensors
         self.touched: tuple[list[Tensor], ...] = ()
         self.passing: list[str] = []  # tensors of a batch that differ from step to step
-        # Recordings that agreed with the update as written, in this phase.
-        self.compared = set[int]()
         self.numbers: Callable[[], object] = list  # returns an optimizer's state except tensors
-        self.reason = ""  # reason why updates run as written
+        self.reason = "" if self.is_on or record is False else USERS.format(self.user)
         self.made = [0, 0]  # updates as written, and by a recording
         if RECORDINGS.log is not None:
             RECORDINGS.log.append(self)
 
     def is_plain(self, params: Tensors) -> bool:
         """Return whether this update's first step keeps parameters contiguous in memory."""
-        return RECORDINGS.is_on and self._first(params) in RECORDINGS.plain
+        return self.is_on and self._first(params) in self.kept.plain
 
     def note_layout(self, params: Tensors) -> None:
         """Remember that an update keeps parameters contiguous, if these parameters still are."""
-        self.made[0] += 1
+        self.made[0] += self.is_on or bool(self.reason)
         if all(p.is_contiguous() for p in params.values()):
-            RECORDINGS.plain[self._first(params)] = self.values
-            shorten(RECORDINGS.plain)
+            self.kept.plain[self._first(params)] = self.values
+            shorten(self.kept.plain)
 
     def _first(self, params: Tensors) -> object:
         return self.kind, *((n, p.shape[1:], p.dtype, p.device) for n, p in params.items())
@@ -185,18 +169,20 @@ class Recorder:
 
         `touched` returns the tensors of updates except the batch, the same until `forget`.
         """
-        if not RECORDINGS.is_on:
+        if not self.is_on:
+            self.made[0] += bool(self.reason)
             return written()
         found = self.recording or self._find(touched(), batch)
         found.seen += 1
-        if self.run and (self.known or id(found) in self.compared):
+        if self.run:
             noise = [getattr(self.noise, kind)(*rest) for kind, *rest in found.requested]
             self.run(*[getattr(batch, name) for name in self.passing], *noise)
             self.made[1] += 1
             return
         self.made[0] += 1
         self.reason = found.reason
-        if found.reason or (not found.bind and found.seen + ahead <= HOT):
+        # A user's functions are recorded for this phase alone, which must be worth it.
+        if found.reason or (not found.bind and found.seen + ahead <= HOT * (1 + bool(self.user))):
             written()
         else:
             self._compare(found, written, batch)
@@ -207,7 +193,7 @@ class Recorder:
         given = self._given(batch, [])
         names = [tuple(some) for some in touched]
         key = self.kind, *names, laid_out([*given.bound, *given.passing])
-        kept = RECORDINGS.found
+        kept = self.kept.found
         found = self.recording = kept.setdefault(key, Recording(self.values))
         kept.move_to_end(key)
         shorten(kept)
@@ -231,9 +217,6 @@ class Recorder:
 
     def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
         """Run a training update normally, and compare the result with that of its recording."""
-        if not found.bind and self._has_changed():
-            found.reason = self.reason = CHANGES
-            return written()
         moving, tape, noted = self.touched[0], Tape(), list[tuple[Requested, Tensor]]()
         copies = [
             torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in moving
@@ -254,8 +237,6 @@ class Recorder:
             found.reason = "it draws other noise from update to update"
         if self.numbers() != before:
             found.reason = "its optimizer counts in Python"
-        if self._has_changed():
-            found.reason = CHANGES
         found.requested = requested
         try:
             if not found.bind:
@@ -269,17 +250,11 @@ class Recorder:
         except (RuntimeError, TypeError, ValueError) as error:
             found.reason = f"an operation cannot be repeated: {error}"
         self.reason = found.reason
-        if not found.reason:
-            self.compared.add(id(found))
-        found.checked += 1 if found.code not in RECORDINGS.sure else CHECKS
+        found.checked += 1 if found.code not in self.kept.sure else CHECKS
         if found.checked >= CHECKS and not found.reason:
-            RECORDINGS.sure[found.code] = found.values
-            shorten(RECORDINGS.sure)
+            self.kept.sure[found.code] = found.values
+            shorten(self.kept.sure)
         self._start(found, given)
-
-    def _has_changed(self) -> bool:
-        """Return whether Python state read by user-defined functions changed in this phase."""
-        return not self.known and self.functions.python() != self.python
 
 
 def shorten(kept: dict[object, Any]) -> None:
@@ -325,76 +300,28 @@ def identity(value: object) -> object:
     return id(value)
 
 
-def _look(value: Any, nets: list[Network], own: list[object], seen: set[int]) -> None:
-    """Collect the networks and user-defined functions that a value contains or refers to."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    parts: list[Any] = []
-    if isinstance(value, Network):
-        nets.append(value)
-    elif isinstance(value, Mapping):
-        parts = [*value.values()]
-    elif isinstance(value, (tuple, list)):
-        parts = [*value]
-    elif isinstance(value, partial):
-        parts = [value.func, value.args, value.keywords]
-    elif isinstance(value, MethodType):
-        parts = [value.__func__, value.__self__]
-    elif not _is_in_library(value):
-        users = isinstance(value, FunctionType) or is_own(type(value).__module__)
-        own += [value] if users else []
-    elif isinstance(value, FunctionType):
-        parts = [*closure(value).values()]
-    elif not isinstance(value, (type, Tensor)):
-        parts = [*getattr(value, "__dict__", {}).values()]
-    for part in parts:
-        _look(part, nets, own, seen)
+def _kind(values: object) -> tuple[tuple[object, ...], str]:
+    """Return a key of an update's parts, and the name of a user's function in it, or ""."""
+    parts = identity(values)
+    if parts not in RECORDINGS.nets:
+        RECORDINGS.nets[parts] = values, users_code(values)[1]
+        shorten(RECORDINGS.nets)
+    # Frozen weights, hooks and attributes of a network may change between two fits.
+    kind = parts, *map(_state, RECORDINGS.nets[parts][1])
+    if kind not in RECORDINGS.users:
+        RECORDINGS.users[kind] = users_code(values)[0]
+        shorten(RECORDINGS.users)
+    return kind, RECORDINGS.users[kind]
 
 
-def _held(net: Network) -> tuple[object, ...]:
-    """Return a network's state except trainable weights: buffers, attributes and hooks."""
-    module = net.module
-    still = [v for v in (*module.parameters(), *module.buffers()) if not v.requires_grad]
-    values: list[object] = [(id(v), v._version, v.data_ptr()) for v in still]
-    for layer in module.modules():
-        own = vars(layer)
-        values += [(n, v) for n, v in own.items() if isinstance(v, (str, int, float))]
-        values += [(len(own[n]), *own[n]) for n in HOOKS]
-        values += [id(own["forward"])] if "forward" in own else []
-    return tuple(values)
-
-
-def _is_of_library(net: Network) -> bool:
-    """Return whether all layers of a network are from pyrofl, Pyro or torch, without hooks."""
-    return all(
-        _is_in_library(type(layer))
-        and "forward" not in vars(layer)
-        and not any(vars(layer)[name] for name in HOOKS)
-        for layer in net.module.modules()
+def _state(net: Network) -> tuple[object, ...]:
+    """Return what a network's outputs depend on besides its trainable weights and its layers."""
+    held = (v for layer in net.module.modules() for v in layers_held(layer))
+    return tuple(
+        (id(v), v._version, v.data_ptr())
+        if isinstance(v, Tensor)
+        else v
+        if isinstance(v, (str, int, float))
+        else id(v)
+        for v in held
     )
-
-
-def _is_in_library(value: object) -> bool:
-    home = getattr(value, "__module__", None) or type(value).__module__
-    return str(home).partition(".")[0] in ("pyrofl", "pyro", "torch")
-
-
-def is_known(value: object) -> bool:
-    """Return whether a value consists only of numbers, strings and functions of libraries.
-
-    >>> from json import dumps
-    >>> is_known(("a", 0.1)), is_known(dumps)
-    (True, False)
-    """
-    if value is None or isinstance(value, (str, int, float)):
-        return True
-    if isinstance(value, (tuple, list, Mapping)):
-        return all(map(is_known, value.values() if isinstance(value, Mapping) else value))
-    if isinstance(value, partial):
-        return is_known((value.func, value.args, value.keywords))
-    if not _is_in_library(value):
-        return False
-    if is_dataclass(value) and not isinstance(value, type):
-        return all(is_known(getattr(value, f.name)) for f in fields(value))
-    return True

@@ -35,6 +35,7 @@ from pyrofl.inference.metadata import (
     of_kind,
 )
 from pyrofl.inference.method import GradientStep, Method
+from pyrofl.inference.recording.recorder import recording
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_still, watched
 from pyrofl.inference.validation.independence import (
@@ -96,7 +97,8 @@ def validate_method(
         phase.count_epochs(data.cohort(torch.arange(data.clients)).ids)
     minibatches = any(phase.batch for phase in (*method.phases, *method.adapt))
     few, ids = _few(method, data, alone=chunk_size == 1)
-    with pyro.get_param_store().scope(), pyro.validation_enabled(False):
+    without = pyro.get_param_store().scope(), pyro.validation_enabled(False)
+    with without[0], without[1], recording(False):
         try:
             _in_both_precisions(method, filled(few), ids, server_state)
         except ValueError as error:

@@ -212,6 +212,12 @@ class Experiment:
     state_memory: Whole = free(
         "GIB", "Memory for client states, in GiB; larger states are kept in a temporary file.", 4
     )
+    record: bool = free(
+        None,
+        "Record the updates of a network with your own forward, which is faster; it may depend on "
+        "its tensors alone.",
+        False,
+    )
     engine: Engine = free(
         None, "Where clients train: in this process (local), or in several with Ray.", "local"
     )

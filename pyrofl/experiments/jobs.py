@@ -49,6 +49,7 @@ class Job:
             "stragglers": Stragglers(experiment.drop_rate, experiment.min_work),
             "on_bad_message": experiment.on_bad_message,
             "keep_messages": not experiment.fold_messages,
+            "record": experiment.record or None,
             "engine": experiment.engine,
             "workers": experiment.workers,
         }

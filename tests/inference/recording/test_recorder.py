@@ -52,13 +52,21 @@ def at_once(monkeypatch) -> Iterator[None]:
     """Record at once, and begin with none."""
     monkeypatch.setattr(recorder, "HOT", 2)
     forget()
+    monkeypatch.setattr(RECORDINGS, "log", [])
     yield
     forget()
 
 
+def every() -> list[Recording]:
+    """Return all recordings, also those of a user's functions."""
+    assert RECORDINGS.log is not None
+    kept = {id(one.kept): one.kept for one in RECORDINGS.log}
+    return [r for one in (RECORDINGS, *kept.values()) for r in one.found.values()]
+
+
 def made() -> list[Recording]:
     """Return the recordings that steps were made by."""
-    return [r for r in RECORDINGS.found.values() if r.bind and not r.reason and r.seen > 4]
+    return [r for r in every() if r.bind and not r.reason and r.seen > 4]
 
 
 def counted(monkeypatch) -> list[int]:
@@ -194,7 +202,7 @@ def test_clients_that_finish_early_leave_the_others_their_steps(monkeypatch):
     method, data = fedavg.build(Network(nn.Sequential(LowRank())), batch=4), toys.blobs()
     gc.disable()
     try:
-        quick = list(federate(method, data, 2))
+        quick = list(federate(method, data, 2, record=True))
     finally:
         gc.enable()
     assert made()
@@ -301,9 +309,9 @@ def picking(outputs: Tensor, x: Tensor) -> pyro.distributions.Distribution:
 @pytest.mark.parametrize("likelihood", [reading, listing, drawing, picking])
 def test_what_depends_on_more_than_tensors_is_made_as_written(likelihood, monkeypatch):
     method, data = with_model(likelihood), toys.blobs()
-    (quick,) = federate(method, data, 1, check=False)
+    (quick,) = federate(method, data, 1, check=False, record=True)
     assert not made()
-    assert any(r.reason for r in RECORDINGS.found.values())
+    assert any(r.reason for r in every())
     as_written(monkeypatch)
     toys.assert_same_round(quick, next(federate(method, data, 1, check=False)), rtol=0, atol=0)
 
@@ -315,11 +323,11 @@ def test_a_program_that_remembers_is_found_out(monkeypatch):
         calls.append(1)
         return categorical(outputs * (1 + len(calls)), x)
 
-    next(federate(with_model(changing), toys.blobs(), 1, check=False))
+    next(federate(with_model(changing), toys.blobs(), 1, check=False, record=True))
     assert not made()
 
 
-def test_programs_of_users_are_recorded_and_compared_again_in_every_phase(monkeypatch):
+def test_programs_of_users_are_recorded_again_in_every_phase_if_promised(monkeypatch):
     method, factor = METHODS["fedavg"](), [1.0]
 
     def model(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -330,14 +338,14 @@ def test_programs_of_users_are_recorded_and_compared_again_in_every_phase(monkey
 
     def rounds() -> list[RoundState]:
         factor[0] = 1.0
-        states = federate(own, data, 3, check=False)
+        states = federate(own, data, 3, check=False, record=True)
         first = next(states)
         factor[0] = 0.5  # as a schedule of a user's would do between rounds
         return [first, *states]
 
     quick = rounds()
     assert made()
-    assert not any(r.reason for r in RECORDINGS.found.values())
+    assert not any(r.reason for r in every())
     as_written(monkeypatch)
     for one, other in zip(quick, rounds(), strict=True):
         toys.assert_same_round(one, other, rtol=0, atol=0)
@@ -368,8 +376,8 @@ def test_an_optimiser_that_counts_in_python_is_refused(monkeypatch):
         return Counting(params, lr=0.1, fused=True)
 
     method, data = with_optimiser(METHODS["fedavg"](), counting), toys.blobs()
-    (quick,) = federate(method, data, 1, check=False)
-    assert {r.reason for r in RECORDINGS.found.values()} == {"its optimizer counts in Python"}
+    (quick,) = federate(method, data, 1, check=False, record=True)
+    assert {r.reason for r in every()} == {"its optimizer counts in Python"}
     as_written(monkeypatch)
     toys.assert_same_round(quick, next(federate(method, data, 1, check=False)), rtol=0, atol=0)
 
@@ -394,16 +402,17 @@ def test_large_steps_and_too_many_recordings_are_not_kept(monkeypatch):
 
 
 def test_a_user_is_told_what_is_recorded_and_why_not():
-    def reason(method: Method) -> str:
-        (found,) = recordings(method, toys.blobs(), 2, check=False)
+    def reason(method: Method, promise: bool | None = None) -> str:
+        (found,) = recordings(method, toys.blobs(), 2, check=False, record=promise)
         assert (found.recorded > 30) == (not found.reason)
         assert found.name == "w/*"
         return found.reason
 
     assert not reason(METHODS["fedavg"]())
-    assert reason(with_model(reading)).startswith("Python reads numbers of a tensor")
-    assert reason(counting("attribute")) == recorder.CHANGES
-    assert RECORDINGS.log is None
+    assert reason(with_model(reading), True).startswith("Python reads numbers of a tensor")
+    before = RECORDINGS.log
+    assert "loss is your own" in reason(counting("attribute"))
+    assert RECORDINGS.log is before
 
 
 class Counter(nn.Module):
