@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import TorchDistribution, constraints
 from pyro.infer.inspect import TrackProvenance
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from torch import Size, Tensor
 
@@ -44,6 +46,7 @@ __all__ = [
     "as_event",
     "as_prior",
     "flat",
+    "of_network",
     "sample_noise",
 ]
 
@@ -151,46 +154,72 @@ def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:
     return cast("TorchDistribution", fn.to_event(axes))
 
 
+class ChangedSites(Messenger):
+    """Pyro handler that replaces the distributions of sample sites."""
+
+    def __init__(self, change: Callable[[str, TorchDistribution], TorchDistribution]) -> None:
+        super().__init__()
+        self.change = change
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        """Replace the distribution of a site."""
+        msg["fn"] = self.change(msg["name"], msg["fn"])
+
+
 @dataclass(frozen=True)
 class Supervised:
     """Pyro model of a network: prior of its parameters and likelihood of every row's response.
+
+    Reports, predictions and accelerations recognize such a model by its class. `of_network` makes
+    one from a model that is written out.
 
     Attributes:
         net: the network.
         likelihood: distribution of a row's response, given the network's outputs.
         prior: prior of every latent parameter, see `as_prior`; one set of parameters per client.
+            None if the program's prior is not known.
         points: prefix of local tensors that are point parameters: "base" for "base/NAME". All
             other parameters are latent sites.
-        forward: function used instead of the network.
+        program: the Pyro model. Default: independent priors and the likelihood.
+        forward: function used instead of the network inside the program.
+        change_site: function used on the distribution of every site inside the program.
     """
 
     net: Network
     likelihood: Likelihood
-    prior: Prior = flat
+    prior: Prior | None = flat
     points: str = ""
+    program: Program | None = None
     forward: Forward | None = None
+    change_site: Callable[[str, TorchDistribution], TorchDistribution] | None = None
 
     def __post_init__(self) -> None:
         """Convert the prior to a function; raise ValueError if it does not fit a parameter."""
-        prior = as_prior(self.prior, {} if self.points else self.net.shapes)
-        object.__setattr__(self, "prior", prior)
+        if self.prior is not None:
+            prior = as_prior(self.prior, {} if self.points else self.net.shapes)
+            object.__setattr__(self, "prior", prior)
 
     def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
         """Sample the network's parameters, then the responses of all rows."""
-        run = self.forward or self.net
-        with data.clients():
-            w = self.weights(received, local, data)
-            with data.rows():
-                pyro.sample("y", self.likelihood(run(w, data.x), data.x), obs=data.y)
+        program = self.program or self.sample
+        if self.forward is None:
+            program(received, local, data)
+            return
+        sites = ChangedSites(self.change_site) if self.change_site else nullcontext()
+        with self.net.computed_by(self.forward), sites:
+            program(received, local, data)
 
-    def weights(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Sample the latent parameters, inside `data.clients()`; return all parameters."""
+    def sample(self, received: Tensors, local: Tensors, data: Batch) -> None:
+        """Sample parameters from independent priors, then the responses of all rows."""
         known = role(self.points, local) if self.points else {}
-        return known | {
-            n: pyro.sample(n, self.prior_of(n)(n, shape, received, local, data))
-            for n, shape in self.net.shapes.items()
-            if n not in known
-        }
+        with data.clients():
+            w = known | {
+                n: pyro.sample(n, self.prior_of(n)(n, shape, received, local, data))
+                for n, shape in self.net.shapes.items()
+                if n not in known
+            }
+            with data.rows():
+                pyro.sample("y", self.likelihood(self.net(w, data.x), data.x), obs=data.y)
 
     def prior_of(self, name: str) -> PriorFunction:
         """Return the prior of the network parameter `name`."""
@@ -202,6 +231,24 @@ class Supervised:
         roles = [r for r in (self.points, getattr(guide, "points", "")) if r]
         at = {n: [f"{r}/{n}" for r in roles if f"{r}/{n}" in local] for n in self.net.shapes}
         return {n: found[0] for n, found in at.items() if found}
+
+
+def of_network(
+    net: Network, likelihood: Likelihood, prior: Prior | None = None, points: str = ""
+) -> Callable[[Program], Supervised]:
+    """Mark a Pyro model as one of a network, so that the library can accelerate and explain it.
+
+    The model samples parameters of the network under their names, reads the others as
+    `local["POINTS/NAME"]`, calls the network once, and observes "y".
+
+    Args:
+        net: the network that the model calls.
+        likelihood: that of the model.
+        prior: that of every parameter, where it decides whether the first layer can be trained by
+            coefficients of rows; None leaves it unknown.
+        points: prefix of local tensors that are parameters without a distribution.
+    """
+    return lambda program: Supervised(net, likelihood, prior, points, program)
 
 
 def sample_noise(noisy: Reparametrised, data: Batch, of_rows: bool) -> Tensors:

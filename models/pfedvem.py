@@ -23,15 +23,7 @@ one row each, y = 0 with variance 1 and y = 2 with variance 1/4, exact posterior
 start, tau_2 is 28, 352 and 37,104 after 12, 100 and 10,000 rounds (with lr_head near 0, as
 1 / lr_head bounds it).
 
-`prior_scale` = s is a variant (not in the paper) that learns the widths. Its prior of tau_j weighs
-as much as the d weights, so tau_j is at most 2 / s^2 and its start is forgotten after a few rounds.
-
-    p(1 / tau_j) = scaled inverse chi-square, d degrees of freedom, scale s^2
-    tau_j        = 2 d / (sum sd_j^2 + ||mu_j - w||^2 + d s^2)     mode of log tau_j, for eq. 8
-    sd_j^2       = 1 / (tau_j + E_q[diag F_j])         after the base's steps, without gradients
-
-F_j is the Fisher information of the client's rows. For a linear head it is the Hessian of -log p,
-and these sd_j maximize the ELBO (Opper and Archambeau, Neural Computation 2009).
+`prior_scale` is a variant, not in the paper, that learns the widths (`shared/head_widths.py`).
 
 Departures from the paper: its algorithm subtracts the KL divergence; as in the authors' code, the
 client minimizes n_j/K sum f + KL. A client that turns NaN does not report, where the authors' code
@@ -43,31 +35,32 @@ code.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
+import pyro
 import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
+from torch.nn.functional import softplus
 
-from pyrofl import arguments, tensors
+from pyrofl import arguments
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference import aggregation as agg
-from pyrofl.inference import programs
-from pyrofl.inference.elbo import elbo, latent, recorded, with_rows
+from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
+from pyrofl.inference.programs import Likelihood, around, of_network
 from pyrofl.models import guides, likelihoods, priors
-from pyrofl.models.guides.correlated import parted
-from pyrofl.models.shared import laplace
+from pyrofl.models.shared import head_widths
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
+from pyrofl.tensors import Tensors, matches, pick, renamed, role, squared_distance, total, under
 
 TUNE_OVER = {"lr_head": (0.0003, 0.001, 0.003, 0.01), "lr_base": (0.0003, 0.001, 0.003, 0.01)}
-INDEPENDENT = guides.mean_field, guides.log_mean_field
 CEILING = 1e12  # with no variance at all the objective is unbounded at mu_j = w
 Confidence = Literal["full", "uncertainty", "deviation"]
-Tensors = tensors.Tensors
 
 
 def precision(
@@ -90,44 +83,15 @@ def precision(
     return (d / spread).clamp(max=CEILING)
 
 
-def information(
-    net: Network,
-    head: str,
-    likelihood: programs.Likelihood,
-    local: Tensors,
-    w: Tensors,
-    data: Batch,
-) -> Tensor:
-    """Return the diagonal [C, d] of the Fisher information of clients' heads w [C, *p].
-
-    A minibatch represents all rows of its client.
-    """
-    (clients, width), base, x = data.mask.shape, tensors.role("base", local), data.x
-    run: Network | None = None
-    if parts := net.split(head):
-        run, x = parts[1], parts[0](with_rows(base, clients), x).detach()
-    x = x.reshape(clients * width, 1, *x.shape[2:])
-
-    def outputs(each: Tensors, _: Tensor) -> Tensor:
-        """Return the network's outputs for each row with heads of its own, [C * N, 1, K]."""
-        if run:
-            return run(each, x)
-        wide = {n: v[:, None].expand(clients, width, *v.shape[1:]) for n, v in base.items()}
-        return net({n: v.reshape(len(x), 1, *v.shape[2:]) for n, v in wide.items()} | each, x)
-
-    found = laplace.diagonal(laplace.slopes(outputs, likelihood, w, data))
-    return found * laplace.weight_of_each(data)[:, None]
-
-
 @rebuildable
 @arguments.checked
 def build(
     net: Network,
     *,
     head: str | None = None,
-    likelihood: programs.Likelihood = likelihoods.categorical,
+    likelihood: Likelihood = likelihoods.categorical,
     prior: priors.PriorFamily = dist.Normal,
-    guide: guides.Family = guides.mean_field,
+    guide: guides.Family | None = None,
     confidence: Confidence = "full",
     fresh_tau: bool = False,
     m_step_iters: arguments.Count = 1,
@@ -152,7 +116,7 @@ def build(
         likelihood: Likelihood of a row, given the network's outputs.
         prior: Family of p(w_j | w, tau_j), see `pyrofl.priors`; eqs. 8 and 9 maximize the
             ELBO for the normal alone.
-        guide: Family of q(w_j).
+        guide: Family of q(w_j) that replaces the guide below, which is `guides.mean_field`.
         confidence: Eq. 8 or an ablation; where the spread is zero it stays, at first 1 / scale^2.
         fresh_tau: Report the confidence after local training instead of before.
         m_step_iters: Iterations of eqs. 9 and 8 at the server; above 1 variances are sent too.
@@ -175,17 +139,39 @@ def build(
         ValueError: If no parameter of `net` matches `head`, or if `prior_scale` is given with a
             prior that is not normal or a guide that is not of independent normals.
     """
-    if prior_scale is not None and (prior is not dist.Normal or guide not in INDEPENDENT):
+    family = guides.mean_field if guide is None else guide
+    if prior_scale is not None and (
+        prior is not dist.Normal or family not in head_widths.INDEPENDENT
+    ):
         raise ValueError(
             f"prior_scale is {prior_scale}, whose widths have a closed form for a normal prior and "
             "the guides mean_field and log_mean_field alone; choose these, or leave it out"
         )
-    patterns = net.head if head is None else head
-    shapes = net.select_params(patterns)
+    shapes = net.select_params(net.head if head is None else head)
     d, strongest = sum(s.numel() for s in shapes.values()), 1 / lr_head if lr_head else CEILING
-    q = guides.build_guide(guide, shapes, init_scale=init_scale, loc="mu", spread="pi")
-    family = priors.as_family(prior)
-    point = guide(shapes, init_scale=1e-6, loc="mu", spread="pi")  # the server's head has no spread
+    of_heads = priors.as_family(prior)
+
+    @of_network(net, likelihood, points="base")
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the head w_j of each client around the common head w, then its responses."""
+        w, sd = role("loc", received), local["tau"].rsqrt()
+        with batch.clients():
+            # p(w_j | w, tau_j), one site for each parameter of the head
+            head = {n: pyro.sample(n, around(of_heads, w[n], sd)) for n in shapes}
+            with batch.rows():
+                outputs = net(role("base", local) | head, batch.x)
+                pyro.sample("y", likelihood(outputs, batch.x), obs=batch.y)  # p(y | x, w_j)
+
+    def mean_field(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the head w_j of each client from q(w_j), independent normals."""
+        with batch.clients():
+            for n, shape in shapes.items():
+                mu, sd = local[f"mu/{n}"], softplus(local[f"pi/{n}"])
+                pyro.sample(n, dist.Normal(mu, sd).to_event(len(shape)))
+
+    q = guides.build_guide(family, shapes, init_scale=init_scale, loc="mu", spread="pi")
+    if guide is None:
+        q = replace(q, program=mean_field)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize the base by the network's own draw, and the common head by normal draws.
@@ -195,21 +181,14 @@ def build(
         start = net.init(generator)
         base = {n: v for n, v in start.items() if n not in shapes}
         loc = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
-        loc |= {n: start[n] for n in shapes if tensors.matches(n, net.keep)}
-        return tensors.under("base", base) | tensors.under("loc", loc)
+        loc |= {n: start[n] for n in shapes if matches(n, net.keep)}
+        return under("base", base) | under("loc", loc)
 
     def init_client(received: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         """Initialize the posterior of the client's head with the common head as mean."""
-        own = tensors.renamed(received, {"base": "own"}) if own_base else {}
+        own = renamed(received, {"base": "own"}) if own_base else {}
         tau = torch.full_like(cohort.size, init_scale**-2)
-        return q.start(tensors.role("loc", received)) | own | {"tau": tau}
-
-    def centered(name: str, _: Any, received: Tensors, local: Tensors, data: Batch) -> Any:
-        """Return the prior of the client's head, centered at the common head.
-
-        That is p(w_j | w, tau_j), with precision tau_j.
-        """
-        return programs.around(family, received[f"loc/{name}"], local["tau"].rsqrt())
+        return q.start(role("loc", received)) | own | {"tau": tau}
 
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensor, Tensor]:
         """Return the variance of the client's head, and its squared distance to the common head.
@@ -217,7 +196,7 @@ def build(
         These are the total variance of q(w_j), and that of mu_j and w, [C] each.
         """
         mean, spread = q.moments(received, local, data)
-        return tensors.total(spread), tensors.squared_distance(mean, tensors.role("loc", received))
+        return total(spread), squared_distance(mean, role("loc", received))
 
     def update_confidence(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the client's confidence tau_j from its head's variance and deviation (eq. 8)."""
@@ -225,26 +204,12 @@ def build(
         # Without any spread, as of a mean that has not moved yet, eq. 8 knows nothing.
         return {"tau": torch.where(tau < CEILING, tau.clamp(max=strongest), local["tau"])}
 
-    def update_widths(received: Tensors, local: Tensors, data: Batch) -> Tensors:
-        """Compute the standard deviations of q(w_j) that maximize the ELBO, given tau_j and base.
-
-        A minibatch represents all rows of its client.
-        """
-        rows = with_rows(local, len(data))
-        found: Tensor = local["tau"][:, None]
-        for _ in range(num_particles):
-            draw = dict(latent(recorded(q, (received, rows, data))))
-            w = {n: site["value"].squeeze(1).detach() for n, site in draw.items()}
-            found = found + information(net, patterns, likelihood, local, w, data) / num_particles
-        made = q.start(tensors.role("mu", local), parted(found.rsqrt(), shapes))
-        return tensors.pick(made, "pi/*")
-
     def finish(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Compute the posterior mean and other tensors that the client sends or stores."""
-        made = tensors.under("mean", q.moments(received, local, data)[0])
-        made |= tensors.renamed(local, {"base": "own"}) if own_base else {}
-        made |= {"variance": spreads(received, local, data)[0]} if m_step_iters > 1 else {}
-        return made | (update_confidence(received, local, data) if fresh_tau else {})
+        result = under("mean", q.moments(received, local, data)[0])
+        result |= renamed(local, {"base": "own"}) if own_base else {}
+        result |= {"variance": spreads(received, local, data)[0]} if m_step_iters > 1 else {}
+        return result | (update_confidence(received, local, data) if fresh_tau else {})
 
     def alternate(
         server: Tensors, message: Tensors, cohort: Cohort, generator: Generator
@@ -255,41 +220,44 @@ def build(
         """
         for _ in range(m_step_iters):
             new = weighted(server, message, cohort, generator)
-            apart = tensors.squared_distance(tensors.renamed(message, {"mean": "loc"}), new)
-            how = confidence, prior_scale
-            message = message | {"tau": precision(message["variance"], apart, d, *how)}
+            deviation = squared_distance(renamed(message, {"mean": "loc"}), new)
+            tau = precision(message["variance"], deviation, d, confidence, prior_scale)
+            message = message | {"tau": tau}
         return new
 
     samples, positive = (
         num_particles if q.random else None,
         agg.POSITIVE if q.random else agg.NOT_NEGATIVE,
     )
-    moving = q.names if prior_scale is None else "mu/*"
-    head_step = GradientStep(moving, sgd(lr_head, momentum), elbo(samples))
+    gradient = q.names if prior_scale is None else "mu/*"
+    head_step = GradientStep(gradient, sgd(lr_head, momentum), elbo(samples))
     base_step = GradientStep("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
+    widths = head_widths.widths_update(net, shapes, likelihood, q, num_particles)
+    # The server's head has no spread.
+    point = guides.build_guide(family, shapes, init_scale=1e-6, loc="mu", spread="pi")
     weighted = agg.Aggregator(
         {"loc/*": agg.weight_by("tau"), "base/*": agg.by_size},
         rule=aggregation,
-        transform=lambda _, sent: tensors.renamed(sent, {"mean": "loc", "base": "base"}),
+        transform=lambda _, sent: renamed(sent, {"mean": "loc", "base": "base"}),
     )
     return Method(
         name="pfedvem",
         init=init,
         init_client=init_client,
-        model=programs.Supervised(net, likelihood, centered, points="base"),
+        model=model,
         guide=q,
         phases=(
             Phase((update_confidence,)),
             Phase((head_step,), head_epochs),
             *([Phase((base_step,), base_epochs, batch)] if len(shapes) < len(net.shapes) else []),
-            *([Phase((update_widths,))] if prior_scale is not None else []),
+            *([Phase((widths,))] if prior_scale is not None else []),
             Phase((finish,)),
         ),
-        upload=lambda received, local: tensors.pick(local, "mean/* base/* tau variance"),
+        upload=lambda received, local: pick(local, "mean/* base/* tau variance"),
         aggregate=agg.damped(alternate if m_step_iters > 1 else weighted, beta),
         views={
-            "personal": lambda received, local: local | tensors.renamed(local, {"own": "base"}),
-            "global": lambda got, local: local | got | point.start(tensors.role("loc", got)),
+            "personal": lambda received, local: local | renamed(local, {"own": "base"}),
+            "global": lambda got, local: local | got | point.start(role("loc", got)),
         },
         metadata=Metadata(
             {"tau": agg.POSITIVE} | ({"variance": positive} if m_step_iters > 1 else {}),

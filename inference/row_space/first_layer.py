@@ -30,7 +30,7 @@ import torch
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.programs import PriorFunction, Supervised
+from pyrofl.inference.programs import Supervised
 from pyrofl.inference.row_space.priors import InRowsPrior, dot
 from pyrofl.nets import Network, stacked
 from pyrofl.tensors import Tensors
@@ -148,9 +148,7 @@ class InRows(NamedTuple):
         many = local[OUTPUTS].shape[1] // gram.shape[2]
         outputs = [picked(local[OUTPUTS], at + k * gram.shape[2], client) for k in range(many)]
 
-        prior = InRowsPrior(
-            cast("PriorFunction", model.prior), layer.name, local[INNER], tuple(self._crossed(many))
-        )
+        prior = InRowsPrior(layer.name, layer.shape, local[INNER], tuple(self._crossed(many)))
 
         def run(w: Tensors, _: Tensor) -> Tensor:
             given = prior.centre, prior, local[OUTPUTS], at, client, gram, *outputs
@@ -162,7 +160,7 @@ class InRows(NamedTuple):
         if not self.centre:
             return replace(model, forward=run), received, known
         received = received | {self.centre: local[CENTRE]}
-        return replace(model, forward=run, prior=prior), received, known
+        return replace(model, forward=run, change_site=prior), received, known
 
 
 def ours(name: str) -> bool:

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
-from pyrofl.data import Batch
-from pyrofl.inference.programs import PriorFunction
 from pyrofl.inference.spherical import Spherical
-from pyrofl.tensors import Tensors
 
 
 @dataclass
@@ -18,8 +15,8 @@ class InRowsPrior:
     """Priors of a model whose first layer is represented by coefficients of data rows.
 
     Attributes:
-        priors: prior of the model.
         name: name of the layer's weight.
+        shape: shape of the layer's weight.
         inner: <A, A>, [C, k, k].
         crossed: pairs of A with a possible distance from the centre along them.
         centre: centre of the weight's prior if that has one, [C, k or 2 n + k, out]; set where the
@@ -28,22 +25,19 @@ class InRowsPrior:
             that gradients of both are added in one tensor.
     """
 
-    priors: PriorFunction
     name: str
+    shape: Size
     inner: Tensor
     crossed: tuple[tuple[int, int], ...]
     centre: Tensor | None = None
     half: Tensor | None = None
 
-    def __call__(
-        self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
-    ) -> TorchDistribution:
-        """Return the prior distribution of the network parameter `name`."""
-        prior = self.priors(name, shape, received, local, batch)
+    def __call__(self, name: str, prior: TorchDistribution) -> TorchDistribution:
+        """Return the distribution of a site, given that of the model."""
         if name != self.name or not isinstance(prior, Spherical):
             return prior
         self.centre = prior.base_dist.loc.squeeze(1)
-        return SphericalInRows(prior.base_dist, shape.numel(), self)
+        return SphericalInRows(prior.base_dist, self.shape.numel(), self)
 
 
 class SphericalInRows(Spherical):

@@ -168,7 +168,7 @@ def reading(
         return None
     centre = "" if model.points and home == f"{model.points}/{layer.name}" else None
     if centre is None:  # there is a prior
-        prior = model.prior_of(layer.name)
+        prior = model.prior_of(layer.name) if model.prior else None
         near = isinstance(prior, Proximal) and prior.family is Normal
         if prior is not flat and not near:
             return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 
 import torch
@@ -47,6 +48,8 @@ class Network(Summarised):
         >>> {name: tuple(shape) for name, shape in net.shapes.items()}
         {'fc1.weight': (8, 4), 'fc1.bias': (8,), 'head.weight': (2, 8), 'head.bias': (2,)}
     """
+
+    _forward: Forward | None = None  # inside `computed_by`
 
     @checked
     def __init__(
@@ -166,7 +169,18 @@ class Network(Summarised):
         Raises:
             ValueError: if a parameter is missing or has other axes.
         """
+        if self._forward is not None:
+            return self._forward(weights, x)
         return stacked.run(self.parts, self._without_rows(weights, len(x)), x)
+
+    @contextmanager
+    def computed_by(self, forward: Forward) -> Iterator[None]:
+        """Compute calls of the network by another function, inside this context."""
+        self._forward = forward
+        try:
+            yield
+        finally:
+            self._forward = None
 
     def apply(self, weights: Tensors, x: Tensor) -> Tensor:
         """Return outputs [B, outputs] of the network for weights [*p] and rows x [B, *x]."""
