@@ -15,6 +15,7 @@ from pyro.distributions import TorchDistribution, constraints
 from pyro.infer.inspect import TrackProvenance
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
@@ -297,5 +298,14 @@ class Guide:
     is_simplex: bool = False
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> object:
-        """Sample all latent sites from the variational distribution."""
+        """Sample all latent sites from the variational distribution.
+
+        Raises:
+            ValueError: inside SVI, whose optimizer would train nothing.
+        """
+        if any(isinstance(h, TraceMessenger) and h.param_only for h in _PYRO_STACK):
+            raise ValueError(
+                "this guide has no pyro.param, so SVI would train nothing; use the programs of "
+                "method.to_pyro(data), which have"
+            )
         return self.program(received, local, batch)

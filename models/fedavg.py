@@ -24,15 +24,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypedDict
 
+import pyro
+import pyro.distributions as dist
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked
+from pyrofl.data import Batch
 from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
 from pyrofl.inference.aggregation.averages import Combine
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.method import GradientStep, Method, Phase, as_received, as_trained
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, Supervised, flat
+from pyrofl.inference.programs import Likelihood, Prior, as_prior, flat, of_network
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.schedules import decayed
@@ -45,7 +48,7 @@ class Descent(TypedDict, total=False):
     """Settings of local training by stochastic gradient descent."""
 
     likelihood: Likelihood
-    guide: guides.Family
+    guide: guides.Family | None
     init_scale: NotNegative
     num_particles: Count
     epochs: Whole | Callable[[Tensor], Tensor]
@@ -87,7 +90,7 @@ def build(
     *,
     likelihood: Likelihood = categorical,
     prior: Prior = flat,
-    guide: guides.Family = guides.delta,
+    guide: guides.Family | None = None,
     init_scale: NotNegative = 0.05,
     num_particles: Count = 5,
     epochs: Whole | Callable[[Tensor], Tensor] = 5,
@@ -108,7 +111,8 @@ def build(
         prior: on the parameters: a distribution such as dist.Normal(0.0, 1.0), a family or a
             function, see `pyrofl.priors`. With the delta guide anything but `flat` gives MAP. Every
             client adds it to its own loss, so it counts once per client in the average.
-        guide: family of q(w); with `mean_field` the server averages variational parameters.
+        guide: family of q(w) that replaces the guide below, which is `guides.delta`; with
+            `mean_field` the server averages variational parameters.
         init_scale: standard deviation of q(w) before round one, if it has any.
         num_particles: Monte Carlo samples of every loss, if q(w) is random.
         epochs: local epochs, or ids [C] -> epochs [C] where clients have budgets of their own.
@@ -122,7 +126,28 @@ def build(
         aggregation: how the server makes one model of the clients': "mean" is the paper's,
             "median", "trimmed:0.1", "krum:2" and "clip:1.0" bear bad messages, see `get_rule`.
     """
-    q = guides.build_guide(guide, net.shapes, init_scale=init_scale, loc="w", spread="spread")
+    shapes = net.shapes
+    prior_of = as_prior(prior, shapes)
+
+    @of_network(net, likelihood, prior_of)
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the parameters w from their prior, then the responses of all rows."""
+        with batch.clients():
+            w = {n: pyro.sample(n, prior_of(n, shapes[n], received, local, batch)) for n in shapes}
+            with batch.rows():
+                pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
+
+    def points(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Set the parameters to the point w: maximum likelihood, or MAP with a prior."""
+        with batch.clients():
+            for n, shape in shapes.items():
+                pyro.sample(n, dist.Delta(local[f"w/{n}"], event_dim=len(shape)))
+
+    q = guides.build_guide(
+        guide or guides.delta, shapes, init_scale=init_scale, loc="w", spread="spread"
+    )
+    if guide is None:
+        q = replace(q, program=points)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return the server's initial state: parameters drawn by the network's initialization."""
@@ -134,7 +159,7 @@ def build(
     return Method(
         name="fedavg",
         init=init,
-        model=Supervised(net, likelihood, prior),
+        model=model,
         guide=q,
         phases=(train,),
         aggregate=Aggregator({"*": by_size}, rule=aggregation),

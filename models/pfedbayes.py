@@ -146,18 +146,19 @@ def build(
                 pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
     samples = num_particles if q.random else None
-    follow: Loss = Seen(replace(elbo(kl=kl, mean=True), likelihood=False), own, return_received)
+    pull = replace(elbo(kl=kl, mean=True), likelihood=False)
+    follow: Loss = Seen(pull, own, return_received)
 
     def faint(
         model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
         """Return the negative ELBO, with posterior noise in the likelihood scaled by `noise`."""
-        mean, variance = q.moments(received, own(received, local), data)
+        mean, variance = q.moments(received, local, data)
         drawn = local | q.start(mean, {n: noise * v.sqrt() for n, v in variance.items()})
         fit = elbo(samples, kl=0.0, mean=True)(model, guide, received, drawn, data)
-        return fit + follow(model, guide, received, local, data)
+        return fit + pull(model, guide, received, local, data)
 
-    infer: Loss = faint
+    infer: Loss = Seen(faint, own, return_received)
     reads: dict[str, Program] = {"guide": q}
     if is_chosen(sampling, reason_against(net, guide, prior)):
         outputs, reads["model"] = Activations(net, likelihood, num_particles), model

@@ -104,7 +104,7 @@ def build(
     if "aggregation" in training:
         told = dict(training)["aggregation"]
         raise ValueError(f"aggregation is {told!r}; expected none, as predictions are put together")
-    if training.get("guide", guides.delta) is not guides.delta:
+    if training.get("guide") not in (None, guides.delta):
         told = described(training["guide"])
         raise ValueError(f"guide is {told}; expected guides.delta, as a chain draws the samples")
     settings: fedavg.LocalTraining = {"lr": 0.05, "prior": fixed(), **training}

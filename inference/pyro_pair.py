@@ -1,0 +1,196 @@
+"""A method's model and guide as Pyro programs without arguments, with parameters in Pyro's store.
+
+`Method.to_pyro` returns them. They read the rows and tensors of one client, or of all clients under
+the client plate, at a state of a run. Everything that Pyro does with programs works on them: SVI,
+NUTS, Predictive, autoguides, handlers and `pyro.render_model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+from warnings import warn
+
+import pyro
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyrofl.arguments import known
+from pyrofl.data import Batch, Federation
+from pyrofl.inference.elbo import Elbo, On, Seen, latent, recorded, with_rows
+from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.state import RoundState, client_inputs
+from pyrofl.inference.method import GradientStep, Method
+from pyrofl.inference.programs import Flat, Guide, Loss
+from pyrofl.tensors import Tensors, default_type, pick, seeded
+
+
+class PyroPair(NamedTuple):
+    """Model and guide of a method as Pyro programs without arguments.
+
+    Attributes:
+        model: the model of the given clients' rows, at a state of a run.
+        guide: the guide, with a `pyro.param` for every tensor that gradient steps train.
+    """
+
+    model: Callable[[], object]
+    guide: Callable[[], object]
+
+
+def to_pyro(
+    method: Method,
+    data: Federation,
+    client: str | None = None,
+    state: RoundState | None = None,
+    *,
+    phase: int | None = None,
+    seed: int = 0,
+) -> PyroPair:
+    """Return a method's model and guide as Pyro programs; see `Method.to_pyro`."""
+    ids = torch.arange(data.clients)
+    if client is not None:
+        known(client, data.names, "client")
+        ids = torch.tensor([data.names.index(client)])
+    batch = data.batch(ids)
+    state = first(method, data, seed) if state is None else getattr(state, "state", state)
+    received, stored = client_inputs(method, data, state, data.cohort(ids), seed)
+    at, steps = steps_of(method, phase)
+    views, kl = unwrap(steps[0].loss)
+    with torch.no_grad():
+        local = prepared(method, at, received, stored | received, batch)
+    if kl not in (0, 1):
+        warn(
+            f"the loss of {method.name or 'this method'} weighs the divergence of the guide from "
+            f"the prior by {kl}; the programs have weight 1, so SVI and NUTS approximate another "
+            "distribution than the method",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    def tensors(values: Tensors) -> tuple[Tensors, Tensors, Batch]:
+        """Return the arguments of the method's programs, as its losses transform them."""
+        down = received
+        for view in views:
+            center = view.centre(down, values) if view.centre else down
+            down, values = center, view.view(down, values)
+        return with_rows(down, len(batch)), with_rows(values, len(batch)), batch
+
+    # Guides of the library refuse SVI when they are called, as they have no parameters of Pyro.
+    program = method.guide.program if isinstance(method.guide, Guide) else method.guide
+
+    def with_parameters() -> tuple[Tensors, Tensors, Batch]:
+        """Return the arguments, with parameters from Pyro's store."""
+        return tensors({n: parameter(n, v) if n in names else v for n, v in local.items()})
+
+    def run(values: Tensors) -> tuple[Any, Any]:
+        """Return traces of the guide and of the model."""
+        with default_type(batch.size.dtype), seeded(seed):
+            q = recorded(program, tensors(values))
+            return q, recorded(method.model, tensors(values), q)
+
+    patterns = " ".join(step.names for step in steps)
+    if phase is None:  # a guide may be set in closed form, as that of FedPop
+        patterns += f" {getattr(method.guide, 'names', '')}"
+    names = set(read_tensors(run, local, pick(local, patterns)))
+    start = {n: site["value"].detach() for n, site in latent(run(local)[0])}
+
+    def model() -> object:
+        """Sample the latent sites of the clients, and observe the responses of their rows."""
+        with default_type(batch.size.dtype), FlatStart(start):
+            return method.model(*with_parameters())
+
+    def guide() -> object:
+        """Sample the latent sites of the clients from their approximate posterior."""
+        with default_type(batch.size.dtype):
+            return program(*with_parameters())
+
+    return PyroPair(model, guide)
+
+
+class FlatStart(Messenger):
+    """Pyro handler that starts sites with flat priors, which cannot be sampled, at given values."""
+
+    def __init__(self, values: Tensors) -> None:
+        super().__init__()
+        self.values = values
+
+    def _pyro_sample(self, msg: Any) -> None:
+        unknown = msg["value"] is None and not msg["is_observed"]
+        if unknown and isinstance(msg["fn"], Flat) and msg["name"] in self.values:
+            shape = msg["fn"].batch_shape + msg["fn"].event_shape
+            msg["value"] = self.values[msg["name"]].expand(shape)
+
+
+def parameter(name: str, start: Tensor) -> Tensor:
+    """Return a parameter of Pyro's store, which starts at a tensor of the run."""
+    value: Tensor = pyro.param(name, lambda: start.detach().clone())
+    return value
+
+
+def read_tensors(
+    run: Callable[[Tensors], tuple[Any, Any]], local: Tensors, names: Collection[str]
+) -> Iterator[str]:
+    """Yield which of the named tensors the log densities of guide or model depend on."""
+    values = {n: v.clone().requires_grad_() for n, v in local.items() if n in names}
+    sites = [s for trace in run(local | values) for s in trace.nodes.values()]
+    densities = [
+        site["fn"].log_prob(site["value"]).sum()
+        for site in sites
+        if site["type"] == "sample" and not site_is_subsample(site)
+    ]
+    gradients = torch.autograd.grad(sum(densities), [*values.values()], allow_unused=True)
+    for name, gradient in zip(values, gradients, strict=True):
+        if gradient is not None:
+            yield name
+
+
+def steps_of(method: Method, phase: int | None) -> tuple[int, list[GradientStep]]:
+    """Return the number of the first phase that trains, and the gradient steps that train.
+
+    These are the steps of a given phase, or all steps on the method's own model and guide.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    steps = [
+        (i, update)
+        for i, one in enumerate(method.phases)
+        for update in one.updates
+        if isinstance(update, GradientStep) and not isinstance(update.loss, On)
+    ]
+    if not steps:
+        raise ValueError(
+            "to_pyro needs a method with gradient steps on its model and guide, as the tensors "
+            "that they train are the parameters"
+        )
+    numbers = sorted({i for i, _ in steps})
+    if phase is not None and phase not in numbers:
+        raise ValueError(
+            f"phase is {phase}; expected a phase with gradient steps on the method's model and "
+            f"guide: {', '.join(map(str, numbers))}"
+        )
+    trained = [(i, step) for i, step in steps if phase in (None, i)]
+    return trained[0][0], [step for _, step in trained]
+
+
+def unwrap(loss: Loss) -> tuple[list[Seen], float]:
+    """Return how a loss transforms the tensors that programs read, and its weight of the KL."""
+    views = []
+    while isinstance(loss, Seen):
+        views.append(loss)
+        loss = loss.loss
+    fixed = isinstance(loss, Elbo) and not callable(loss.kl)
+    return views, loss.kl if fixed else 1.0
+
+
+def prepared(
+    method: Method, phase: int, received: Tensors, local: Tensors, batch: Batch
+) -> Tensors:
+    """Return the local tensors after the closed-form updates of the phases before a phase."""
+    for before in method.phases[:phase]:
+        for update in before.updates:
+            if not isinstance(update, GradientStep):
+                local = local | update(received, local, batch)
+    return {n: v.detach() for n, v in local.items()}
