@@ -212,15 +212,19 @@ class Supervised:
 
     def sample(self, received: Tensors, local: Tensors, data: Batch) -> None:
         """Sample parameters from independent priors, then the responses of all rows."""
-        known = role(self.points, local) if self.points else {}
         with data.clients():
-            w = known | {
-                n: pyro.sample(n, self.prior_of(n)(n, shape, received, local, data))
-                for n, shape in self.net.shapes.items()
-                if n not in known
-            }
+            w = self.weights(received, local, data)
             with data.rows():
                 pyro.sample("y", self.likelihood(self.net(w, data.x), data.x), obs=data.y)
+
+    def weights(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Sample the latent parameters, inside `data.clients()`; return all parameters."""
+        known = role(self.points, local) if self.points else {}
+        return known | {
+            n: pyro.sample(n, self.prior_of(n)(n, shape, received, local, data))
+            for n, shape in self.net.shapes.items()
+            if n not in known
+        }
 
     def prior_of(self, name: str) -> PriorFunction:
         """Return the prior of the network parameter `name`."""
