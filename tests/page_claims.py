@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import promises
 import test_contract
+from regression_problems import PROBLEMS
 
 from pyrofl import datasets
 from pyrofl.data.loaders.csv_files import load_csv as tables_of
@@ -96,6 +97,12 @@ def methods() -> list[float]:
 
 def lessons() -> list[float]:
     return [len([*(EXAMPLES / "tutorials").glob("[0-9]*.py")])]
+
+
+def minutes() -> list[float]:
+    """Return the minutes that the lessons say they take."""
+    texts = (path.read_text() for path in (EXAMPLES / "tutorials").glob("[0-9]*.py"))
+    return [float(n) for text in texts for n in re.findall(r"lesson \(about (\d+) minutes", text)]
 
 
 def problems() -> list[float]:
@@ -651,4 +658,23 @@ CLAIMS = [
         lambda: [round(1 / default(tables_of, "test_fraction"))],
     ),
     Claim(FLOWER, r"is repeated, up to (\w+) times", lambda: [coordinator.REPEATS]),
+    Claim("examples/docs/tutorials.md", rf"Each takes {N} to {N} minutes", lambda: ends(minutes())),
+    Claim(
+        "examples/docs/regression.md",
+        rf"compare {N} regressions of {N} families",
+        lambda: [
+            len(PROBLEMS),
+            len({how.get("family", "gaussian") for _, how in PROBLEMS.values()}),
+        ],
+    ),
+    Claim(
+        "examples/docs/what_leaves_a_client.md",
+        r"with fewer than (\w+) test rows",
+        lambda: [MIN_SCORED_ROWS],
+    ),
+    Claim(
+        "examples/docs/what_leaves_a_client.md",
+        rf"at up to {N} draws of the shared",
+        lambda: [importance_sampling.MOST_TRIED],
+    ),
 ]

@@ -22,7 +22,7 @@ from pyrofl.cli.output import cards
 from pyrofl.cli.parser import parser
 from pyrofl.experiments import console
 from pyrofl.experiments.methods import builds
-from pyrofl.experiments.settings import arguments
+from pyrofl.experiments.settings import arguments, read_settings
 from pyrofl.models.regression.families import FAMILIES
 from pyrofl.reports import calibration
 
@@ -189,6 +189,42 @@ def test_every_command_on_a_page_is_understood(capsys):
                 parser().parse_args(shlex.split(words))  # exits with 2 otherwise
                 count += 1
     assert count > 10
+
+
+ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+ALL_PAGES += [*(ROOT / "examples").glob("*.md"), *(ROOT / "examples/papers").glob("**/README.md")]
+
+
+def test_every_option_of_a_script_on_a_page_is_one_of_that_script():
+    count = 0
+    for path in ALL_PAGES:
+        text = re.sub(r"\\\n\s*", " ", path.read_text())
+        for script, words in re.findall(
+            r"python (examples/[\w/]+\.py)([^`#|]*?)(?:`|#|\n\n|$)", text
+        ):
+            own = (ROOT / script).read_text()
+            known = set(re.findall(r"add_argument\(\s*\"(--[\w-]+)\"", own))
+            asked = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", words.partition("\npython")[0]))
+            assert asked <= known, f"{path.name}: {script} has no {asked - known}"
+            count += bool(asked)
+    assert count > 20
+
+
+def test_settings_of_commands_on_pages_are_those_of_their_methods():
+    count = 0
+    for path in ALL_PAGES:
+        text = re.sub(r"\\?\n\s*", " ", path.read_text())
+        for command in re.findall(r"pyrofl ((?:compare|run|tune) [^`#]*?--set [^`#]*)", text):
+            words = shlex.split(command.split("```")[0])
+            start = words.index("--set") + 1
+            end = next((i for i, w in enumerate(words) if i > start and w[0] == "-"), len(words))
+            chosen = [w for w in words[start:end] if "=" in w]
+            names = [w for w in words[1 : words.index("--set")] if w in builds()]
+            assert chosen, command
+            assert names, command
+            read_settings(chosen, {name: builds()[name] for name in names})
+            count += 1
+    assert count >= 3
 
 
 def flags_of_commands() -> set[str]:

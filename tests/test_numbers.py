@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from statistics import mean
 from types import ModuleType
 
 import pytest
@@ -89,6 +90,29 @@ def test_the_methods_that_beat_training_alone_are_those_of_the_table():
     words = {word.replace("-", "").lower() for word in re.findall(r"[\w-]+", named)}
     assert len(best) == 41
     assert words & best.keys() == better
+
+
+def test_the_methods_that_beat_training_alone_on_cifar_are_those_that_the_page_names():
+    scores: dict[str, dict[tuple[str, str], list[float]]] = {}
+    with (PAPERS / "tuned/cifar10/scores.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            if line["metric"] == "accuracy":
+                models = scores.setdefault(line["method"], {})
+                key = (line["model"], line["adaptation"])
+                models.setdefault(key, []).append(float(line["value"]))
+    best = {name: max(map(mean, models.values())) for name, models in scores.items()}
+    text = " ".join((EXAMPLES / "NUMBERS.md").read_text().split())
+    better, below = re.findall(
+        r"(pFedVEM's personal models are best, .+?)\.|training alone; ([^.]+) are [\d.]+ to", text
+    )
+    words = [
+        {w.replace("-", "").lower() for w in re.findall(r"[\w-]+", "".join(s))}
+        for s in (better, below)
+    ]
+    assert words[0] & best.keys() == {n for n, value in best.items() if value > best["local"]}
+    apart = [100 * (best["local"] - best[name]) for name in words[1] & best.keys()]
+    assert (f"{min(apart):.1f} to {max(apart):.1f} below") in text
+    assert f"is {100 * (best['local'] - best['pfedme']):.1f} points below training alone" in text
 
 
 DIFFERENT = {  # settings of pFedVEM's table, and those that the tuning chose; its page says so

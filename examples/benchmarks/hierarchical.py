@@ -126,7 +126,7 @@ CASES = {
 
 
 def main() -> None:
-    """Fit the cases, and print a row of CPU seconds for each."""
+    """Fit the cases, and print a row of CPU seconds and the status for each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -136,7 +136,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print("| case | fit, CPU seconds | to_arviz | Pareto k |", "|---|---:|---:|---:|", sep="\n")
+    head = "| case | fit, CPU seconds | to_arviz | Pareto k | status |"
+    print(head, "|---|---:|---:|---:|---|", sep="\n")
     for name in args.case:
         make, program, shared = CASES[name]
         data, began = make(), time.process_time()
@@ -145,7 +146,8 @@ def main() -> None:
         fitted = time.process_time()
         found = run.to_arviz(args.draws, progress=False)
         k, end = float(found["sample_stats"]["pareto_k"][0]), time.process_time()
-        print(f"| {name} | {fitted - began:.0f} | {end - fitted:.0f} | {k:.2f} |", flush=True)
+        seconds = f"{fitted - began:.0f} | {end - fitted:.0f}"
+        print(f"| {name} | {seconds} | {k:.2f} | {run.status} |", flush=True)
 
 
 if __name__ == "__main__":
