@@ -7,11 +7,13 @@ import inspect
 import math
 import re
 import shlex
+import tomllib
 from argparse import ArgumentParser, _SubParsersAction
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import promises
 import pytest
 import toys
 from torch import nn
@@ -210,6 +212,17 @@ def test_every_option_of_a_script_on_a_page_is_one_of_that_script():
     assert count > 20
 
 
+def test_every_extra_on_a_page_is_one_of_the_package():
+    text = (ROOT / "pyproject.toml").read_text()
+    known = set(tomllib.loads(text)["project"]["optional-dependencies"])
+    for path in ALL_PAGES:
+        for named in re.findall(r"(?:pyrofl|\.)\[([a-z,]+)\]'", path.read_text()):
+            assert set(named.split(",")) <= known, (path.name, named)
+    listed = re.search(r"further extras \(([^)]+)\)", (ROOT / "CONTRIBUTING.md").read_text())
+    assert listed
+    assert set(re.findall(r"`(\w+)`", listed.group(1))) <= known
+
+
 def test_settings_of_commands_on_pages_are_those_of_their_methods():
     count = 0
     for path in ALL_PAGES:
@@ -319,6 +332,23 @@ def test_folders_and_files_of_the_architecture_exist():
 
 def test_the_table_of_all_methods_has_every_method():
     assert set(re.findall(r"(?m)^\| `(\w+)`", page("all_methods"))) - PROGRAMS == set(builds())
+
+
+def test_the_table_of_all_methods_has_the_numbers_that_are_sent():
+    """Formulas of numbers down and up are those of a small network, as the contract counts them."""
+    sizes = {"D": toys.ALL, "d": toys.HEAD, "L": 2, "B": 5, "K": 2, "M": 5, "S": 5}
+    own = {"metavd": {"d": 48}, "fedem": {"K": 3}}  # the layer before the head; its components
+    rows = re.findall(r"(?m)^\| `(\w+)`.*\| ([^|]+) \| ([^|]+) \|$", page("all_methods"))
+    seen = 0
+    for name, *formulas in rows:
+        if (sent := promises.of(name).message) is None:
+            continue
+        known = sizes | own.get(name, {})
+        for formula, number in zip(formulas, reversed(sent), strict=True):
+            terms = re.sub(r"(?<=[\w)])\s*(?=[A-Za-z(])", " * ", formula)
+            assert eval(terms, {}, known) == number, (name, formula, number)
+            seen += 1
+    assert seen > 70
 
 
 def test_the_page_of_regressions_names_every_family():
