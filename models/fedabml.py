@@ -37,12 +37,13 @@ has R = 5, tunes lambda and has eta = 0.1 on its grid.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
+import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions import TorchDistribution
-from torch import Generator, Size, Tensor
+from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch, Cohort
@@ -52,7 +53,7 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import Metadata, normals
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised
+from pyrofl.inference.programs import Likelihood, Loss, Program, of_network
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_family
@@ -137,8 +138,41 @@ def build(
     rate = (0.5 if natural else lr) if lr_prior is None else lr_prior
     if natural and rate > 1:
         raise ValueError(f"lr_prior is {rate}; expected 0 to 1, a share of the way, if natural")
-    q = guides.build_guide(chosen, net.shapes, init_scale=init_scale, loc="mu", spread="pi")
+    shapes = net.shapes
+    q = guides.build_guide(chosen, shapes, init_scale=init_scale, loc="mu", spread="pi")
     power = 2 if average == "moments" else 1
+
+    def weights(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Sample the weights w_i of each client from p(w_i | theta), inside `batch.clients()`."""
+        w = {}
+        for n, shape in shapes.items():
+            m, sd = local[f"loc/{n}"], log_scale(local, n).exp()
+            # Under this scale, steps of lr would overshoot the mean.
+            least = (lr * kl / batch.size).sqrt().reshape(-1, *(1 for _ in sd.shape[1:]))
+            w[n] = pyro.sample(n, as_event(family(m, sd.maximum(least)), len(shape)))
+        return w
+
+    @of_network(net, likelihood)
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the weights of each client around the common ones, then its responses."""
+        with batch.clients():
+            w = weights(received, local, batch)
+            with batch.rows():
+                pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
+
+    def log_mean_field(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the weights of each client from q(w_i | phi_i).
+
+        phi_i = (m_i, nu_i) is amortized: the phases below compute it by k gradient steps from theta
+        on each minibatch of the client's rows.
+        """
+        with batch.clients():
+            for n, shape in shapes.items():
+                m, nu = local[f"mu/{n}"], local[f"pi/{n}"]
+                pyro.sample(n, dist.Normal(m, nu.exp()).to_event(len(shape)))
+
+    if guide == "log_mean_field":
+        q = replace(q, program=log_mean_field)
 
     def theta(loc: Tensors, log_scale: Tensors) -> Tensors:
         """Return named tensors of the prior: means, and log standard deviations bounded below."""
@@ -162,20 +196,11 @@ def build(
         sd = {n: log_scale(local, n).exp() for n in net.shapes}
         return q.start({n: v.clone() for n, v in role("loc", local).items()}, sd)
 
-    def centred(
-        name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
-    ) -> TorchDistribution:
-        """Return the learned prior of a client's weights, with its scale bounded below."""
-        sd, least = log_scale(local, name).exp(), (lr * kl / data.size).sqrt()
-        sd = sd.maximum(least.reshape(-1, *(1 for _ in sd.shape[1:])))
-        return as_event(family(local[f"loc/{name}"], sd), len(shape))
-
-    model = Supervised(net, likelihood, centred)
     loss: Loss = elbo(num_particles if q.random else None, kl=kl, mean=True)
     reads: dict[str, Program] = {"guide": q}
     if is_chosen(sampling, reason_against(net, chosen, prior)):
         reads["model"] = model
-        loss = Activations(net, likelihood, num_particles).negative_elbo(q, model.weights, kl)
+        loss = Activations(net, likelihood, num_particles).negative_elbo(q, weights, kl)
     descend = descended(loss, q.names, lr, steps)
 
     def follow(received: Tensors, local: Tensors, data: Batch) -> Tensors:

@@ -32,11 +32,13 @@ the population.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions import TorchDistribution
-from torch import Generator, Size, Tensor
+from torch import Generator, Tensor
+from torch.nn.functional import softplus
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Cohort
@@ -46,7 +48,7 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import INCOMPARABLE, NOT_NEGATIVE, POSITIVE, Metadata, normals
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase, as_trained
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised
+from pyrofl.inference.programs import Likelihood, Loss, Program, of_network
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_family
@@ -67,7 +69,7 @@ def build(
     head: str | None = None,
     likelihood: Likelihood = categorical,
     prior: PriorFamily = dist.Normal,
-    guide: guides.Family = guides.mean_field,
+    guide: guides.Family | None = None,
     init_scale: Positive = 0.2,
     temperature: NotNegative = 1.0,
     memory: ShareBelowOne = 0.8,
@@ -88,7 +90,8 @@ def build(
         likelihood: of a row, given the network's outputs.
         prior: location-scale family of the population, see `pyrofl.priors`. The M-step is
             exact for the normal; for others it sets m and s by the same moments.
-        guide: family that stands for the draws; one that can be started at given moments.
+        guide: family that stands for the draws instead of the guide below, which is
+            `guides.mean_field`; one that can be started at given moments.
         init_scale: s before round one.
         temperature: of the chain; 1 is exact Bayes.
         memory: share of its weight that a draw keeps from one round to the next; 0 forgets those
@@ -110,7 +113,33 @@ def build(
     shapes = net.select_params(net.head if head is None else head)
     rest = [n for n in net.shapes if n not in shapes]
     point = guides.delta(shapes, loc="z")
-    q, family = guides.build_guide(guide, shapes, loc="mu", spread="pi"), as_family(prior)
+    family = as_family(prior)
+
+    @of_network(net, likelihood, points="base")
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample each client's head z_j from the population, then the responses of its rows."""
+        # Under this scale, steps of the chain would overshoot the mean of the population.
+        least = (lr_head / batch.size).sqrt()[:, None]
+        with batch.clients():
+            head = {}
+            for n, shape in shapes.items():  # p(z_j | beta)
+                mean, sd = received[f"loc/{n}"], received[f"log_scale/{n}"].exp()
+                sd = sd.maximum(like(least, sd))
+                head[n] = pyro.sample(n, as_event(family(mean, sd), len(shape)))
+            with batch.rows():
+                outputs = net(role("base", local) | head, batch.x)
+                pyro.sample("y", likelihood(outputs, batch.x), obs=batch.y)
+
+    def mean_field(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample each client's head from the normal with the moments of its chain's draws."""
+        with batch.clients():
+            for n, shape in shapes.items():
+                mu, sd = local[f"mu/{n}"], softplus(local[f"pi/{n}"])
+                pyro.sample(n, dist.Normal(mu, sd).to_event(len(shape)))
+
+    q = guides.build_guide(guide or guides.mean_field, shapes, loc="mu", spread="pi")
+    if guide is None:
+        q = replace(q, program=mean_field)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return the server's initial state: parameters drawn by the network's initialization."""
@@ -133,14 +162,6 @@ def build(
         none = under("sum", {n: torch.zeros_like(v) for n, v in centre.items()})
         none |= under("squares", role("sum", none)) | {"draws": torch.zeros_like(cohort.size)}
         return point.start(centre) | q.start(centre, spread) | none
-
-    def of_population(
-        name: str, shape: Size, received: Tensors, local: Tensors, data: Batch
-    ) -> TorchDistribution:
-        """Return the population prior of a client's head, its standard deviation bounded below."""
-        width = received[f"log_scale/{name}"].exp()
-        least = like((lr_head / data.size).sqrt()[:, None], width)
-        return as_event(family(received[f"loc/{name}"], width.maximum(least)), len(shape))
 
     def forget(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Down-weight the sums of moments from earlier rounds by the factor `memory`."""
@@ -200,7 +221,7 @@ def build(
         name="fedpop",
         init=init,
         init_client=init_client,
-        model=Supervised(net, likelihood, of_population, points="base"),
+        model=model,
         guide=q,
         phases=(
             Phase(chain, burn_in, batch),

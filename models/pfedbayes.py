@@ -71,7 +71,7 @@ def build(
     *,
     likelihood: Likelihood = categorical,
     prior: PriorFamily = dist.Normal,
-    guide: guides.Family = guides.mean_field,
+    guide: guides.Family | None = None,
     init_scale: Positive = 0.05,
     kl: Positive = 0.1,
     num_particles: Count = 2,
@@ -93,8 +93,9 @@ def build(
         net: the network; all its parameters are random.
         likelihood: of a row, given the network's outputs.
         prior: location-scale family of p(w_j | v), at the moments of v; see `pyrofl.priors`.
-        guide: family of q(w_j), and of what the server averages. Without spread the prior's
-            standard deviation stays at `init_scale`: this is pFedMe by Adam.
+        guide: family of q(w_j), and of what the server averages, instead of the guide below,
+            which is `guides.mean_field`. Without spread the prior's standard deviation stays at
+            `init_scale`: this is pFedMe by Adam.
         init_scale: standard deviation of q(w_j) and of the prior before round one.
         kl: zeta, the weight of the KL divergence; 1 is exact Bayes.
         num_particles: Monte Carlo samples of every loss.
@@ -116,9 +117,18 @@ def build(
         ValueError: if sampling is "activations", and the guide is not one of independent normals,
             the prior not normal, or the network without linear layers and convolutions.
     """
-    q = guides.build_guide(guide, net.shapes, init_scale=init_scale, loc="w", spread="spread")
+    chosen, family = guide or guides.mean_field, as_family(prior)
 
-    family = as_family(prior)
+    def mean_field(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the weights w_j of each client from q(w_j), independent normals."""
+        with batch.clients():
+            for n, shape in net.shapes.items():
+                m, sd = local[f"w/{n}"], softplus(local[f"spread/{n}"])
+                pyro.sample(n, dist.Normal(m, sd).to_event(len(shape)))
+
+    q = guides.build_guide(chosen, net.shapes, init_scale=init_scale, loc="w", spread="spread")
+    if guide is None:
+        q = replace(q, program=mean_field)
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Initialize the global distribution v around the network's random draw."""
@@ -160,7 +170,7 @@ def build(
 
     infer: Loss = Seen(faint, own, return_received)
     reads: dict[str, Program] = {"guide": q}
-    if is_chosen(sampling, reason_against(net, guide, prior)):
+    if is_chosen(sampling, reason_against(net, chosen, prior)):
         outputs, reads["model"] = Activations(net, likelihood, num_particles), model
         follow = Seen(divergence(q, weights, kl), own, return_received)
         infer = Seen(outputs.negative_elbo(q, weights, kl, noise), own, return_received)
@@ -178,7 +188,7 @@ def build(
         adapt=(Phase(moves, fine_tune, batch),) if fine_tune else (),
         views={"personal": own, "global": as_received},
         metadata=Metadata(
-            normals("w", "spread", softplus) if guide is guides.mean_field else {},
+            normals("w", "spread", softplus) if chosen is guides.mean_field else {},
             train_all_clients=True,
             reads=reads,
         ),

@@ -27,6 +27,7 @@ they are still trained.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import combinations
 from typing import Literal
 
@@ -144,11 +145,31 @@ def build(
         loc="point",
         spread="a",
     )
-    given = (
+    prior_of_alpha = (
         None
         if prior is None
         else as_prior(prior, {"alpha": shape}, constraints.simplex, may_be_learned=False)
     )
+
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the branch weights alpha^i of each client, then the responses of its rows."""
+        with batch.clients():
+            if prior_of_alpha is None:
+                fn = dist.Dirichlet(batch.size.new_full(shape, concentration)).to_event(1)
+            else:
+                fn = prior_of_alpha("alpha", shape, received, local, batch)
+            alpha = pyro.sample("alpha", fn)  # p(alpha^i)
+            w = merged(net, local, alpha)  # eq. 1
+            with batch.rows():
+                pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
+
+    def softmax(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Set the branch weights alpha^i of each client to a point, the softmax of a^i."""
+        with batch.clients():
+            pyro.sample("alpha", dist.Delta(local["a/alpha"].softmax(-1), event_dim=2))
+
+    if guide == "softmax":
+        q = replace(q, program=softmax)
 
     def evenly(like: Tensor) -> Tensors:
         """Return guide parameters that give all branches of a layer equal weights."""
@@ -167,20 +188,6 @@ def build(
         # Here too, because every state comes by, wherever it is from, before anybody trains on it.
         refuse_twins(role("branch", server), layer)
         return send_all(server, cohort)
-
-    def model(received: Tensors, local: Tensors, data: Batch) -> None:
-        """Define the Pyro model: a prior on the branch weights, and the likelihood.
-
-        That is p(alpha^i) and p(y | x, alpha^i).
-        """
-        with data.clients():
-            if given is not None:
-                known = given("alpha", shape, received, local, data)
-            else:
-                known = dist.Dirichlet(data.size.new_full(shape, concentration)).to_event(1)
-            w = merged(net, local, pyro.sample("alpha", known))
-            with data.rows():
-                pyro.sample("y", likelihood(net(w, data.x), data.x), obs=data.y)
 
     def stay(received: Tensors, local: Tensors, data: Batch) -> Tensors:
         """Project branch weights onto the probability simplex, if optimized directly."""

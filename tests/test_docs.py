@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
+import pyro
 import pytest
 from matplotlib import pyplot
 from pictures import overlaps
@@ -354,3 +355,9 @@ def test_formulas_of_docstrings_become_mathml(text, monkeypatch):
     made = import_module("formulas").mathml(text)
     assert made.startswith("<math")
     assert "<msub>" in made or "<munder>" in made
+
+
+def test_the_page_for_pyro_users_runs():
+    text = (DOCS / "pyro.md").read_text()
+    with pyro.get_param_store().scope():
+        assert printed(text, {}) == told(text)
