@@ -15,6 +15,8 @@ ICML 2019.
 
 A row is left out with all its observed sites: log densities of several responses, and of the
 `pyro.factor` of rows, are summed. Rows hidden by a mask in the model are excluded from the sum.
+A row of weight w counts as w equal rows, which are left out and scored together: its density is
+p(y_i | theta_s) to the power w. Rows of weight 0 are excluded.
 
 Clients without shared sites are independent given the server, so theta is a client's own; otherwise
 theta has the sites of all clients. The server's point values count as known.
@@ -125,19 +127,24 @@ def compare_loo(
         The table of `arviz.compare`, best model first, with the column "largest_k".
 
     Raises:
-        ValueError: if models have different rows or clients, or as `loo`.
+        ValueError: if models have different rows, row weights or clients, or as `loo`.
     """
     if not isinstance(models, Mapping):
         raise ValueError(f"models is a {type(models).__name__}; expected a dict of name -> run")
     found = {n: m if hasattr(m, "pareto_k") else loo(m, draws, **what) for n, m in models.items()}
     ks = {n: one.pareto_k for n, one in found.items()}
-    whose = {n: k.coords.get("row_client", k[k.dims[0]]) for n, k in ks.items()}
+    whose = {n: np.asarray(k.coords.get("row_client", k[k.dims[0]])) for n, k in ks.items()}
+    weights = {n: np.asarray(k.coords.get("row_weight", 1.0)) for n, k in ks.items()}
     first, *others = found
     for other in others:
-        if not whose[first].equals(whose[other]):
+        if not np.array_equal(whose[first], whose[other]):
             raise ValueError(
                 f"{first!r} and {other!r} have different rows; expected the same clients with the "
                 "same number of rows"
+            )
+        if not bool((weights[first] == weights[other]).all()):
+            raise ValueError(
+                f"{first!r} and {other!r} have different row weights; expected the same weights"
             )
     compared = import_arviz().compare
     exact = {"round_to": "none"} if "round_to" in signature(compared).parameters else {}
@@ -172,6 +179,8 @@ def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:
             stacklevel=3,
         )
         found = found.isel({some.dims[0]: some.values})
+    if "row_weight" in found.coords:  # a row of weight 0 has no tail whose shape could be fitted
+        found = found.isel(row=found["row_weight"].values > 0)
     # Equal draws differ by rounding where a model was run on more of them at once.
     if bool((found.max("draw") - found.min("draw") <= SAME * (1 + abs(found).max("draw"))).all()):
         raise ValueError(

@@ -1,7 +1,8 @@
 """Export of runs to ArviZ: posterior, predictive and log-density groups.
 
 The rows of all clients are concatenated along one axis, "row", client by client, without padding;
-the coordinate "row_client" has the client of each row. Variables of single clients have the axis
+the coordinate "row_client" has the client of each row, and "row_weight" its weight if rows have
+weights. Variables of single clients have the axis
 "client", shared variables have neither. Every run is a chain.
 """
 
@@ -29,7 +30,7 @@ from pyrofl.inference.posteriors.provenance import facts, together
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
 
-RESERVED = ("chain", "draw", "client", "row", "row_client", "round", "step", "site")  # taken
+RESERVED = ("chain", "draw", "client", "row", "row_client", "row_weight", "round", "step", "site")
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "log_prior", "observed_data"}
 OF_CLASSES = ("posterior_predictive", "prior_predictive", "observed_data")
@@ -81,9 +82,10 @@ def to_arviz(
     - log_prior: the log density of each latent site with a prior density, for `arviz.psense`.
     - log_likelihood, posterior_predictive, observed_data: the observed sites by row, counts and
       classes as integers. The first also has every `pyro.factor` of rows, and is NaN where a mask
-      in the model hides a response; it adds log_p and log_q to sample_stats: log densities of
-      every draw under the model given the server and under the guide, for each client, or for all
-      clients together if there are shared sites.
+      in the model hides a response. A row of weight w has w times its log likelihood, so that
+      `arviz.loo` leaves out, and scores, all w copies together. The group adds log_p and log_q to
+      sample_stats: log densities of every draw under the model given the server and under the
+      guide, for each client, or for all clients together if there are shared sites.
     - prior, prior_predictive: draws from the model given the server.
     - constant_data: x, the clients' sizes and each row's number in the table.
     - sample_stats: the loss by round, client and gradient step, NaN where the client did not train;
@@ -248,10 +250,14 @@ def chained(
     of_data = {axis: words for axis, words in labels(data).items() if words}
     known = {"client": names, **of_data, **(coords or {})}
     of_row = [data.names[i] for i in ids.tolist() for _ in data.train[i]]
+    along: dict[str, tuple[str, Sequence[Any]]] = {"row_client": ("row", of_row)}
+    if data.weights is not None:
+        rows = torch.cat([data.train[i] for i in ids.tolist()])
+        along["row_weight"] = ("row", data.weights[rows].tolist())
     listed = {group: ("class",) for group in OF_CLASSES if data.classes}
     units = data.source.units() if data.source else {}
     told = {**(attrs or {}), **units}
-    return inference_data(arrays, axes, known, {"row_client": ("row", of_row)}, told, listed)
+    return inference_data(arrays, axes, known, along, told, listed)
 
 
 def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
@@ -362,10 +368,15 @@ def refuse_other_data(one: Federation, other: Federation) -> None:
     if one.names != other.names or one.held_out != other.held_out:
         clients = f"{', '.join(other.names)} and {', '.join(one.names)}"
         raise ValueError(f"runs have clients {clients}; all chains need the same clients")
+    weights = [torch.ones(len(d.y)) if d.weights is None else d.weights for d in (one, other)]
     for name, rows, others in zip(one.names, one.train, other.train, strict=True):
         if not (torch.equal(rows, others) and torch.equal(one.y[rows], other.y[others])):
             raise ValueError(
                 f"{name} has different training rows in two runs; all chains need the same rows"
+            )
+        if not bool((weights[0][rows] == weights[1][rows]).all()):
+            raise ValueError(
+                f"{name} has different row weights in two runs; all chains need the same weights"
             )
 
 

@@ -50,10 +50,10 @@ Client = tuple[Tensors, Tensors, Batch]
 Pointwise = dict[str, dict[str, Values]]
 """Results of one client's programs, [S, 1, B or 1, *p], in groups: "posterior" (latent and
 deterministic sites), "observed_data" (S = 1), "log_likelihood" (also of a `pyro.factor` of rows;
-NaN where a mask in the model hides a response), "posterior_predictive" (draws of the observed
-sites), "log_prior" (of each latent site) and "density" (log densities of each draw: log_p of the
-client's sites and rows under the model, log_q of its sites under the guide; "shared log_p" and
-"shared log_q" of shared sites)."""
+multiplied by the row's weight, and NaN where a mask in the model hides a response),
+"posterior_predictive" (draws of the observed sites), "log_prior" (of each latent site) and
+"density" (log densities of each draw: log_p of the client's sites and rows under the model, log_q
+of its sites under the guide; "shared log_p" and "shared log_q" of shared sites)."""
 
 
 @synchronized
@@ -201,8 +201,8 @@ def densities(shared: str, q: Any, p: Any, zero: Tensor) -> Tensors:
 
 
 def _with_gaps(site: Any) -> Tensor:
-    """Return the log density of every row at a site, with NaN for rows masked in the model."""
-    value, mask = _log_prob(site), site["mask"]
+    """Return the weighted log density of every row, with NaN for rows masked in the model."""
+    value, mask = _weighed(site), site["mask"]
     if isinstance(site["fn"], dist.MaskedDistribution):
         mask = site["fn"]._mask if mask is None else mask & site["fn"]._mask
     return value if mask is None else torch.where(torch.as_tensor(mask), value, torch.nan)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 import pyrofl
-from pyrofl.data import Batch
+from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask, linear_regression
 from pyrofl.inference.metadata import SHARED, Metadata
 from pyrofl.inference.method import Method
+from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.models import guides
 from pyrofl.models.guides.correlated import full_covariance
@@ -267,3 +268,61 @@ def test_rows_that_a_mask_hides_are_not_taken_for_perfect_predictions(how):
     with pytest.warns(UserWarning, match="20 of 200 rows are hidden by a mask"):
         elpd = pyrofl.checks.loo(made, 1000)
     assert elpd.n_data_points == 180
+
+
+WEIGHTS = torch.tensor([2.0, 1.0, 1.0, 0.5, 0.2, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0]).double()
+
+
+@cache
+def weighted(weights: tuple[float, ...] | None) -> pyrofl.Run:
+    """Return a run of a normal mean, whose posterior without a row is a closed form."""
+    y = torch.randn(12, generator=torch.Generator().manual_seed(3)).double()
+    rows = torch.arange(12).split([6, 6])
+    made = None if weights is None else torch.tensor(weights).double()
+    data = Federation(torch.zeros(12, 1).double(), y, rows, rows, weights=made)
+
+    def mean(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(mu, 1.0), obs=batch.y)
+
+    return pyrofl.fit(pyrofl.hierarchical(mean, data, shared="mu"), data, progress=False)
+
+
+def without_row(y: Tensor, i: int) -> tuple[float, float]:
+    """Return log E[p(y_i | mu)^w_i] and P(new response < y_i) without row i, by quadrature."""
+    others, mu = torch.arange(len(y)) != i, torch.linspace(-8, 8, 40001).double()
+    log_p = -0.5 * mu**2 - 0.5 * (WEIGHTS * (y - mu[:, None]) ** 2)[:, others].sum(1)
+    log_p = log_p - log_p.logsumexp(0)
+    density = dist.Normal(mu, 1.0).log_prob(y[i])
+    place = (log_p.exp() * dist.Normal(mu, 1.0).cdf(y[i])).sum()
+    return float((log_p + WEIGHTS[i] * density).logsumexp(0)), float(place)
+
+
+def test_a_row_of_weight_w_is_left_out_as_w_rows() -> None:
+    run, arviz = weighted(tuple(WEIGHTS.tolist())), import_arviz()
+    found = run.to_arviz(4000, groups="all")
+    y = run.data.y
+    right = [without_row(y, i)[0] for i in range(12)]
+    plain = arviz.loo(found, pointwise=True).loo_i.values
+    ours = pyrofl.checks.loo(found).loo_i.values
+    assert plain == pytest.approx(right, abs=0.03)
+    assert ours == pytest.approx(right, abs=0.03)
+    assert found["log_likelihood"]["row_weight"].values.tolist() == WEIGHTS.tolist()
+    places = arviz.loo_pit(found, y="y")
+    assert places == pytest.approx([without_row(y, i)[1] for i in range(12)], abs=0.03)
+
+
+def test_rows_of_weight_zero_are_excluded() -> None:
+    found = pyrofl.checks.loo(weighted((0.0, *[1.0] * 11)))
+    assert found.n_data_points == 11
+    assert bool((found.pareto_k < 0.5).all())
+
+
+def test_models_and_chains_of_different_row_weights_are_refused() -> None:
+    one, other = weighted(tuple(WEIGHTS.tolist())), weighted(None)
+    with pytest.raises(ValueError, match="'a' and 'b' have different row weights"):
+        pyrofl.checks.compare_loo({"a": one, "b": other})
+    with pytest.raises(ValueError, match="client 0 has different row weights in two runs"):
+        to_arviz([one, replace(other, seed=1)], 10)
