@@ -32,7 +32,9 @@ def frames():
         frame["cost"] = random.gamma(2.0, mean / 2.0)
         frame["share"] = random.beta(8 * p, 8 * (1 - p)).clip(1e-6, 1 - 1e-6)
         latent = eta + random.logistic(size=n)
-        frame["grade"] = np.array(["1 low", "2 mid", "3 top"])[np.digitize(latent, [-0.5, 1.2])]
+        grades = ["1 low", "2 mid", "3 top"]
+        codes = np.digitize(latent, [-0.5, 1.2])
+        frame["grade"] = pd.Categorical.from_codes(codes, grades, ordered=True)
         cause = np.stack([np.zeros(n), eta - 0.2, 0.4 - 0.6 * x], 1) + random.gumbel(size=(n, 3))
         frame["cause"] = np.array(["a", "b", "c"])[cause.argmax(1)]
         time = random.weibull(1.3, n) * np.exp(-eta / 1.3)

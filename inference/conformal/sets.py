@@ -12,13 +12,19 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import known
+from pyrofl.data.tables.owners import refuse_known
 from pyrofl.inference.conformal.quantiles import (
     ScoreSummary,
     new_client_quantile,
     pooled_quantile,
 )
 from pyrofl.inference.conformal.scores import Forecast, aps_scores, check_scale
-from pyrofl.inference.evaluation.predictions import Predictions, input_rows, predictions
+from pyrofl.inference.evaluation.predictions import (
+    Predictions,
+    input_rows,
+    named_clients,
+    predictions,
+)
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.seeds import Stream, stream
@@ -160,6 +166,9 @@ class Conformal(Summarised):
         Warns:
             UserWarning: if there are too few scores, so that sets contain all classes.
         """
+        owners = named_clients(self.run.data, x, client) if client is None else []
+        why = "and thresholds differ between clients; pass client= and its rows, one at a time"
+        refuse_known(owners, self.run.data.names, why)
         pooling = pooling or ("new_client" if client is None else "client")
         known(pooling, ("client", "pooled", "new_client"), "pooling")
         if client is None and pooling == "client":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 from warnings import warn
@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from pyrofl.arguments import known
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.arrays import inputs, responses_of
+from pyrofl.data.tables.owners import client_cells, owners_of, refuse_known
 from pyrofl.data.tables.wording import listed
 from pyrofl.inference.engine.state import RoundState, refuse_absent_states
 from pyrofl.inference.evaluation.predict import (
@@ -108,8 +109,68 @@ def predictions(
     own: Sequence[Any] | None = None,
     **asked: Unpack[PredictionAsked],
 ) -> Predictions:
-    """Predict the responses of new rows for one client; see `Run.predict`."""
+    """Predict the responses of new rows; see `Run.predict`."""
     rows = input_rows(data, x)
+    owners = named_clients(data, x, client)
+    if owners and own is not None:
+        refuse_known(owners, data.names, "and own rows are given; pass own rows for a new client")
+    if owners and client is None and set(owners) & set(data.names):
+        return _by_client(method, data, state, rows, owners, asked)
+    return _of_client(method, data, state, rows, client, own, **asked)
+
+
+def named_clients(data: Federation, x: Any, client: str | None) -> list[str]:
+    """Return the client that each new row names, or [] if the table has no column of clients.
+
+    Raises:
+        ValueError: if a row names another client than the requested one.
+    """
+    column = data.source.client_column if data.source else ""
+    cells = client_cells(x, column) if column else None
+    return [] if cells is None else owners_of(cells, data.names, client)
+
+
+def _by_client(
+    method: Method,
+    data: Federation,
+    state: RoundState,
+    rows: Tensor,
+    owners: Sequence[str],
+    asked: PredictionAsked,
+) -> Predictions:
+    """Predict each row for the client that it names, or a new client where it is unknown."""
+    each = {}
+    for name in dict.fromkeys(owners):
+        mine = rows[torch.tensor([one == name for one in owners])]
+        client = name if name in data.names else None
+        each[name] = _of_client(method, data, state, mine, client, None, **asked)
+    found = list(each.values())
+    mean, values = in_order(owners, {name: (one.mean, one.values) for name, one in each.items()})
+    about = listed(list(dict.fromkeys(one.about for one in found)))
+    return Predictions(about, found[0].classes, mean, values)
+
+
+def in_order(
+    owners: Sequence[str], each: Mapping[str, tuple[Tensor, Tensors]]
+) -> tuple[Tensor, Tensors]:
+    """Return means and statistics of all rows in their order, given those of each client."""
+    places = torch.tensor([i for name in each for i, one in enumerate(owners) if one == name])
+    order = places.argsort()
+    shared = [n for n in next(iter(each.values()))[1] if all(n in v for _, v in each.values())]
+    values = {n: torch.cat([v[n] for _, v in each.values()])[order] for n in shared}
+    return torch.cat([mean for mean, _ in each.values()])[order], values
+
+
+def _of_client(
+    method: Method,
+    data: Federation,
+    state: RoundState,
+    rows: Tensor,
+    client: str | None,
+    own: Sequence[Any] | None,
+    **asked: Unpack[PredictionAsked],
+) -> Predictions:
+    """Predict the responses of preprocessed rows for one client."""
     data, i = _with_newcomer(data, own) if client is None else _known(data, client, own)
     how = _asked(method, asked, client is None, own is not None)
     cohort = torch.tensor([i])
@@ -138,7 +199,8 @@ def predictions(
             f"{name}: its {how.view(method)} model predicts no number for row {row} of x; expected "
             "finite numbers: scale the inputs as those of training"
         )
-    classes = data.classes or ("0", "1")  # of a Bernoulli response
+    kinds = tuple(map(str, range(mean.shape[-1])))  # as of a Bernoulli response
+    classes = data.classes or kinds
     told = _about(data, state, i, client is None, own is not None, how)
     return Predictions(told, classes if mean.dim() > 1 else (), mean, values)
 
@@ -254,7 +316,7 @@ def _warn_untrained(method: Method, received: Tensors, cohort: Cohort) -> None:
             f"rows has an untrained model; {cure}"
         )
     names = listed([n.partition("/")[2] or n for n in blank], 4)
-    warn(f"{names} of a new client without rows are untrained; {cure}", UserWarning, stacklevel=5)
+    warn(f"{names} of a new client without rows are untrained; {cure}", UserWarning, stacklevel=6)
 
 
 def _said(given: PredictionAsked) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.distributions.utils import lazy_property
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, observed, traces
 from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.programs import Program
+from pyrofl.inference.programs import Program, Supervised
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.independence import Drew, rows_of, unchanged, undrawn, unlike
@@ -183,6 +183,7 @@ class Look:
         """Raise ValueError for observed responses outside their distribution's support."""
         for name, site in self.responses():
             self._refuse_odd(name, site)
+            self._refuse_numbers(site)
 
     def _refuse_odd(self, name: str, site: Any) -> None:
         support, value = site["fn"].support, site["value"]
@@ -198,6 +199,16 @@ class Look:
                 f"a response {name!r} of the data is {odd.flatten()[0].item():g}, outside the "
                 f"support of its distribution, {support}; choose a likelihood with this response, "
                 "and for classes a network with one output per class"
+            )
+
+    def _refuse_numbers(self, site: Any) -> None:
+        """Raise ValueError if a network of classes is fitted to data whose y is numbers."""
+        is_network = isinstance(self.method.model, Supervised)
+        if is_network and isinstance(site["fn"], dist.Categorical) and not self.data.classes:
+            count = site["fn"].logits.shape[-1]
+            raise ValueError(
+                "the likelihood is categorical, and y holds numbers without classes; pass "
+                f"classes={count}, or their names, to Federation.from_arrays (or Federation)"
             )
 
     def _same_in_all_rows(self, site: Any) -> bool:

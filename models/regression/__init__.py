@@ -14,8 +14,10 @@ from pyrofl.models.regression.design import Design, make_design
 from pyrofl.models.regression.families import family_of
 from pyrofl.models.regression.formula import read
 from pyrofl.models.regression.method import Regression
+from pyrofl.models.regression.ordinal import check_order
 from pyrofl.models.regression.priors import make_priors
 from pyrofl.models.regression.program import compile_program, source
+from pyrofl.models.regression.rows import frames_of
 
 __all__ = ["Regression", "regression"]
 
@@ -63,12 +65,13 @@ def regression(
         A method for `pyrofl.fit(method, data, rounds=4)`; with normal responses, one round.
 
     Raises:
-        ValueError: if the formula cannot be read, a column or name is unknown, or a response is
-            not in the family's support.
+        ValueError: if the formula cannot be read, a column or name is unknown, a response is not
+            in the family's support, or an ordinal response is text without a declared order.
 
     Warns:
         UserWarning: if rows are dropped because of missing values, only one client has a level,
-            or a column is constant, aliased or separates the responses.
+            a column is constant, aliased or separates the responses, or ordinal responses have
+            gaps.
 
     Examples:
         >>> import pandas as pd
@@ -91,6 +94,8 @@ def regression(
         read(formula), data, kind, client=client, weights=weights, namespace=namespace or {}
     )
     _refuse_unsupported(design, family)
+    if kind.kind == "ordinal":
+        check_order(design.formula.response, frames_of(data, client))
     design.check_columns()
     design.check_responses()
     warn_of_design(design)

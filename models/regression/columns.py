@@ -162,7 +162,7 @@ class Columns:
 
         made = Scale()
         made.mean, square = mean_of(self.clients, self._values(call))
-        made.std = float(np.sqrt(square))
+        made.std = np.sqrt(square)  # of each column, as of poly()
         made.params_set = True
         return made
 
@@ -216,11 +216,35 @@ class Columns:
 def described(text: str) -> Any:
     """Return formulae's description of a right-hand side."""
     from formulae import model_description
+    from formulae.parser import Parser
+    from formulae.scanner import Scanner
 
     try:
-        return model_description(text)
+        parser = Parser(Scanner(text).scan())
+        parsed = parser.parse()
+        found = model_description(text)
     except Exception as error:
         raise ValueError(f"{text!r} is not a formula: {_line(error)}") from error
+    if not parser.at_end():  # formulae would ignore the rest
+        raise ValueError(
+            f"{text!r} is not a formula: unexpected {parser.peek().lexeme!r}; expected + - * : or "
+            "/ between terms, such as x:g for x %in% g"
+        )
+    _refuse_power(parsed)
+    return found
+
+
+def _refuse_power(parsed: Any) -> None:
+    """Raise ValueError for the power of one term, which formulas of R and formulae read as it."""
+    operator = getattr(getattr(parsed, "operator", None), "lexeme", "")
+    if operator == "**" and type(parsed.left).__name__ in ("Variable", "Call"):
+        raise ValueError(
+            "a power of one term is the term itself in formulas; expected {x ** 2} for the power "
+            "of the values, or poly(x, 2)"
+        )
+    for part in ("left", "right", "expression"):
+        if hasattr(parsed, part):
+            _refuse_power(getattr(parsed, part))
 
 
 def variables(text: str) -> tuple[set[str], set[str]]:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.design import Design
+from pyrofl.models.regression.ordinal import gaps
 from pyrofl.models.regression.rows import mean_of, total
 
 FAR = 4.0  # standard deviations between 0 and the mean of a column with effects of groups
@@ -24,11 +25,11 @@ def warn_of_design(design: Design) -> None:
 
     Warns:
         UserWarning: if only one client has a level, a column is constant or aliased, it separates
-            the two responses, the mean of a column with effects of groups is far from 0, or all
-            responses are equal.
+            the two responses, the mean of a column with effects of groups is far from 0, all
+            responses are equal, or ordinal responses have gaps.
     """
     texts = [*_lonely_levels(design), *_columns(design), *_separated(design)]
-    texts += [*_off_center(design), *_constant(design)]
+    texts += [*_off_center(design), *_constant(design), *gaps(design)]
     for text in texts:
         warn(text, UserWarning, stacklevel=4)
 

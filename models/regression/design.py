@@ -131,6 +131,12 @@ class Design:
             names += [] if one.kind == "client" else [f"level of {one.group.name}"]
         return {name: place for place, name in enumerate(names or ["none"])}
 
+    def level_of(self, site: str) -> str:
+        """Return the value of the client column at a client; of a new client, its name."""
+        if site not in self.clients.frames:
+            return site
+        return str(self.clients.frames[site][self.client].iloc[0])
+
     @property
     def _constant(self) -> float | None:
         """Number of trials, if it is one for all rows; 1 for an event that is always seen."""

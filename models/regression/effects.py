@@ -181,7 +181,9 @@ def forest(
 def predict(
     found: Any, rows: Any, client: str | None = None, draws: Count | None = None
 ) -> Predictions:
-    """Predict responses of new rows, of a known client or a new one; `Run.predict` calls it.
+    """Predict responses of new rows, of known clients or new ones; `Run.predict` calls it.
+
+    A column of the rows that identifies the client, as in training, gives each row's client.
 
     Rows may have levels of grouping factors without a training row. Effects of these levels, and of
     a new client, are drawn from the distribution of their group, which makes intervals wider.
@@ -189,7 +191,7 @@ def predict(
     Args:
         found: a run of a regression, or several.
         rows: data frame or dict of columns, with the columns of the formula's right-hand side.
-        client: name of a client; None is a new client.
+        client: name of a client; None is a new client, unless the rows name their clients.
         draws: posterior draws of each run; None is 2,000 in all.
 
     Returns:
@@ -197,7 +199,7 @@ def predict(
 
     Raises:
         ValueError: if a column is missing or of another type, a population term has an unknown
-            level, the client is unknown, or the family is cox.
+            level, the client is unknown or the rows name another one, or the family is cox.
     """
     return predict_rows(found, rows, client, draws)
 
@@ -223,7 +225,7 @@ def conditional(
     Args:
         found: a run of a regression, or several.
         column: column of the formula: all levels of a category, or numbers from two standard
-            deviations below to two above the mean.
+            deviations below to two above the mean, within the range of all rows.
         by: second column: all levels, or a number's mean and one standard deviation around it.
         at: column -> value for other columns, or a list of values for the two. Grouping factors
             have an effect only if a client is named.
@@ -248,7 +250,7 @@ def conditional(
         >>> tables = federations.from_frames({"bern": bern, "basel": bern + 0.5})
         >>> run = pyrofl.fit(pyrofl.regression("y ~ x", tables), tables, progress=False)
         >>> conditional(run, "x", points=3)["x"].round(2).tolist()
-        [-0.54, 1.75, 4.04]
+        [0.0, 1.75, 3.5]
     """
     method = regression_of(found)
     design: Design = method.design
@@ -300,7 +302,13 @@ def _values(design: Design, name: str, steps: Sequence[float] | np.ndarray) -> l
     if first[name].dtype.kind == "b":
         return [False, True]
     mean, square = mean_of(design.clients, lambda frame: frame[name].to_numpy())
-    return [float(mean + step * np.sqrt(square)) for step in steps]
+    values = np.array([float(mean + step * np.sqrt(square)) for step in steps])
+    ends = design.clients.report(lambda frame: (frame[name].min(), frame[name].max()))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    inside = np.clip(values, low, high)  # beyond them, a logarithm may not be defined
+    if steps[0] == -WIDE and not np.array_equal(inside, values):
+        inside = np.linspace(inside[0], inside[-1], len(values))
+    return [float(value) for value in inside]
 
 
 def _middle(design: Design, name: str, client: str | None) -> Any:

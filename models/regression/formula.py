@@ -58,6 +58,8 @@ def read(text: str) -> Formula:
         raise ValueError(f"formula is {text!r}; its parentheses do not match")
     if not right:
         raise ValueError(f"formula is {text!r}; expected predictors after '~', or 1 for a mean")
+    if right.endswith(("+", "-")):
+        raise ValueError(f"formula is {text!r}; expected a term after the last {right[-1]!r}")
     response, second, kind = _response(left)
     population, groups = [], []
     for whole in _split(right, "+"):

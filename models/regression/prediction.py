@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pyro
 import torch
@@ -21,8 +22,10 @@ from torch import Tensor
 
 from pyrofl.arguments import known
 from pyrofl.data import Batch
+from pyrofl.data.tables.owners import client_cells, owners_of
+from pyrofl.data.tables.wording import listed
 from pyrofl.inference.evaluation.predict import CLASSES, probabilities
-from pyrofl.inference.evaluation.predictions import Predictions, predictive_values
+from pyrofl.inference.evaluation.predictions import Predictions, in_order, predictive_values
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import SAMPLES
 from pyrofl.inference.seeds import Stream, separate, stream
@@ -139,9 +142,10 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
             )
         like = train[name].dtype if name in train else column.dtype
         if isinstance(like, pd.CategoricalDtype):
-            column = pd.Series(pd.Categorical(column, like.categories, like.ordered))
+            column = pd.Series(pd.Categorical(column.tolist(), like.categories, like.ordered))
         columns[name] = column.astype(like) if like.kind in "fb" else column
-    return pd.DataFrame({**columns, design.client: client}, index=range(len(frame)))
+    level = design.level_of(client)
+    return pd.DataFrame({**columns, design.client: level}, index=range(len(frame)))
 
 
 class Known(Messenger):
@@ -180,6 +184,7 @@ def run_program(
     design: Design = method.design
     groups = tuple(_with_levels(one, frame, client, design.client) for one in design.groups)
     wide = replace(design, groups=groups)
+    frame = frame.assign(**{design.client: design.level_of(client)})
     text, _ = source(wide, method.chosen, method.link, "new rows", center=method.center, new=True)
     program = _compiled(text)
     values, levels = {}, {}
@@ -201,7 +206,9 @@ def run_program(
         if one.count > held:
             levels[site] = axis
     zero = [f"r_{one.name}" for one in groups] if effects == "none" else []
-    x = tensor(wide.x(frame, client))[None]
+    columns = wide.x(frame, client)
+    _refuse_infinite(wide, columns, frame)
+    x = tensor(columns)[None]
     rows = x.shape[1]
     ones = torch.ones(1, rows, dtype=torch.bool)
     size = torch.tensor([float(rows)]).double()
@@ -219,6 +226,18 @@ def run_program(
     eta = nodes["eta"]["value"]
     response = [s["fn"] for s in nodes.values() if s["type"] == "sample" and _of_rows(s)]
     return Rows(eta, response[0] if response else None)
+
+
+def _refuse_infinite(design: Design, columns: np.ndarray, frame: pd.DataFrame) -> None:
+    """Raise ValueError if a column of the design is not finite in a new row."""
+    bad = ~np.isfinite(columns)
+    if bad.any():
+        row, place = np.argwhere(bad)[0].tolist()
+        cells = ", ".join(f"{name} = {frame[name].iloc[row]}" for name in design.needed)
+        raise ValueError(
+            f"{list(design.places)[place]} is not a finite number in the new row {cells}; expected "
+            "values for which the formula is defined, as in training"
+        )
 
 
 def _of_rows(site: Any) -> bool:
@@ -275,19 +294,45 @@ def predict_rows(
             "pyrofl.effects.conditional for log relative hazards, or family 'weibull'"
         )
     drawn = posterior_draws(found, draws)
-    name = NEW if client is None else client
     if client is not None:
         known(client, drawn.clients, "client")
-    frame = read_table(design, x, name)
-    rng, parts = stream(drawn.seed if seed is None else seed, Stream.ROWS, name), []
+    frame = read_table(design, x, NEW if client is None else client)
+    owners = _owners(design, drawn, x, client, len(frame))
+    seed = drawn.seed if seed is None else seed
+    each = {
+        name: _of_client(method, drawn, frame[[one == name for one in owners]], name, seed)
+        for name in dict.fromkeys(owners)
+    }
+    mean, values = in_order(owners, each)
+    classes = tuple(map(str, design.answers)) or ("0", "1")
+    new = [name for name in each if name not in drawn.clients]
+    some = listed([name for name in each if name in drawn.clients])
+    told = [some] * bool(some) + [f"{listed(new)}, effects drawn from their distribution"] * bool(
+        new
+    )
+    about = f"regression for {'; '.join(told)}, {len(next(iter(drawn.sites.values())))} draws"
+    return Predictions(about, classes if mean.dim() > 1 else (), mean, values)
+
+
+def _owners(design: Design, drawn: Draws, x: Any, client: str | None, count: int) -> list[str]:
+    """Return the client of each row: the one requested, else the one that the row names, or new."""
+    cells = client_cells(x, design.client)
+    if cells is None:
+        return [NEW if client is None else client] * count
+    sites = {design.level_of(site): site for site in drawn.clients}
+    level = next((level for level, site in sites.items() if site == client), client)
+    return [sites.get(name, name) for name in owners_of(cells, list(sites), level)]
+
+
+def _of_client(
+    method: Any, drawn: Draws, frame: pd.DataFrame, client: str, seed: Any
+) -> tuple[Tensor, Tensors]:
+    """Return predictive means and statistics of one client's rows."""
+    rng, parts = stream(seed, Stream.ROWS, client), []
     for begin in range(0, len(frame), PIECE):
         some = frame.iloc[begin : begin + PIECE].reset_index(drop=True)
-        rows = run_program(method, drawn, some, name)
+        rows = run_program(method, drawn, some, client)
         fn = rows.response.expand(torch.Size([len(rows.eta), 1, len(some)]))
         parts.append(predictive_values(iter([fn]), len(some), len(rows.eta), rng))
     mean = torch.cat([part for part, _ in parts])
-    values = {n: torch.cat([v[n] for _, v in parts]) for n in parts[0][1]}
-    classes = tuple(map(str, design.answers)) or ("0", "1")
-    is_new = "" if client else ", effects drawn from their distribution"
-    about = f"regression for {name}{is_new}, {len(rows.eta)} draws"
-    return Predictions(about, classes if mean.dim() > 1 else (), mean, values)
+    return mean, {n: torch.cat([v[n] for _, v in parts]) for n in parts[0][1]}

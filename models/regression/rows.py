@@ -103,9 +103,17 @@ def _of_federation(data: Federation) -> dict[str, pd.DataFrame]:
     for name, rows in list(zip(data.names, data.train, strict=True))[: data.clients]:
         x, y = data.x[rows].double().cpu().numpy(), data.y[rows].cpu()
         frame = pd.DataFrame(x, columns=list(data.source.features))
-        words: Any = [data.classes[k] for k in y.tolist()] if data.classes else y.double().numpy()
+        words: Any = y.double().numpy()
+        if data.classes:
+            words = pd.Categorical.from_codes(y.numpy(), _levels_of_classes(data.classes))
         frames[name] = frame.assign(**{data.source.target: words})
     return frames
+
+
+def _levels_of_classes(classes: Sequence[str]) -> list[Level]:
+    """Return names of classes as levels, which are numbers if all names are whole numbers."""
+    is_whole = all(name.lstrip("-").isdecimal() for name in classes)
+    return [int(name) for name in classes] if is_whole else list(classes)
 
 
 def agreed(
@@ -200,7 +208,7 @@ def _ordered(column: pd.Series) -> bool:
 
 
 def _levels(columns: Sequence[pd.Series]) -> tuple[Level, ...]:
-    """Return the union of the levels: in their order if all are ordered alike, else sorted."""
+    """Return the union of the levels, in their declared order if there is one, else sorted."""
     first = columns[0]
     if _ordered(first):
         if any(
@@ -211,13 +219,33 @@ def _levels(columns: Sequence[pd.Series]) -> tuple[Level, ...]:
                 "at all clients"
             )
         return tuple(first.cat.categories.tolist())
-    return tuple(sorted({level for column in columns for level in column.unique().tolist()}))
+    seen = {level for column in columns for level in column.unique().tolist()}
+    declared = {order for column in columns if (order := _declared_order(column))}
+    if not declared:
+        return tuple(sorted(seen))
+    (order, *others) = declared
+    if others or not seen <= set(order):
+        raise ValueError(
+            f"categories of column {first.name} are declared in different ways; expected the same "
+            "categories at all clients"
+        )
+    return tuple(level for level in order if level in seen)
+
+
+def _declared_order(column: pd.Series) -> tuple[Level, ...]:
+    """Return the categories of a column in an order that is not that of the alphabet, or ()."""
+    is_categorical = isinstance(column.dtype, pd.CategoricalDtype)
+    if not is_categorical or column.cat.categories.is_monotonic_increasing:
+        return ()
+    return tuple(column.cat.categories.tolist())
 
 
 def _typed(column: pd.Series, levels: tuple[Level, ...] | None) -> pd.Series:
     """Return a column with the type that all clients use."""
     if _ordered(column):
         return column
+    if levels is not None and list(levels) != sorted(levels):
+        return pd.Series(pd.Categorical(column.tolist(), levels, ordered=True))  # as declared
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)
     if is_bool_dtype(column) or levels is not None:

@@ -134,6 +134,13 @@ REGRESS: tuple[Row, ...] = (
         "informative priors, which report.html lists).",
         [],
     ),
+    Row(
+        "--levels COLUMN=A,B,...",
+        {"nargs": "+", "action": "extend", "dest": "levels"},
+        "Ordered levels of text columns, such as 'pain=none,mild,severe'; the first is the "
+        "reference (default: in the order of the alphabet).",
+        [],
+    ),
     SHARED["row_weights"],
     Row("--rounds N", COUNT, "Largest number of rounds (default: until converged)."),
     SHARED["seed"],

@@ -154,7 +154,7 @@ class Federation(FederationFields, Summarised):
                 for each feature, y [N] of labels or numbers.
             classes: names of the classes, or their number. Labels in y are names, or indices unless
                 all names are numbers. None: inferred from y, all texts in it, or False and True
-                if it is boolean; other y are numbers.
+                if it is boolean; other y are numbers, integers too: integer labels need `classes`.
             features: names of the columns of x; selects and orders the columns of data frames.
                 None: all columns, with the data frames' names.
             held_out: names of the sites that never train; they come last.

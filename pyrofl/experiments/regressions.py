@@ -15,7 +15,7 @@ import pyro.distributions as dist
 
 from pyrofl.arguments import known
 from pyrofl.data.frames import Tables
-from pyrofl.data.tables.columns import Column
+from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import files_of, read_file
 from pyrofl.data.tables.wording import composed
 from pyrofl.experiments.experiment import Experiment
@@ -31,6 +31,7 @@ class RegressionExperiment(Experiment):
     family: str = "gaussian"
     link: str | None = None
     priors: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
     question: str | None = None
 
     @property
@@ -56,7 +57,8 @@ def read_tables(experiment: RegressionExperiment) -> Tables:
         names = [composed(Path(file).stem) for file in files]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"{path} has several files named {twice[0]}; expected distinct names")
-        return Tables({n: _frame(read_file(f)) for n, f in zip(names, files, strict=True)})
+        frames = {n: _frame(read_file(f)) for n, f in zip(names, files, strict=True)}
+        return Tables(with_levels(frames, experiment.levels))
     frame, column = _frame(read_file(files[0])), experiment.client_column
     if column is None:
         raise ValueError(
@@ -68,7 +70,47 @@ def read_tables(experiment: RegressionExperiment) -> Tables:
         row = int(frame[column].isna().argmax()) + 1
         raise ValueError(f"{path}: column {column} is empty in row {row}; expected a client's name")
     parts = frame.groupby(column, sort=True)
-    return Tables({str(name): part.reset_index(drop=True) for name, part in parts})
+    frames = {str(name): part.reset_index(drop=True) for name, part in parts}
+    return Tables(with_levels(frames, experiment.levels))
+
+
+def with_levels(frames: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
+    """Return tables in which the columns of --levels are ordered categories.
+
+    Raises:
+        ValueError: if a text is not COLUMN=A,B,..., a column is unknown or a value no level.
+    """
+    names = [text.partition("=")[0] for text in words]
+    for text in words:
+        name, sign, rest = text.partition("=")
+        if names.count(name) > 1:
+            raise ValueError(f"--levels gives {name} twice; expected one list for each column")
+        levels = [composed(level.strip()) for level in rest.split(",")]
+        if not sign or len(set(levels)) < max(2, len(levels)) or "" in levels:
+            raise ValueError(
+                f"--levels is {text!r}; expected COLUMN=LEVEL,LEVEL,... with two or more levels"
+            )
+        known(name, [str(n) for frame in frames.values() for n in frame], "column of --levels:")
+        frames = {site: _with_levels(site, frame, name, levels) for site, frame in frames.items()}
+    return frames
+
+
+def _with_levels(site: str, frame: Any, name: str, levels: list[str]) -> Any:
+    """Return a table in which a column has ordered categories."""
+    from pandas import Categorical
+
+    if name not in frame:
+        return frame
+    column = frame[name]
+    if column.dtype.kind in "iuf":  # the levels are numbers
+        column = column.map(lambda value: next((w for w in levels if number(w) == value), value))
+    odd = column[column.notna() & ~column.isin(levels)]
+    if len(odd):
+        raise ValueError(
+            f"{site}: column {name} holds {odd.iloc[0]!s}, which is no level of --levels; expected "
+            f"one of {', '.join(levels)}"
+        )
+    return frame.assign(**{name: Categorical(column, levels, ordered=True)})
 
 
 def _frame(columns: dict[str, Column]) -> Any:

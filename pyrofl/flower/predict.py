@@ -44,17 +44,22 @@ def predict(args: Namespace) -> None:
 def owners_of(site: Site, count: int, groups: list[str], args: Namespace) -> list[str]:
     """Return each row's client: given by --client, the only client, or in the client column."""
     names = site.data.names
+    owners = [f"{site.name}/{group}" for group in groups]
     if args.client:
         known(args.client, names, "client")
+        if others := [owner for owner in owners if owner != args.client]:
+            raise ValueError(
+                f"{args.rows} has rows of client {others[0]}, and --client is {args.client}; leave "
+                "out --client, to predict each row for its own client"
+            )
         return [str(args.client)] * count
-    if len(names) == 1:
+    if len(names) == 1 and not groups:
         return [names[0]] * count
     if not groups:
         raise ValueError(
             f"{site.name} has {len(names)} clients, and {args.rows} has no column "
             f"{site.project.client_column!r}; expected that column, or --client NAME"
         )
-    owners = [f"{site.name}/{group}" for group in groups]
     for owner in owners:
         known(owner, names, "client")
     return owners

@@ -175,6 +175,8 @@ def split(
     else:
         tests = _test(dataset, train, test_rows, test, rng)
     x, source = _prepared(dataset, train[: len(train) - held_out], names)
+    if groups and source:
+        source = replace(source, client_column=column)
     if withheld is not None:
         server = x[torch.from_numpy(withheld)]
     return Federation(

@@ -25,6 +25,7 @@ RUN = [
 ]
 RUN += ["--rounds", "2", "--posterior-draws", "0"]
 NEW = ["--data", "new.csv", "--out", "out.csv"]
+OTHER = ["--data", "other.csv", "--out", "out.csv"]  # without names of clients
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,7 @@ def here(tmp_path, monkeypatch) -> Path:
             lines.append(f"site {site},{age},{dose},{ill}")
     Path("old.csv").write_text("\n".join(lines))
     Path("new.csv").write_text("dose,site,age,note\n1,site A,2,x\n3,site C,4,y\n")
+    Path("other.csv").write_text("dose,age,note\n1,2,x\n3,4,y\n")
     return tmp_path
 
 
@@ -82,20 +84,20 @@ def test_the_table_of_training_is_not_replaced(capsys):
     assert "the run was fitted to old.csv, which --out old.csv would replace; expected" in line
     assert Path("old.csv").read_bytes() == whole
     # A client that was never seen has no model of local training.
-    assert main(["predict", "run", *NEW, "--new-client"]) == 2
+    assert main(["predict", "run", *OTHER, "--new-client"]) == 2
     assert "a new client without rows has an untrained model" in capsys.readouterr().err
 
 
 def test_numbers_far_from_those_of_training_are_told(capsys):
     assert main(["run", "fedavg", *RUN, "--out", "run"]) == 0
     capsys.readouterr()
-    words = ["predict", "run", *NEW, "--overwrite", "--client", "site A"]
+    words = ["predict", "run", *OTHER, "--overwrite", "--client", "site A"]
     assert main(words) == 0
     assert capsys.readouterr().err == ""
-    Path("new.csv").write_text("dose,age\n1,2\n3,-1e30\n-25,4\n")
+    Path("other.csv").write_text("dose,age\n1,2\n3,-1e30\n-25,4\n")
     assert main(words) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("pyrofl: warning: new.csv: column age holds -1e30 in line 3, 1")
+    assert line.startswith("pyrofl: warning: other.csv: column age holds -1e30 in line 3, 1")
     assert "e+30 standard deviations from its mean in training" in line
     assert len(table("out.csv")) == 3
     run = pyrofl.load("run")
@@ -115,7 +117,7 @@ def test_what_was_done_is_said(capsys):
         "personal model of site C, adapted to its training rows",
         "out.csv holds 2 predictions",
     ]
-    again = ["predict", "run", *NEW, "--overwrite"]
+    again = ["predict", "run", *OTHER, "--overwrite"]
     assert main([*again, "--client", "site B", "--unadapted", "--draws", "3"]) == 0
     assert "personal model of site B, 3 draws\n" in capsys.readouterr().out
     assert main([*again, "--new-client"]) == 0
@@ -129,14 +131,14 @@ def test_rows_that_are_gone_are_missed(capsys):
     assert main(["run", "perfedavg", *RUN, "--out", "run"]) == 0
     whole = Path("old.csv").read_text()
     Path("old.csv").write_text(whole.replace("yes", "no", 1))
-    assert main(["predict", "run", *NEW, "--client", "site A"]) == 2
+    assert main(["predict", "run", *OTHER, "--client", "site A"]) == 2
     assert "is of another run; now hash of the data is" in capsys.readouterr().err
     Path("old.csv").unlink()
-    assert main(["predict", "run", *NEW, "--client", "site A"]) == 2
+    assert main(["predict", "run", *OTHER, "--client", "site A"]) == 2
     told = "run holds a method that adapts to training rows, and run/run.json does not lead to them"
     assert told in capsys.readouterr().err
     assert not Path("out.csv").exists()
-    assert main(["predict", "run", *NEW, "--client", "site A", "--unadapted"]) == 0
+    assert main(["predict", "run", *OTHER, "--client", "site A", "--unadapted"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_a_network_of_ones_own_is_run_if_it_is_named_again(capsys, asked):
     run = ["run", "fedavg", *RUN, *asked]
     assert main([*run, "--net", "nets.py:net", "--out", "run"]) == 0
     Path("seen").unlink()
-    words = ["predict", "run", *NEW, "--client", "site A"]
+    words = ["predict", "run", *OTHER, "--client", "site A"]
     assert main(words) == 2
     assert "expected --net nets.py:net, which is code and is run" in capsys.readouterr().err
     assert not Path("seen").exists()
@@ -175,7 +177,8 @@ def test_a_network_of_ones_own_is_run_if_it_is_named_again(capsys, asked):
     assert main(["run", "fedavg", *RUN, "--out", "usual"]) == 0
     capsys.readouterr()
     assert (
-        main(["predict", "usual", *NEW, "--overwrite", "--new-client", "--net", "nets.py:net"]) == 2
+        main(["predict", "usual", *OTHER, "--overwrite", "--new-client", "--net", "nets.py:net"])
+        == 2
     )
     assert "the run was of --net softmax; expected no --net" in capsys.readouterr().err
 
@@ -184,7 +187,7 @@ def test_rows_without_columns_are_for_scripts(capsys):
     words = ["run", "fedavg", "--per-class", "6", "--net", "softmax", "--clients", "2", "--rounds"]
     assert main([*words, "1", "--posterior-draws", "0", "--quiet", "--out", "run"]) == 0
     capsys.readouterr()
-    assert main(["predict", "run", *NEW, "--new-client"]) == 2
+    assert main(["predict", "run", *OTHER, "--new-client"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "expected run.predict(x, client) in a script" in line
 
@@ -202,8 +205,21 @@ def test_numbers_have_intervals():
     ]
     words += ["--likelihood", "normal:0.5", "--rounds", "1", "--posterior-draws", "0", "--quiet"]
     assert main(["run", "fedavg", *words, "--out", "run"]) == 0
-    assert main(["predict", "run", *NEW, "--client", "site A"]) == 0
+    assert main(["predict", "run", *OTHER, "--client", "site A"]) == 0
     rows = table("out.csv")
     assert list(rows[0]) == ["row", "client", "mean", "sd", "5%", "50%", "95%"]
     assert all(float(row["5%"]) < float(row["mean"]) < float(row["95%"]) for row in rows)
     assert float(rows[0]["sd"]) == pytest.approx(0.5)
+
+
+def test_rows_that_name_another_client_are_refused(capsys):
+    assert main(["run", "fedavg", *RUN, "--out", "run"]) == 0
+    capsys.readouterr()
+    for asked, told in (
+        (["--client", "site A"], "new.csv: column site holds 'site C' in line 3, and client is"),
+        (["--new-client"], "rows name the known client site A, site C, and --new-client is given"),
+    ):
+        assert main(["predict", "run", *NEW, *asked]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+        assert line.endswith("expected --client-column site, or a table without column site")

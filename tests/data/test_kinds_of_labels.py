@@ -100,3 +100,14 @@ def test_booleans_are_two_classes_as_in_tables():
     assert Federation.from_arrays({"A": (x, y)}, classes=("no", "yes")).classes == ("no", "yes")
     with pytest.raises(ValueError, match="A: y holds True or False, and there are other numbers"):
         Federation.from_arrays({"A": (x, y), "B": (x, [0.5, 1.0, 0.0, 2.0])})
+
+
+@pytest.mark.parametrize("labels", [torch.arange(12) % 3, np.arange(12) % 3])
+def test_integer_labels_without_classes_are_refused_by_a_network_of_classes(labels):
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+    sites = {name: (x, labels) for name in "ab"}
+    method = fedavg.build(nets.build("softmax", (2,), 3))
+    with pytest.raises(ValueError, match="y holds numbers without classes; pass classes=3, or"):
+        fit(method, Federation.from_arrays(sites), 1, progress=False)
+    run = fit(method, Federation.from_arrays(sites, classes=3), 1, progress=False)
+    assert run.predict(x, "a").classes == ("0", "1", "2")

@@ -59,6 +59,10 @@ def test_npz_of_grey_images(tmp_path, arrays):
 def test_npz_without_names_of_classes(tmp_path, arrays):
     del arrays["classes"]
     assert load(save(tmp_path / "zoo.npz", arrays)).classes == ("0", "1", "2")
+    for labels in ([1, 2, 3, 1, 2, 3], [0, 2, 10, 0, 2, 10]):  # no class without an image
+        data = load(save(tmp_path / "zoo.npz", {**arrays, "labels": np.array(labels)}))
+        assert data.classes == tuple(map(str, labels[:3]))
+        assert data.y.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_npz_of_jpeg_images_with_another_target_and_groups(tmp_path, arrays):

@@ -18,6 +18,7 @@ from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.data import Federation
 from pyrofl.data.outlines import hidden
 from pyrofl.data.tables.columns import Column, complete
+from pyrofl.data.tables.owners import owners_of, refuse_known
 from pyrofl.data.tables.table_files import SITE, load_table
 from pyrofl.data.tables.wording import listed
 from pyrofl.experiments.console import show, tell
@@ -164,11 +165,11 @@ def test_rows_of(folder: Path) -> Federation:
 def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[str | None]:
     """Return the name of the client that each row belongs to; None for rows of a new client."""
     count = len(next(iter(table.values())).words)
-    if args.new_client:
-        return [None] * count
     if args.client:
         known(args.client, run.data.names, "client")
-        return [args.client] * count
+    if not args.client_column:
+        refuse_other_owners(table, run, args.client)
+        return [args.client or None] * count
     known(args.client_column, list(table), f"column in {args.data}:")
     column = table[args.client_column]
     if (bad := np.array([word not in run.data.names for word in column.words])).any():
@@ -177,6 +178,23 @@ def whose_rows(table: Mapping[str, Column], run: Run, args: Namespace) -> list[s
             "--new-client"
         )
     return [str(word) for word in column.words]
+
+
+def refuse_other_owners(table: Mapping[str, Column], run: Run, client: str | None) -> None:
+    """Raise ValueError if rows name another client than --client, or a known one of --new-client.
+
+    The names of files are names of clients only if they are known.
+    """
+    column = run.data.source.client_column if run.data.source else ""
+    cells = table.get(column)
+    if cells is None or (column == SITE and not {*cells.words} & {*run.data.names}):
+        return
+    cure = f"expected --client-column {column}, or a table without column {column}"
+    try:
+        owners = owners_of(cells, run.data.names, client)
+    except ValueError as error:
+        raise ValueError(f"{str(error).partition(';')[0]}; {cure}") from error
+    refuse_known([] if client else owners, run.data.names, f"and --new-client is given; {cure}")
 
 
 def ask(

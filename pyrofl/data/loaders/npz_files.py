@@ -49,7 +49,8 @@ def load_npz(path: str, *, target: str | None = None, client_column: str | None 
 
     Its arrays are `images` (uint8 [N, H, W] or [N, H, W, 3]) or `jpeg` with `offsets` (all files
     one after the other; image i is jpeg[offsets[i]:offsets[i + 1]]), `labels` [N], `is_test` bool
-    [N] and, if labels have names, `classes`. A target T predicts `T_labels` with names `T_classes`
+    [N] and, if labels have names, `classes`: name k is that of label k. Without names, the classes
+    are the labels that occur. A target T predicts `T_labels` with names `T_classes`
     instead (as "coarse" does for CIFAR-100); partitions still use `labels`. Other arrays are
     ignored.
     """
@@ -173,7 +174,7 @@ def _count(arrays: Arrays) -> Shape:
 
 
 def _labels(arrays: Arrays, prefix: str, rows: Shape) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return image labels [N] and class names, which are numbers if the file has no names."""
+    """Return class indices [N] and class names, which are the labels if the file has no names."""
     label, names = f"{prefix}labels", f"{prefix}classes"
     labels, known = arrays.read(label, "iu", rows), names in arrays.headers
     low, high = int(labels.min()), int(labels.max())
@@ -184,7 +185,10 @@ def _labels(arrays: Arrays, prefix: str, rows: Shape) -> tuple[NDArray[np.int64]
     if low < 0 or high >= count:
         why = f"as {names} has {count} names" if known else f"as there is no array {names}"
         arrays.refuse(label, f"run from {low} to {high}", f"0 to {count - 1}, {why}")
-    classes = arrays.words(names, shape) if known else [str(k) for k in range(high + 1)]
+    if not known:  # only labels that some image has
+        found, codes = np.unique(labels, return_inverse=True)
+        return codes.astype(np.int64), tuple(map(str, found.tolist()))
+    classes = arrays.words(names, shape)
     if len(set(classes)) < len(classes):
         arrays.refuse(names, "has a name twice", "distinct names")
     return labels.astype(np.int64), tuple(classes)

@@ -29,6 +29,7 @@ class Source:
     centre: float = 0.0  # training mean of a numeric target, if it is standardized
     scale: float = 1.0  # its training standard deviation; both are from sums over clients
     preparation: Preprocessor | None = None  # None: not yet known
+    client_column: str = ""  # column that identifies the client, if clients are its groups
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -315,7 +315,8 @@ def test_every_family_predicts(family, monkeypatch):
         frame["share"] = 1 / (1 + np.exp(-frame["y"]))
         frame["died"] = [i % 2 for i in range(n)]
         frame["count"] = [(i * len(name)) % 4 for i in range(n)]
-        frame["grade"] = [["low", "mid", "top"][i % 3] for i in range(n)]
+        grades = ["low", "mid", "top"]
+        frame["grade"] = pd.Categorical([grades[i % 3] for i in range(n)], grades, ordered=True)
     own = "" if family == "cox" else " + (1 | client)"
     formula = f"{RESPONSES.get(family, 'count')} ~ x{own}"
     with warnings.catch_warnings():

@@ -31,7 +31,8 @@ def tables(seed=0, sizes=(5, 8, 12, 9), **columns):
         frame["died"] = random.integers(0, 2, n)
         frame["count"] = random.poisson(3.0, n)
         frame["time"] = random.gamma(2.0, size=n)
-        frame["grade"] = [["low", "mid", "top"][i % 3] for i in range(n)]
+        grades = ["low", "mid", "top"]
+        frame["grade"] = pd.Categorical([grades[i % 3] for i in range(n)], grades, ordered=True)
         for name, value in columns.items():
             frame[name] = value
         frames[f"site {k}"] = frame

@@ -1,0 +1,83 @@
+"""Order of the categories of an ordinal response, which has to be declared or that of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from warnings import warn
+
+import numpy as np
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+
+from pyrofl.data.tables.wording import listed
+from pyrofl.models.regression.design import Design
+
+
+def check_order(name: str, frames: Mapping[str, pd.DataFrame]) -> None:
+    """Raise ValueError unless the categories of an ordinal response have an order.
+
+    Whole numbers, and categories of pandas that are ordered, or declared in another order than
+    that of the alphabet, have one.
+
+    Warns:
+        UserWarning: if categories are declared in an order of their own, but not as ordered.
+    """
+    for site, frame in frames.items():
+        column = frame[name].dropna()
+        dtype = column.dtype
+        categories = dtype.categories if isinstance(dtype, pd.CategoricalDtype) else None
+        if categories is not None and dtype.ordered:
+            continue
+        values = pd.Series(categories if categories is not None else column)
+        if is_numeric_dtype(values):
+            numbers = values.to_numpy(dtype=np.float64)
+            if not (odd := numbers != np.round(numbers)).any():
+                continue
+            raise ValueError(
+                f"{site}: response {name} is {numbers[odd][0]:g}; expected whole numbers, or "
+                f"ordered categories: pd.cut(frame[{name!r}], bounds)"
+            )
+        if categories is None or categories.is_monotonic_increasing:
+            raise ValueError(_unknown_order(name, frames))
+        warn(
+            f"the categories of response {name} are not marked as ordered; their declared order is "
+            f"used: {' < '.join(map(str, categories))}; pass ordered=True to pd.Categorical",
+            UserWarning,
+            stacklevel=5,
+        )
+        return
+
+
+def _unknown_order(name: str, frames: Mapping[str, pd.DataFrame]) -> str:
+    """Return the message for text without an order, with the line that declares it."""
+    words = sorted({str(v) for frame in frames.values() for v in frame[name].dropna().unique()})
+    if all(word.lstrip("-").isdecimal() for word in words):
+        cure = f"frame[{name!r}] = frame[{name!r}].astype(int)"
+    else:
+        cure = (
+            f"frame[{name!r}] = pd.Categorical(frame[{name!r}], [LOWEST, ..., HIGHEST], "
+            f"ordered=True), in pyrofl regress --levels {name}=LOWEST,...,HIGHEST, with "
+            f"{listed(words)} in their order; or use whole numbers"
+        )
+    return f"response {name} holds text, whose order is unknown; declare it: {cure}"
+
+
+def gaps(design: Design) -> list[str]:
+    """Return texts on whole numbers and on declared categories that no row has."""
+    if design.family.kind != "ordinal":
+        return []
+    name, levels = design.formula.response, design.answers
+    first = next(iter(design.clients.frames.values()))[name]
+    if isinstance(first.dtype, pd.CategoricalDtype):
+        seen = {int(code) for codes in design.clients.report(design.y) for code in np.unique(codes)}
+        unused = [str(level) for code, level in enumerate(levels) if code not in seen]
+        none = f"no row has {listed(unused)} of response {name}: only priors place its thresholds"
+        return [none] if unused else []
+    if max(levels) - min(levels) + 1 <= len(levels):
+        return []
+    numbers = listed([f"{level:g}" for level in levels])
+    return [
+        f"response {name} holds {numbers}, with gaps: the model has these {len(levels)} "
+        f"categories; if there are others, declare all: pd.Categorical(frame[{name!r}], "
+        f"[{numbers}, ...], ordered=True) in their order"
+    ]

@@ -1,0 +1,82 @@
+"""Clients that the rows of a table name in the column that identifies the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from warnings import warn
+
+import numpy as np
+
+from pyrofl.data.tables.columns import Column, number
+from pyrofl.data.tables.table_files import columns_of
+from pyrofl.data.tables.wording import listed
+
+
+def client_cells(table: Any, column: str) -> Column | None:
+    """Return the column of a table that identifies the client, or None if it has none."""
+    if isinstance(table, str | Path):
+        return columns_of(table).get(column)
+    if hasattr(table, "columns") and hasattr(table, "iloc"):
+        names = [name for name in table.columns if str(name) == column]
+        return columns_of(table[names])[column] if names and len(table) else None
+    if isinstance(table, Mapping) and column in table:
+        return columns_of({column: table[column]})[column]
+    return None
+
+
+def owners_of(cells: Column, names: Sequence[str], client: str | None) -> list[str]:
+    """Return the client that each row names; names that are not among `names` are new clients.
+
+    Args:
+        cells: column that identifies the client.
+        names: names of the known clients.
+        client: client that is requested for all rows, or None.
+
+    Raises:
+        ValueError: if a cell is empty, names another client than `client`, or differs from a known
+            name by upper and lower case alone.
+
+    Warns:
+        UserWarning: if rows name known clients and new ones.
+    """
+    if cells.gaps.any():
+        raise ValueError(f"{cells.first(cells.gaps)}; expected the name of a client in every row")
+    words = dict.fromkeys(cells.words.tolist())
+    spelled = {word: _known_spelling(word, names) for word in words}
+    found = [spelled[word] for word in cells.words.tolist()]
+    odd = np.array([client not in (None, name) for name in found])
+    if odd.any():
+        raise ValueError(
+            f"{cells.first(odd)}, and client is {client!r}; pass client=None to predict every row "
+            f"for the client that it names, or leave out column {cells.name}"
+        )
+    for name in dict.fromkeys(found):
+        near = [one for one in names if one.casefold() == name.casefold()]
+        if near and name not in names:
+            at = np.array([one == name for one in found])
+            raise ValueError(f"{cells.first(at)}, which is no client; did you mean {near[0]}?")
+    new = [name for name in dict.fromkeys(found) if name not in names]
+    if new and set(found) - set(new):
+        warn(
+            f"{cells.label} names {listed(new)} besides known clients; these rows are predicted "
+            "for new clients",
+            UserWarning,
+            stacklevel=6,
+        )
+    return found
+
+
+def _known_spelling(word: str, names: Sequence[str]) -> str:
+    """Return the known name that a cell means: the same text, or a number of the same value."""
+    if word in names or np.isnan(number(word)):
+        return word
+    return next((name for name in names if number(name) == number(word)), word)
+
+
+def refuse_known(owners: Sequence[str], names: Sequence[str], why: str) -> None:
+    """Raise ValueError if rows name a known client where only rows of a new client are valid."""
+    seen = [name for name in dict.fromkeys(owners) if name in names]
+    if seen:
+        raise ValueError(f"rows name the known client {listed(seen, 3)}, {why}")
