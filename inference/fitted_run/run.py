@@ -130,11 +130,10 @@ class Run(Pickled, Summarised):
 
         Args:
             x: [N, *x], an array, a tensor, or a data frame with the columns of training by name.
-            client: name of a client; None is a new client, unless x has the column that identified
-                the clients of a table in training: then each row is predicted for the client that
-                it names. A new client is initialized and adapted to its `own` rows, by all phases
-                if the method defines no adaptation; without rows the global model predicts, if the
-                method has one.
+            client: name of a client; None is a new client, or that named by each row of a table
+                with the client column of training. A new client is initialized and adapted to its
+                `own` rows, by all phases if the method defines no adaptation; without rows the
+                global model predicts, if the method has one.
             own: (x, y), labeled rows of a new client.
             asked: model, adaptation, draws, seed and chunk_size of `evaluate`. By default the main
                 model, with the method's adaptation if it is personal.
@@ -143,8 +142,7 @@ class Run(Pickled, Summarised):
             The predictions of all rows; see `Predictions`.
 
         Raises:
-            ValueError: if there is no such client or model, rows name another client, or columns
-                or rows do not fit.
+            ValueError: if there is no such client or model, or columns, rows or names do not fit.
         """
         how: PredictionAsked = {"seed": self.seed, "draws": self.draws, **asked}
         of_table = None if isinstance(x, Tensor) else self.method.predict_table

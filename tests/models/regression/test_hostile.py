@@ -64,7 +64,7 @@ def refusal(formula, tables=None, **how):
         ("y ~ (1 | ward)", "unknown column 'ward'"),
         ("y ~ z", "unknown column 'z'"),
         ("y ~ grad", "did you mean grade?"),
-        ("y ~ has space", "unknown column 'has'"),
+        ("y ~ has space", "unexpected 'space'; expected + - * : or / between terms"),
         ("y ~ x *", "'x *' is not a formula"),
         ("y ~ x:", "'x:' is not a formula"),
         ("y ~ x^2", "Unexpected character: ^; expected {x ** 2} for powers"),
