@@ -26,6 +26,7 @@ from pyrofl.inference.metadata import (
 )
 from pyrofl.inference.optim import Optim
 from pyrofl.inference.programs import Loss, Program
+from pyrofl.recipes import rebuild
 from pyrofl.returned import as_numbers, as_tensors, calling
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
@@ -244,8 +245,9 @@ class Method(Pickled, Summarised):
             if getattr(self, kind) is not program:
                 raise ValueError(
                     f"{kind} was replaced, but other functions of the method read the original; "
-                    f"pass your prior, likelihood or guide to build(...), or replace these "
-                    f"functions too and remove {kind!r} from metadata.reads"
+                    f"pass your prior, likelihood or guide to build(...), or to method.swap("
+                    f"guide=...), which builds the method again, or replace these functions too "
+                    f"and remove {kind!r} from metadata.reads"
                 )
 
     def prepare(self, data: Federation | Tables) -> Federation:
@@ -275,6 +277,27 @@ class Method(Pickled, Summarised):
         """Return the variables that a summary lists, and their names in it; None lists all."""
         return None
 
+    def swap(self, **settings: Any) -> Method:
+        """Return the method built again with another prior, guide, likelihood or other settings.
+
+        Args:
+            settings: arguments of the `build` function that made this method; all others stay.
+
+        Raises:
+            ValueError: if no `build` function made this method, or a setting does not fit.
+
+        Examples:
+            >>> import pyro.distributions as dist
+            >>> from pyrofl import guides, nets
+            >>> from pyrofl.models import pfedvem
+            >>> method = pfedvem.build(nets.build("softmax", (4,), 2), lr_head=0.01)
+            >>> other = method.swap(prior=dist.Laplace, guide=guides.full_covariance)
+            >>> other.guide.names
+            'mu/* pi/*'
+        """
+        swapped: Method = rebuild(self, **settings)
+        return swapped
+
     def to_pyro(
         self,
         data: Federation,
@@ -302,7 +325,8 @@ class Method(Pickled, Summarised):
             the sum over rows and clients.
 
         Raises:
-            ValueError: if the client is unknown, or the method has no gradient steps.
+            ValueError: if the client is unknown, or the method has no gradient steps; from the
+                programs, if Pyro's store has parameters of another client or state.
 
         Warns:
             UserWarning: if the method's own loss weighs the divergence by another number.

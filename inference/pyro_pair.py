@@ -84,6 +84,19 @@ def to_pyro(
         """Return the arguments, with parameters from Pyro's store."""
         return tensors({n: parameter(n, v) if n in names else v for n, v in local.items()})
 
+    registered = set[str]()
+
+    def parameter(name: str, start: Tensor) -> Tensor:
+        """Return a parameter of Pyro's store, which starts at a tensor of the run."""
+        if name not in registered and name in pyro.get_param_store():
+            raise ValueError(
+                f"Pyro's parameter store already has {name!r}, as of another client or state; call "
+                "pyro.clear_param_store() first, or work inside pyro.get_param_store().scope()"
+            )
+        registered.add(name)
+        value: Tensor = pyro.param(name, lambda: start.detach().clone())
+        return value
+
     def run(values: Tensors) -> tuple[Any, Any]:
         """Return traces of the guide and of the model."""
         with default_type(batch.size.dtype), seeded(seed):
@@ -121,12 +134,6 @@ class FlatStart(Messenger):
         if unknown and isinstance(msg["fn"], Flat) and msg["name"] in self.values:
             shape = msg["fn"].batch_shape + msg["fn"].event_shape
             msg["value"] = self.values[msg["name"]].expand(shape)
-
-
-def parameter(name: str, start: Tensor) -> Tensor:
-    """Return a parameter of Pyro's store, which starts at a tensor of the run."""
-    value: Tensor = pyro.param(name, lambda: start.detach().clone())
-    return value
 
 
 def read_tensors(

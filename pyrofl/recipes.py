@@ -81,6 +81,22 @@ def spec_of(value: Any) -> BuildSpec | None:
     return known[1] if known and known[0]() is value else None
 
 
+def rebuild(value: Any, **changes: Any) -> Any:
+    """Build an object again with some other arguments.
+
+    Raises:
+        ValueError: if no library function built it, or an argument does not fit.
+    """
+    spec = spec_of(value)
+    if spec is None:
+        kind = type(value).__name__
+        raise ValueError(
+            f"this {kind} was not made by a build function of the library, or was changed since; "
+            "build another one, or replace its fields by dataclasses.replace"
+        )
+    return _makers[spec.maker](**{**spec.arguments, **changes})
+
+
 def _of_module(value: Any) -> bool:
     return isinstance(value, FunctionType | type) and "<locals>" not in value.__qualname__
 

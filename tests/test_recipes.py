@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyro.distributions as dist
 import pytest
@@ -100,3 +101,23 @@ def test_a_fresh_process_imports_what_it_needs():
     code = f"from pyrofl import recipes; print(recipes.made({told!r}).name)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "fedavg\n"
+
+
+def test_swap_builds_a_method_again_with_other_settings():
+    method = pfedvem.build(toys.net(), lr_head=0.02)
+    other = method.swap(prior=dist.Laplace, guide=guides.log_mean_field)
+    same = pfedvem.build(toys.net(), lr_head=0.02, prior=dist.Laplace, guide=guides.log_mean_field)
+    states = [toys.last(m, toys.blobs(), 2) for m in (other, same)]
+    assert all(torch.equal(v, states[1].server[n]) for n, v in states[0].server.items())
+    assert recipes.spec_of(other).arguments["lr_head"] == 0.02
+    back = toys.last(other.swap(prior=dist.Normal, guide=None), toys.blobs(), 2)
+    first = toys.last(method, toys.blobs(), 2)
+    assert all(torch.equal(v, back.server[n]) for n, v in first.server.items())
+
+
+def test_swap_refuses_what_build_refuses():
+    method = pfedvem.build(toys.net())
+    with pytest.raises(TypeError, match="'gide'; did you mean guide"):
+        method.swap(gide=guides.delta)
+    with pytest.raises(ValueError, match="not made by a build function"):
+        replace(method, name="mine").swap(guide=guides.delta)

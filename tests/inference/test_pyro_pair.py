@@ -199,6 +199,16 @@ def test_a_guide_without_parameters_is_refused_by_svi(name):
         svi.step(state.server, state.server, batch)
 
 
+def test_parameters_of_another_client_are_not_used():
+    data, method = toys.blobs(), pfedvem.build(toys.net())
+    one, other = (method.to_pyro(data, data.names[j], phase=1) for j in (0, 1))
+    losses(one, Trace_ELBO(), 2)
+    with pytest.raises(ValueError, match=r"already has 'mu/.*clear_param_store"):
+        other.guide()
+    pyro.clear_param_store()
+    assert all(map(torch.isfinite, map(torch.tensor, losses(other, Trace_ELBO(), 2))))
+
+
 def test_invalid_arguments_are_refused():
     data, method = toys.blobs(), pfedvem.build(toys.net())
     with pytest.raises(ValueError, match="unknown client 'nobody'"):
