@@ -79,6 +79,15 @@ def frames_of(data: Federation | Tables, client: str) -> dict[str, pd.DataFrame]
                 "it identifies the client"
             )
         found[name] = frame if client in frame else frame.assign(**{client: name})
+    values: dict[Level, str] = {}
+    for name, frame in found.items():
+        for value in frame[client].dropna().unique().tolist():
+            if value in values:
+                raise ValueError(
+                    f"column {client} is {value!r} at {values[value]} and {name}; expected another "
+                    "value at each client, as it identifies the client"
+                )
+            values[value] = name
     return found
 
 

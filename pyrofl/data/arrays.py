@@ -105,7 +105,19 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
         return "False", "True"
     if text := of_words("y", sorted(texts), "classes"):
         warn(text, UserWarning, stacklevel=4)
-    return tuple(sorted(texts))
+    return _declared_classes(sites, texts) or tuple(sorted(texts))
+
+
+def _declared_classes(sites: Mapping[str, Sequence[Any]], texts: set[str]) -> Words:
+    """Return the categories of pandas that every y declares in one order of its own, or ()."""
+    orders = {
+        tuple(getattr(getattr(y, "dtype", None), "categories", ()))
+        for parts in sites.values()
+        for y in parts[1::2]
+    }
+    if len(orders) != 1 or not texts or not texts <= set(order := orders.pop()):
+        return ()
+    return () if list(order) == sorted(order) else tuple(n for n in order if n in texts)
 
 
 def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> list[Rows]:

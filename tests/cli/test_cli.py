@@ -411,7 +411,7 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         "centre": pytest.approx(11 / 24),
         "scale": pytest.approx((11 * 13) ** 0.5 / 24),
         "preparation": json.loads(Preprocessor((Prepared("x"), Prepared("z"))).to_json()),
-        "client_column": "",
+        "client_column": "who",
     }
     words = ["compare", "local", *words[2:], "--seeds", "1", "--likelihood", "categorical"]
     assert main([*words, "--out", str(tmp_path / "all")]) == 0

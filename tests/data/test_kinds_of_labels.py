@@ -111,3 +111,14 @@ def test_integer_labels_without_classes_are_refused_by_a_network_of_classes(labe
         fit(method, Federation.from_arrays(sites), 1, progress=False)
     run = fit(method, Federation.from_arrays(sites, classes=3), 1, progress=False)
     assert run.predict(x, "a").classes == ("0", "1", "2")
+
+
+def test_declared_categories_are_the_order_of_classes():
+    x, words = np.zeros((4, 1)), ["no", "yes", "maybe", "no"]
+    order = ["yes", "no", "never", "maybe"]
+    y = pd.Series(pd.Categorical(words, order))
+    data = Federation.from_arrays({"a": (x, y), "b": (x, y)})
+    assert data.classes == ("yes", "no", "maybe")
+    assert data.y.tolist() == [1, 0, 2, 1] * 2
+    plain = Federation.from_arrays({"a": (x, y), "b": (x, words)})
+    assert plain.classes == ("maybe", "no", "yes")

@@ -35,7 +35,7 @@ def table(path):
 
 
 @pytest.mark.parametrize("group", ["", "ward"])
-def test_it_predicts_as_the_run_in_one_process(group, tmp_path):
+def test_it_predicts_as_the_run_in_one_process(group, tmp_path, capsys):
     project, _ = finished(tmp_path, client_column=group)
     for name in METHODS:
         data = hospitals.whole(project)
@@ -58,6 +58,10 @@ def test_it_predicts_as_the_run_in_one_process(group, tmp_path):
                 torch.testing.assert_close(
                     torch.tensor(told).double(), expected, rtol=1e-6, atol=1e-6
                 )
+    if group:  # rows of several clients are not those of one
+        refused = [*words, "--out", str(tmp_path / "no.csv"), "--method", name]
+        assert main([*refused, "--client", owners[0]]) == 2
+        assert "leave out --client, to predict each row for its own" in capsys.readouterr().err
 
 
 def test_what_cannot_be_predicted_is_one_line(tmp_path, monkeypatch, capsys):

@@ -137,3 +137,10 @@ def test_the_command_line_declares_levels(tmp_path: Path, monkeypatch: Any, caps
         assert told in capsys.readouterr().err
     assert main([*line, "--levels", "y=low,mid,high"]) == 0
     assert pd.read_csv("r/estimates.csv").set_index("parameter")["mean"]["b[x]"] > 1.0
+
+
+def test_two_clients_of_one_value_in_the_client_column_are_refused() -> None:
+    frames = tables(lambda frame: frame.assign(ward="w")).frames
+    text = "column ward is 'w' at a and b; expected another value at each client"
+    with pytest.raises(ValueError, match=text):
+        pyrofl.regression("y ~ x + (1 | ward)", federations.from_frames(frames), client="ward")
