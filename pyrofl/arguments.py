@@ -10,9 +10,10 @@ argument, the value and what was expected. `help(build)` shows the same words.
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections import abc
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, wraps
@@ -238,9 +239,32 @@ def _hint(name: str, names: Collection[str]) -> str:
     # Users of other libraries write learning_rate for lr, and negbinomial.
     others = {"lr": "learning_rate", "negative": "neg"}
     spelled = {"_".join(others.get(w, w) for w in n.split("_")): n for n in names}
-    near = get_close_matches(name, [*names, *spelled], 1)
-    return (
-        f"did you mean {spelled.get(near[0], near[0])}?"
-        if near
-        else f"expected one of {', '.join(names)}"
-    )
+    close = nearest(name, [*names, *spelled])
+    if not close:
+        return f"expected one of {', '.join(names)}"
+    return f"did you mean {_shown(spelled.get(close, close))}?"
+
+
+def _shown(name: str) -> str:
+    """Return a name, in quotation marks if it has blanks at an end."""
+    return name if name == name.strip() else repr(name)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the name most similar to one, first of all but for blanks and case; "" if none is.
+
+    >>> nearest("age", ["Age ", "dose"]), nearest("blood_pressure", ["Blood Pressure"])
+    ('Age ', 'Blood Pressure')
+    """
+    keys = {re.sub(r"[\W_]+", "", other.casefold()): other for other in reversed([*names])}
+    key = re.sub(r"[\W_]+", "", name.casefold())
+    if key in keys:
+        return keys[key]
+    close = get_close_matches(name, keys.values(), 1) or get_close_matches(key, keys, 1)
+    return keys.get(close[0], close[0]) if close else ""
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the end of a message that proposes the name most similar to one, or ""."""
+    close = nearest(name, names)
+    return f"; did you mean {_shown(close)}?" if close else ""

@@ -9,7 +9,6 @@ from functools import partial, reduce
 from numbers import Integral
 from operator import add
 from typing import Any, NamedTuple
-from warnings import warn
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from pyrofl.data import Dataset, Federation, Source
 from pyrofl.data.frames import Tables
 from pyrofl.data.roster import names_of
 from pyrofl.data.tables.column_summary import told_of
-from pyrofl.data.tables.data_quality import of_units
 from pyrofl.data.tables.source import LEARNED
 from pyrofl.data.tables.wording import listed
 from pyrofl.partitions import allocation, by_label
@@ -208,9 +206,6 @@ def _prepared(dataset: Dataset, train: Parts, names: Sequence[str]) -> tuple[Ten
         y = dataset.y.double().numpy()
         sums = [told_of(y[rows]) for rows in train]
         told["centre"], told["scale"] = reduce(add, sums).moments
-        target = dataset.source.target if dataset.source else "y"
-        if names and (text := of_units(target, dict(zip(names, sums, strict=True)))):
-            warn(text, UserWarning, stacklevel=4)
     return x, replace(dataset.source, **told) if dataset.source else None
 
 

@@ -305,7 +305,7 @@ def test_codes_name_the_words(words):
 
 def test_all_rows_may_train(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("g,x,y\n" + "".join(f"{i % 2},{i},{i}.5\n" for i in range(20)))
+    path.write_text("g,x,y\n" + "".join(f"{i % 2},{i},{i * i % 7}.5\n" for i in range(20)))
     data = load(f"csv:{path}", target="y", client_column="g", test_fraction=0.0)
     assert not data.is_test.any()
     half = load(f"csv:{path}", target="y", client_column="g", test_fraction=0.5)

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from pyrofl.arguments import ShareBelowOne, checked, known
 from pyrofl.data.federation import Dataset
-from pyrofl.data.tables.column_summary import ColumnSummary, coded
+from pyrofl.data.tables.column_summary import ColumnSummary, coded, told_of
 from pyrofl.data.tables.columns import Column, Ints, Missing, Rows, complete, number
 from pyrofl.data.tables.data_quality import (
-    of_answers,
-    of_copies,
+    in_spelling_and_units,
     of_numbers,
     of_totals,
     of_words,
@@ -29,6 +28,15 @@ from pyrofl.data.tables.preprocessor import (
     Prepared,
     PreprocessingPlan,
     Preprocessor,
+)
+from pyrofl.data.tables.row_checks import (
+    cells_of,
+    determines,
+    is_doubled,
+    of_answers,
+    of_copies,
+    of_doubled,
+    relation_of,
 )
 from pyrofl.data.tables.source import LEARNED, Source
 from pyrofl.data.tables.table_files import SITE, Columns, Table, load_table
@@ -107,7 +115,9 @@ def load_csv(
     texts = [of_words(target, dict.fromkeys(kept[target].words), "classes")] if classes else []
     of_cells = [*chosen.names] if classes else [*chosen.names, target]
     texts += [of_numbers(kept[name]) for name in of_cells if name not in chosen.categories]
-    texts.append(of_answers(kept[target], [kept[name] for name in chosen.names]))
+    answer = cells_of(kept[target])
+    pairs = {name: relation_of(cells_of(kept[name]), answer) for name in chosen.names}
+    texts.append(of_answers(target, [name for name, pair in pairs.items() if determines([pair])]))
     if client_column:
         texts.append(of_words(client_column, dict.fromkeys(kept[client_column].words), "groups"))
         texts.append(of_totals(kept[client_column]))
@@ -135,7 +145,14 @@ def load_csv(
     active = bool(levels) or scaling == "standardize" or missing == "impute"
     x = _values(kept, chosen.names, levels, active)
     same = np.concatenate([x.numpy(), y.numpy()[:, None], codes[:, None]], 1)
-    texts.append(of_copies([row.tobytes() for row in same], np.asarray(is_test)))
+    copied = of_copies([row.tobytes() for row in same], np.asarray(is_test))
+    if client_column:
+        rows = {name: codes == code for code, name in enumerate(groups)}
+        numbers = [name for name in chosen.names if name not in chosen.categories]
+        numbers += [] if classes else [target]
+        texts += _between_clients(kept, rows, numbers, levels)
+        copied = copied or of_doubled({n: is_doubled(same[own].T) for n, own in rows.items()})
+    texts.append(copied)
     if likelihood is not None and not classes:
         refuse_range(path, likelihood, y, x[:, 0])
     raw = [name for name in chosen.names if name not in levels and scaling != "standardize"]
@@ -211,6 +228,21 @@ def _values(
         return torch.from_numpy(np.stack([kept[name].single() for name in names], 1))
     parts = [coded(kept[n], levels[n]) if n in levels else kept[n].numbers for n in names]
     return torch.from_numpy(np.stack(parts, 1))
+
+
+def _between_clients(
+    kept: Columns,
+    rows: Mapping[str, Rows],
+    numbers: Sequence[str],
+    levels: Mapping[str, Sequence[str]],
+) -> list[str]:
+    """Return warnings about columns that clients seem to write in different ways."""
+    clients = []
+    for own in rows.values():
+        sums = {name: told_of(kept[name].numbers[own]) for name in numbers}
+        sums |= {n: told_of(coded(kept[n].at(own), words), words) for n, words in levels.items()}
+        clients.append(sums)
+    return in_spelling_and_units(clients, [*rows])
 
 
 def _classes_of_groups(target: Column, client_column: Column) -> dict[str, ColumnSummary]:

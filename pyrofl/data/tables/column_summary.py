@@ -19,6 +19,30 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of numbers; moments can be added."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, values: Numbers) -> Moments:
+        """Return the moments of numbers [N]."""
+        mean = float(values.mean()) if len(values) else 0.0
+        return cls(len(values), mean, float(((values - mean) ** 2).sum()))
+
+    def __add__(self, other: Moments) -> Moments:
+        """Return the moments of the numbers of both (Chan et al. 1979)."""
+        count = self.count + other.count
+        if not count:
+            return Moments()
+        apart, share = other.mean - self.mean, other.count / count
+        squares = self.squares + other.squares + apart**2 * self.count * share
+        return Moments(count, self.mean + apart * share, squares)
+
+
+@dataclass(frozen=True)
 class ColumnSummary:
     """Summary of one column of a client's training rows; summaries can be added."""
 
@@ -27,18 +51,31 @@ class ColumnSummary:
     mean: float = 0.0
     squares: float = 0.0  # sum of squared deviations from the mean
     levels: tuple[str, ...] | None = None  # its categories; None: it holds numbers
+    logs: Moments = Moments()  # of log |x| of the numbers other than 0
+    has_negative: bool = False
+    has_fractions: bool = False
 
     def __add__(self, other: ColumnSummary) -> ColumnSummary:
-        """Combine two clients' summaries into the summary of all their rows (Chan et al. 1979)."""
+        """Combine two clients' summaries into the summary of all their rows."""
         gaps, count = self.gaps + other.gaps, self.count + other.count
         if self.levels is not None and other.levels is not None:
             levels = (*self.levels, *(w for w in other.levels if w not in self.levels))
             return ColumnSummary(count, gaps, levels=levels)
-        if not count:
-            return ColumnSummary(0, gaps)
-        apart, share = other.mean - self.mean, other.count / count
-        squares = self.squares + other.squares + apart**2 * self.count * share
-        return ColumnSummary(count, gaps, self.mean + apart * share, squares)
+        both = self.plain + other.plain
+        return ColumnSummary(
+            count,
+            gaps,
+            both.mean,
+            both.squares,
+            logs=self.logs + other.logs,
+            has_negative=self.has_negative or other.has_negative,
+            has_fractions=self.has_fractions or other.has_fractions,
+        )
+
+    @property
+    def plain(self) -> Moments:
+        """Moments of the numbers."""
+        return Moments(self.count, self.mean, self.squares)
 
     @property
     def varies(self) -> bool:
@@ -86,8 +123,16 @@ def told_of(values: Numbers, levels: Sequence[str] | None = None) -> ColumnSumma
     if levels is not None:
         codes = np.unique(there.astype(np.int64)).tolist()
         return ColumnSummary(count, gaps, levels=tuple(levels[code] for code in codes))
-    mean = float(there.mean()) if count else 0.0
-    return ColumnSummary(count, gaps, mean, float(((there - mean) ** 2).sum()))
+    plain = Moments.of(there)
+    return ColumnSummary(
+        count,
+        gaps,
+        plain.mean,
+        plain.squares,
+        logs=Moments.of(np.log(np.abs(there[there != 0]))),
+        has_negative=bool((there < 0).any()),
+        has_fractions=bool((there != np.round(there)).any()),
+    )
 
 
 def coded(column: Column, levels: Sequence[str]) -> Numbers:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import checked, known
+from pyrofl.arguments import checked, did_you_mean, known
 from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded, told_of
 from pyrofl.data.tables.columns import Column, Ints, number
 from pyrofl.data.tables.data_quality import in_spelling_and_units
@@ -88,6 +88,7 @@ class Preprocessor:
         fill: bool = False,
         plain: Sequence[str] = (),
         names: Sequence[str] = (),
+        warns: bool = True,
     ) -> Preprocessor:
         """Build the preprocessor from the clients' column summaries (`summarize_columns`).
 
@@ -100,15 +101,16 @@ class Preprocessor:
             fill: replace missing numbers by the mean, and add a 0/1 indicator feature
                 (for models that draw such values); otherwise gaps are errors.
             plain: columns of numbers that are never scaled.
-            names: names of the clients, for warnings; default "client 0", "client 1"...
+            names: names of the clients, for messages; default "client 0", "client 1"...
+            warns: whether to compare the clients' units and spellings.
 
         Raises:
             ValueError: if there is no client, or clients differ in columns or in their kinds.
         """
         clients = list(told)
-        _refuse_unlike(clients)
         names = names or [f"client {j}" for j in range(len(clients))]
-        for text in in_spelling_and_units(clients, names):
+        _refuse_unlike(clients, names)
+        for text in in_spelling_and_units(clients, names) if warns else ():
             warn(text, UserWarning, stacklevel=2)
         whole = {name: reduce(add, (c[name] for c in clients)) for name in clients[0]}
         made, left_out = list[Prepared](), dict[str, str]()
@@ -316,7 +318,8 @@ class PreprocessingPlan:
             )
         values = raw.double().numpy()
         told = [self._told(values[rows]) for rows in train]
-        made = Preprocessor.of(told, self.scaling, fill=self.fill, plain=self.plain, names=names)
+        given: Any = {"fill": self.fill, "plain": self.plain, "names": names}
+        made = Preprocessor.of(told, self.scaling, warns=False, **given)
         return made.encode(values, self.levels, self.columns), made, self._unseen(values, made)
 
     def _told(self, rows: Numbers) -> dict[str, ColumnSummary]:
@@ -349,19 +352,24 @@ def _sorted(name: str, levels: Sequence[str]) -> tuple[str, ...]:
     return (*(ways[value] for value in sorted(ways)), *sorted(texts))
 
 
-def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]]) -> None:
+def _refuse_unlike(clients: Sequence[Mapping[str, ColumnSummary]], names: Sequence[str]) -> None:
     if not clients:
         raise ValueError("there is no column summary; expected those of at least one client")
     first = clients[0]
-    for place, client in enumerate(clients):
-        for name in dict.fromkeys((*first, *client)):
-            if name not in first or name not in client:
-                told = f"client {place} {'has' if name in client else 'does not have'} column"
-                raise ValueError(f"{told} {name}; expected the same columns for all clients")
-            if (first[name].levels is None) != (client[name].levels is None):
+    for client, sums in zip(names, clients, strict=True):
+        for name in dict.fromkeys((*first, *sums)):
+            if name not in first or name not in sums:
+                has, lacks = (client, names[0]) if name in sums else (names[0], client)
                 raise ValueError(
-                    f"column {name} holds numbers at one of client 0 and client {place}, and "
-                    "categories at the other; expected one kind"
+                    f"column {name} is missing at {lacks}, and {has} has it; expected the same "
+                    f"columns for all clients{did_you_mean(name, sums if has != client else first)}"
+                )
+            words, others = sums[name].levels, first[name].levels
+            if (words is None) != (others is None):
+                text, numbers = (client, names[0]) if others is None else (names[0], client)
+                raise ValueError(
+                    f"column {name} holds numbers at {numbers}, and categories such as "
+                    f"{listed(words or others or (), 3)} at {text}; expected one kind"
                 )
 
 

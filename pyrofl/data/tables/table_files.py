@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from warnings import warn
 
 import numpy as np
 
+from pyrofl.arguments import did_you_mean
 from pyrofl.data.tables.columns import Column, Parsed, column_of, read
 from pyrofl.data.tables.wording import composed, listed, refuse_no_file
 
@@ -122,9 +122,8 @@ def _refuse_other_columns(
             f"{told} has column {listed(extra, 3)}, which {first} lacks; expected the columns of "
             f"{first}, or the features that are wanted (--features)"
         )
-    near = get_close_matches(lacks[0], table.keys() - set(wanted), 1)
     also = f" and has {listed(extra, 3)} instead" if extra else ""
-    cure = f"; did you mean {near[0]}?" if near else ""
+    cure = did_you_mean(lacks[0], [name for name in table if name not in wanted])
     raise ValueError(
         f"{told} lacks column {listed(lacks, 3)}{also}; expected the columns of {first}{cure}"
     )

@@ -1,0 +1,150 @@
+"""Warnings about copies of rows, and about features that determine the target.
+
+Each client reports only whether its own rows have such a pattern, and counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import exp, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyrofl.data.tables.columns import Column, Rows
+from pyrofl.data.tables.wording import listed
+
+FEWEST = 10  # rows from which a pattern is hardly chance
+FEW_ROWS = 20  # rows that rule out most relations
+ENOUGH_IN_ORDER = 50  # numbers for a monotone relation of two columns
+EXACT = 1e-8  # part of the variance that a linear function may leave, as of rounded numbers
+LEAST_ONCE = 5.0  # number of unique rows expected if equal rows were due to chance
+MOST_COPIES = 0.2  # fraction of the test rows, or of rows that repeat a pair of values
+MOST_ONCE = 0.05  # fraction of rows that occur once, where all others are copies
+MOST_BY_CHANCE = 0.05  # fraction of the pairs of equal rows
+
+Cells = NDArray[Any]  # of a column: numbers, or words of type object
+
+
+class Relation(NamedTuple):
+    """Relation of two columns of one client; without rows if one of them is constant."""
+
+    rows: int
+    distinct: int  # pairs of values
+    is_one_to_one: bool
+    is_linear: bool  # or both are equal words
+    is_monotone: bool
+
+
+def relation_of(one: Cells, other: Cells) -> Relation:
+    """Return the relation of two columns [N] without missing values."""
+    for some in (FEW_ROWS, len(one)):  # few rows rule out most columns
+        pairs = set(zip(one[:some].tolist(), other[:some].tolist(), strict=True))
+        values, others = (set(column[:some].tolist()) for column in (one, other))
+        if not len(values) == len(pairs) == len(others):
+            return Relation(len(one), len(pairs), False, False, False)
+    if len(pairs) < 2:
+        return Relation(0, 0, True, True, True)
+    if one.dtype == object or other.dtype == object:
+        same = [str(v) for v in one] == [str(v) for v in other]
+        return Relation(len(one), len(pairs), True, same, False)
+    x, y = ((v - v.mean()) / np.abs(v - v.mean()).max() for v in (one, other))
+    left = y @ y - (x @ y) ** 2 / (x @ x)
+    is_linear = len(pairs) < 3 or bool(left <= EXACT * (y @ y))
+    steps = np.diff(other[one.argsort(kind="stable")])
+    steps = steps[steps != 0]
+    is_monotone = bool((steps > 0).all() or (steps < 0).all())
+    return Relation(len(one), len(pairs), True, is_linear, is_monotone)
+
+
+def determines(clients: Sequence[Relation]) -> bool:
+    """Return whether one column determines the other at all clients, beyond chance."""
+    if not all(one.is_one_to_one for one in clients):
+        return False
+    rows = sum(one.rows for one in clients)
+    if rows - sum(one.distinct for one in clients) >= max(FEWEST, MOST_COPIES * rows):
+        return True
+    long = sum(one.rows for one in clients if one.distinct > 2)
+    if long >= FEWEST and all(one.is_linear for one in clients):
+        return True
+    return long >= ENOUGH_IN_ORDER and all(one.is_monotone for one in clients)
+
+
+def of_answers(target: str, features: Sequence[str]) -> str:
+    """Return a warning about features that determine the target one to one; "" of none."""
+    if not features:
+        return ""
+    return (
+        f"column {listed(features, 3)} determines the target {target}: each value of it goes "
+        "with one value of the target, and the reverse; expected features that are known before "
+        "the target is: leave it out (--features)"
+    )
+
+
+def cells_of(column: Column) -> Cells:
+    """Return the numbers of a column [N], or its words if some are no numbers."""
+    return column.words if np.isnan(column.numbers).any() else column.numbers
+
+
+def of_copies(rows: Sequence[bytes], is_test: Rows) -> str:
+    """Return a warning about a table in which nearly all rows are duplicated, or "".
+
+    If N rows with D distinct values were equal by chance, about N exp(-N / D) would occur once;
+    copies of all rows leave none. Rows [N] include features, target and client.
+    """
+    counts = Counter(rows)
+    once = sum(count == 1 for count in counts.values())
+    expected = len(rows) * exp(-len(rows) / max(1, len(counts)))
+    if expected < LEAST_ONCE or once > expected / LEAST_ONCE**2:
+        return ""
+    trained = {row for row, test in zip(rows, is_test, strict=True) if not test}
+    same = sum(row in trained for row, test in zip(rows, is_test, strict=True) if test)
+    total = int(is_test.sum())
+    if same <= MOST_COPIES * total:
+        return ""
+    return (
+        f"{same} of {total} test rows equal a training row in all columns, the target included, as "
+        "nearly all rows occur twice or more, so that test scores are too good; expected each row "
+        "once: remove the copies"
+    )
+
+
+def is_doubled(columns: Sequence[Cells]) -> bool:
+    """Return whether nearly all rows of a client have copies that chance does not explain.
+
+    By chance, two rows are equal with the product of the probabilities that two different rows
+    have equal values of a column, without columns that another determines, as wards their beds.
+    """
+    codes = np.stack([np.unique(column, return_inverse=True)[1] for column in columns], 1)
+    rows, counts = np.unique(codes, axis=0, return_counts=True)
+    total = len(codes)
+    if total < FEWEST or (counts == 1).sum() > MOST_ONCE * total:
+        return False
+    shares = [np.bincount(column) / len(rows) for column in _undetermined(rows)]
+    by_chance = total * (total - 1) / 2 * prod(float(share @ share) for share in shares)
+    return by_chance < MOST_BY_CHANCE * float((counts * (counts - 1) / 2).sum())
+
+
+def _undetermined(rows: Cells) -> list[Cells]:
+    """Return the columns of different rows [N, C] that no other of few values determines."""
+    kept: list[Cells] = []
+    for column in sorted(rows.T, key=lambda codes: -int(codes.max())):
+        few = [other for other in kept if 2 * (int(other.max()) + 1) <= len(rows)]
+        size = int(column.max()) + 1
+        pairs = [len(np.unique(other * size + column)) for other in few]
+        if not any(count == int(other.max()) + 1 for count, other in zip(pairs, few, strict=True)):
+            kept.append(column)
+    return kept
+
+
+def of_doubled(clients: Mapping[str, bool]) -> str:
+    """Return a warning about clients whose rows are copies of each other, or ""."""
+    names = [name for name, is_copied in clients.items() if is_copied]
+    if not names:
+        return ""
+    return (
+        f"nearly all rows of {listed(names, 3)} occur twice or more with equal values in all "
+        "columns; expected each row once: remove the copies"
+    )

@@ -1,0 +1,135 @@
+"""Codes for missing values, copies of rows and features that determine the target."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyrofl.data.tables.data_quality import of_codes, spellings
+from pyrofl.data.tables.row_checks import determines, is_doubled, relation_of
+
+RNG = np.random.default_rng(52)
+AGES = RNG.normal(60, 15, 300).clip(18, 95).round()
+LAB = RNG.lognormal(0, 0.5, 300)
+SATURATION = RNG.binomial(5, 0.5, 300) + 94.0
+COUNTS = RNG.poisson(RNG.gamma(1.0, 10.0, 300)).astype(float)
+
+
+def with_code(values, code, count):
+    return np.append(values, [float(code)] * count)
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "count"),
+    [
+        (AGES, -999, 2),
+        (AGES, 99, 12),
+        (AGES, 999, 2),
+        (AGES, -9, 3),
+        (AGES, -1, 3),
+        (AGES, 888, 2),
+        (LAB, 99, 2),
+        (LAB, -1, 2),
+        (COUNTS, 9999, 2),
+        (COUNTS, -9, 2),
+        (RNG.integers(0, 2, 90).astype(float), 9, 5),
+        (RNG.integers(1, 6, 90).astype(float), 99, 3),
+        (RNG.normal(size=90), -999, 2),
+        (RNG.normal(size=90), 99, 2),
+    ],
+)
+def test_codes_for_missing_values_are_named(values, code, count):
+    values = with_code(values, code, count)
+    told = of_codes("a", [values[::3], values[1::3], values[2::3]])
+    assert f"column a holds {code} in {count} rows, and otherwise" in told
+    assert of_codes("a", [values]) == told
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        AGES,
+        LAB,
+        COUNTS,
+        SATURATION,
+        np.append(AGES, 99),
+        with_code(RNG.integers(60, 101, 400).astype(float), 99, 5),
+        RNG.integers(0, 100, 500),
+        RNG.integers(-9, 10, 100),
+        RNG.integers(1, 10, 100),
+        RNG.integers(0, 10, 100),
+        np.arange(1.0, 150),
+        RNG.choice([-1.0, 0.0, 1.0], 90),
+        RNG.choice([0.0, 99.0], 90),
+        RNG.normal(0, 60, 400).round(),
+        RNG.poisson(90, 300),
+        RNG.integers(1990, 2020, 90),
+        np.zeros(20),
+        np.full(20, 99.0),
+        np.zeros(0),
+    ],
+)
+def test_usual_numbers_are_no_codes(values):
+    values = np.asarray(values, float)
+    assert of_codes("a", [values[::2], values[1::2]]) == ""
+
+
+Y = RNG.normal(size=60)
+
+
+@pytest.mark.parametrize(
+    ("feature", "target", "expected"),
+    [
+        (2 * Y + 1, Y, True),
+        ((2 * Y + 1).round(5), Y.round(5), True),
+        (-Y, Y, True),
+        (np.exp(Y), Y, True),
+        (Y**3, Y, True),
+        (Y + RNG.normal(0, 0.1, 60), Y, False),
+        (AGES[:60], Y, False),
+        (np.repeat(np.arange(6.0), 10), np.repeat([3.0, 1, 2, 0, 5, 4], 10), True),
+        (np.repeat(np.arange(6.0), 10), np.repeat([1.0, 1, 0, 0, 1, 0], 10), False),
+        (np.array(["a", "b", "c"] * 20, object), np.array(["u", "v", "w"] * 20, object), True),
+        (np.ones(60), Y, False),
+        (np.arange(60.0), RNG.permutation(60) * 1.0, False),
+    ],
+)
+@pytest.mark.parametrize("clients", [1, 7])
+def test_features_that_determine_the_target_are_found(feature, target, expected, clients):
+    parts = [np.arange(60) % clients == k for k in range(clients)]
+    assert determines([relation_of(feature[p], target[p]) for p in parts]) == expected
+
+
+def test_few_rows_determine_nothing():
+    assert not determines([relation_of(np.arange(4.0), 2 * np.arange(4.0))])
+    assert not determines([relation_of(Y[:2], Y[2:4]) for _ in range(40)])
+
+
+def test_copies_of_all_rows_of_a_client_are_found():
+    table = [AGES[:30], LAB[:30], Y[:30].round(1), Y[:30] > 0]
+    assert not is_doubled(table)
+    assert is_doubled([np.tile(column, 2) for column in table])
+    grid = [RNG.integers(0, 3, 60), RNG.integers(0, 4, 60), RNG.integers(0, 2, 60)]
+    assert not is_doubled([np.tile(column, 2) for column in grid])
+
+
+def test_values_of_wards_are_no_copies():
+    """All columns but a binary response are those of the ward, in each of six rows."""
+    ward = np.repeat(np.arange(10), 6)
+    lonely = [ward, *(RNG.normal(size=10)[ward] for _ in range(3))]
+    assert not is_doubled([*lonely, RNG.integers(0, 2, 60)])
+
+
+@pytest.mark.parametrize(
+    ("words", "alike"),
+    [
+        (["F", "f", "Weiblich", "M"], [["F", "f", "Weiblich"]]),
+        (["female", "male", "w", "m"], [["female", "w"], ["male", "m"]]),
+        (["ja", "nein", "yes", "no", "unknown"], [["yes", "ja"], ["no", "nein"]]),
+        (["N", "NO", "O", "SO", "S", "SW", "W", "NW"], []),
+        (["m", "f", "x"], []),
+        (["f", "g", "w"], []),
+    ],
+)
+def test_spellings_of_sex_and_truth(words, alike):
+    assert [sorted(group) for group in spellings(words)] == [sorted(group) for group in alike]
