@@ -28,12 +28,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor
 
 from pyrofl.arguments import checked, known
 from pyrofl.data import Federation
+from pyrofl.data.tables.array_checks import unit_warnings
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
@@ -90,6 +92,9 @@ def join(run: Run, data: Federation) -> Run:
     Raises:
         ValueError: if the run is of another method, a client of it is not there or has other rows,
             or none is new.
+
+    Warns:
+        UserWarning: if clients seem to use different units.
     """
     get_factors(run)
     names = data.names[: data.clients]
@@ -102,6 +107,8 @@ def join(run: Run, data: Federation) -> Run:
     for name, same in zip(had, (rows_of(data)[place] == rows_of(run.data)).all(1), strict=True):
         if not bool(same):
             raise ValueError(f"{name!r} has other training rows in the run; expected the same")
+    for text in unit_warnings(data):
+        warn(text, UserWarning, stacklevel=3)
     return _continued(run, data, torch.arange(len(had)), place)
 
 

@@ -18,6 +18,7 @@ from pyrofl.models.regression.ordinal import check_order
 from pyrofl.models.regression.priors import make_priors
 from pyrofl.models.regression.program import compile_program, source
 from pyrofl.models.regression.rows import frames_of
+from pyrofl.models.regression.table_checks import warn_of_tables
 
 __all__ = ["Regression", "regression"]
 
@@ -71,7 +72,8 @@ def regression(
     Warns:
         UserWarning: if rows are dropped because of missing values, only one client has a level,
             a column is constant, aliased or separates the responses, or ordinal responses have
-            gaps.
+            gaps; if clients seem to use different units or spellings, numbers seem to stand for
+            missing values, or a predictor determines the response.
 
     Examples:
         >>> import pandas as pd
@@ -98,6 +100,7 @@ def regression(
         check_order(design.formula.response, frames_of(data, client))
     design.check_columns()
     design.check_responses()
+    warn_of_tables(design)
     warn_of_design(design)
     chosen = make_priors(design, named, priors or {})
     text, shared = source(design, chosen, named, f"family {family}, link {named}", center=center)

@@ -15,6 +15,7 @@ import torch
 from pyrofl.data import Federation
 from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
 from pyrofl.data.tables.source import Source
+from pyrofl.data.tables.wording import listed
 from pyrofl.models.regression.columns import Columns, Namespace, variables
 from pyrofl.models.regression.families import SUPPORTS, Family
 from pyrofl.models.regression.formula import Formula, Group
@@ -198,7 +199,10 @@ class Design:
         for site, frame in self.clients.frames.items():
             for name in numbers:
                 if name and name in frame and kind_of(frame[name]) != "numbers":
-                    raise ValueError(f"{site}: column {name} holds text; expected numbers")
+                    raise ValueError(
+                        f"{site}: column {name} holds text; expected numbers, and got "
+                        f"{frame[name].iloc[0]!r} in row 0"
+                    )
             for name, values in zip(self.places, self.x(frame, site).T, strict=True):
                 bad = ~(np.abs(values) < LARGEST)
                 if bad.any():
@@ -317,16 +321,18 @@ def _check_answers(
     name = formula.response
     if not levels:
         return ()
+    shown = listed([str(level) for level in levels], 5)
     if family.kind in ("ordinal", "categorical"):
         if len(levels) < 3:
             raise ValueError(
-                f"response {name} has {len(levels)} levels; expected 3 or more, or bernoulli"
+                f"response {name} has {len(levels)} levels ({shown}); expected 3 or more, or "
+                "bernoulli"
             )
         return levels
     if family.support != "binary" or len(levels) != 2:
         raise ValueError(
-            f"response {name} holds text with {len(levels)} levels; expected numbers, a family "
-            "of categories (cumulative, categorical), or two levels for bernoulli"
+            f"response {name} holds text with {len(levels)} levels ({shown}); expected numbers, a "
+            "family of categories (cumulative, categorical), or two levels for bernoulli"
         )
     return levels
 

@@ -20,7 +20,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import did_you_mean, known
 from pyrofl.data import Batch
 from pyrofl.data.tables.owners import client_cells, owners_of
 from pyrofl.data.tables.wording import listed
@@ -120,6 +120,7 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
         if name not in map(str, frame.columns):
             raise ValueError(
                 f"new rows have no column {name!r}; expected all of {', '.join(design.needed)}"
+                f"{did_you_mean(name, map(str, frame.columns))}"
             )
         column = frame[name].reset_index(drop=True)
         if column.isna().any():

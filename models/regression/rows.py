@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from pyrofl.arguments import known
+from pyrofl.arguments import did_you_mean, known
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
@@ -148,24 +148,36 @@ def agreed(
         if lacking:
             raise ValueError(
                 f"column {name} is missing at {listed(lacking)}; expected it at all clients"
+                f"{did_you_mean(name, map(str, frames[lacking[0]].columns))}"
             )
     for name in used:
         _refuse_values(name, frames, factors)
     kept = _complete({site: frame[list(used)] for site, frame in frames.items()})
-    kinds = {name: {kind_of(frame[name]) for frame in kept.values()} for name in used}
-    for name, kind in kinds.items():
-        if len(kind) > 1:
-            raise ValueError(
-                f"column {name} holds {' at some clients and '.join(sorted(kind))} at others; "
-                "expected one type"
-            )
-    texts = [name for name in used if kinds[name] == {"text"} or name in factors]
+    for name in used:
+        _refuse_two_kinds(name, kept)
+    first = next(iter(kept.values()))
+    texts = [name for name in used if kind_of(first[name]) == "text" or name in factors]
     levels = {name: _levels([frame[name] for frame in kept.values()]) for name in texts}
     typed = {
         site: frame.assign(**{n: _typed(frame[n], levels.get(n)) for n in used})
         for site, frame in kept.items()
     }
     return Clients(typed, levels)
+
+
+def _refuse_two_kinds(name: str, frames: Mapping[str, pd.DataFrame]) -> None:
+    """Raise ValueError if a column holds numbers at some clients and text at others."""
+    kinds = {site: kind_of(frame[name]) for site, frame in frames.items()}
+    texts, numbers = ([s for s in kinds if kinds[s] == kind] for kind in ("text", "numbers"))
+    if texts and numbers:
+        column = frames[texts[0]][name]
+        odd = pd.to_numeric(column.astype(str), errors="coerce").isna()
+        row = int(odd.argmax())  # the first, if all are numbers written as text
+        raise ValueError(
+            f"column {name} holds numbers at {listed(numbers, 3)}, and text at {listed(texts, 3)}, "
+            f"such as {column.iloc[row]!r} in row {row} of {texts[0]}; expected one type at all "
+            f"clients: correct the cells, or write the levels as text at all clients"
+        )
 
 
 def _refuse_values(name: str, frames: Mapping[str, pd.DataFrame], factors: Sequence[str]) -> None:
@@ -175,9 +187,10 @@ def _refuse_values(name: str, frames: Mapping[str, pd.DataFrame], factors: Seque
         kinds = {type(value) for value in column.tolist()} if column.dtype == object else set()
         if len(kinds) > 1 or any(not issubclass(kind, PLAIN) for kind in kinds):
             found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            first = {type(v): f"{v!r:.20} in row {row}" for row, v in reversed([*column.items()])}
             raise ValueError(
-                f"{site}: column {name} holds values of type {found}; expected numbers, texts or "
-                "Booleans, all of one type"
+                f"{site}: column {name} holds values of type {found}, such as "
+                f"{listed([*first.values()])}; expected numbers, texts or Booleans, all of one type"
             )
         if column.dtype.kind in "mMc" and name not in factors:
             raise ValueError(

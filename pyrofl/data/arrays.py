@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyrofl.arguments import known
+from pyrofl.arguments import did_you_mean, known
 from pyrofl.data.roster import names_of
 from pyrofl.data.tables.data_quality import of_words
 from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
@@ -178,7 +178,8 @@ def _columns(where: str, frame: Any, wanted: Words) -> tuple[Floats, Words]:
     names = names_of(f"{where}: columns", names)
     if lacking := [name for name in wanted if name not in names]:
         told = f"{where} lacks column {listed(lacking)}"
-        raise ValueError(f"{told}; expected its name among {listed(names)}")
+        close = did_you_mean(lacking[0], names)
+        raise ValueError(f"{told}; expected its name among {listed(names)}{close}")
     made = [_column(f"{where}: column {name}", frame[name]) for name in wanted or names]
     if not made:
         raise ValueError(f"{where} has no column; expected at least one")

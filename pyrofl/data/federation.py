@@ -8,6 +8,7 @@ from functools import cached_property
 from numbers import Integral
 from statistics import median
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from pyrofl.data.arrays import table_of
 from pyrofl.data.batch import Batch, RowScale
 from pyrofl.data.roster import Cohort, names_of
 from pyrofl.data.rows import check_alike, check_table, row_numbers
+from pyrofl.data.tables.array_checks import array_warnings
 from pyrofl.data.tables.preprocessor import PreprocessingPlan
 from pyrofl.data.tables.source import Source
 from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
@@ -165,6 +167,11 @@ class Federation(FederationFields, Summarised):
             ValueError: if values are missing, infinite or unknown labels, lengths or columns
                 differ, or x is uint8; the message names site and column.
 
+        Warns:
+            UserWarning: if columns have names, and clients seem to use different units, numbers
+                seem to stand for missing values, a feature determines the target, or nearly all
+                rows of a client are copies.
+
         Examples:
             >>> import numpy as np
             >>> x = np.arange(10.0).reshape(5, 2)
@@ -175,6 +182,8 @@ class Federation(FederationFields, Summarised):
             (('Bern', 'Basel'), [3, 2])
         """
         made = cls(**table_of(sites, classes, features, held_out))
+        for text in array_warnings(made) if made.source else ():
+            warn(text, UserWarning, stacklevel=2)
         if weights is None:
             return made
         return replace(made, weights=of_sites(weights, sites, made.names, made.train, len(made.y)))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from warnings import warn
 
+import numpy as np
+
+from pyrofl.data.tables.row_checks import Cells, is_doubled, of_doubled, of_equal
 from pyrofl.data.tables.wording import number_of
 
 
@@ -27,6 +31,10 @@ class Tables:
         Raises:
             ValueError: if there is no client, a client has no data frame, no row or two columns
                 of one name.
+
+        Warns:
+            UserWarning: if nearly all rows of a client are copies of each other, or two clients
+                have the same rows.
         """
         if not isinstance(frames, Mapping) or not frames:
             raise ValueError(
@@ -43,6 +51,10 @@ class Tables:
             if not frame.columns.is_unique:
                 raise ValueError(f"{name} has two columns of one name; expected distinct names")
         self.frames = {str(name): frame for name, frame in frames.items()}
+        cells = {name: _cells(frame) for name, frame in self.frames.items()}
+        doubled = of_doubled({name: is_doubled(columns) for name, columns in cells.items()})
+        for text in filter(None, (doubled, of_equal(cells))):
+            warn(text, UserWarning, stacklevel=3)
 
     def __repr__(self) -> str:
         """Return the numbers of clients and rows, and the names of the columns."""
@@ -50,3 +62,14 @@ class Tables:
         rows = sum(map(len, self.frames.values()))
         counts = f"{number_of(len(self.frames), 'client')} with {number_of(rows, 'row')}"
         return f"Tables of {counts}: {', '.join(columns)}"
+
+
+def _cells(frame: Any) -> list[Cells]:
+    """Return the columns of a data frame as numbers, or as texts."""
+    found: list[Cells] = []
+    for name in frame.columns:
+        if frame[name].dtype.kind in "bif":
+            found.append(np.nan_to_num(frame[name].to_numpy(float, na_value=np.nan), nan=np.inf))
+        else:
+            found.append(np.array(frame[name].astype(str).tolist()))
+    return found

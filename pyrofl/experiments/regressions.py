@@ -57,9 +57,10 @@ def read_tables(experiment: RegressionExperiment) -> Tables:
         names = [composed(Path(file).stem) for file in files]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"{path} has several files named {twice[0]}; expected distinct names")
-        frames = {n: _frame(read_file(f)) for n, f in zip(names, files, strict=True)}
+        tables = zip(names, map(read_file, files), strict=True)
+        frames = {name: _frame(table, experiment) for name, table in tables}
         return Tables(with_levels(frames, experiment.levels))
-    frame, column = _frame(read_file(files[0])), experiment.client_column
+    frame, column = _frame(read_file(files[0]), experiment), experiment.client_column
     if column is None:
         raise ValueError(
             f"{path} is one file; expected --client-column COLUMN, or a folder with one file for "
@@ -113,17 +114,22 @@ def _with_levels(site: str, frame: Any, name: str, levels: list[str]) -> Any:
     return frame.assign(**{name: Categorical(column, levels, ordered=True)})
 
 
-def _frame(columns: dict[str, Column]) -> Any:
-    """Return columns as a data frame of numbers, Booleans and texts."""
+def _frame(columns: dict[str, Column], experiment: RegressionExperiment) -> Any:
+    """Return columns as a data frame of numbers, Booleans and texts.
+
+    Cells that are no numbers are refused in columns whose names occur in the formula.
+    """
     from pandas import DataFrame
 
-    return DataFrame({name: _values(column) for name, column in columns.items()})
+    words = {*re.findall(r"[\w.]+", experiment.formula), experiment.row_weights}
+    return DataFrame({name: _values(column, name in words) for name, column in columns.items()})
 
 
-def _values(column: Column) -> Any:
+def _values(column: Column, is_used: bool) -> Any:
     """Return the cells of a column, with NaN or None where they are missing."""
-    if column.is_numeric and not column.is_boolean:
-        column.refuse_odd("numbers, or text in all cells of the column")
+    if is_used and column.is_numeric and not column.is_boolean:
+        column.refuse_odd("write text in all cells of the column")
+    if column.is_numeric and not column.is_boolean and not column.odd.any():
         values, whole = column.numbers, np.round(column.numbers)
         is_whole = bool((whole == values).all()) and bool((np.abs(whole) < 2**53).all())
         return whole.astype(np.int64) if is_whole else values

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from warnings import warn
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +12,9 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.data.loaders.csv_files import codes_of, refuse_range
 from pyrofl.data.tables.columns import Column
+from pyrofl.data.tables.data_quality import of_numbers
 from pyrofl.data.tables.holdout import draw_test_rows
+from pyrofl.data.tables.row_checks import cells_of, determines, of_answers, relation_of
 from pyrofl.flower.project import Project
 
 
@@ -20,6 +25,8 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
     x, y = project.x(table), _response(project, table[project.target])
     if not project.classes:
         refuse_range(path, project.likelihood, y, x[:, 0])
+    for text in _doubtful(project, table):
+        warn(f"{path}: {text}", UserWarning, stacklevel=2)
     words = table[project.client_column].words.tolist() if project.client_column else [""] * len(y)
     codes, groups = codes_of(words)
     is_test = draw_test_rows(codes, np.random.default_rng([project.seed, 3]), project.test_fraction)
@@ -30,6 +37,16 @@ def rows_of(project: Project, path: str, name: str) -> Federation:
     names = tuple(f"{name}/{group}" if group else name for group in groups)
     data = Federation(x, y, tuple(train), tuple(test), names, project.classes)
     return data.to("cpu", project.type)
+
+
+def _doubtful(project: Project, table: Mapping[str, Column]) -> list[str]:
+    """Return warnings about codes for missing values, and features that determine the target."""
+    target = table[project.target]
+    numbers = [table[name] for name in project.features]
+    texts = [of_numbers(c) for c in (*numbers, *([] if project.classes else [target]))]
+    pairs = {c.name: relation_of(cells_of(c), cells_of(target)) for c in numbers}
+    texts.append(of_answers(target.name, [n for n, pair in pairs.items() if determines([pair])]))
+    return [text for text in texts if text]
 
 
 def features_of(project: Project, path: str) -> tuple[Tensor, list[str]]:

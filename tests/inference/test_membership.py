@@ -186,3 +186,12 @@ def test_after_some_rounds_it_is_a_fit_of_the_others():
 
 def np_log(values: object) -> torch.Tensor:
     return torch.as_tensor(values).log()
+
+
+def test_a_client_that_joins_with_another_unit_is_named():
+    data = people("Ada", "Bea", "Cleo", "Dora")
+    y = data.y + 20.0  # far from 0
+    run = fitted(replace(people("Ada", "Bea", "Cleo"), y=y), 1)
+    other = replace(data, y=torch.where(torch.arange(len(y)) >= sum(SIZES[:3]), 88.42 * y, y))
+    with pytest.warns(UserWarning, match="column y: the numbers in Dora are about"):
+        pyrofl.join(run, other)

@@ -30,7 +30,7 @@ SAME_WORDS = {
 OTHER_WORDS = frozenset(["d", "divers", "diverse", "x", "other", "unknown", "unbekannt", "u"])
 FEW = 10  # largest number of different values that may be meaningful codes
 HEAPED = 4  # rows with a code, from which they may be more than the rows with numbers near it
-NEAR = 0.1  # part of the range in which numbers are near a code
+NEAR = 0.1  # part of the range of the other numbers, at the end near a code
 MOST_OF = 0.9  # fraction of a column's variance that a single cell explains
 FEWEST = 10  # values from which a pattern is hardly chance
 
@@ -75,10 +75,11 @@ def of_words(column: str, words: Iterable[str], kind: str) -> str:
     )
 
 
-def of_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
+def of_levels(column: str, told: Mapping[str, ColumnSummary], *, are_common: bool = True) -> str:
     """Return a warning about inconsistent spellings of categories between clients, or "".
 
-    It covers spellings of one word, and clients without a common category.
+    It covers spellings of one word and, if categories are those of all clients, a client without a
+    common category.
     """
     owners: dict[str, list[str]] = {}
     for client, sums in told.items():
@@ -89,7 +90,7 @@ def of_levels(column: str, told: Mapping[str, ColumnSummary]) -> str:
         for group in spellings(owners)
     ]
     if not groups:
-        return without_common_levels(column, told)
+        return without_common_levels(column, told) if are_common else ""
     return (
         f"column {column} holds {listed(groups, 3)}, which look like spellings of one word and "
         "count as different categories; expected one spelling in all clients: correct the column"
@@ -169,11 +170,11 @@ def of_codes(column: str, clients: Sequence[Numbers]) -> str:
         outside = max(low - code, code - high)
         if count < 2 or outside <= 0:
             continue
-        width = max(2 * outside, NEAR * (high - low))
+        width = outside + NEAR * (high - low)
         near = sum(np.count_nonzero(np.abs(rest - code) <= width) for rest in rests)
         is_far = outside > (2 * max(high - low, 1) if is_few else (high - low) / 2)
         is_negative = code < 0 <= low and (code < -1 or low > 0)
-        is_heap = count >= HEAPED and 2 * near < count
+        is_heap = count >= HEAPED and near < count
         if is_far or (not is_few and (is_negative or is_heap)):
             return (
                 f"column {column} holds {code} in {count} rows, and otherwise {low:g} to {high:g}; "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from math import exp, prod
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ def of_answers(target: str, features: Sequence[str]) -> str:
     return (
         f"column {listed(features, 3)} determines the target {target}: each value of it goes "
         "with one value of the target, and the reverse; expected features that are known before "
-        "the target is: leave it out (--features)"
+        "the target is: leave it out"
     )
 
 
@@ -148,3 +149,15 @@ def of_doubled(clients: Mapping[str, bool]) -> str:
         f"nearly all rows of {listed(names, 3)} occur twice or more with equal values in all "
         "columns; expected each row once: remove the copies"
     )
+
+
+def of_equal(clients: Mapping[str, Sequence[Cells]]) -> str:
+    """Return a warning about two clients with the same table, or ""; they send its digest."""
+    seen: dict[str, str] = {}
+    for name, columns in clients.items():
+        if not columns or len(columns[0]) < FEWEST:
+            continue
+        digest = sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
+        if (other := seen.setdefault(digest, name)) != name:
+            return f"{other} and {name} hold the same rows; expected other rows at each client"
+    return ""

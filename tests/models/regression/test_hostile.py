@@ -118,7 +118,7 @@ def test_wrong_formulas(formula, text):
         ("minus ~ x", {"family": "hurdle_gamma"}, "expected numbers of at least 0"),
         ("y ~ x", {"family": "hurdle_poisson"}, "expected whole numbers of at least 0"),
         ("grade ~ 0 + x", {"family": "cumulative"}, "needs an intercept"),
-        ("g ~ x", {"family": "cumulative"}, "has 2 levels; expected 3 or more"),
+        ("g ~ x", {"family": "cumulative"}, "has 2 levels (no, yes); expected 3 or more"),
         ("grade ~ x", {"family": "bernoulli"}, "holds text with 3 levels"),
         ("y ~ x", {"weights": "w"}, "unknown column 'w'"),
         ("y ~ x", {"weights": "g"}, "column g holds text; expected numbers"),
@@ -170,8 +170,8 @@ def one(name, value):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (one("x", "a"), "holds numbers at some clients and text at others"),
-        (one("g", True), "holds numbers at some clients and text at others"),
+        (one("x", "a"), "and text at site 1, such as 'a' in row 0 of site 1; expected one type"),
+        (one("g", True), "column g holds numbers at site 1, and text at site 0, site 2"),
         (one("x", [[1]] * 8), "site 1: column x holds values of type list"),
         (lambda t: t.update({"site 1": t["site 1"].drop(columns="x")}), "x is missing at site 1"),
         (lambda t: t.update({"site 1": t["site 1"][:0]}), "site 1 has no row"),

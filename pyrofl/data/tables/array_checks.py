@@ -1,0 +1,69 @@
+"""Warnings about columns of clients' arrays: units, codes for missing values, copies of rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyrofl.data.tables.column_summary import Numbers, told_of
+from pyrofl.data.tables.data_quality import of_codes
+from pyrofl.data.tables.row_checks import (
+    determines,
+    is_doubled,
+    of_answers,
+    of_doubled,
+    relation_of,
+)
+from pyrofl.data.tables.units import of_units
+
+if TYPE_CHECKING:
+    from pyrofl.data.federation import FederationFields
+
+MOST_COLUMNS = 100  # of x; more are hardly measurements of different kinds
+
+
+def unit_warnings(data: FederationFields) -> list[str]:
+    """Return warnings about training clients whose numbers seem to be in another unit."""
+    found = []
+    for name, clients in _columns(data).items():
+        summaries = {client: told_of(values) for client, values in clients.items()}
+        found.append(of_units(name, summaries))
+    return [text for text in found if text]
+
+
+def array_warnings(data: FederationFields) -> list[str]:
+    """Return warnings about units, codes for missing values, answers and copies of rows."""
+    columns = _columns(data)
+    found = unit_warnings(data)
+    found += [of_codes(name, list(clients.values())) for name, clients in columns.items()]
+    target = data.source.target if data.source else "y"
+    features = {name: clients for name, clients in columns.items() if name != target}
+    y = _rows(data, data.y.double().cpu().numpy()) if data.y.dim() == 1 and features else {}
+    answers = [
+        name
+        for name, clients in features.items()
+        if y and determines([relation_of(clients[c], y[c]) for c in y])
+    ]
+    found.append(of_answers(target, answers))
+    found.append(of_doubled({c: is_doubled([*(v[c] for v in features.values()), y[c]]) for c in y}))
+    return [text for text in found if text]
+
+
+def _columns(data: FederationFields) -> dict[str, dict[str, Numbers]]:
+    """Return the columns of x, and y if it is a number: column -> training client -> numbers."""
+    found = {}
+    if data.x.dim() == 2 and data.x.shape[1] <= MOST_COLUMNS:
+        names = data.source.features if data.source else ()
+        x = data.x.double().cpu().numpy()
+        for place in range(x.shape[1]):
+            name = names[place] if len(names) == x.shape[1] else f"{place} of x"
+            found[name] = _rows(data, x[:, place])
+    if not data.classes and data.y.dim() == 1:
+        target = data.source.target if data.source else "y"
+        found[target] = _rows(data, data.y.double().cpu().numpy())
+    return found
+
+
+def _rows(data: FederationFields, values: Numbers) -> dict[str, Numbers]:
+    """Return the numbers [N] of each training client, without missing ones."""
+    parts = list(zip(data.names, data.train, strict=True))[: len(data.train) - data.held_out]
+    return {name: values[rows.cpu().numpy()] for name, rows in parts}
