@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pyrofl.data.tables.column_summary import Numbers, told_of
 from pyrofl.data.tables.data_quality import of_codes
@@ -15,14 +15,11 @@ from pyrofl.data.tables.row_checks import (
 )
 from pyrofl.data.tables.units import of_units
 
-if TYPE_CHECKING:
-    from pyrofl.data.federation import FederationFields
-
 MOST_COLUMNS = 100  # of x; more are hardly measurements of different kinds
 
 
-def unit_warnings(data: FederationFields) -> list[str]:
-    """Return warnings about training clients whose numbers seem to be in another unit."""
+def unit_warnings(data: Any) -> list[str]:
+    """Return warnings about a federation's training clients that seem to use another unit."""
     found = []
     for name, clients in _columns(data).items():
         summaries = {client: told_of(values) for client, values in clients.items()}
@@ -30,8 +27,8 @@ def unit_warnings(data: FederationFields) -> list[str]:
     return [text for text in found if text]
 
 
-def array_warnings(data: FederationFields) -> list[str]:
-    """Return warnings about units, codes for missing values, answers and copies of rows."""
+def array_warnings(data: Any) -> list[str]:
+    """Return warnings about a federation's units, codes for missing values, answers and copies."""
     columns = _columns(data)
     found = unit_warnings(data)
     found += [of_codes(name, list(clients.values())) for name, clients in columns.items()]
@@ -48,7 +45,7 @@ def array_warnings(data: FederationFields) -> list[str]:
     return [text for text in found if text]
 
 
-def _columns(data: FederationFields) -> dict[str, dict[str, Numbers]]:
+def _columns(data: Any) -> dict[str, dict[str, Numbers]]:
     """Return the columns of x, and y if it is a number: column -> training client -> numbers."""
     found = {}
     if data.x.dim() == 2 and data.x.shape[1] <= MOST_COLUMNS:
@@ -63,7 +60,7 @@ def _columns(data: FederationFields) -> dict[str, dict[str, Numbers]]:
     return found
 
 
-def _rows(data: FederationFields, values: Numbers) -> dict[str, Numbers]:
+def _rows(data: Any, values: Numbers) -> dict[str, Numbers]:
     """Return the numbers [N] of each training client, without missing ones."""
     parts = list(zip(data.names, data.train, strict=True))[: len(data.train) - data.held_out]
     return {name: values[rows.cpu().numpy()] for name, rows in parts}

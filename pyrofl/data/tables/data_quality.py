@@ -158,7 +158,8 @@ def of_codes(column: str, clients: Sequence[Numbers]) -> str:
     parts = [values for values in clients if len(values)]
     if not any(np.isin(values, CODES_OF_FEW).any() for values in parts):
         return ""
-    codes, rests = CODES, [values[~np.isin(values, CODES)] for values in parts]
+    codes: Sequence[int] = CODES
+    rests = [values[~np.isin(values, CODES)] for values in parts]
     if is_few := len(_first_values(rests)) <= FEW:
         codes, rests = CODES_OF_FEW, [values[~np.isin(values, CODES_OF_FEW)] for values in parts]
     rests = [rest for rest in rests if len(rest)]
