@@ -204,7 +204,8 @@ class Look:
     def _refuse_numbers(self, site: Any) -> None:
         """Raise ValueError if a network of classes is fitted to data whose y is numbers."""
         is_network = isinstance(self.method.model, Supervised)
-        if is_network and isinstance(site["fn"], dist.Categorical) and not self.data.classes:
+        is_number = self.data.y.is_floating_point()
+        if is_network and is_number and isinstance(site["fn"], dist.Categorical):
             count = site["fn"].logits.shape[-1]
             raise ValueError(
                 "the likelihood is categorical, and y holds numbers without classes; pass "
