@@ -45,8 +45,11 @@ numbers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import pyro
+import pyro.distributions as dist
 import torch
 from torch import Generator
 
@@ -65,13 +68,28 @@ from pyrofl.inference.aggregation.averages import Combine, get_rule
 from pyrofl.inference.metadata import INCOMPARABLE, SPARSE, Metadata, Monitor
 from pyrofl.inference.method import GradientStep, Method, Phase, View, as_trained, return_received
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, as_prior
+from pyrofl.inference.programs import Likelihood, Prior, Program, as_prior, flat
 from pyrofl.models import guides
-from pyrofl.models.guides.dropout import BOUND, FAMILIES, TINY, Coordinates, log_variance, product
+from pyrofl.models.guides.dropout import (
+    BOUND,
+    FAMILIES,
+    TINY,
+    Coordinates,
+    bounded,
+    hierarchical,
+    product,
+)
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import hypernetwork, pruning
 from pyrofl.models.metavd.hypernetwork import Source, embed
-from pyrofl.models.metavd.programs import DropoutModel, Sampling, objective, warm_up
+from pyrofl.models.metavd.programs import (
+    DropoutLayers,
+    Sampling,
+    kept,
+    objective,
+    pooled,
+    warm_up,
+)
 from pyrofl.models.shared.meta_gradients import Order, maml
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -106,7 +124,7 @@ def build(
     bayesian: str | None = None,
     likelihood: Likelihood = categorical,
     prior: Prior | None = None,
-    guide: guides.Family = log_variance,
+    guide: guides.Family | None = None,
     coords: Coordinates = "logvar",
     init_scale: Positive | None = None,
     sampling: Sampling = "activations",
@@ -147,7 +165,7 @@ def build(
         likelihood: of a row, given the network's outputs.
         prior: on the random weights, as in `fedavg.build`; default the hierarchical one, whose
             gamma fits best.
-        guide: family of q(w_m), where it is not that of `coords`. The delta guide leaves X alone.
+        guide: family of q(w_m) instead of the guide below. The delta guide leaves X alone.
         coords: "logvar" trains s = log(alpha theta^2), "alpha" s = log alpha, with `log_alpha` for
             the guide. Of another guide: "alpha" if its variance follows theta.
         init_scale: of the guide at the start; default 0.0143 ("logvar") and 0.4 ("alpha").
@@ -187,10 +205,49 @@ def build(
             sampling is "activations".
     """
     shapes = net.select_params(layer_before_output(net) if bayesian is None else bayesian)
-    family = FAMILIES[coords] if guide is log_variance else guide
+    family = FAMILIES[coords] if guide is None else guide
     family = guides.delta if dropout == "none" else family
     scale: dict[str, Any] = {} if init_scale is None else {"init_scale": init_scale}
     q = guides.build_guide(family, shapes, loc="loc", spread="spread", **scale)
+    prior_of_w = None if prior is None else as_prior(prior, shapes)
+    is_hierarchical = prior is None and q.random
+
+    def model_with(likelihood: Likelihood) -> Program:
+        """Return the model with a likelihood of the network's outputs."""
+
+        def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+            """Sample the random weights of each client, then the responses of its rows."""
+            theta = role("loc", local)
+            # gamma follows the moments of q, where the divergence is least.
+            mean, variance = q.moments(received, local, batch) if is_hierarchical else ({}, {})
+            with batch.clients():
+                w = {}
+                for n, shape in shapes.items():
+                    if is_hierarchical:  # p(w_m | gamma_m) = Normal(0, gamma_m)
+                        fn = hierarchical(mean[n], variance[n], len(shape), coords)
+                    else:
+                        fn = (prior_of_w or flat)(n, shape, received, local, batch)
+                    w[n] = pyro.sample(n, fn)
+                with batch.rows():
+                    outputs = net(theta | (kept(received, w) if prune else w), batch.x)
+                    pyro.sample("y", likelihood(outputs, batch.x), obs=batch.y)
+
+        return model
+
+    def dropout_guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the random weights from q(w_m) = Normal(theta, alpha theta^2)."""
+        with batch.clients():
+            for n, shape in shapes.items():
+                theta, s = local[f"loc/{n}"], bounded(local[f"spread/{n}"])
+                if coords == "logvar":  # s = log(alpha theta^2)
+                    sd = (s / 2).exp()
+                else:  # s = log alpha
+                    sd = (s / 2).exp() * theta.abs().clamp(min=TINY**0.5)
+                pyro.sample(n, dist.Normal(theta, sd).to_event(len(shape)))
+
+    if guide is None and q.random:
+        q = replace(q, program=dropout_guide)
+    model = model_with(likelihood)
     rate = None if prune is None or prune == "snip" else prune
     if rate is not None and not q.random:
         raise ValueError(f"prune is {rate} where no weight is random; expected 'snip' or None")
@@ -271,11 +328,15 @@ def build(
         return pruning.report(local, moments, limit, shapes) | exact
 
     both = "loc/* spread/*" if q.random else "loc/*"
-    given = None if prior is None else as_prior(prior, shapes)
-    model = DropoutModel(net, q, shapes, likelihood, given, coords, prune is not None)
-    if sampling == "activations" and q.random:
-        model.refuse_no_divergence()
-    loss = objective(model, sampling, num_particles, logit_average, beta, done)
+    pair: tuple[Program, Program] | None = None
+    of_training = pooled(likelihood) if logit_average else likelihood
+    if q.random and sampling == "activations":
+        layers = DropoutLayers(net, q, shapes, of_training, prior_of_w, coords, prune is not None)
+        layers.refuse_no_divergence()
+        pair = layers.programs()
+    elif q.random and logit_average:
+        pair = model_with(of_training), q
+    loss = objective(pair, weights, num_particles if q.random else None, beta, done)
     to_predict = (
         (lambda server, cohort: begun(download(server, cohort))) if head == "code" else None
     )

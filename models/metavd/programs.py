@@ -1,10 +1,10 @@
-"""Pyro models and guides of networks with dropout posteriors over weights or activations."""
+"""Pyro programs that sample the outputs of layers with dropout posteriors, and their loss."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import pyro
@@ -37,50 +37,23 @@ WARM_UP = 0.02  # of the rounds, in which the KL's factor grows
 
 
 @dataclass(frozen=True)
-class DropoutModel:
-    """Pyro model of a network with a dropout posterior over some of its weights.
+class DropoutLayers:
+    """Pyro model and guide that sample the outputs of layers instead of their weights.
 
-    The client's "loc/..." holds all parameters; those of `q` are random, the rest points.
+    They have the divergence and the distribution of outputs of a network with a dropout posterior
+    over some of its weights. The client's "loc/..." holds all parameters; those of `q` are random.
     """
 
     net: Network
-    q: Guide  # over the random weights, by roles "loc" and "spread"; or points with a flat prior
+    q: Guide  # over the random weights, by roles "loc" and "spread"
     shapes: Mapping[str, Size]  # of the random weights
     likelihood: Likelihood
     prior: PriorFunction | None = None  # on the random weights; None is the hierarchical one
     coordinates: Coordinates = "logvar"  # of q
     pruned: bool = False  # what comes down as zero has neither value nor noise nor slope
-    pool_logits: bool = False  # average outputs over draws before the likelihood sees them
 
-    def __call__(self, received: Tensors, local: Tensors, data: Batch) -> None:
-        """Sample the network's weights from their prior, and observe the responses of all rows."""
-        with data.clients():
-            priors = self._priors(received, local, data)
-            w = {n: pyro.sample(n, fn) for n, fn in priors.items()}
-            with data.rows():
-                weights = role("loc", local) | self._kept(received, w)
-                self._observe(self.net(weights, data.x), data)
-
-    def _priors(
-        self,
-        received: Tensors,
-        local: Tensors,
-        data: Batch,
-        moments: tuple[Tensors, Tensors] | None = None,
-    ) -> dict[str, TorchDistribution]:
-        """Return the priors of the random weights, given the moments of their posterior.
-
-        Only the hierarchical prior depends on these moments.
-        """
-        if self.prior is None and self.q.random:
-            mean, variance = moments or self.q.moments(received, local, data)
-            axes = {n: len(shape) for n, shape in self.shapes.items()}
-            return {n: hierarchical(mean[n], variance[n], axes[n], self.coordinates) for n in axes}
-        prior = self.prior or flat
-        return {n: prior(n, shape, received, local, data) for n, shape in self.shapes.items()}
-
-    def by_activations(self) -> tuple[Program, Program]:
-        """Return a model and a guide that sample the outputs of layers instead of weights.
+    def programs(self) -> tuple[Program, Program]:
+        """Return the model and the guide.
 
         The weights are integrated out: their site is a point that costs the whole divergence, and
         noise, the same in both programs, stands for the remaining ones.
@@ -97,9 +70,11 @@ class DropoutModel:
                 with data.rows():
                     noise |= sample_noise(noisy, data, of_rows=True)
                     own = role("loc", local)
-                    means = own | self._kept(received, {n: own[n] for n in self.shapes})
-                    outputs = noisy(means, self._kept(received, variance), noise, data.x)
-                    self._observe(outputs, data)
+                    mean, sd2 = {n: own[n] for n in self.shapes}, variance
+                    if self.pruned:
+                        mean, sd2 = kept(received, mean), kept(received, sd2)
+                    outputs = noisy(own | mean, sd2, noise, data.x)
+                    pyro.sample("y", self.likelihood(outputs, data.x), obs=data.y)
 
         def guide(received: Tensors, local: Tensors, data: Batch) -> None:
             """Add the posterior's KL divergence from the prior as a log density of the guide."""
@@ -107,10 +82,14 @@ class DropoutModel:
             if self.prior is None:
                 # The divergence has no slope in theta; so none of it is left to rounding.
                 local = local | under("loc", {n: v.detach() for n, v in theta.items()})
-            mean, variance = moments = self.q.moments(received, local, data)
+            mean, variance = self.q.moments(received, local, data)
             with data.clients():
-                for n, prior in self._priors(received, local, data, moments).items():
-                    axes = len(self.shapes[n])
+                for n, shape in self.shapes.items():
+                    axes = len(shape)
+                    if self.prior is None:
+                        prior = hierarchical(mean[n], variance[n], axes, self.coordinates)
+                    else:
+                        prior = self.prior(n, shape, received, local, data)
                     paid = divergence(n, normal(mean[n], variance[n], axes), prior)
                     pyro.sample(n, dist.Delta(theta[n], log_density=paid, event_dim=axes))
                 sample_noise(noisy, data, of_rows=False)
@@ -127,40 +106,48 @@ class DropoutModel:
                 one = torch.ones(1, 1, *shape, dtype=torch.float64)
                 divergence(n, normal(0 * one, one, len(shape)), prior)
 
-    def _kept(self, received: Tensors, values: Tensors) -> Tensors:
-        if not self.pruned:
-            return values
-        return {n: v * (received[f"loc/{n}"] != 0) for n, v in values.items()}
 
-    def _observe(self, outputs: Tensor, data: Batch) -> None:
-        if self.pool_logits and outputs.dim() == 4:
-            outputs = outputs.mean(0, keepdim=True)
-        pyro.sample("y", self.likelihood(outputs, data.x), obs=data.y)
+def kept(received: Tensors, values: Tensors) -> Tensors:
+    """Set values to zero where the received weights are zero, as they were pruned."""
+    return {n: v * (received[f"loc/{n}"] != 0) for n, v in values.items()}
+
+
+def pooled(likelihood: Likelihood) -> Likelihood:
+    """Return a likelihood of the outputs' mean over draws, as in the authors' code."""
+
+    def of_mean(outputs: Tensor, x: Tensor) -> TorchDistribution:
+        return likelihood(outputs.mean(0, keepdim=True) if outputs.dim() == 4 else outputs, x)
+
+    return of_mean
 
 
 def objective(
-    model: DropoutModel,
-    sampling: Sampling,
-    num_particles: int,
-    pool_logits: bool,
+    pair: tuple[Program, Program] | None,
+    weights: int,
+    num_particles: int | None,
     beta: float | None = None,
     done: float | None = None,
 ) -> Loss:
     """Return the loss function: mean -log p(y | w) per row plus beta times mean KL per weight.
 
     Without a beta it is exact Bayes: the KL by the client's number of rows.
+
+    Args:
+        pair: programs to train instead of the method's own; None is these.
+        weights: number of random weights.
+        num_particles: Monte Carlo draws; None for points.
+        beta: weight of the mean divergence per weight.
+        done: fraction of the rounds that are over.
     """
-    weights, warmth = sum(shape.numel() for shape in model.shapes.values()), warm_up(done)
+    warmth = warm_up(done)
 
     def share(received: Tensors, local: Tensors, batch: Batch) -> Tensor:
         exact = torch.ones_like(batch.size)
         return warmth * (exact if beta is None else beta / weights * batch.size)
 
-    loss = elbo(num_particles if model.q.random else None, kl=share, mean=True)
-    if not model.q.random or (sampling == "weights" and not pool_logits):
+    loss = elbo(num_particles, kl=share, mean=True)
+    if pair is None:
         return loss
-    trained = replace(model, pool_logits=pool_logits)
-    pair = trained.by_activations() if sampling == "activations" else (trained, model.q)
 
     def of_pair(_: Program, __: Program, received: Tensors, local: Tensors, batch: Batch) -> Tensor:
         """Return the loss of a fixed model and guide, instead of the method's own programs."""
