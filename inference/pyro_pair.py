@@ -48,7 +48,45 @@ def to_pyro(
     phase: int | None = None,
     seed: int = 0,
 ) -> PyroPair:
-    """Return a method's model and guide as Pyro programs; see `Method.to_pyro`."""
+    """Return model and guide as Pyro programs without arguments, with `pyro.param`s.
+
+    Use them with SVI, NUTS, Predictive, autoguides, handlers and `pyro.render_model`. Their
+    parameters are the tensors [C, *p] that gradient steps train; they start at the state.
+    Closed-form updates of earlier phases, such as pFedVEM's confidence, are computed once.
+
+    Args:
+        method: the method.
+        data: the federation.
+        client: name of a client; None for all clients under the client plate.
+        state: a run, or the state of a round; None is the state before round one.
+        phase: number of the phase whose tensors are parameters, from 0; None for all phases.
+        seed: seed of the initial states, as in `fit`.
+
+    Returns:
+        A pair (model, guide). Their ELBO has weight 1 for the divergence from the prior, and is
+        the sum over rows and clients.
+
+    Raises:
+        ValueError: if the client is unknown, or the method has no gradient steps; from the
+            programs, if Pyro's store has parameters of another client or state.
+
+    Warns:
+        UserWarning: if the method's own loss weighs the divergence by another number.
+
+    Examples:
+        >>> import pyro
+        >>> from pyro.infer import SVI, Trace_ELBO
+        >>> from pyrofl import datasets, federations, nets
+        >>> from pyrofl.models import pfedvem
+        >>> data = federations.split(datasets.load("digits"), "slices:5", clients=3)
+        >>> method = pfedvem.build(nets.build("softmax", (64,), 10))
+        >>> pyro.clear_param_store()
+        >>> model, guide = method.to_pyro(data, "client 1")
+        >>> svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+        >>> loss = svi.step()
+        >>> sorted(pyro.get_param_store())
+        ['mu/head.bias', 'mu/head.weight', 'pi/head.bias', 'pi/head.weight']
+    """
     ids = torch.arange(data.clients)
     if client is not None:
         known(client, data.names, "client")
@@ -188,8 +226,9 @@ def unwrap(loss: Loss) -> tuple[list[Seen], float]:
     while isinstance(loss, Seen):
         views.append(loss)
         loss = loss.loss
-    fixed = isinstance(loss, Elbo) and not callable(loss.kl)
-    return views, loss.kl if fixed else 1.0
+    if isinstance(loss, Elbo) and not callable(loss.kl):
+        return views, loss.kl
+    return views, 1.0
 
 
 def prepared(

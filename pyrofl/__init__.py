@@ -107,7 +107,11 @@ MODULES = {
 }
 """name after `pyrofl.` -> the module that it stands for."""
 
-FUNCTIONS = {"regression": "pyrofl.models.regression", "report": "pyrofl.reports.report"}
+FUNCTIONS = {
+    "regression": "pyrofl.models.regression",
+    "report": "pyrofl.reports.report",
+    "to_pyro": "pyrofl.inference.pyro_pair",
+}
 """name after `pyrofl.` -> the module of the function of this name."""
 
 

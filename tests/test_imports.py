@@ -39,10 +39,6 @@ MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
 BARE = ("models", "inference", "tests", "examples")  # would be second module objects
 
 
-def test_source_files_have_at_most_400_lines():
-    assert {f.name: n for f in FILES if (n := len(f.read_text().splitlines())) > 400} == {}
-
-
 def part(file: Path) -> str:
     """Return the file's module, "pyrofl.inference.engine.server_round"."""
     names = file.relative_to(PACKAGE).with_suffix("").parts

@@ -170,7 +170,7 @@ class Network(Summarised):
             ValueError: if a parameter is missing or has other axes.
         """
         if self._forward is not None:
-            return self._forward(weights, x)
+            return self._forward({**weights}, x)
         return stacked.run(self.parts, self._without_rows(weights, len(x)), x)
 
     @contextmanager
