@@ -309,7 +309,8 @@ class Method(Pickled, Summarised):
         seed: int = 0,
     ) -> Any:
         """Return model and guide as Pyro programs, with `pyro.param`s; see `pyrofl.to_pyro`."""
-        return pyrofl.to_pyro(self, data, client, state, phase=phase, seed=seed)
+        package: Any = pyrofl  # which imports the function when it is first used
+        return package.to_pyro(self, data, client, state, phase=phase, seed=seed)
 
     @property
     def main_view(self) -> str:
