@@ -78,7 +78,7 @@ def to_pyro(
         >>> from pyro.infer import SVI, Trace_ELBO
         >>> from pyrofl import datasets, federations, nets
         >>> from pyrofl.models import pfedvem
-        >>> data = federations.split(datasets.load("digits"), "slices:5", clients=3)
+        >>> data = federations.split(datasets.load("digits"), "slices:5", clients=4)
         >>> method = pfedvem.build(nets.build("softmax", (64,), 10))
         >>> pyro.clear_param_store()
         >>> model, guide = method.to_pyro(data, "client 1")
