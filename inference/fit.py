@@ -172,7 +172,8 @@ def fit(
             return False
         run.test_ending()
         again = number + max(WAIT, number // 10)
-        return number == rounds or run.status.kind != "not converged"
+        status = run.status
+        return number == rounds or status.kind != "not converged" or status.ended
 
     def test_if_due(last: bool) -> None:
         """Evaluate and record scores if an evaluation is due after this round."""

@@ -73,7 +73,7 @@ def hmc(
     """
     kept, thinning, target = kept or KEPT, thinning or THINNING, target or TARGET
     now, step = _at(log_density, start), _StepSize(target)
-    root = _root(start)
+    root = covariance_root(start)
 
     def iterated(size: float) -> tuple[_Point, Tensor, Tensor]:
         if not jitter:
@@ -90,7 +90,7 @@ def hmc(
             seen.append(now.u)
         now = _restarted(now, seen, source)
         # The first iterations of a window are still on their way.
-        root = _root(torch.cat(seen[WARM // 2 :]))
+        root = covariance_root(torch.cat(seen[WARM // 2 :]))
         step = _StepSize(target, step.average if window else step.size)
     for _ in range(WARM):
         now, accepted, _ = iterated(step.size)
@@ -214,7 +214,7 @@ def _at(log_density: LogDensity, u: Tensor) -> _Point:
     return _Point(u.detach(), value, slope.nan_to_num(0.0, 0.0, 0.0))
 
 
-def _root(u: Tensor) -> Tensor:
+def covariance_root(u: Tensor) -> Tensor:
     """Return a root of the covariance of points [S, d], shrunk towards its diagonal."""
     centered = u - u.mean(0)
     covariance = centered.mT @ centered / len(u)

@@ -132,12 +132,14 @@ class Monitor:
         why: meaning and remedy of a high value, the end of a sentence.
         words: label of the number in figures; "" is its name.
         required: whether a run has not converged while the number is above its limit.
+        lasting: whether further rounds do not help once it is so in two successive rounds.
     """
 
     high: Number | None = None
     why: str = ""
     words: str = ""
     required: bool = False
+    lasting: bool = False
 
     def exceeded(self, value: float) -> bool:
         """Return whether a value is above the limit."""
@@ -286,12 +288,19 @@ def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
     return {n.removeprefix("server/"): float(v) for n, v in seen.items()}
 
 
-def unfinished(metadata: MetadataByPattern, seen: Mapping[str, float]) -> str:
-    """Return why a run cannot have converged, given its monitored numbers; "" if it can."""
+def unfinished(
+    metadata: MetadataByPattern, seen: Mapping[str, float], lasting: bool = False
+) -> str:
+    """Return why a run cannot have converged, given its monitored numbers; "" if it can.
+
+    `lasting` numbers are those of which two successive rounds show that no further round helps.
+    """
     return "; ".join(
         f"{name} is {seen[name]:.2g}: {fact.why}"
         for names, fact in of_kind(metadata, Monitor).items()
-        if fact.required and fact.exceeded(seen[name := names.removeprefix("server/")])
+        if fact.required
+        and fact.lasting == lasting
+        and fact.exceeded(seen[name := names.removeprefix("server/")])
     )
 
 

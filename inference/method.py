@@ -144,12 +144,15 @@ class View:
             clients; None draws from the guide.
         exact: whether draws of the guide are of the exact posterior, given the server's state, so
             that they need no correction; None never.
+        listed: of a guide that selects among draws of the server: server state -> `ServerDraws`,
+            for their correction by further draws; None corrects by weights of these draws alone.
     """
 
     read: Callable[[Tensors, Tensors], Tensors | list[Tensors]]
     download: Callable[[Tensors, Cohort], Tensors] | None = None
     posterior: ServerPosterior | None = None
     exact: Callable[[Tensors], bool] | None = None
+    listed: Callable[[Tensors], Any] | None = None
 
     def __call__(self, received: Tensors, local: Tensors) -> Tensors | list[Tensors]:
         """Return the tensors of the predictive model, or a list of them for an ensemble."""

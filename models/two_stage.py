@@ -82,7 +82,7 @@ class TwoStage:
     def method(self, text: str) -> Method:
         """Return the federated method, with a description of the program's sites."""
         few = "variance of the log density: the clients' draws are too few, raise draws or rounds"
-        mixed = "chains of the clients or the server have not mixed: draws are unreliable"
+        mixed = f"chains of the clients or the server have not mixed: {OTHERS}"
         absent = "that many clients have not reported: the posterior lacks their rows"
         return Method(
             name="two_stage",
@@ -100,8 +100,8 @@ class TwoStage:
                     "server/draws server/log_p1 server/known server/own": PER_CLIENT,
                     "mean sd": Moments(self.ours.moments),
                     "server/noise": Monitor(NOISE, few),
-                    "server/r_hat": Monitor(MIXED, mixed),
-                    "server/missing": Monitor(0.0, absent),
+                    "server/r_hat": Monitor(MIXED, mixed, required=True, lasting=True),
+                    "server/missing": Monitor(0.0, absent, required=True),
                 },
                 reads={"model": self.program},
                 sites=text,

@@ -66,14 +66,20 @@ def stopped_after(seconds: int | None) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def evaluate(method: Method, problem: Problem, limit: int | None = None) -> dict[str, Any]:
+def evaluate(
+    method: Method,
+    problem: Problem,
+    limit: int | None = None,
+    known: Reference | None = None,
+) -> dict[str, Any]:
     """Run a method, and return the row of its result without the key.
 
     The verdict is "accurate", "inaccurate", "failed", "stopped" if the method needs more seconds of
     CPU time than the limit, or "not applicable". The warning is the first one of the method, its
-    Pareto k above 0.7 or its status, unless it has converged.
+    Pareto k above 0.7 or its status, unless it has converged. `known` is the reference; default
+    that of the problem's name.
     """
-    known = Reference.load(HERE / "references", problem.reference or problem.name)
+    known = known or Reference.load(HERE / "references", problem.reference or problem.name)
     began = time.process_time()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

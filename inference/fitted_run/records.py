@@ -35,6 +35,7 @@ class RoundRecord:
     undamped: bool = False  # all clients reported, and their updates were applied in full
     exact: bool = False  # the server's draws are of the exact posterior
     unfinished: str = ""  # why the run cannot have converged
+    unreliable: str = ""  # the same, if further rounds may not help
 
     @classmethod
     def of(cls, state: RoundState, old: RoundState, method: Method, seconds: float) -> RoundRecord:
@@ -60,6 +61,7 @@ class RoundRecord:
             undamped=everyone and any(m.undamped for m in of_kind(tensors, Moments).values()),
             exact=is_exact is not None and is_exact(state.server),
             unfinished=unfinished(tensors, seen),
+            unreliable=unfinished(tensors, seen, lasting=True),
         )
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:

@@ -63,7 +63,8 @@ class Run(Pickled, Summarised):
             `evaluate`.
         records: the record of each round; `rounds` is a table of them.
         history: all recorded scores, averaged over clients, as rows of the table `metrics`.
-        ending: result of the test of the objective after the last round, see `test_ending`.
+        ending: result of the test of the objective after the last round, see `test_ending`, and of
+            the last correction of draws, see `record_correction`.
     """
 
     method: Method
@@ -276,8 +277,9 @@ class Run(Pickled, Summarised):
     def status(self) -> ConvergenceStatus:
         """Convergence status of the run: converged, not converged, stuck or diverged.
 
-        It is computed from the records, and at the end of `fit` also from the objective, see
-        `optimum`.
+        It is computed from the records, at the end of `fit` also from the objective, see
+        `optimum`, and after `to_arviz` also from Pareto k of its correction: with k above 0.7 the
+        run has not converged.
         """
         return convergence_status(self.records, trained_by(self.method)).tested(**self.ending)
 
@@ -301,6 +303,12 @@ class Run(Pickled, Summarised):
             self.ending = found._asdict()
         elif vanished:
             self.ending = {"blind": "predictions are the same for all rows of a client"}
+
+    def record_correction(self, why: str) -> None:
+        """Store why the weights of the last correction by `to_arviz` are unreliable, or ""."""
+        self.ending.pop("weights", None)
+        if why:
+            self.ending["weights"] = why
 
     def _alike(self, state: RoundState) -> bool:
         """Return whether the predictions of each tested client are the same for all of its rows."""

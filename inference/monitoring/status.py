@@ -12,7 +12,9 @@ A run has converged if over its last 5 aggregations, and at least 3,
 Where every round applies all clients' updates in full, as with likelihood factors, it suffices that
 the last of two aggregations, and the rest of a geometric series with their ratio, are within five
 times these limits. A run with draws from the exact posterior has converged. No run has converged
-while a monitored number, as of clients that have not reported, is above its limit.
+while a required monitored number, as of clients that have not reported or R-hat of the server's
+chains, is above its limit; where R-hat is in two successive rounds, training stops. Nor has one
+whose last correction by `to_arviz` has a Pareto k above 0.7, which is known after it alone.
 
 Constant learning rates on minibatches keep parameters fluctuating, which is not convergence. At the
 end of `fit`, for methods with an optimal normal of the shared sites, such as PVI, the gradient of
@@ -83,6 +85,8 @@ class ConvergenceStatus:
         part: changed part of the site: mean, sd or norm.
         moved: its change in the last round.
         since: first round of a divergence.
+        ended: whether the run has not converged, and further rounds do not help; the reason says
+            what does.
         small: part -> limit of its change in a converged run.
     """
 
@@ -93,11 +97,17 @@ class ConvergenceStatus:
     part: str = ""
     moved: float | None = None
     since: int | None = None
+    ended: bool = False
     small: ClassVar[dict[str, float]] = SMALL
 
-    def tested(self, off: str = "", note: str = "", blind: str = "") -> ConvergenceStatus:
-        """Return the convergence status, corrected by a test whether the objective is optimal."""
-        if self.kind != "converged" or not (off or note or blind):
+    def tested(
+        self, off: str = "", note: str = "", blind: str = "", weights: str = ""
+    ) -> ConvergenceStatus:
+        """Return the convergence status, corrected by a test whether the objective is optimal.
+
+        `weights` states why those of the last correction by `to_arviz` are unreliable.
+        """
+        if self.kind != "converged" or not (off or note or blind or weights):
             return self
         if blind:
             why = f"nothing changes, and {blind}; lower the learning rates"
@@ -105,6 +115,8 @@ class ConvergenceStatus:
         if off:
             why = f"{self.why}, but the gradient of the ELBO still moves {off}; run more rounds"
             return replace(self, kind="not converged", why=f"{why} with slower rate decay")
+        if weights:
+            return replace(self, kind="not converged", why=weights, ended=True)
         return replace(self, why=f"{self.why}; {note}, which corrected draws account for")
 
     def __str__(self) -> str:
@@ -130,8 +142,11 @@ class ConvergenceMonitor:
     @property
     def over(self) -> bool:
         """Whether training should stop: the run has converged, diverged or is stuck."""
-        kind = self.status().kind
-        return kind == "converged" or (len(self.records) >= LEAST and kind != "not converged")
+        status = self.status()
+        kind = status.kind
+        if kind == "converged" or status.ended:
+            return True
+        return len(self.records) >= LEAST and kind != "not converged"
 
     def status(self) -> ConvergenceStatus:
         """Return the run's convergence status, given the round records added so far."""
@@ -148,6 +163,9 @@ class ConvergenceMonitor:
         if whole and self.trained is not None and (why := _unchanged(moved, self.trained)):
             return ConvergenceStatus("stuck", why, len(moved))
         judged = _at_once(self.records) or _of_movement(moved)
+        if judged.kind == "converged" and (why := self.records[-1].unreliable):
+            lasts = any(record.unreliable for record in self.records[-2:-1])
+            return replace(judged, kind="not converged", why=why, ended=lasts)
         idle = self.trained is None and judged.kind == "converged"
         return replace(judged, why=f"{judged.why}, as {IDLE}") if idle else judged
 

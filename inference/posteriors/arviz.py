@@ -27,10 +27,12 @@ from pyrofl.inference.posteriors.draws import asked_of, draw, read_own, those
 from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_runs
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
 from pyrofl.inference.posteriors.provenance import facts, together
+from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
 
 RESERVED = ("chain", "draw", "client", "row", "row_client", "row_weight", "round", "step", "site")
+RESERVED += (ESTIMATE,)
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "log_prior", "observed_data"}
 OF_CLASSES = ("posterior_predictive", "prior_predictive", "observed_data")
@@ -49,6 +51,10 @@ class Fitted(Protocol):
     @property
     def status(self) -> ConvergenceStatus:
         """Convergence status of the run: converged, not converged, stuck or diverged."""
+        ...
+
+    def record_correction(self, why: str) -> None:
+        """Store why the weights of the last correction are unreliable, or "", for the status."""
         ...
 
     def statistics(self) -> Tensors:
@@ -111,7 +117,8 @@ def to_arviz(
             possible, except points, methods without shared random variables, networks of more than
             50 parameters, private runs, held-out clients, and, with a warning, weights with Pareto
             k above 0.7 or an effective sample size below 400. The attribute "corrected" is "yes",
-            or "no" and the reason; sample_stats has pareto_k and importance_ess. False returns
+            or "no" and the reason; sample_stats has pareto_k and importance_ess, and pareto_k_SITE
+            of the mean, sd and ends of the 95% interval of each entry of a site. False returns
             draws of the guide; True raises ValueError if draws cannot be corrected. It reads all
             rows; see `pyrofl.inference.posteriors.corrected`.
         allow_diverged: accept diverged runs; see `Run.status`.
@@ -130,7 +137,9 @@ def to_arviz(
 
     Warns:
         UserWarning: if corrected draws are unreliable: Pareto k above 0.7, or an effective sample
-            size below 400; by default, draws of the guide are returned then.
+            size below 400; by default, draws of the guide are returned then. With k above 0.7 the
+            status of the run is "not converged" from then on. Also if two sets of weighted draws
+            differ in a mean or standard deviation beyond their Monte Carlo errors.
     """
     begun, runs, everything = perf_counter(), list(runs), groups == "all"
     refuse_no_runs(runs)
@@ -147,6 +156,9 @@ def to_arviz(
             f"seeds of the runs are {seeds}; fit each run with its own seed, so that chains are "
             "independent"
         )
+    if chosen & {"posterior", *OF_ROWS} and corrected is not False:
+        for run in runs:
+            run.record_correction("")  # of an earlier one
     verdicts = refuse_diverged(runs, allow_diverged)
     clients = those(data, ids)
     of_method, of_axes = runs[0].method.axes()
@@ -161,6 +173,8 @@ def to_arviz(
         correction = Correction(corrected, progress, verdict)
         made.append(_groups(run, axes, chosen, how, everything, correction))
         corrections.append(correction.outcome)
+        if correction.unreliable:
+            run.record_correction(correction.unreliable)
         _check_sites(made[-1], made[0])
     used = {axis for group in made[0].values() for v in group.values() for axis in v.axes}
     coords = {**{n: v for n, v in of_axes.items() if n in used}, **(coords or {})}
@@ -174,6 +188,9 @@ def to_arviz(
         named["site"], far = movements(runs)
         for one, values in zip(made, far, strict=True):
             one["sample_stats"] |= values
+    verdicts = [run.status for run in runs]  # with the correction
+    if any(ESTIMATE in v.axes for v in made[0].get("sample_stats", {}).values()):
+        named[ESTIMATE] = ESTIMATES
     attrs = facts(runs, made[0], verdicts, how, begun) | {"corrected": together(corrections)}
     return chained(made, data, clients, named, attrs)
 
@@ -342,6 +359,7 @@ def _groups(
         sites = draw(method, data, state, axes.ids, asked)
         found["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
     if stats:
+        stats |= correction.of_estimates(found["posterior"])
         found["sample_stats"] = found.get("sample_stats", {}) | stats
     if chosen & OF_PRIOR.keys():
         found |= of_prior(axes, method, state, asked, chosen, lenient)

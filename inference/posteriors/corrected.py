@@ -14,7 +14,11 @@ r is the guide at first, then a t distribution with the moments found so far (Ca
 Marin and Robert, "Adaptive importance sampling in general mixture classes", 2008), as the tails of
 a guide may be too short. z is drawn around its mode given g, with the curvature there, found by
 Newton's method; one draw in eight with twice the scale. Weights are Pareto smoothed; they are
-reliable for a shape k up to 0.7. Where clients share no site, each client is weighted separately.
+reliable for a shape k up to 0.7. Each mean, standard deviation and end of an interval has a k of
+its own, see `tail_shapes`. Where clients share no site, each client is weighted separately.
+
+Where the guide selects among draws of the server, as that of likelihood factors, these are weighted
+first, then t distributions add draws where the list has none; see `Mixture`.
 
 By default draws are corrected, except those that `reason_against` names.
 """
@@ -23,8 +27,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,20 +45,34 @@ from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.client_groups import grouped
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.export import smoothed
-from pyrofl.inference.posteriors.group_weights import GroupTerms, GroupWeighing
+from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites
-from pyrofl.inference.posteriors.importance_sampling import ENOUGH, EVEN, Weighing, Weights
+from pyrofl.inference.posteriors.importance_sampling import (
+    BAD,
+    ENOUGH,
+    EVEN,
+    Reply,
+    Request,
+    Weighed,
+    Weighing,
+    Weights,
+)
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
-from pyrofl.inference.posteriors.proposals import effective, resampled
+from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
+from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes
 from pyrofl.inference.programs import Supervised
 from pyrofl.inference.seeds import Stream, stream
+from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized
 
 TRIED = 1000  # minimum number of weighted values of g; at least 5/4 of the requested draws
 ALONE = 4000  # minimum number of weighted draws of a client without shared sites
-BAD = 0.7  # Pareto k above which weights are unreliable
 NETWORK = 50  # largest number of network parameters that are corrected by default
 YES = "yes"
+RICHER = (
+    "use a richer guide, such as pvi.hierarchical(..., guide=guides.flow(3)), reparametrize the "
+    "model, or check it with pyrofl.reference.nuts"
+)
 T = TypeVar("T")
 
 
@@ -107,8 +125,19 @@ def corrected(
     guided, tried = GuidedSites(method, groups[0]), tried_for(method, draws)
     parts = [GroupWeighing(method, group, guided) for group in groups]
     common = stream(asked.seed, Stream.TEST, state.number)
-    weigh = _together if method.shared else _apart
-    log_w, weights = weigh(parts, common, tried, Bar(progress))
+
+    def relist(server: Tensors) -> None:
+        """Let the guide select among draws of another server state."""
+        others = grouped(method, data, replace(state, server=server), everyone, how)
+        relisted = GuidedSites(method, others[0])
+        for part, other in zip(parts, others, strict=True):
+            part.group, part.guided = part.group._replace(client=other.client), relisted
+
+    if method.shared:
+        near = near_list(method, state, asked, guided)
+        log_w, weights = _together(parts, common, tried, Bar(progress), near, relist)
+    else:
+        log_w, weights = _apart(parts, common, tried, Bar(progress))
     if not strict and bool(untrusted(weights).any()):
         return None, weights
     kept = [resampled(one, draws, common) for one in log_w]
@@ -129,7 +158,44 @@ def corrected(
                 found[i] = pointwise_at(method.model, method.shared, mine, client, source)
             else:
                 found[i] = {"posterior": {n: _placed(v, latent.get(n)) for n, v in values.items()}}
+    weights = weights._replace(shapes=_shapes(parts, log_w, weights.k, ids, latent))
     return [found[i] for i in ids.tolist()], weights
+
+
+def _shapes(
+    parts: Sequence[GroupWeighing],
+    log_w: Sequence[Tensor],
+    k: Tensor,
+    ids: Tensor,
+    in_plate: Mapping[str, bool],
+) -> dict[str, Tensor]:
+    """Return the Pareto shapes of estimates of the sites without rows, [4, C, *p]."""
+    found: dict[str, list[Tensor]] = {}
+    for i, part in enumerate(parts):
+        own = min(i, len(log_w) - 1)
+        for n, v in part.sites.items():
+            if not v.rows and part.group.ids:
+                value = v.value if in_plate.get(n) else v.value[:, :, 0]
+                found.setdefault(n, []).append(shapes(value, log_w[own], float(k[own])))
+    order = torch.tensor([i for part in parts for i in part.group.ids])
+    at = (ids[:, None] == order).int().argmax(1)
+    return {n: torch.cat(v, 1)[:, at] for n, v in found.items()}
+
+
+def near_list(
+    method: Method, state: RoundState, asked: EvaluationSpec, guided: GuidedSites
+) -> ServerDraws | None:
+    """Return the server's list of draws, if the guide selects one of these, and others are near."""
+    listed = getattr(method.views[asked.view(method)], "listed", None)
+    return listed(state.server) if listed and guided.listed else None
+
+
+def with_shapes(found: Weighed) -> Weights:
+    """Return the diagnostics of weighted draws with the Pareto shapes of their estimates."""
+    k = float(found.weights.k)
+    return found.weights._replace(
+        shapes={n: shapes(v, found.log_w, k) for n, v in found.values.items()}
+    )
 
 
 def tried_for(method: Method, draws: int) -> int:
@@ -138,18 +204,28 @@ def tried_for(method: Method, draws: int) -> int:
 
 
 def _together(
-    parts: Sequence[GroupWeighing], common: Generator, count: int, shown: Bar
+    parts: Sequence[GroupWeighing],
+    common: Generator,
+    count: int,
+    shown: Bar,
+    near: ServerDraws | None,
+    relist: Callable[[Tensors], None],
 ) -> tuple[list[Tensor], Weights]:
     """Weigh draws of all clients together; return their log weights [S], and diagnostics."""
 
-    def exchange(e: Tensor, draws: Sequence[int], sets: int) -> list[GroupTerms]:
-        """Return the terms of all groups at draws of the shared sites."""
-        shown_parts = zip(shown(parts, len(e)), draws, strict=True)
-        return [part.together(e, k, sets) for part, k in shown_parts]
+    def exchange(asked: Request) -> Reply:
+        """Return the terms of all groups at draws of the shared sites, and values of these."""
+        if asked.server is not None:
+            relist(asked.server)
+        each = zip(shown(parts, len(asked.noise)), asked.draws, strict=True)
+        terms = [part.together(asked.noise, k, asked.sets, asked.more) for part, k in each]
+        last = {n: v[-len(asked.noise) :] for n, v in parts[0].shared_values().items()}
+        return Reply(terms, last)
 
     rows = torch.tensor([part.group.client[2].mask.numel() for part in parts]).double()
-    _, log_w, weights = Weighing(parts[0].guided, rows, exchange, common, count).together()
-    return [log_w], weights
+    guided = parts[0].guided
+    found = Weighing(guided, rows, exchange, common, count, near).together()
+    return [found.log_w], found.weights
 
 
 def _apart(
@@ -187,11 +263,15 @@ class Bar:
                 bar.update(len(part.group.ids))
 
 
+def is_heavy(weights: Weights) -> Tensor:
+    """Return whether Pareto k is too large: [1] for all clients, or [C] for each."""
+    # Where weights are nearly equal there is no tail whose shape would show anything.
+    return (weights.k > BAD) & ~(weights.ess > EVEN * weights.tried)
+
+
 def untrusted(weights: Weights) -> Tensor:
     """Return whether importance weights are unreliable: [1] for all clients, or [C] for each."""
-    # Where weights are nearly equal there is no tail whose shape would show anything.
-    even = weights.ess > EVEN * weights.tried
-    return ((weights.k > BAD) & ~even) | (weights.ess < ENOUGH)
+    return is_heavy(weights) | (weights.ess < ENOUGH)
 
 
 def outcome_of(
@@ -209,6 +289,12 @@ def outcome_of(
     """
     bad = untrusted(weights)
     if not bool(bad.any()):
+        if weights.differing:
+            warnings.warn(
+                "corrected draws may be unreliable: two sets of draws differ beyond their Monte "
+                f"Carlo errors ({weights.differing}); {advice(verdict)}",
+                stacklevel=7,
+            )
         return YES
     whose = ", ".join(name for name, b in zip(names, bad.tolist(), strict=False) if b)
     k, ess = float(weights.k.nan_to_num(torch.inf, torch.inf).max()), float(weights.ess.min())
@@ -233,12 +319,16 @@ class Correction:
         progress: whether to show a progress bar.
         verdict: status of the run.
         outcome: "yes", or "no" and the reason.
+        unreliable: why the weights show that the run's draws are far from the posterior, or "".
+        shapes: site -> Pareto shapes of its estimates, [4, C, *p].
     """
 
     wanted: bool | None
     progress: bool
     verdict: ConvergenceStatus
     outcome: str = "no: corrected=False"
+    unreliable: str = ""
+    shapes: Mapping[str, Tensor] = field(default_factory=dict)
 
     def draws(
         self,
@@ -269,10 +359,20 @@ class Correction:
         if weights is None:
             return None, {}
         stats = {"pareto_k": weights.k, "importance_ess": weights.ess}
+        self.shapes = weights.shapes
         return found, {
             n: Variable(v[0], ()) if together else Variable(v, ("client",))
             for n, v in stats.items()
         }
+
+    def of_estimates(self, posterior: Mapping[str, Variable]) -> dict[str, Variable]:
+        """Return the Pareto shapes of the estimates of each variable of the posterior."""
+        found = {}
+        for name, value in self.shapes.items():
+            if name in posterior and "row" not in (axes := posterior[name].axes[1:]):
+                own = value if "client" in axes else value[:, 0]
+                found[f"pareto_k_{name}"] = Variable(own, (ESTIMATE, *axes))
+        return found
 
     def tried(
         self,
@@ -320,6 +420,10 @@ class Correction:
                 )
             return None, None
         self.outcome = outcome_of(weights, names, strict, self.verdict)
+        if bool((is_heavy(weights)).any()):
+            k = float(weights.k.nan_to_num(torch.inf, torch.inf).max())
+            self.unreliable = f"Pareto k of the correction is {k:.2f} (at most {BAD} is reliable), "
+            self.unreliable += f"and more rounds will not help: {RICHER}"
         return found, weights
 
 
@@ -327,10 +431,8 @@ def advice(verdict: ConvergenceStatus) -> str:
     """Return advice for a better guide or a longer fit, given the run's convergence status."""
     if verdict.kind in ("stuck", "diverged"):
         return f"the run is {verdict.kind}, see Run.status"
+    if verdict.ended:
+        return f"the run has not converged: {verdict.why}"
     if verdict.kind == "not converged":
         return "the run has not converged: fit more rounds"
-    return (
-        "the run has converged, so more rounds will not help: use a richer guide, such as "
-        "pvi.hierarchical(..., guide=guides.flow(3)), reparametrize the model, or check it with "
-        "pyrofl.reference.nuts"
-    )
+    return f"the run has converged, so more rounds will not help: {RICHER}"

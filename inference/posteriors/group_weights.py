@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from pyrofl.inference.posteriors.draws import Values, of_rows, placed
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.pointwise import CELLS
 from pyrofl.inference.posteriors.proposals import REACH, Predicted, around
-from pyrofl.tensors import Tensors, times
+from pyrofl.tensors import Tensors, matches, times
 
 WIDE = 40  # factor of the chunk size, as the densities are evaluated repeatedly
 STEPS, DONE = 5, 0.2  # of Newton's method, in the guide's standard deviations
@@ -44,14 +43,15 @@ class GroupWeighing:
         group: the clients, with their rows.
         guided: latent sites of the guide.
         near: predicts modes of the clients' noise from those of the last exchange, if any.
-        sites: one draw of each site of the last exchange, [S, C, B or 1, *p].
+        sites: one draw of each site for each shared draw, of the last exchange and of those that it
+            adds to, [S, C, B or 1, *p].
     """
 
     method: Method
     group: ClientGroup
     guided: GuidedSites
     near: Predicted | None = None
-    sites: Mapping[str, Values] = field(default_factory=dict)
+    sites: dict[str, Values] = field(default_factory=dict)
 
     def alone(self, count: int) -> Tensor:
         """Draw all sites of a single client that shares none, and return log weights [S]."""
@@ -62,13 +62,14 @@ class GroupWeighing:
         ratio, _, self.sites = self._ratios(noise, mode, root, shifts, count, share)
         return ratio[0, 0]
 
-    def together(self, noise: Tensor, draws: int, sets: int) -> GroupTerms:
+    def together(self, noise: Tensor, draws: int, sets: int, more: bool = False) -> GroupTerms:
         """Return the group's contribution to the importance weights of shared draws.
 
         Args:
             noise: S draws of the shared sites, as noise, [S, d].
             draws: draws of the own sites for each of these, in each set.
             sets: sets of draws; of two, the relative variance of each L_js is known.
+            more: whether the draws of the sites are added to those of the exchange before.
         """
         guided = self.guided
         draws, sets = (draws, sets) if guided.sizes[1] or guided.has_others else (1, 1)
@@ -79,6 +80,7 @@ class GroupWeighing:
             for e, shifts, choices in zip(*numbers, strict=True)
         ]
         parts, modes, sites = zip(*each, strict=True)
+        sites = (self.sites, *sites) if more else sites
         self.sites = {
             n: Values(torch.cat([one[n].value for one in sites]), v.rows)
             for n, v in sites[0].items()
@@ -86,6 +88,14 @@ class GroupWeighing:
         if not guided.listed:
             self.near = Predicted.of(noise, torch.cat(modes))
         return GroupTerms(*(torch.cat(v) for v in zip(*parts, strict=True)))
+
+    def shared_values(self) -> Tensors:
+        """Return the draws of the shared sites, [S, *p]; of a plate, all places."""
+        return {
+            n: v.value[:, 0] if self.guided.latent.get(n) else v.value[:, 0, 0]
+            for n, v in self.sites.items()
+            if matches(n, self.method.shared)
+        }
 
     def _numbers(self, s: int, sets: int) -> tuple[Tensor, Tensor]:
         """Draw uniform numbers of clients: shifts of points [S, C, sets, 2, n], and choices [S, C].

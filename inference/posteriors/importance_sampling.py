@@ -7,8 +7,9 @@ process the clients are groups of rows, in a deployment they answer messages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
@@ -17,22 +18,58 @@ from torch import Generator, Tensor
 
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupTerms
-from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites
-from pyrofl.inference.posteriors.proposals import Listed, effective, nearer
-from pyrofl.tensors import seeded
+from pyrofl.inference.posteriors.guided_sites import LEAST, CannotCorrect, GuidedSites
+from pyrofl.inference.posteriors.proposals import (
+    Listed,
+    Mixture,
+    ServerDraws,
+    effective,
+    nearer,
+)
+from pyrofl.inference.posteriors.tail_shapes import difference
+from pyrofl.tensors import Tensors, seeded
 
 TURNS = 4  # maximum adaptations of the t distribution
 PILOT, EVEN = 60, 0.9  # pilot values of g per entry; fraction of effective draws that suffices
 HEAVY = 0.5  # Pareto k above which weights have no finite variance
+ADAPTED = 2  # maximum t distributions near a list of draws
 GAIN = 1.25  # relative gain of the effective sample size below which adaptation stops
 MANY = 64  # maximum draws of z
 ENOUGH = 400  # required effective sample size
 ORDER = 1.5  # noise of a mean over K evenly spaced points falls at least as K^-ORDER
 MOST_TRIED = 4000  # maximum values of g, unless more draws are requested
+BAD = 0.7  # Pareto k above which weights are unreliable
+FEWEST = 100  # effective sample size from which the error of an estimate is known
+LOWEST = -1e300  # log weight of draws that have no density
 NOISE = 0.2  # variance of log w that the draws of z may add
 
-Exchange = Callable[[Tensor, Sequence[int], int], Sequence[GroupTerms]]
-"""Noise of shared draws [S, d], draws of z of each group, and sets of these -> terms of groups."""
+
+class Request(NamedTuple):
+    """Draws of the shared sites at which clients report their marginal likelihoods.
+
+    Attributes:
+        noise: of the draws, [S, d]; of a list, the noise that selects each of them, [S, 1].
+        draws: numbers of draws of z, of each group of clients.
+        sets: sets of these.
+        server: server state with the list; None is that of the run.
+        more: whether draws of the own sites are added to those of the exchange before.
+    """
+
+    noise: Tensor
+    draws: Sequence[int]
+    sets: int = 1
+    server: Tensors | None = None
+    more: bool = False
+
+
+class Reply(NamedTuple):
+    """Terms of all groups of clients at requested draws, and the values of the shared sites."""
+
+    terms: Sequence[GroupTerms]
+    values: Tensors  # site -> [S, *p]
+
+
+Exchange = Callable[[Request], Reply]
 
 
 class Weights(NamedTuple):
@@ -44,9 +81,21 @@ class Weights(NamedTuple):
     k: Tensor  # Pareto shape
     ess: Tensor  # effective sample size
     tried: int  # number of weighted draws
+    differing: str = ""  # estimates that differ between two sets of draws
+    shapes: Mapping[str, Tensor] = MappingProxyType(
+        {}
+    )  # site -> Pareto shapes of its estimates, see `tail_shapes`
 
 
-@dataclass(frozen=True)
+class Weighed(NamedTuple):
+    """Weighted draws of the shared sites."""
+
+    values: Tensors  # site -> draws [S, *p]
+    log_w: Tensor  # normalized log weights, [S]
+    weights: Weights
+
+
+@dataclass
 class Weighing:
     """Importance sampler of the shared sites.
 
@@ -56,6 +105,7 @@ class Weighing:
         exchange: returns the terms of all groups at draws of the shared sites.
         common: random generator of the shared draws.
         count: minimum number of weighted draws.
+        listed: draws that the server lists, near which others can be drawn, if any.
     """
 
     guided: GuidedSites
@@ -63,68 +113,123 @@ class Weighing:
     exchange: Exchange
     common: Generator
     count: int
+    listed: ServerDraws | None = None
 
-    def together(self) -> tuple[Tensor, Tensor, Weights]:
-        """Return noise of weighted draws of the shared sites [S, d], log weights [S], diagnostics.
+    def together(self) -> Weighed:
+        """Weigh draws of the shared sites; draws of own sites are those of the last exchanges."""
+        return self._of_list() if self.guided.listed else self._of_noise()
 
-        The draws of the clients' own sites that belong to these are those of the last exchange.
-        """
-        size, listed = self.guided.sizes[0], bool(self.guided.listed)
+    def _of_noise(self) -> Weighed:
+        """Weigh draws of a normal guide, or of t distributions nearer to the posterior."""
+        size = self.guided.sizes[0]
         draws = [self.guided.least] * len(self.rows)
-        proposal, worth, count = self._first_proposal, 0.0, self.count
+        zero = torch.zeros(size, dtype=torch.float64)
+        proposal: Any = dist.Normal(zero, 1.0).to_event(1)
+        worth, count = 0.0, self.count
         for _ in range(TURNS if size else 0):
             # Pilot runs locate the posterior and determine the number of draws of z.
-            pilot = PILOT * (1 if listed else size + 2)
-            e, terms, log_w, _ = self._tried(proposal, pilot, draws, sets=2)
+            e, reply, ratio = self._tried(proposal, PILOT * (size + 2), draws, sets=2)
+            log_w, _ = smoothed(ratio)
             w, before, worth = log_w.exp(), worth, float(effective(log_w))
-            draws = self._enough(torch.stack([(w @ one.noise).sum() for one in terms]), draws)
-            count = max(self.count, min(MOST_TRIED, int(1.5 * ENOUGH * len(w) / worth)))
-            if worth > EVEN * len(w) or listed:
+            draws, count = self._enough(reply, w, draws), self._needed(log_w)
+            if worth > EVEN * len(w):
                 break
             proposal = nearer(proposal, e, w)
             if worth < GAIN * before:
                 break
         for _ in range(TURNS):
-            e, terms, log_w, k = self._tried(proposal, count, draws)
-            if k < HEAVY or not size or listed or effective(log_w) > EVEN * count:
+            e, reply, ratio = self._tried(proposal, count, draws)
+            log_w, k = smoothed(ratio)
+            if k < HEAVY or not size or effective(log_w) > EVEN * count:
                 break
             proposal = nearer(proposal, e, log_w.exp())  # few draws may have missed a tail
-        return e, log_w, Weights(torch.tensor([k]), effective(log_w)[None], count)
+        return _weighed(reply.values, log_w, k)
+
+    def _of_list(self) -> Weighed:
+        """Weigh draws of the server's list, and of t distributions with their weighted moments.
+
+        Where the list has no draws in a tail of the posterior, no weight shows it, so that further
+        draws are needed. They end once they agree with those before; see `Mixture`.
+        """
+        source, draws = Listed(self.guided.listed), [self.guided.least] * len(self.rows)
+        _, reply, ratio = self._tried(source, PILOT, draws, sets=2)
+        log_w, _ = smoothed(ratio)
+        draws, count = self._enough(reply, log_w.exp(), draws), self._needed(log_w)
+        e, reply, ratio = self._tried(source, count, draws)
+        log_w, k = smoothed(ratio)
+        if self.listed is None:
+            return _weighed(reply.values, log_w, k)
+        draws = [max(k, LEAST) for k in draws]  # for the tails, where the guide of z is worst
+        at = source.places(len(e))
+        found = Mixture(self.listed, self.listed.noise[at], self.listed.log_density[at], ratio)
+        values, near, differing = reply.values, None, ""
+        for _ in range(ADAPTED):
+            near, before = nearer(near, found.noise, log_w.exp()), log_w
+            noise = self._sampled(near, len(e) + len(e) % 2)  # the middle of a list is its mean
+            server, level = self.listed.listed_at(noise)
+            places = Listed(len(noise)).sample((len(noise),))
+            reply = self.exchange(Request(places, draws, server=server, more=True))
+            found = found.extended(near, noise, level, _ratio(reply))
+            values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
+            (log_w, k), (last, last_k) = smoothed(found.log_weights()), smoothed(found.last())
+            known = last_k < BAD and float(effective(last)) > FEWEST
+            differing = difference(values, before, last) if known else ""
+            if k < HEAVY and not differing:
+                break
+        return _weighed(values, log_w, k, differing)
+
+    def _needed(self, log_w: Tensor) -> int:
+        """Return the number of draws to weigh, given log weights of few."""
+        count = int(1.5 * ENOUGH * len(log_w) / float(effective(log_w)))
+        return max(self.count, min(MOST_TRIED, count))
+
+    def _sampled(self, proposal: Any, count: int) -> Tensor:
+        """Draw noise of the shared sites from a proposal."""
+        with seeded(int(torch.randint(2**62, (), generator=self.common))):
+            noise: Tensor = proposal.sample((count,))
+        return noise
 
     def _tried(
         self, proposal: Any, count: int, draws: Sequence[int], sets: int = 1
-    ) -> tuple[Tensor, Sequence[GroupTerms], Tensor, float]:
-        """Draw noise of the shared sites from a proposal, and compute its importance weights."""
-        with seeded(int(torch.randint(2**62, (), generator=self.common))):
-            e = proposal.sample((count,))
-        terms = self.exchange(e, draws, sets)
-        said = terms[0].prior + sum(one.log_l.sum(1) for one in terms)
+    ) -> tuple[Tensor, Reply, Tensor]:
+        """Draw noise of the shared sites from a proposal, and compute its log weights."""
+        e = self._sampled(proposal, count)
+        reply = self.exchange(Request(e, draws, sets))
         known = -0.5 * (e.square() + math.log(2 * math.pi)).sum(-1)
-        ratio = (said + known - proposal.log_prob(e)).nan_to_num(nan=-torch.inf)
-        if not bool(ratio.isfinite().any()):
-            raise CannotCorrect(
-                "no draw of the guide has a density under the model",
-                "fit more rounds to bring the guide closer to the posterior",
-            )
-        return e, terms, *smoothed(ratio)
+        return e, reply, _ratio(reply) + known - proposal.log_prob(e)
 
-    @property
-    def _first_proposal(self) -> Any:
-        """Distribution of the shared noise: normal, or a list of draws that the guide selects."""
-        if self.guided.listed:
-            return Listed(self.guided.listed)
-        zero = torch.zeros(self.guided.sizes[0], dtype=torch.float64)
-        return dist.Normal(zero, 1.0).to_event(1)
-
-    def _enough(self, noise: Tensor, draws: Sequence[int]) -> list[int]:
+    def _enough(self, reply: Reply, w: Tensor, draws: Sequence[int]) -> list[int]:
         """Return the numbers of draws of z that limit the variance of log importance weights.
 
-        Given are the variance that each group's clients add together, and their draws. The numbers
-        K minimize the sum of rows * K, where the variance falls as K^-ORDER.
+        Given are a reply with the variance that each client adds, weights of its draws [S], and
+        numbers of draws of z. The numbers K minimize the sum of rows * K, where the variance falls
+        as K^-ORDER.
         """
+        noise = torch.stack([(w @ one.noise).sum() for one in reply.terms])
         part = 1 / (1 + ORDER)
         one = noise.double() * torch.tensor(draws).double() ** ORDER  # the variance of a draw
         total = (one**part * self.rows ** (1 - part)).sum()
         many = (one / self.rows) ** part * (total / NOISE) ** (1 / ORDER)
         enough: list[int] = many.clamp(self.guided.least, MANY).ceil().int().tolist()
         return enough
+
+
+def _ratio(reply: Reply) -> Tensor:
+    """Return the log ratio of the posterior to the guide [S], up to a constant.
+
+    Raises:
+        CannotCorrect: if no draw has a density under the posterior.
+    """
+    ratio = reply.terms[0].prior + sum(one.log_l.sum(1) for one in reply.terms)
+    if not bool(ratio.isfinite().any()):
+        raise CannotCorrect(
+            "no draw of the guide has a density under the model",
+            "fit more rounds to bring the guide closer to the posterior",
+        )
+    return ratio.nan_to_num(nan=LOWEST, posinf=LOWEST, neginf=LOWEST)
+
+
+def _weighed(values: Tensors, log_w: Tensor, k: float, differing: str = "") -> Weighed:
+    """Return weighted draws with the diagnostics of their weights."""
+    weights = Weights(torch.tensor([k]), effective(log_w)[None], len(log_w), differing)
+    return Weighed(values, log_w, weights)

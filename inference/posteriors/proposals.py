@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,13 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
+from pyrofl.tensors import Tensors
+
 FREEDOM = 5.0  # degrees of freedom of the t distribution
 REACH = 4.0  # maximum step to a mode, in the guide's standard deviations
 WIDER = 2.0  # scale of the wider normal of a mixture
 PER = 4  # rows of a regression for each of its coefficients
+BRIDGES = 50  # iterations of the ratio of normalizing constants
 
 
 def effective(log_w: Tensor) -> Tensor:
@@ -54,14 +58,114 @@ class Listed:
 
     def sample(self, shape: tuple[int]) -> Tensor:
         """Return normal noise [S, 1], S at most the count, in the middles of equal intervals."""
-        size = min(shape[0], self.count)
-        places = (torch.arange(size, dtype=torch.float64) * self.count / size).floor()
+        places = self.places(min(shape[0], self.count)).double()
         noise: Tensor = torch.special.ndtri((places + 0.5) / self.count)[:, None]
         return noise
+
+    def places(self, size: int) -> Tensor:
+        """Return the indices of `size` of the draws, evenly spaced."""
+        places = torch.arange(size, dtype=torch.float64) * self.count / size
+        return places.floor().long()
 
     def log_prob(self, noise: Tensor) -> Tensor:
         """Return the log density [S] of noise, up to a constant."""
         return -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1)
+
+
+@dataclass(frozen=True)
+class ServerDraws:
+    """Draws that a server lists, as noise in which they have nearly mean 0 and covariance 1.
+
+    Attributes:
+        noise: [S, d].
+        log_density: of the noise, up to a constant, [S].
+        listed_at: noise [S, d] -> a server state that lists draws at this noise instead, and their
+            log densities [S], with the same constant.
+    """
+
+    noise: Tensor
+    log_density: Tensor
+    listed_at: Callable[[Tensor], tuple[Tensors, Tensor]]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Weighted draws of a server's list and of t distributions, as draws of their mixture.
+
+    The list has the density f / Z, of which the server knows f, and clients report p / f at each
+    draw. With n_0 draws of the list and n_i of t_i, n in all, the weights are
+
+        w = p / q,    q = (n_0 f / Z + sum_i n_i t_i) / n
+
+    (the balance heuristic of Veach and Guibas, "Optimally Combining Sampling Techniques", 1995;
+    Owen and Zhou, "Safe and effective importance sampling", JASA 2000; for adapted t_i: Cornuet,
+    Marin, Mira and Robert, "Adaptive multiple importance sampling", 2012). The list keeps w below
+    n Z / n_0 times p / f, and the tails of t_i bound it where those of f are too short. Z is that
+    of bridge sampling between the list and the draws of the t_i.
+
+    Attributes:
+        listed: the server's list.
+        noise: of the draws, those of the list first, [n, d].
+        level: log f of them, [n].
+        ratio: log p / f of them, up to a constant, [n].
+        near: the t distributions, each with its number of draws.
+    """
+
+    listed: ServerDraws
+    noise: Tensor
+    level: Tensor
+    ratio: Tensor
+    near: tuple[tuple[Any, int], ...] = ()
+
+    def extended(self, near: Any, noise: Tensor, level: Tensor, ratio: Tensor) -> Mixture:
+        """Return the mixture with the draws of one more t distribution."""
+        old = self.noise, self.level, self.ratio
+        new = (torch.cat(pair) for pair in zip(old, (noise, level, ratio), strict=True))
+        return Mixture(self.listed, *new, (*self.near, (near, len(noise))))
+
+    def log_weights(self) -> Tensor:
+        """Return the log weights [n], up to a constant."""
+        if not self.near:
+            return self.ratio
+        count = sum(n for _, n in self.near)
+        first = len(self.noise) - count
+        near = self._near(self.noise)
+        off = (self.level - near)[first:]
+        known = self.listed.log_density - self._near(self.listed.noise)
+        level = self.level - bridge(off[off.isfinite()], known)
+        listed, other = (math.log(part / len(self.noise)) for part in (first, count))
+        return self.ratio + self.level - torch.logaddexp(listed + level, other + near)
+
+    def last(self) -> Tensor:
+        """Return the log weights of the draws of the last t distribution, without the others."""
+        near, count = self.near[-1]
+        log_p: Tensor = (self.ratio + self.level)[-count:] - near.log_prob(self.noise[-count:])
+        return log_p
+
+    def _near(self, noise: Tensor) -> Tensor:
+        """Return the log density of the mixture of the t distributions."""
+        count = sum(n for _, n in self.near)
+        each = [near.log_prob(noise) + math.log(n / count) for near, n in self.near]
+        return torch.stack(each).logsumexp(0)
+
+
+def bridge(first: Tensor, second: Tensor) -> Tensor:
+    """Return the log ratio Z2 / Z1 of the normalizing constants of two densities.
+
+    Meng and Wong, "Simulating Ratios of Normalizing Constants via a Simple Identity", Statistica
+    Sinica 1996, eq. 4.1.
+
+    Args:
+        first: log of the second density over the first, at draws of the first [S].
+        second: the same at draws of the second [T].
+    """
+    s, t = math.log(len(first)), math.log(len(second))
+    more = t - s  # log ratio of the numbers of draws
+    level = first.logsumexp(0) - s
+    for _ in range(BRIDGES):
+        above = (first - torch.logaddexp(first + more, level)).logsumexp(0) - s
+        level = above - (-torch.logaddexp(second + more, level)).logsumexp(0) + t
+    return level
 
 
 @dataclass(frozen=True)

@@ -29,25 +29,28 @@ from pyrofl.inference.posteriors.client_groups import (
 )
 from pyrofl.inference.posteriors.corrected import (
     Correction,
+    near_list,
     reason_against,
     tried_for,
     untrusted,
+    with_shapes,
 )
 from pyrofl.inference.posteriors.draws import asked_of, posterior
 from pyrofl.inference.posteriors.export import Fact, inference_data
 from pyrofl.inference.posteriors.group_weights import GroupTerms, drawn_sites
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
-from pyrofl.inference.posteriors.importance_sampling import Weighing, Weights
+from pyrofl.inference.posteriors.importance_sampling import Reply, Request, Weighing, Weights
 from pyrofl.inference.posteriors.proposals import resampled
+from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.inference.seeds import Stream, separate, stream
 from pyrofl.tensors import Tensors, matches
 from pyrofl.turns import synchronized
 
 WHY = "no: the rows that importance weights need are at the clients"
 
-Report = Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
-"""Noise of shared draws [S, d], draws of each client's own sites [J], sets of these, and number of
-the exchange -> log marginal likelihoods and their relative variances, [S, J] each."""
+Report = Callable[[Request, int], tuple[Tensor, Tensor]]
+"""Request with numbers of draws of each client, and number of the exchange -> log marginal
+likelihoods and their relative variances, [S, J] each."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ def corrected_shared(
     if not own:
         return SharedDraws()
     asked = asked_of(run.method, {"seed": run.seed, "draws": draws})
+    run.record_correction("")  # of an earlier one
     correction, everyone = Correction(None, False, run.status), torch.arange(run.data.clients)
     reason = reason or reason_against(run.method, run.data, everyone, asked)
 
@@ -116,6 +120,7 @@ def corrected_shared(
         return _weighed(run, report, asked)
 
     found, weights = correction.tried(run.method, run.state, asked, reason, [], weigh)
+    run.record_correction(correction.unreliable)
     found = found or SharedDraws(own)
     return replace(found, outcome=correction.outcome, weights=weights)
 
@@ -133,30 +138,41 @@ def _weighed(
         most = 1
     groups = alike(data.sizes, everyone, most)
     longest = torch.tensor([int(data.sizes[ids].max()) * len(ids) for ids in groups])
-    guided = GuidedSites(method, _one(run, bare, new, groups[0][:1], asked))
-    single = _one(run, _bare(data, [1] * data.clients), new, groups[0][:1], asked)
+    blank, first = _bare(data, [1] * data.clients), groups[0][:1]
     number = 0
 
-    def exchange(e: Tensor, own: Sequence[int], sets: int) -> list[GroupTerms]:
+    def guided_by(server: Tensors) -> tuple[GuidedSites, ClientGroup]:
+        """Return the guide's sites, and one client with one row of zeros, given a server state."""
+        state = replace(new, server=server)
+        guided = GuidedSites(method, _one(run, bare, state, first, asked))
+        return guided, _one(run, blank, state, first, asked)
+
+    own = guided_by(new.server)
+
+    def exchange(wanted: Request) -> Reply:
         """Return the terms of the groups that one process would form."""
         nonlocal number
         each = torch.zeros(data.clients, dtype=torch.long)
-        for ids, k in zip(groups, own, strict=True):
+        for ids, k in zip(groups, wanted.draws, strict=True):
             each[ids] = k
-        log_l, noise = report(e, each, sets, number)
+        log_l, noise = report(wanted._replace(draws=each.tolist()), number)
         number += 1
-        said, _ = _at(run, guided, single, e)
+        guide = own if wanted.server is None else guided_by(wanted.server)
+        said, values = _at(run, *guide, wanted.noise)
         prior = (said["shared log_p"] - said["shared log_q"])[:, 0]
-        return [GroupTerms(log_l[:, ids], noise[:, ids], prior) for ids in groups]
+        terms = [GroupTerms(log_l[:, ids], noise[:, ids], prior) for ids in groups]
+        return Reply(terms, values)
 
     common = stream(asked.seed, Stream.TEST, run.state.number)
-    weighing = Weighing(guided, longest.double(), exchange, common, tried_for(method, draws))
-    e, log_w, weights = weighing.together()
-    if bool(untrusted(weights).any()):
-        return None, weights
-    chosen = resampled(log_w, draws, common)
-    _, values = _at(run, guided, single, e[chosen])
-    return SharedDraws(values, weights=weights, log_w=log_w, chosen=chosen), weights
+    near = near_list(method, run.state, asked, own[0])
+    count = tried_for(method, draws)
+    found = Weighing(own[0], longest.double(), exchange, common, count, near).together()
+    if bool(untrusted(found.weights).any()):
+        return None, found.weights
+    weights = with_shapes(found)
+    chosen = resampled(found.log_w, draws, common)
+    values = {n: v[chosen] for n, v in found.values.items()}
+    return SharedDraws(values, weights=weights, log_w=found.log_w, chosen=chosen), weights
 
 
 def _at(
@@ -208,6 +224,9 @@ def shared_to_arviz(run: Fitted, draws: int = 1000, found: SharedDraws | None = 
     if (weights := found.weights) is not None:
         groups["sample_stats"] = {"pareto_k": weights.k, "importance_ess": weights.ess}
         axes |= dict.fromkeys(groups["sample_stats"], ("chain",))
+        for name, value in weights.shapes.items():
+            groups["sample_stats"][f"pareto_k_{name}"] = value[None]
+            axes[f"pareto_k_{name}"] = ("chain", ESTIMATE, *axes[name][2:])
     attrs: dict[str, Fact] = {
         "method": run.method.name or run.method.programs,
         "rounds": run.state.number,
@@ -215,4 +234,5 @@ def shared_to_arviz(run: Fitted, draws: int = 1000, found: SharedDraws | None = 
         "status": str(run.status),
         "corrected": found.outcome,
     }
-    return inference_data(groups, axes, {}, None, attrs)
+    coords = {ESTIMATE: ESTIMATES} if weights is not None and weights.shapes else {}
+    return inference_data(groups, axes, coords, None, attrs)

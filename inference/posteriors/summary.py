@@ -33,8 +33,9 @@ def summarize(
         A row for each entry of a variable. Columns are mean, sd, median and the ends of the
         interval, such as "2.5%"; ess_bulk, ess_tail and r_hat of `arviz.ess` and `arviz.rhat`,
         with r_hat NaN for one run, as it compares runs; and pareto_k and importance_ess of the
-        correction by importance sampling, the worst of all runs (NaN without a correction). The
-        attribute "corrected" is that of `to_arviz`.
+        correction by importance sampling, the worst of all runs (NaN without a correction);
+        pareto_k is the largest one of the entry's mean, standard deviation and ends of the 95%
+        interval, see `tail_shapes`. The attribute "corrected" is that of `to_arviz`.
 
     Raises:
         ValueError: if a variable is unknown, or prob is not between 0 and 1.
@@ -62,7 +63,7 @@ def summarize(
         columns += [bulk, tail, r_hat]
         for entry, at in coordinates(draws.isel(draws=0, drop=True)):
             place = tuple(at.values())
-            own = [_worst(stats, one, at) for one in OF_RUN]
+            own = [_worst(stats, one, at, name) for one in OF_RUN]
             rows.append([*(float(column[place]) for column in columns), *own])
             index.append(label + entry.removeprefix(name))
     shown = [f"{100 * end:.4g}%" for end in ends]
@@ -79,10 +80,12 @@ def _of(function: Any, value: xarray.DataArray, **how: Any) -> np.ndarray:
     return diagnostic
 
 
-def _worst(stats: Any, name: str, at: Mapping[Any, int]) -> float:
+def _worst(stats: Any, name: str, at: Mapping[Any, int], site: str) -> float:
     """Return the worst value of a diagnostic over runs, for a variable's entry."""
     if name not in stats:
         return np.nan
+    if (own := f"{name}_{site}") in stats:  # of each estimate
+        return float(stats[own].isel(at, missing_dims="ignore").max())
     value = stats[name]
     if "client" in value.dims:
         value = value.isel(client=at["client"]) if "client" in at else value

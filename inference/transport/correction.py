@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
+from pyrofl.inference.posteriors.importance_sampling import Request
 from pyrofl.inference.posteriors.shared import Report, SharedDraws
 from pyrofl.inference.transport.server import Server
 from pyrofl.inference.transport.wire import Flat, named, number, tensors
@@ -45,13 +46,14 @@ def reporter(
     given = {name: (name,) for name in names} if holders is None else holders
     absent = sorted(set(names) - {name for own in given.values() for name in own})
 
-    def report(noise: Tensor, draws: Tensor, sets: int, exchange: int) -> tuple[Tensor, Tensor]:
+    def report(wanted: Request, exchange: int) -> tuple[Tensor, Tensor]:
         """Return log marginal likelihoods and their relative variances, [S, J] each."""
-        reasons = dict.fromkeys(absent, "not connected")
+        reasons, noise, sets = dict.fromkeys(absent, "not connected"), wanted.noise, wanted.sets
         found = torch.zeros(2, len(noise), len(names), dtype=torch.float64)
-        about = {"exchange": exchange, "sets": sets}
-        columns = {"draws": draws, "shared/noise": noise.expand(len(names), *noise.shape)}
-        requests = server.configure_posterior(given, about, columns)
+        about = {"exchange": exchange, "sets": sets, "more": int(wanted.more)}
+        columns = {"draws": torch.tensor(wanted.draws)}
+        columns |= {"shared/noise": noise.expand(len(names), *noise.shape)}
+        requests = server.configure_posterior(given, about, columns, wanted.server)
         for _ in range(TRIES if not absent else 0):
             answers = send(requests)
             reasons = {}

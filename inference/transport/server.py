@@ -251,7 +251,11 @@ class Server:
     @synchronized
     @checked
     def configure_posterior(
-        self, holders: Mapping[str, Sequence[str]] | None, about: Flat, columns: Tensors
+        self,
+        holders: Mapping[str, Sequence[str]] | None,
+        about: Flat,
+        columns: Tensors,
+        state: Tensors | None = None,
     ) -> dict[str, Flat]:
         """Return requests on posterior draws to all clients, with what these draws need.
 
@@ -261,11 +265,12 @@ class Server:
             holders: as in `configure_train`.
             about: further numbers and texts of the requests.
             columns: further tensors, with one entry for each client, [J, ...].
+            state: server state with other draws; None is that of the last round.
         """
         method, ids = self.at(max(self.state.number - 1, 0)), torch.arange(self.roster.clients)
         view = method.posterior_view
         about = {"round": self.state.number, "model": view, **about}
-        return self._sheets(method.deployed(view), ids, holders, about, columns)
+        return self._sheets(method.deployed(view), ids, holders, about, columns, state)
 
     @property
     def checkpoint(self) -> Flat:
@@ -329,10 +334,12 @@ class Server:
         holders: Mapping[str, Sequence[str]] | None,
         about: Flat,
         columns: Tensors,
+        state: Tensors | None = None,
     ) -> dict[str, Flat]:
         """Create one request per machine, for the selected clients on that machine."""
         names = self.roster.names
-        received = downloaded(method, self.state.server, self.roster.cohort(ids))
+        state = self.state.server if state is None else state
+        received = downloaded(method, state, self.roster.cohort(ids))
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
         table |= {"accepted": self.accepted[ids]} | under("down", received)
         about = about | {"clients": len(names)}

@@ -78,6 +78,7 @@ def weigh(
     if reason := reason_against(method):
         raise InvalidRequestError(f"draws are not corrected: {reason}")
     names, at, sets = named(request), number(request, "exchange"), number(request, "sets")
+    more = bool(number(request, "more"))
     ids, draws = (column(request, n, len(names), torch.long) for n in ("ids", "draws"))
     noise = tensors("shared", request)["noise"][0].double()
     before = _before(names, state.number, at, known) if at else {}
@@ -89,8 +90,8 @@ def weigh(
             part = GroupWeighing(method, group, GuidedSites(method, group))
             mine = [shard.names[i] for i in group.ids]
             if at:
-                _restore(part, [before[name] for name in mine])
-            terms = part.together(noise, int(k), sets)
+                _restore(part, [before[name] for name in mine], more)
+            terms = part.together(noise, int(k), sets, more)
             after |= dict(zip(mine, _records(part), strict=True))
             columns = {"ids": torch.tensor(group.ids), "log_l": terms.log_l.mT}
             found.append(columns | ({"noise": terms.noise.mT} if sets > 1 else {}))
@@ -131,8 +132,11 @@ def _records(part: GroupWeighing) -> list[dict[str, Any]]:
     return found
 
 
-def _restore(part: GroupWeighing, records: list[dict[str, Any]]) -> None:
+def _restore(part: GroupWeighing, records: list[dict[str, Any]], more: bool) -> None:
     """Continue the importance sampling of a group from the records of its clients."""
+    for n in records[0]["sites"] if more else ():  # the group is that of the exchange before
+        value = torch.cat([one["sites"][n] for one in records], 1)
+        part.sites |= {n: Values(value, n in records[0]["rows"])}
     for source, one in zip(part.group.sources, records, strict=True):
         source.set_state(one["source"])
     if (slopes := [one["slopes"] for one in records])[0] is not None:

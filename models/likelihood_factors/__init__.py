@@ -19,10 +19,13 @@ has no approximation but that of the likelihoods. For normal responses, linear i
 sufficient statistics, and one exchange is exact for known or unknown noise variances; see `linear`.
 Effects e_j of a client follow given each draw of g, in closed form.
 
-One more exchange corrects the draws: `to_arviz` weighs the server's draws by prod_j L_j / t_j, for
-which each client reports L_j at every draw. Pareto k measures the remaining error, except that of a
-mode that no draw has reached. Clients search for a second maximum of their likelihoods, and
-`Run.warnings` counts those that have found one; see `factors`.
+A few more exchanges correct the draws: `to_arviz` weighs the server's draws by prod_j L_j / t_j,
+for which each client reports L_j at every draw. No weight shows a tail in which the server has no
+draw, so draws of one or two t distributions near the weighted moments follow; see `Mixture` in
+`pyrofl.inference.posteriors.proposals`. A warning names estimates in which these sets of draws
+differ. Pareto k measures the remaining error, except that of a mode that no draw has reached.
+Clients search for a second maximum of their likelihoods, and `Run.warnings` counts those that have
+found one; see `factors`.
 
 The program may be centered or not; see `pyrofl.models.likelihood_factors.structure`. A client that
 has not reported has the factor 1, and `Run.warnings` counts these clients. The server learns each
@@ -68,7 +71,7 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
     Returns:
         A method whose server draws from the posterior in every round. One round suffices for linear
         models with normal responses, and four for others; fit more if Pareto k of `to_arviz`
-        is above 0.5.
+        is above 0.7.
 
     Raises:
         ValueError: if a pattern of shared matches no site, the prior of a shared site depends on a

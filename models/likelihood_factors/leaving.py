@@ -7,7 +7,6 @@ exchange with clients.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,12 +18,12 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.membership import leave
+from pyrofl.inference.posteriors.proposals import bridge
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors
 
 ENOUGH = 0.8  # effective part of the draws that are resampled, as few have heavy tails
 EFFECTIVE = 10  # draws for each variable, for the moments of a cavity
-BRIDGES = 50  # iterations of the ratio of normalizing constants
 
 
 class Factored(Protocol):
@@ -80,23 +79,6 @@ def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:
         others = left["server/draws"]
     level = bridge(-own, -method.factors_at(others, server, cohort))
     return replace(run.state, server=server | {"server/others": others, "server/level": level})
-
-
-def bridge(first: Tensor, second: Tensor) -> Tensor:
-    """Return the log ratio Z2 / Z1 of the normalizing constants of two densities.
-
-    Meng and Wong, "Simulating Ratios of Normalizing Constants via a Simple Identity", Statistica
-    Sinica 1996, eq. 4.1.
-
-    Args:
-        first: log of the second density over the first, at draws of the first [S].
-        second: the same at as many draws of the second [S].
-    """
-    level = first.logsumexp(0) - math.log(len(first))
-    for _ in range(BRIDGES):
-        above = (first - torch.logaddexp(first, level)).logsumexp(0)
-        level = above - (-torch.logaddexp(second, level)).logsumexp(0)
-    return level
 
 
 def _refitted(run: Run, client: str, rounds: int) -> Tensors:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import pyro
-import pyro.distributions as dist
 import torch
-from pyro import poutine
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
@@ -18,7 +14,7 @@ from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.hmc import CHAINS, KEPT, LogDensity, hmc
 from pyrofl.inference.metadata import PER_CLIENT, SHARED, Factors, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
-from pyrofl.models.guides.correlated import standard_noise
+from pyrofl.inference.posteriors.proposals import ServerDraws
 from pyrofl.models.likelihood_factors.factors import (
     Factor,
     integrate,
@@ -28,16 +24,21 @@ from pyrofl.models.likelihood_factors.factors import (
 from pyrofl.models.likelihood_factors.finding import refuse_rows
 from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
 from pyrofl.models.likelihood_factors.linear import knows_noise, needs_one_round, statistics
+from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu, precise
 from pyrofl.models.likelihood_factors.variables import Variables
 from pyrofl.tensors import Tensors, like, spread_out, under
 
-PLACE, OWN = "_place", "_own"  # auxiliary sites: which draw of the server, and a client's noise
 LEAST = 1e-9  # variance of a cavity, relative to that of the draws
 CELLS = 4_000_000  # numbers in a tensor
 STEPS = 200  # of the search for the first mode
 FEW = 0.1  # effective part of the old draws, from which changes can be seen
 MIXED = 1.1  # R-hat above which the server's chains have not mixed
+UNMIXED = (
+    "the server's chains have not mixed, so that its draws are unreliable, and more rounds will "
+    "not help: reparametrize the program, as from a non-centered to a centered form or to "
+    "MultivariateNormal effects, or use pvi.hierarchical"
+)
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,15 @@ class LikelihoodFactors:
             aggregate=self.aggregate,
             download=self.cavity,
             upload=self.upload,
-            views={"personal": View(self.read, self.posterior, exact=self.is_exact)},
+            views={
+                "personal": View(self.read, self.posterior, exact=self.is_exact, listed=self.listed)
+            },
             metadata=Metadata(
                 {
                     names: SHARED,
                     " ".join(self.tables): (PER_CLIENT, factors),
                     "mean sd": Moments(self.structure.ours.moments, undamped=True),
-                    "server/r_hat": Monitor(
-                        MIXED, "the server's chains have not mixed: its draws are unreliable"
-                    ),
+                    "server/r_hat": Monitor(MIXED, UNMIXED, required=True, lasting=True),
                     "server/several": Monitor(
                         0.0,
                         "the likelihoods of that many clients have several maxima, so the "
@@ -356,6 +357,17 @@ class LikelihoodFactors:
         shared, own = ({n: v.to(cohort.size) for n, v in part.items()} for part in (shared, own))
         return spread_out(shared, len(cohort.ids)) | own
 
+    def listed(self, server: Tensors) -> ServerDraws:
+        """Return the server's draws as noise, in the variables of its sampler."""
+        u, log_density = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
+        factors = self._factors(server)
+
+        def listed_at(u: Tensor, found: Evaluated) -> tuple[Tensors, Tensor]:
+            value = self._product(u, found, factors)
+            return server | {"server/draws": u, "server/log_density": value}, value
+
+        return self._variables(factors, u).standardized(u, log_density, listed_at)
+
     def is_exact(self, server: Tensors) -> bool:
         """Return whether the server's draws are of the exact posterior of all clients."""
         mixed, missing = (float(server[f"server/{n}"]) for n in ("r_hat", "missing"))
@@ -368,33 +380,4 @@ class LikelihoodFactors:
 
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Select one of the server's draws, and draw the client's own noise given it."""
-        if "draws" in local:
-            of_draws = ("draws", "log_density", "own_mean", "own_root")
-            u, log_density, mean, root = (local[n] for n in of_draws)
-        else:  # while clients train: the middle of the cavity, and the prior of the effects
-            u = local["mean"][..., None, :]
-            root = torch.eye(self.structure.mine.size).to(u).expand(*u.shape[:-1], -1, -1)
-            log_density, mean = torch.zeros_like(u[..., 0]), root.new_zeros(root.shape[:-1])
-        count = u.shape[-2]
-        with batch.clients():
-            listed: Any = {"is_auxiliary": True, "listed": count}
-            standard = dist.Normal(u.new_zeros(len(batch), 1), 1.0)
-            place = pyro.sample(PLACE, standard.mask(False), infer=listed)
-            noise = standard_noise(OWN, mean[..., 0, :])
-            at = (torch.special.ndtr(place) * count).long().clamp(0, count - 1)
-            client = torch.arange(len(batch), device=u.device)[:, None].expand_as(at)
-            middle = (place == 0)[..., None]  # as of the mean of the guide
-            ours = torch.where(middle, u.mean(-2), u[client, 0, at])
-            own = torch.where(middle, mean.mean(-2), mean[client, 0, at])
-            scale = root[client, 0, at]
-            log_q = torch.where(place == 0, 0.0, log_density[client, 0, at])
-            log_own = -scale.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            values = self.structure.ours.sample(ours, log_q, 1.0)
-            eta = own + (scale @ noise[..., None])[..., 0]
-            # Of rows that nobody has trained on there is nothing but the model.
-            rows = batch.mask.shape[1] if batch.at is None else 0
-            values |= self.structure.mine.sample(eta, log_own, 1.0, rows)
-        if not rows and (names := self.structure.mine.of_rows):
-            stated = poutine.condition(self.structure, data=values)
-            with poutine.block(hide_fn=lambda msg: msg["name"] not in names):
-                stated({}, {}, batch)
+        select_draw(self.structure, local, batch)

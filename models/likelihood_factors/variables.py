@@ -17,7 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyrofl.inference.hmc import covariance_root
+from pyrofl.inference.posteriors.proposals import ServerDraws
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure
+from pyrofl.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -66,3 +69,28 @@ class Variables:
             if torch.equal(before, u):
                 break
         return u, found, growth.log().sum(-1)
+
+    def standardized(
+        self,
+        u: Tensor,
+        log_density: Tensor,
+        listed_at: Callable[[Tensor, Evaluated], tuple[Tensors, Tensor]],
+    ) -> ServerDraws:
+        """Return draws u [S, d] and their log density [S] as noise of the variables w.
+
+        `listed_at` returns a server state with other draws u [S, d], where the prior is as given,
+        and their log density.
+        """
+        w = self.sampled(u)
+        mean, root = w.mean(0), covariance_root(w)
+
+        def at(noise: Tensor) -> tuple[Tensors, Tensor]:
+            with torch.no_grad():
+                u, found, growth = self.shared(mean + noise @ root.mT)
+                server, value = listed_at(u, found)
+            return server, value + growth
+
+        with torch.no_grad():
+            growth = self.shared(w)[2]
+        noise = torch.linalg.solve_triangular(root, (w - mean).mT, upper=False).mT
+        return ServerDraws(noise, log_density + growth, at)

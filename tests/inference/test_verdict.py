@@ -23,6 +23,7 @@ from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.metadata import INCOMPARABLE, normals
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
 from pyrofl.inference.monitoring.status import (
+    ConvergenceMonitor,
     ConvergenceStatus,
     Losses,
     comparable,
@@ -54,6 +55,28 @@ def record(
     return RoundRecord(
         number, 0.0, 0, 0, rejected, cohort, [1, 1], cohort, [], told, first, moved, {}
     )
+
+
+def test_no_run_has_converged_whose_chains_have_not_mixed():
+    """One such round may pass; after two in succession training stops, with what helps."""
+    still = {"w": {"mean": 0.001, "sd": 0.001}}
+    why = "r_hat is 3.9: more rounds will not help: use X"
+    good = [replace(record(n, moved=still), undamped=True) for n in (1, 2)]
+    bad = [replace(record(n, moved=still), undamped=True, unreliable=why) for n in (3, 4)]
+    assert convergence_status(good, "w").kind == "converged"
+    for records, stops in ((good + bad[:1], False), (good + bad, True)):
+        status = convergence_status(records, "w")
+        assert (status.kind, status.why, status.ended) == ("not converged", why, stops)
+        assert ConvergenceMonitor(records, "w").over == stops
+    exact = [replace(one, exact=True) for one in good + bad]
+    assert convergence_status(exact, "w").kind == "not converged"
+
+
+def test_unreliable_weights_are_in_the_status_of_a_converged_run():
+    done, moving = (ConvergenceStatus(kind, "", 1) for kind in ("converged", "not converged"))
+    found = done.tested(weights="Pareto k is 2: use X")
+    assert (found.kind, found.why, found.ended) == ("not converged", "Pareto k is 2: use X", True)
+    assert moving.tested(weights="Pareto k is 2: use X") == moving
 
 
 def test_the_reason_is_the_change_in_the_last_round():

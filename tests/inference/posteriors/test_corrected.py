@@ -217,6 +217,7 @@ def test_weights_that_cannot_be_trusted_are_refused_by_default():
     guided = run.to_arviz(50, corrected=False)
     assert found["posterior"].equals(guided["posterior"])
     assert found["posterior"].attrs["corrected"].startswith("no: Pareto k is ")
+    assert run.ending["weights"].startswith("Pareto k of the correction is ")
     assert float(found["sample_stats"]["importance_ess"][0]) < 400
 
 
@@ -226,6 +227,14 @@ def test_draws_are_corrected_by_default():
     assert found["posterior"].equals(exact_draws["posterior"])
     assert found["posterior"].attrs["corrected"] == "yes"
     assert {"pareto_k", "importance_ess"} <= set(found["sample_stats"])
+    of_eta = found["sample_stats"]["pareto_k_eta"]
+    assert of_eta.dims == ("chain", "estimate", "client")
+    assert list(of_eta["estimate"].values) == ["mean", "sd", "2.5%", "97.5%"]
+    assert found["sample_stats"]["pareto_k_mu"].dims == ("chain", "estimate")
+    assert (of_eta >= found["sample_stats"]["pareto_k"]).all()
+    table = run.summary(50)
+    assert table.loc["mu", "pareto_k"] == float(found["sample_stats"]["pareto_k_mu"].max())
+    assert "weights" not in run.ending
     straight = run.to_arviz(50, corrected=False)
     assert straight["posterior"].attrs["corrected"] == "no: corrected=False"
     assert not straight["posterior"].equals(found["posterior"])
@@ -262,6 +271,8 @@ def test_draws_that_need_no_correction_say_so_without_a_warning():
 def test_advice_suits_the_verdict():
     moving, done = (ConvergenceStatus(kind, "", 1) for kind in ("not converged", "converged"))
     assert corrected.advice(moving) == "the run has not converged: fit more rounds"
+    ended = replace(moving, why="chains have not mixed: use X", ended=True)
+    assert corrected.advice(ended) == "the run has not converged: chains have not mixed: use X"
     assert "more rounds will not help" in corrected.advice(done)
 
 
