@@ -36,8 +36,8 @@ import numpy as np
 from pyrofl.inference.checks.elpd import elpd_data
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
-from pyrofl.inference.posteriors.corrected import YES
 from pyrofl.inference.posteriors.export import gathered, import_arviz, refuse_no_groups
+from pyrofl.inference.posteriors.outcomes import YES
 
 if TYPE_CHECKING:
     import pandas as pd

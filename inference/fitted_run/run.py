@@ -44,7 +44,6 @@ from pyrofl.tensors import Tensors
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-
 LOOKED_AT, ALIKE = 8, 1e-6  # clients and rows; predictions that differ by no more
 FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -63,8 +62,7 @@ class Run(Pickled, Summarised):
             `evaluate`.
         records: the record of each round; `rounds` is a table of them.
         history: all recorded scores, averaged over clients, as rows of the table `metrics`.
-        ending: result of the test of the objective after the last round, see `test_ending`, and of
-            the last correction of draws, see `record_correction`.
+        ending: results of `test_ending` after the last round, and of `record_correction`.
     """
 
     method: Method
@@ -199,9 +197,8 @@ class Run(Pickled, Summarised):
     def evaluate_all(self) -> list[Scores]:
         """Evaluate every model on training and held-out clients, and on all test rows pooled.
 
-        Every model is evaluated on training and held-out clients, the personal one also after the
-        method's adaptation, the global one also on all test rows together. Without test rows,
-        training rows are used.
+        The personal model is also evaluated after the method's adaptation, the global one on all
+        test rows together. Without test rows, training rows are used.
         """
         data, views = self.data, self.method.views
         tested = any(map(len, data.test[: data.clients]))
@@ -277,9 +274,8 @@ class Run(Pickled, Summarised):
     def status(self) -> ConvergenceStatus:
         """Convergence status of the run: converged, not converged, stuck or diverged.
 
-        It is computed from the records, at the end of `fit` also from the objective, see
-        `optimum`, and after `to_arviz` also from Pareto k of its correction: with k above 0.7 the
-        run has not converged.
+        It is that of the records, at the end of `fit` also of the objective, see `optimum`. After
+        `to_arviz`, a run with Pareto k above 0.7 has not converged.
         """
         return convergence_status(self.records, trained_by(self.method)).tested(**self.ending)
 
@@ -306,9 +302,7 @@ class Run(Pickled, Summarised):
 
     def record_correction(self, why: str) -> None:
         """Store why the weights of the last correction by `to_arviz` are unreliable, or ""."""
-        self.ending.pop("weights", None)
-        if why:
-            self.ending["weights"] = why
+        self.ending = self.ending | ({"weights": why} if why or self.ending else {})
 
     def _alike(self, state: RoundState) -> bool:
         """Return whether the predictions of each tested client are the same for all of its rows."""

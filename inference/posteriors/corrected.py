@@ -48,15 +48,13 @@ from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites
 from pyrofl.inference.posteriors.importance_sampling import (
-    BAD,
-    ENOUGH,
-    EVEN,
     Reply,
     Request,
     Weighed,
     Weighing,
     Weights,
 )
+from pyrofl.inference.posteriors.outcomes import advice, heavy_tail, outcome_of, untrusted
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
 from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes
@@ -68,11 +66,6 @@ from pyrofl.turns import synchronized
 TRIED = 1000  # minimum number of weighted values of g; at least 5/4 of the requested draws
 ALONE = 4000  # minimum number of weighted draws of a client without shared sites
 NETWORK = 50  # largest number of network parameters that are corrected by default
-YES = "yes"
-RICHER = (
-    "use a richer guide, such as pvi.hierarchical(..., guide=guides.flow(3)), reparametrize the "
-    "model, or check it with pyrofl.reference.nuts"
-)
 T = TypeVar("T")
 
 
@@ -263,53 +256,6 @@ class Bar:
                 bar.update(len(part.group.ids))
 
 
-def is_heavy(weights: Weights) -> Tensor:
-    """Return whether Pareto k is too large: [1] for all clients, or [C] for each."""
-    # Where weights are nearly equal there is no tail whose shape would show anything.
-    return (weights.k > BAD) & ~(weights.ess > EVEN * weights.tried)
-
-
-def untrusted(weights: Weights) -> Tensor:
-    """Return whether importance weights are unreliable: [1] for all clients, or [C] for each."""
-    return is_heavy(weights) | (weights.ess < ENOUGH)
-
-
-def outcome_of(
-    weights: Weights, names: Sequence[str], strict: bool, verdict: ConvergenceStatus
-) -> str:
-    """Return the outcome of an importance correction: "yes", or "no" and the reason.
-
-    A warning is issued if weights are unreliable.
-
-    Args:
-        weights: of all clients together, or of each of these.
-        names: names of the clients that are weighted separately; empty for all together.
-        strict: whether corrected draws are used even if they are unreliable.
-        verdict: status of the run.
-    """
-    bad = untrusted(weights)
-    if not bool(bad.any()):
-        if weights.differing:
-            warnings.warn(
-                "corrected draws may be unreliable: two sets of draws differ beyond their Monte "
-                f"Carlo errors ({weights.differing}); {advice(verdict)}",
-                stacklevel=7,
-            )
-        return YES
-    whose = ", ".join(name for name, b in zip(names, bad.tolist(), strict=False) if b)
-    k, ess = float(weights.k.nan_to_num(torch.inf, torch.inf).max()), float(weights.ess.min())
-    why = (
-        f"Pareto k is {'up to ' if names else ''}{k:.2f} (at most {BAD} is reliable), and "
-        f"the effective sample size of {weights.tried:,} weighted draws is {ess:.0f} "
-        f"({ENOUGH} are sufficient)"
-    )
-    state = "corrected draws are unreliable" if strict else "draws are not corrected"
-    state += f" of {whose}" if names else ""
-    more = "" if strict else ": draws of the guide are used, which may be too narrow or shifted"
-    warnings.warn(f"{state}{more}; {why}; {advice(verdict)}", stacklevel=7)
-    return YES if strict else f"no: {why}"
-
-
 @dataclass
 class Correction:
     """Settings and outcome of the importance correction of a run's posterior draws.
@@ -420,19 +366,5 @@ class Correction:
                 )
             return None, None
         self.outcome = outcome_of(weights, names, strict, self.verdict)
-        if bool((is_heavy(weights)).any()):
-            k = float(weights.k.nan_to_num(torch.inf, torch.inf).max())
-            self.unreliable = f"Pareto k of the correction is {k:.2f} (at most {BAD} is reliable), "
-            self.unreliable += f"and more rounds will not help: {RICHER}"
+        self.unreliable = heavy_tail(weights)
         return found, weights
-
-
-def advice(verdict: ConvergenceStatus) -> str:
-    """Return advice for a better guide or a longer fit, given the run's convergence status."""
-    if verdict.kind in ("stuck", "diverged"):
-        return f"the run is {verdict.kind}, see Run.status"
-    if verdict.ended:
-        return f"the run has not converged: {verdict.why}"
-    if verdict.kind == "not converged":
-        return "the run has not converged: fit more rounds"
-    return f"the run has converged, so more rounds will not help: {RICHER}"
