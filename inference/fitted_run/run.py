@@ -274,8 +274,7 @@ class Run(Pickled, Summarised):
     def status(self) -> ConvergenceStatus:
         """Convergence status of the run: converged, not converged, stuck or diverged.
 
-        It is that of the records, at the end of `fit` also of the objective, see `optimum`. After
-        `to_arviz`, a run with Pareto k above 0.7 has not converged.
+        A run with Pareto k above 0.7 in `to_arviz` has not converged.
         """
         return convergence_status(self.records, trained_by(self.method)).tested(**self.ending)
 

@@ -26,7 +26,7 @@ from pyrofl.inference.posteriors.corrected import Correction
 from pyrofl.inference.posteriors.draws import asked_of, draw, read_own, those
 from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_runs
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
-from pyrofl.inference.posteriors.provenance import facts, together
+from pyrofl.inference.posteriors.provenance import facts, losses, movements, together
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
@@ -275,38 +275,6 @@ def chained(
     units = data.source.units() if data.source else {}
     told = {**(attrs or {}), **units}
     return inference_data(arrays, axes, known, along, told, listed)
-
-
-def losses(runs: Sequence[Fitted]) -> tuple[Tensor, list[int], list[str]]:
-    """Return training losses by run, round, client and gradient step, with labels of the axes."""
-    records = [record for run in runs for record in run.records]
-    steps = list(dict.fromkeys(name for record in records for name in record.loss))
-    numbers = {record.number for record in records}
-    rounds = range(min(numbers), max(numbers) + 1)
-    shape = (len(runs), len(rounds), runs[0].data.clients, len(steps))
-    found = torch.full(shape, torch.nan, dtype=torch.float64)
-    for run, mine in zip(runs, found, strict=True):
-        for record in run.records:
-            for name, value in record.loss.items():
-                mine[record.number - rounds[0], :, steps.index(name)] = value
-    return found, list(rounds), steps
-
-
-def movements(runs: Sequence[Fitted]) -> tuple[list[str], list[dict[str, Variable]]]:
-    """Return site names, and how much each site's parameters changed in every round of each run."""
-    records = [record for run in runs for record in run.records]
-    numbers = {record.number for record in records}
-    keys = {(n, part): None for r in records for n, of in (r.moved or {}).items() for part in of}
-    sites = list(dict.fromkeys(name for name, _ in keys))
-    shape, found = (max(numbers) - min(numbers) + 1, len(sites)), []
-    for run in runs:
-        far = {p: torch.full(shape, torch.nan, dtype=torch.float64) for _, p in keys}
-        for record in run.records:
-            for name, parts in (record.moved or {}).items():
-                for part, value in parts.items():
-                    far[part][record.number - min(numbers), sites.index(name)] = value
-        found.append({f"moved_{p}": Variable(v, ("round", "site")) for p, v in far.items()})
-    return sites, found
 
 
 def of_prior(

@@ -119,9 +119,9 @@ class Mixture:
 
     def extended(self, near: Any, noise: Tensor, level: Tensor, ratio: Tensor) -> Mixture:
         """Return the mixture with the draws of one more t distribution."""
-        old = self.noise, self.level, self.ratio
-        new = (torch.cat(pair) for pair in zip(old, (noise, level, ratio), strict=True))
-        return Mixture(self.listed, *new, (*self.near, (near, len(noise))))
+        pairs = (self.noise, noise), (self.level, level), (self.ratio, ratio)
+        e, log_f, log_r = map(torch.cat, pairs)
+        return Mixture(self.listed, e, log_f, log_r, (*self.near, (near, len(noise))))
 
     def log_weights(self) -> Tensor:
         """Return the log weights [n], up to a constant."""

@@ -1,4 +1,4 @@
-"""Provenance of posterior draws: method, model, seeds and status, as attributes for ArviZ."""
+"""Provenance of posterior draws for ArviZ: method, seeds, status, losses, parameter changes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.status import ConvergenceStatus
-from pyrofl.inference.posteriors.axes import Groups
+from pyrofl.inference.posteriors.axes import Groups, Variable
 from pyrofl.inference.posteriors.export import STOPPED, Fact
 from pyrofl.inference.seeds import Seed, separate
 
@@ -56,3 +59,35 @@ def together(values: Sequence[Fact]) -> Fact:
     (20, '0; 1')
     """
     return values[0] if len(set(values)) == 1 else "; ".join(map(str, values))
+
+
+def losses(runs: Sequence[Any]) -> tuple[Tensor, list[int], list[str]]:
+    """Return training losses by run, round, client and gradient step, with labels of the axes."""
+    records = [record for run in runs for record in run.records]
+    steps = list(dict.fromkeys(name for record in records for name in record.loss))
+    numbers = {record.number for record in records}
+    rounds = range(min(numbers), max(numbers) + 1)
+    shape = (len(runs), len(rounds), runs[0].data.clients, len(steps))
+    found = torch.full(shape, torch.nan, dtype=torch.float64)
+    for run, mine in zip(runs, found, strict=True):
+        for record in run.records:
+            for name, value in record.loss.items():
+                mine[record.number - rounds[0], :, steps.index(name)] = value
+    return found, list(rounds), steps
+
+
+def movements(runs: Sequence[Any]) -> tuple[list[str], list[dict[str, Variable]]]:
+    """Return site names, and how much each site's parameters changed in every round of each run."""
+    records = [record for run in runs for record in run.records]
+    numbers = {record.number for record in records}
+    keys = {(n, part): None for r in records for n, of in (r.moved or {}).items() for part in of}
+    sites = list(dict.fromkeys(name for name, _ in keys))
+    shape, found = (max(numbers) - min(numbers) + 1, len(sites)), []
+    for run in runs:
+        far = {p: torch.full(shape, torch.nan, dtype=torch.float64) for _, p in keys}
+        for record in run.records:
+            for name, parts in (record.moved or {}).items():
+                for part, value in parts.items():
+                    far[part][record.number - min(numbers), sites.index(name)] = value
+        found.append({f"moved_{p}": Variable(v, ("round", "site")) for p, v in far.items()})
+    return sites, found
