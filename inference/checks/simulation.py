@@ -28,7 +28,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
-from pyrofl.inference.monitoring.status import Losses, comparable
+from pyrofl.inference.monitoring.losses import Losses, comparable
 from pyrofl.inference.posteriors.arviz import of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import posterior

@@ -10,8 +10,8 @@ from typing import Any
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.metadata import Moments, of_kind, unfinished, watched
 from pyrofl.inference.method import Method
+from pyrofl.inference.monitoring.losses import comparable
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
-from pyrofl.inference.monitoring.status import comparable
 from pyrofl.tensors import Tensors
 
 

@@ -31,7 +31,17 @@ from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
 
-RESERVED = ("chain", "draw", "client", "row", "row_client", "row_weight", "round", "step", "site")
+RESERVED: tuple[str, ...] = (
+    "chain",
+    "draw",
+    "client",
+    "row",
+    "row_client",
+    "row_weight",
+    "round",
+    "step",
+    "site",
+)
 RESERVED += (ESTIMATE,)
 CHEAP = ("posterior", "sample_stats")
 OF_ROWS = {"posterior_predictive", "log_likelihood", "log_prior", "observed_data"}

@@ -32,7 +32,6 @@ from pyrofl.inference.posteriors.corrected import (
     near_list,
     reason_against,
     tried_for,
-    untrusted,
     with_shapes,
 )
 from pyrofl.inference.posteriors.draws import asked_of, posterior
@@ -40,6 +39,7 @@ from pyrofl.inference.posteriors.export import Fact, inference_data
 from pyrofl.inference.posteriors.group_weights import GroupTerms, drawn_sites
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.importance_sampling import Reply, Request, Weighing, Weights
+from pyrofl.inference.posteriors.outcomes import untrusted
 from pyrofl.inference.posteriors.proposals import resampled
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
 from pyrofl.inference.seeds import Stream, separate, stream

@@ -22,6 +22,7 @@ ESTIMATE = "estimate"  # axis of these, in sample_stats
 ESTIMATES = ("mean", "sd", *(f"{100 * end:g}%" for end in ENDS))
 SURE = 3.0  # standard errors by which two estimates differ more than they may
 FAR, RATIO = 0.1, 1.1  # difference of means, in standard deviations, and ratio of these
+CONSTANT = 1e-9  # relative standard deviation of coordinates that do not vary but by rounding
 CELLS = 10_000_000  # numbers in a tensor
 
 
@@ -106,6 +107,9 @@ def difference(values: Tensors, one: Tensor, other: Tensor) -> str:
     found = []
     for name, value in values.items():
         flat = value.double().reshape(len(value), -1)
+        flat = flat[:, flat.std(0) > CONSTANT * flat.abs().amax(0)]
+        if not flat.shape[1]:
+            continue
         a, b = estimates(flat[: len(one)], one), estimates(flat[len(one) :], other)
         far = (a.mean - b.mean).abs() - SURE * torch.hypot(a.error, b.error)
         if bool((far > FAR * b.sd).any()):

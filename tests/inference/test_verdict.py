@@ -21,12 +21,11 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.checkpoints import load, save
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.metadata import INCOMPARABLE, normals
+from pyrofl.inference.monitoring.losses import Losses, comparable
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
 from pyrofl.inference.monitoring.status import (
     ConvergenceMonitor,
     ConvergenceStatus,
-    Losses,
-    comparable,
     convergence_status,
 )
 from pyrofl.models import fedavg, likelihoods, local, pfedvem, priors, pvi

@@ -122,7 +122,7 @@ def test_estimates_that_differ_beyond_their_errors_are_named():
     source = Generator().manual_seed(0)
     x = torch.randn(4000, 2, generator=source, dtype=torch.float64)
     log_w = torch.full((2000,), -math.log(2000)).double()
-    assert difference({"a": x}, log_w, log_w) == ""
+    assert difference({"a": x, "b": x.clone().fill_(0.1), "c": 0 * x}, log_w, log_w) == ""
     shifted = x + torch.tensor([0.0, 0.4]) * (torch.arange(4000) >= 2000)[:, None]
     assert difference({"a": shifted}, log_w, log_w).startswith("mean of a ")
     wider = x * torch.where(torch.arange(4000) >= 2000, 1.4, 1.0)[:, None]
