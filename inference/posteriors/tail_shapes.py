@@ -2,8 +2,8 @@
 
 Of an estimate of E h the shape is the largest of those of the tails of h w and of w, as in Vehtari,
 Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling", JMLR 2024. h is x - E x for a
-mean (both tails), (x - E x)^2 for a standard deviation, and the indicator of a tail of x for the
-end of an interval.
+mean (both tails), and (x - E x)^2 for a standard deviation. For the end of an interval h is an
+indicator, which is bounded, so that the shape is that of w.
 """
 
 from __future__ import annotations
@@ -50,14 +50,12 @@ def shapes(x: Tensor, log_w: Tensor, k: float) -> Tensor:
 
 
 def _shapes(x: Tensor, w: Tensor) -> Tensor:
-    """Return the Pareto shapes of the tails of h w for each h, [4, d]; -inf where h is 0."""
+    """Return the Pareto shapes of the tails of h w for each h, [4, d]; -inf where h is bounded."""
     off = x - w @ x
-    squares = off.square() * w[:, None]
-    order = x.argsort(0)
-    below = w[order].cumsum(0)
-    first = [w[order] * (below <= ENDS[0]), w[order] * (below >= ENDS[1])]
     mean = torch.maximum(_shape(off * w[:, None]), _shape(-off * w[:, None]))
-    return torch.stack([mean, _shape(squares), *map(_shape, first)])
+    sd = _shape(off.square() * w[:, None])
+    bounded = torch.full_like(sd, -math.inf)
+    return torch.stack([mean, sd, bounded, bounded])
 
 
 def _shape(value: Tensor) -> Tensor:
