@@ -73,7 +73,7 @@ def fit(
     draws: Count | None = None,
     metrics: Mapping[str, Metric] | None = None,
     progress: bool = True,
-    callback: Callable[[Run], None] | None = None,
+    callback: Callable[[Run], object] | None = None,
     logger: Callable[[Run, RoundRecord], None] | None = None,
     **loop: Unpack[LoopOptions],
 ) -> Run | Chains:
@@ -102,7 +102,8 @@ def fit(
         progress: show rounds, loss and remaining time on stderr: as a bar in a terminal or a
             notebook with ipywidgets, as about ten lines elsewhere.
         callback: function of the run, called after every round before its evaluation, such as a
-            `Keeper`. If the last round of a resumed Run was not evaluated, this is done first.
+            `Keeper`. If it returns True, the fit ends after this round; other values have no
+            effect. If the last round of a resumed Run was not evaluated, this is done first.
         logger: function of the run and its `RoundRecord`, called after every round and its
             evaluation, such as `loggers.tensorboard(DIR)`.
         loop: further arguments of `federate`, such as participation, chunk_size or privacy;
@@ -202,10 +203,10 @@ def fit(
                 warnings.warn(f"after round 1: {run.status.why}", stacklevel=3)
             last = at_end()
             if callback:
-                callback(run)
+                last |= called("callback", callback, run) is True
             test_if_due(last)
             if logger:
-                logger(run, run.records[-1])
+                called("logger", logger, run, run.records[-1])
             idle = () if len(state.reporters.ids) else ("no client reported; server unchanged",)
             for told in (*state.rejected, *idle):
                 shown.tell(f"round {state.number}: {told}")
@@ -219,3 +220,17 @@ def fit(
             for told in (str(run.status), *run.warnings, *slow):
                 shown.tell(told)
     return run
+
+
+def called(name: str, function: Callable[..., object], *args: object) -> object:
+    """Return what a user's function returns; raise ValueError if it raises StopIteration.
+
+    A loop around `fit` would end in silence.
+    """
+    try:
+        return function(*args)
+    except StopIteration as error:
+        raise ValueError(
+            f"{name} raises StopIteration; return True from callback to end the fit, or give "
+            "next() a default"
+        ) from error

@@ -38,7 +38,7 @@ class FitOptions(LoopOptions, total=False):
     draws: int | None
     metrics: Mapping[str, Metric] | None
     progress: bool
-    callback: Callable[[Any], None] | None
+    callback: Callable[[Any], object] | None
     logger: Callable[[Any, RoundRecord], None] | None
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.data import Batch, Cohort, Federation
+from pyrofl.data import Batch, Federation
 from pyrofl.inference.engine.state import RoundState, client_inputs, downloaded, uploaded
 from pyrofl.inference.metadata import no_statistics
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
 from pyrofl.inference.optim import Adam
 from pyrofl.inference.training.local import train
+from pyrofl.inference.validation.variants import Wider, even, filled, narrowed
 from pyrofl.tensors import Tensors, cut, under, unwritten
 
 COPIED = 2**26  # largest state in bytes that is compared before and after
@@ -168,20 +169,6 @@ def rows_of(batch: Batch) -> Tensors:
     return {f"batch.{n}": getattr(batch, n) for n in ("x", "y", "mask", "size")}
 
 
-class Filled(Federation):
-    """Federation with batches padded by unusual rows, to detect methods that read padding."""
-
-    def gather(self, cohort: Cohort, rows: Tensor, mask: Tensor, *more: Any, **named: Any) -> Batch:
-        """Return a batch that is padded with the last training row of the first client."""
-        rows = torch.where(mask, rows, self.train[0][-1].to(rows))
-        return super().gather(cohort, rows, mask, *more, **named)
-
-
-def filled(data: Federation) -> Federation:
-    """Return a copy of a federation whose batches have different padding rows."""
-    return Filled(**{f.name: getattr(data, f.name) for f in fields(Federation)})
-
-
 def steadied(method: Method) -> Method:
     """Return a method in which Adam does not enlarge gradients that are 0 up to rounding.
 
@@ -199,19 +186,6 @@ def steadied(method: Method) -> Method:
         return tuple(replace(phase, updates=tuple(map(steady, phase.updates))) for phase in some)
 
     return replace(method, phases=phases(method.phases), adapt=phases(method.adapt))
-
-
-def even(data: Federation) -> Federation:
-    """Return a copy of a federation with equal numbers of rows per client, at most two."""
-    most = min(2, int(data.sizes[: data.clients].min()))
-    return replace(data, train=tuple(rows[:most] for rows in data.train))
-
-
-def narrowed(batch: Batch, rows: int | None) -> Batch:
-    """Return a batch with only the first `rows` rows of each client, or with all if None."""
-    names = ("x", "y", "mask", "at", "weights")
-    parts = {n: v[:, :rows] for n in names if (v := getattr(batch, n)) is not None}
-    return replace(batch, **parts)
 
 
 def named(move: object) -> str:
@@ -256,17 +230,22 @@ class Trial:
         data: the training clients, and perhaps a held-out one.
         state: state before the round.
         phases: local phases of the clients.
+        who: ids of the clients, each of which also runs alone with more padding; None takes all,
+            of which the last training client runs alone.
+        alone: the only client that runs alone, or None.
     """
 
     method: Method
     data: Federation
     state: RoundState
     phases: tuple[Phase, ...]
+    who: Tensor | None = None
+    alone: int | None = None
 
     @property
     def ids(self) -> Tensor:
         """Ids of all clients that take part in the validation."""
-        return torch.arange(len(self.data.train))
+        return torch.arange(len(self.data.train)) if self.who is None else self.who
 
     def made(self, ids: Tensor) -> Made:
         """Run a test round for some clients; return their tensors before and after training."""
@@ -385,10 +364,23 @@ class Trial:
         """Return the first tensor that differs between a client trained alone and with others."""
         count = len(self.ids)
         together = together or self.made(self.ids)
-        last = self.data.clients - 1  # it has the fewest rows, so that it is padded
-        with scrambled(self.data.device):
-            alone = self.made(torch.tensor([last]))
-        return _first(together, alone, partial(aligned, client=last, clients=count))
+        # The last has the fewest rows, so that it is padded.
+        some = [self.data.clients - 1] if self.who is None else self.who.tolist()
+        for client in some if self.alone is None else [self.alone]:
+            with scrambled(self.data.device):
+                alone = self._alone(torch.tensor([client]))
+            at = self.ids.tolist().index(client)
+            if found := _first(together, alone, partial(aligned, client=at, clients=count)):
+                return found
+        return None
+
+    def _alone(self, client: Tensor) -> Made:
+        """Run the test round of one client, with more padding if the clients have their own ids."""
+        if self.who is not None:
+            # A program may only support the clients' numbers of rows.
+            with suppress(RuntimeError, ValueError, LookupError):
+                return replace(self, data=filled(self.data, Wider)).made(client)
+        return self.made(client)
 
 
 def _first(together: Made, alone: Made, mine: Callable[[Tensor, Tensor], Tensor | None]) -> Found:

@@ -36,15 +36,18 @@ class Look:
         data: federation with a few rows.
         received: received tensors of the training clients, [C, ...].
         local: their local tensors after training, [C, ...].
+        ids: of the training clients; None takes all.
     """
 
     method: Method
     data: Federation
     received: Tensors
     local: Tensors
+    ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.batch = self.data.batch(torch.arange(self.data.clients))
+        every = torch.arange(self.data.clients)
+        self.batch = self.data.batch(every if self.ids is None else self.ids)
         self.q, self.p = self.run(self.batch, self.received, self.local)
 
     @property

@@ -23,11 +23,11 @@ from pyrofl.inference.validation.independence import (
     PADDING,
     Mixed,
     aligned,
-    narrowed,
     scrambled,
     unlike,
 )
 from pyrofl.inference.validation.program_checker import Look, equal, factors, log_prob_of
+from pyrofl.inference.validation.variants import narrowed
 from pyrofl.plates import KeptPlates
 from pyrofl.tensors import Tensors, cut, default_type
 
@@ -54,10 +54,12 @@ class Reruns:
         look: the first run.
         minibatches: whether a client trains on minibatches; if not, its rows may depend on each
             other.
+        far: whether padding has values far from those of the data.
     """
 
     look: Look
     minibatches: bool
+    far: bool = False
 
     def refuse_mixed_rows(self) -> None:
         """Raise `Mixed` if the density of a data row depends on other rows or on padding."""
@@ -155,7 +157,8 @@ class Reruns:
         taken = x[torch.arange(len(x))[:, None], other.source]
         some = ~other.kept.reshape(*other.kept.shape, *(1 for _ in x.shape[2:]))
         if x.is_floating_point():  # values outside the data test most; indices must stay valid
-            new = torch.where(some, taken.flip(0, 1) + 1, taken)
+            beyond = 10 + 3 * table.abs().max() if self.far else 1
+            new = torch.where(some, taken.flip(0, 1) + beyond, taken)
             with suppress(IndexError, RuntimeError, ValueError):
                 return self._model(replace(other.batch, x=new), known)
         at = torch.arange(other.kept.numel(), device=x.device) * 7 % len(table)

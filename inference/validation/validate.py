@@ -4,15 +4,16 @@ The method runs a round on a few rows of a few clients. Its programs are traced,
 another order of the rows: the likelihood of a row may only depend on that row and on the client's
 tensors. The same clients run together and alone, with other padding and with other states of the
 global random generators: the results of a client must stay the same. Where clients have few rows,
-their programs also run on all of them.
+their programs also run on all of them. Up to four clients with their own ids, of up to 64 rows
+each, then train together and alone, also with more padding and with far values in the others' rows;
+the server aggregates their messages twice. See `real_clients`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 
 import pyro
 import torch
@@ -23,18 +24,9 @@ from pyrofl.data.federation import Federation, a_row
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.messages import merged
+from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState, client_inputs, to_data
-from pyrofl.inference.metadata import (
-    INCOMPARABLE,
-    Mark,
-    Moments,
-    Monitor,
-    Optimal,
-    Rule,
-    WireCost,
-    of_kind,
-)
-from pyrofl.inference.method import GradientStep, Method
+from pyrofl.inference.method import Method
 from pyrofl.inference.recording.recorder import recording
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_still, watched
@@ -43,12 +35,14 @@ from pyrofl.inference.validation.independence import (
     Made,
     Mixed,
     Trial,
-    filled,
     steadied,
     undrawn,
 )
+from pyrofl.inference.validation.patterns import refuse_idle_patterns, refuse_idle_pools
 from pyrofl.inference.validation.program_checker import Look
+from pyrofl.inference.validation.real_clients import refuse_dependent_clients, with_real_ids
 from pyrofl.inference.validation.repeatability import Reruns
+from pyrofl.inference.validation.variants import filled
 from pyrofl.returned import as_tensors, calling, explained, is_of_library
 from pyrofl.tensors import Tensors, cut, default_type, matches, pick
 from pyrofl.turns import synchronized
@@ -73,7 +67,7 @@ def validate_method(
 
     Args:
         method: the method.
-        data: the federation; two training clients and one held-out client are used.
+        data: the federation; up to four training clients and one held-out client are used.
         chunk_size: clients per vectorized batch; with 1 a single client is used.
         server_state: initial server state, instead of `method.init`.
 
@@ -86,10 +80,12 @@ def validate_method(
             minibatches; a function draws from a global random generator, or gives other numbers
             each time; a program modifies its arguments; no gradient reaches a tensor or a site on
             which the loss depends; a pattern of names matches nothing; the aggregation or a view
-            returns an unknown name; or the method fails on these rows.
+            returns an unknown name; the numbers of epochs depend on the other clients; the server
+            keeps memory outside of its state; or the method fails on these rows.
 
     Warns:
-        UserWarning: if the guide reads a tensor that no update changes.
+        UserWarning: if the guide reads a tensor that no update changes, the gradient of your loss
+            is not its derivative, or your loss depends on the clients' ids.
     """
     if not method.phases:
         raise ValueError("phases are (), so no client would train; expected at least one Phase")
@@ -116,6 +112,11 @@ def validate_method(
             whole = filled(_whole(few, data, names))
             with suppress(KeyError, RuntimeError, IndexError, TypeError, AttributeError):
                 _in_both_precisions(method, whole, ids.flip(0), server_state, _look_at_clients)
+        if few.clients > 1:
+            some = _several(data)
+            real = filled(with_real_ids(data, some))
+            start = first(method, data, 0, server_state).server
+            _in_both_precisions(method, real, some, start, refuse_dependent_clients)
 
 
 def _whole(few: Federation, data: Federation, names: tuple[str, ...]) -> Federation:
@@ -269,6 +270,14 @@ def _few(method: Method, data: Federation, alone: bool) -> tuple[Federation, Ten
     return few, torch.tensor(train)
 
 
+def _several(data: Federation) -> Tensor:
+    """Return the ids of the largest, the middle and the smallest client with finite rows."""
+    order = data.sizes[: data.clients].argsort(descending=True, stable=True).tolist()
+    good = [i for i in order if _finite(data, i)] or order
+    places = {0, len(good) // 2, len(good) - 1} if len(good) < 4 else {0, 1, len(good) // 2, -1}
+    return torch.tensor(sorted(good[at] for at in places))
+
+
 def _beginning(data: Federation, client: int) -> Tensor:
     """Return the first `ROWS` training rows of a client that have nonzero weight."""
     rows = data.train[client]
@@ -279,64 +288,6 @@ def _finite(data: Federation, client: int) -> bool:
     """Return whether a client's rows that are used for validation have only finite values."""
     rows = _beginning(data, client)
     return bool(data.x[rows].isfinite().all() and data.y[rows].isfinite().all())
-
-
-def refuse_idle_patterns(
-    method: Method,
-    local: Tensors,
-    server: Tensors,
-    after: Tensors | None,
-    travels: Tensors,
-    sites: list[str],
-) -> None:
-    """Raise ValueError for a name pattern of the method that matches no tensor or site."""
-    asked: list[tuple[str, str, Iterable[str]]] = [
-        (f"step {move.names!r} of {kind}", move.names, local)
-        for kind in ("phases", "adapt")
-        for phase in getattr(method, kind)
-        for move in phase.updates
-        if isinstance(move, GradientStep)
-    ]
-    for names, mark in of_kind(method.metadata.tensors, Mark).items():
-        of_sites = names in method.shared
-        held = local if mark is INCOMPARABLE else server
-        asked.append((f"metadata {mark.text!r}", names, sites if of_sites else held))
-    for names in {
-        **of_kind(method.metadata.tensors, Rule),
-        **of_kind(method.metadata.tensors, WireCost),
-    }:
-        asked.append(("metadata of messages", names, travels))
-    for names in of_kind(method.metadata.tensors, Moments):
-        asked.append(("metadata Moments", names, {**server, **local}))
-    if after is not None:
-        asked += [("Monitor", names, after) for names in of_kind(method.metadata.tensors, Monitor)]
-    for names, best in of_kind(method.metadata.tensors, Optimal).items():
-        asked.append(("metadata Optimal", f"{names} {best.mean} {best.root}", local))
-        asked.append(("metadata Optimal", " ".join(best.sites), sites))
-    for what, patterns, known in asked:
-        for pattern in idle(patterns, known):
-            raise ValueError(
-                f"{pattern!r} in the {what} matches no name; {nearest(pattern, known)}"
-            )
-
-
-def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
-    """Raise ValueError for a name pattern of the aggregation that has no effect."""
-    if isinstance(aggregate := method.aggregate, Aggregator):
-        sent = {n: v for n, v in aggregate.transformed(server, message).items() if n in server}
-        used = [patterns for _, patterns in aggregate.groups(sent)]
-        for hidden in (p for p in aggregate.weights if p not in used):
-            if known := [n for n in sent if matches(n, hidden)]:
-                raise ValueError(
-                    f"{hidden!r} in the aggregation has no effect, as an earlier pattern matches "
-                    f"{known[0]!r}; put it before that pattern"
-                )
-        left = [n for n in sent if not any(matches(n, p) for p in aggregate.weights)]
-        for pattern in idle(" ".join(aggregate.weights), sent) if left else ():
-            raise ValueError(
-                f"{pattern!r} in the aggregation matches no name, so {left[0]!r} would stay "
-                f"unchanged; {nearest(pattern, left)}"
-            )
 
 
 def _aggregated(
@@ -381,14 +332,3 @@ def refuse_odd_views(method: Method, look: Look) -> None:
                 raise ValueError(
                     f"view {view!r} lacks {error}, which the programs read; return it too"
                 ) from error
-
-
-def idle(patterns: str, names: Iterable[str]) -> list[str]:
-    """Return the name patterns that match none of the given names."""
-    return [p for p in patterns.split() or [""] if not any(matches(n, p) for n in names)]
-
-
-def nearest(pattern: str, names: Iterable[str]) -> str:
-    """Suggest a similar name for a name pattern without a match, or list all names."""
-    near = get_close_matches(pattern, list(names), 1)
-    return f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"

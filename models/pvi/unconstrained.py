@@ -25,8 +25,8 @@ from pyrofl.inference.elbo import base_of, latent
 from pyrofl.inference.prior_conversion import Prior, as_prior, nobody
 from pyrofl.inference.programs import Program
 from pyrofl.inference.training.noise import ClientNoise, open_latent
+from pyrofl.inference.validation.patterns import idle, nearest
 from pyrofl.inference.validation.program_checker import refuse_subsampling
-from pyrofl.inference.validation.validate import idle, nearest
 from pyrofl.models.pvi.sites import Layout, Site
 from pyrofl.nets import Network
 from pyrofl.returned import explained

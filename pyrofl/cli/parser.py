@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -38,6 +39,8 @@ from pyrofl.cli.rows import (
 from pyrofl.experiments.console import complaint, ended, show
 from pyrofl.experiments.experiment import (
     Experiment,
+    flag_of,
+    options,
     read_config,
     words_of,
 )
@@ -51,6 +54,7 @@ from pyrofl.experiments.options import (
     TEXT,
     expand_home,
 )
+from pyrofl.experiments.settings import refuse_repeated
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.starting import end_loading
 
@@ -83,6 +87,7 @@ def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[
     def do(args: Namespace) -> None:
         methods = args.methods if isinstance(args.methods, list) else [args.methods or ""]
         experiment = replace(Experiment.of(args), methods=tuple(filter(None, methods)))
+        refuse_repeated(experiment.settings)
         if not experiment.methods:
             raise ValueError(f"{name}: METHOD is missing; expected one of pyrofl list methods")
         command(experiment)
@@ -237,7 +242,11 @@ def flower(name: str) -> Callable[[Namespace], None]:
 
 
 class Parser(ArgumentParser):
-    """Argument parser that reports errors in one line."""
+    """Argument parser that reports errors in one line, and refuses abbreviated options."""
+
+    def __init__(self, **options: Any) -> None:
+        """Create a parser; an abbreviation would change its meaning with a new option."""
+        super().__init__(**options, allow_abbrev=False)
 
     def print_help(self, file: Any = None) -> None:
         """Print the help text of a command; raise an error if it cannot be written."""
@@ -252,6 +261,9 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit the process with a one-line error message and exit code 2."""
+        if unknown := re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message):
+            near = get_close_matches(unknown[1], [flag_of(one) for one in options()], 1)
+            message += f"; did you mean {near[0]}?" if near else ""
         self.exit(2, complaint(f"{message}; see {self.prog} --help"))
 
 
@@ -278,10 +290,14 @@ def with_config(words: Sequence[str]) -> list[str]:
         return words
     path = words[at].partition("=")[2] or next(iter(words[at + 1 : at + 2]), "")
     values = read_config(expand_home(path))
+    settings = words_of({"settings": values.pop("settings", None)})[1:]
+    refuse_repeated(settings, f"--config {path}")
     methods = values.pop("methods", [])
     own = [row.kind.get("dest") for row in COMMANDS[words[0]][2]]
-    asked = words_of({name: value for name, value in values.items() if name in own})
     given = parser().parse_args(words)
+    over = {word.partition("=")[0] for word in given.settings}
+    values["settings"] = [word for word in settings if word.partition("=")[0] not in over]
+    asked = words_of({name: value for name, value in values.items() if name in own})
     if not given.methods:
         asked = [*([methods] if isinstance(methods, str) else map(str, methods)), *asked]
     # An option follows, so that a method is not read as one more value of the last one.

@@ -343,8 +343,23 @@ def read_config(path: str) -> dict[str, Any]:
     """Read settings from a YAML file, or from the run.json of a run: field name -> value."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Loader that refuses a key that a mapping has twice; YAML takes the last."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+            for key, (at, _) in zip(keys, node.value, strict=True):
+                if keys.count(key) > 1:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"{key!r} is given more than once; expected one value",
+                        problem_mark=at.start_mark,
+                    )
+            found: dict[Any, Any] = super().construct_mapping(node, deep)
+            return found
+
     try:
-        found = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))  # JSON is YAML
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        found = yaml.load(text, Loader)  # JSON is YAML
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"--config {path} cannot be read: {reason}") from error
@@ -359,4 +374,9 @@ def read_config(path: str) -> dict[str, Any]:
             near = get_close_matches(str(name), known, 1)
             like = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"--config {path} holds {name!r}, which is no option{like}")
-    return {known[name]: value for name, value in found.items()}
+    values = dict[str, Any]()
+    for name, value in found.items():
+        if known[name] in values:
+            raise ValueError(f"--config {path} gives {name} by two names; expected one of them")
+        values[known[name]] = value
+    return values

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pyrofl.arguments import Count, Positive, ProperShare, Whole
 from pyrofl.data.tables.wording import composed
+from pyrofl.experiments.settings import not_tiny
 from pyrofl.inference.posteriors.axes import GROUPS
 
 Kind = dict[str, Any]
@@ -29,7 +30,12 @@ def number(kind: Any, most: float = MAX_COUNT) -> Kind:
     def read(text: str) -> Any:
         high = allowed
         with suppress(ValueError):
-            if (value := base(text)) in allowed and value <= most:
+            value = base(text)
+            try:
+                not_tiny(value, text)
+            except OverflowError as bound:
+                raise ArgumentTypeError(f"found {text!r}; expected {bound}") from bound
+            if value in allowed and value <= most:
                 return value
             high = allowed if value <= most else f"of at most {most}"
         whole = "whole " if base is int else ""

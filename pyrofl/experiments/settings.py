@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType, UnionType
@@ -18,6 +19,8 @@ Build = Callable[..., Any]
 Epochs = Callable[[Tensor], Tensor]
 N = TypeVar("N", int, float)
 Value = int | float | bool | str | Epochs | None
+
+SMALLEST = 2.0**-126  # smaller numbers are not normal in single precision
 
 DONE = "done"  # the share of the rounds that are over
 KNOWN = (DONE, "unlabelled")  # no settings: the command line knows them
@@ -45,6 +48,15 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
     return chosen
 
 
+def refuse_repeated(words: Sequence[str], flag: str = "--set") -> None:
+    """Raise ValueError if a setting is given twice; "fedavg.lr" is another one than "lr"."""
+    names = [word.partition("=")[0] for word in words]
+    for name in names:
+        if names.count(name) > 1:
+            twice = " and ".join(word for word in words if word.partition("=")[0] == name)
+            raise ValueError(f"{flag} gives {name} more than once, {twice}; expected one value")
+
+
 def arguments(build: Build) -> dict[str, Any]:
     """Return the types of a method's arguments that can be given as text."""
     return {n: kind for n, kind in accepted(build).items() if n not in KNOWN and readable(kind)}
@@ -65,7 +77,18 @@ def accepted(build: Build) -> dict[str, Any]:
 def _number(text: str) -> float:
     if not math.isfinite(found := float(text)):
         raise ValueError(text)
-    return within(found, 2.0**63)  # whose square single precision still has
+    return within(not_tiny(found, text), 2.0**63)  # whose square single precision still has
+
+
+def not_tiny(value: float, text: str) -> float:
+    """Return the number unchanged; raise OverflowError if it is 0 in single precision only.
+
+    >>> not_tiny(float("0e-400"), "0e-400")
+    0.0
+    """
+    if abs(value) < SMALLEST and re.search("[1-9]", re.split("[eE]", text)[0]):
+        raise OverflowError(f"0, or at least {SMALLEST:.3g} in absolute value")
+    return value
 
 
 def _whole(text: str) -> int:
@@ -75,7 +98,7 @@ def _whole(text: str) -> int:
 def within(value: N, most: N) -> N:
     """Return the number unchanged; raise OverflowError if its absolute value exceeds `most`."""
     if abs(value) > most:
-        raise OverflowError(f"{most:.10g}")
+        raise OverflowError(f"at most {most:.10g}")
     return value
 
 
@@ -115,8 +138,8 @@ def parse(text: str, kind: Any, what: str) -> Value:
         try:
             with suppress(ValueError, KeyError):
                 return readers[one][1](text)
-        except OverflowError as most:
-            raise ValueError(f"{what} is {text!r}; expected at most {most}") from most
+        except OverflowError as bound:
+            raise ValueError(f"{what} is {text!r}; expected {bound}") from bound
     expected = " or ".join(words for words, _ in readers.values())
     raise ValueError(f"{what} is {text!r}; expected {expected}")
 

@@ -373,6 +373,10 @@ def read(partition: str) -> tuple[str, dict[str, Any]]:
         if key + equals not in recipe.options:
             raise ValueError(f"partition {partition!r} has {word!r}; expected {about}")
         argument, found = recipe.options[key + equals]
+        if argument in options:
+            raise ValueError(
+                f"partition {partition!r} gives {key} more than once; expected {about}"
+            )
         options[argument] = _number(value, found, partition) if equals else found
     return name, options
 

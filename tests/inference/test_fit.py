@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -248,3 +249,26 @@ def test_a_rejected_client_is_named_on_the_way(
     run = pyrofl.fit(toys.poisoned(fedavg.build(toys.net()), 3), blobs, 1)
     assert "round 1: client 3: w/fc1.weight" in capsys.readouterr().err
     assert [reason.split(":")[0] for reason in run.records[0].rejected] == ["client 3"]
+
+
+def test_a_callback_ends_a_fit_by_true_alone():
+    method, data = fedavg.build(toys.net()), toys.blobs()
+
+    def rounds(callback: Any) -> int:
+        run = pyrofl.fit(method, data, 3, callback=callback, eval_every=2, progress=False)
+        assert run.history[-1]["round"] == run.state.number
+        return run.state.number
+
+    assert rounds(lambda run: True) == 1
+    assert rounds(lambda run: run.state.number == 2) == 2
+    assert rounds(lambda run: run.state.number) == 3  # no other value ends it
+    assert rounds(lambda run: None) == 3
+
+
+@pytest.mark.parametrize("name", ["callback", "logger"])
+def test_stop_iteration_of_a_users_function_is_said(name):
+    def stops(*given: Any) -> None:
+        next(iter(()))
+
+    with pytest.raises(ValueError, match=f"{name} raises StopIteration; return True from callback"):
+        pyrofl.fit(fedavg.build(toys.net()), toys.blobs(), 2, progress=False, **{name: stops})

@@ -13,7 +13,7 @@ from pyrofl import figures
 from pyrofl.cli.commands import benefit, tune
 from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.cli.commands.preflight import preflight
-from pyrofl.cli.commands.resuming import keeping, opened, rescued
+from pyrofl.cli.commands.resuming import evaluation_interval, keeping, opened, rescued
 from pyrofl.cli.output.comparison_table import CompareRow, compare_rows, compare_table
 from pyrofl.experiments import results
 from pyrofl.experiments.console import FAILED, UNLEARNED, Stopped, ending, say, show
@@ -167,7 +167,7 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
             data,
             experiment.rounds,
             resume_from=keeper.last,
-            eval_every=experiment.evaluation_interval,
+            eval_every=evaluation_interval(experiment, keeper.last),
             stop_when=experiment.stop_when,
             callback=keeper,
             logger=logger(job),

@@ -12,6 +12,7 @@ from typing import Any
 
 from pyrofl.cli.commands.input_files import refuse_replaced_inputs
 from pyrofl.experiments.console import tell, what
+from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
 from pyrofl.experiments.methods import reaching
 from pyrofl.experiments.results import LAST, RESULTS
@@ -72,13 +73,35 @@ def keeping(job: Job, every: int | None = None) -> Keeper:
     if experiment.resume and os.path.lexists(file):
         run = load(file, job.method, task.data, about, seed=task.seeds)
         not_past(run, experiment.stop_when, file)
-        keeper.last = as_if_never_stopped(
-            run, experiment.evaluation_interval, experiment.rounds, file
-        )
+        every = evaluation_interval(experiment, run)
+        keeper.last = as_if_never_stopped(run, every, experiment.rounds, file)
         keeper.written = run.state.number
     elif experiment.resume and last.exists():
         made_again(last, about, task, experiment.rounds)
+    elif experiment.resume:
+        tell(f"{job.path} holds no run to resume; starting at round 1\n")
     return keeper
+
+
+def evaluation_interval(experiment: Experiment, run: Run | None) -> int:
+    """Return the rounds between evaluations, of which the default depends on the rounds.
+
+    A resumed run without --eval-every keeps its interval if the default asks for evaluations that
+    it does not have.
+    """
+    every = experiment.evaluation_interval
+    if run is None or experiment.eval_every or not lacking(run, every, experiment.rounds):
+        return every
+    return min((row["round"] for row in run.history), default=run.state.number + 1)
+
+
+def lacking(run: Run, every: int, rounds: int) -> list[int]:
+    """Return the rounds that an uninterrupted run would have evaluated, and this one has not.
+
+    `fit` evaluates the last round itself.
+    """
+    number, had = run.state.number, {row["round"] for row in run.history}
+    return [n for n in range(1, number) if (n % every == 0 or n == rounds) and n not in had]
 
 
 def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
@@ -121,11 +144,11 @@ def as_if_never_stopped(run: Run, every: int, rounds: int, path: Path) -> Run:
     far_enough(rounds, number, path)
     had = {row["round"] for row in run.history}
     wanted = {n for n in range(1, number + 1) if n % every == 0 or n == rounds}
-    if lacking := sorted(wanted - had - {number}):  # `fit` makes that of the last round up
+    if missing := lacking(run, every, rounds):
         raise ValueError(
             f"{path} was tested after rounds {sorted(had)}; expected --rounds and "
             f"--eval-every that ask for no others up to round {number}; {rounds} and {every} ask "
-            f"for round {lacking[0]}"
+            f"for round {missing[0]}"
         )
     return run.copy(history=[row for row in run.history if row["round"] in wanted])
 

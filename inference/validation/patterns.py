@@ -1,0 +1,89 @@
+"""Validation of name patterns: each must match a tensor or a site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from pyrofl.inference.aggregation.aggregator import Aggregator
+from pyrofl.inference.metadata import (
+    INCOMPARABLE,
+    Mark,
+    Moments,
+    Monitor,
+    Optimal,
+    Rule,
+    WireCost,
+    of_kind,
+)
+from pyrofl.inference.method import GradientStep, Method
+from pyrofl.tensors import Tensors, matches
+
+
+def refuse_idle_patterns(
+    method: Method,
+    local: Tensors,
+    server: Tensors,
+    after: Tensors | None,
+    travels: Tensors,
+    sites: list[str],
+) -> None:
+    """Raise ValueError for a name pattern of the method that matches no tensor or site."""
+    asked: list[tuple[str, str, Iterable[str]]] = [
+        (f"step {move.names!r} of {kind}", move.names, local)
+        for kind in ("phases", "adapt")
+        for phase in getattr(method, kind)
+        for move in phase.updates
+        if isinstance(move, GradientStep)
+    ]
+    for names, mark in of_kind(method.metadata.tensors, Mark).items():
+        of_sites = names in method.shared
+        held = local if mark is INCOMPARABLE else server
+        asked.append((f"metadata {mark.text!r}", names, sites if of_sites else held))
+    for names in {
+        **of_kind(method.metadata.tensors, Rule),
+        **of_kind(method.metadata.tensors, WireCost),
+    }:
+        asked.append(("metadata of messages", names, travels))
+    for names in of_kind(method.metadata.tensors, Moments):
+        asked.append(("metadata Moments", names, {**server, **local}))
+    if after is not None:
+        asked += [("Monitor", names, after) for names in of_kind(method.metadata.tensors, Monitor)]
+    for names, best in of_kind(method.metadata.tensors, Optimal).items():
+        asked.append(("metadata Optimal", f"{names} {best.mean} {best.root}", local))
+        asked.append(("metadata Optimal", " ".join(best.sites), sites))
+    for what, patterns, known in asked:
+        for pattern in idle(patterns, known):
+            raise ValueError(
+                f"{pattern!r} in the {what} matches no name; {nearest(pattern, known)}"
+            )
+
+
+def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
+    """Raise ValueError for a name pattern of the aggregation that has no effect."""
+    if isinstance(aggregate := method.aggregate, Aggregator):
+        sent = {n: v for n, v in aggregate.transformed(server, message).items() if n in server}
+        used = [patterns for _, patterns in aggregate.groups(sent)]
+        for hidden in (p for p in aggregate.weights if p not in used):
+            if known := [n for n in sent if matches(n, hidden)]:
+                raise ValueError(
+                    f"{hidden!r} in the aggregation has no effect, as an earlier pattern matches "
+                    f"{known[0]!r}; put it before that pattern"
+                )
+        left = [n for n in sent if not any(matches(n, p) for p in aggregate.weights)]
+        for pattern in idle(" ".join(aggregate.weights), sent) if left else ():
+            raise ValueError(
+                f"{pattern!r} in the aggregation matches no name, so {left[0]!r} would stay "
+                f"unchanged; {nearest(pattern, left)}"
+            )
+
+
+def idle(patterns: str, names: Iterable[str]) -> list[str]:
+    """Return the name patterns that match none of the given names."""
+    return [p for p in patterns.split() or [""] if not any(matches(n, p) for n in names)]
+
+
+def nearest(pattern: str, names: Iterable[str]) -> str:
+    """Suggest a similar name for a name pattern without a match, or list all names."""
+    near = get_close_matches(pattern, list(names), 1)
+    return f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"
