@@ -24,6 +24,7 @@ from pyrofl.inference.engine.server_round import (
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.privacy.preparation import refuse_preparation
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.start import Engine, create_engine
 from pyrofl.inference.validation.validate import validate_method
@@ -127,6 +128,7 @@ def federate(
     refuse_surroundings()
     seed, slow = separate(seed), stragglers or Stragglers()
     at = by_round(with_privacy(method, privacy, data.clients, participation))
+    refuse_preparation(at(resume_from.number if resume_from else 0), data)
     if resume_from is not None and server_state is not None:
         raise ValueError(
             "resume_from and server_state are mutually exclusive; pass resume_from to resume a "

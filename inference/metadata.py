@@ -48,6 +48,27 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class JointRule:
+    """Validation rule for remote clients' messages that depends on the server's state.
+
+    Attributes:
+        text: reason for rejecting a client that violates it.
+        holds: (server, message [C, ...], cohort) -> bool [C].
+    """
+
+    text: str
+    holds: Callable[[Tensors, Tensors, Cohort], Tensor]
+
+    def validate(self, server: Tensors, message: Tensors, cohort: Cohort) -> list[bool]:
+        """Return whether each client's message satisfies the rule."""
+        what = f"rule {self.text!r}"
+        with torch.no_grad(), calling(what):
+            found = self.holds(server, message, cohort)
+        held: list[bool] = as_numbers(what, found, (len(cohort.ids),), torch.bool).tolist()
+        return held
+
+
+@dataclass(frozen=True)
 class WireCost:
     """Metadata of a tensor that is sent in compressed form: its message size.
 
@@ -174,6 +195,10 @@ def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, M
 FINITE = Rule("a finite number", torch.isfinite)
 POSITIVE = Rule("> 0", lambda value: value > 0)
 NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
+MODERATE = Rule(
+    "at most 1e100, or 1e30 in single precision",  # so that products do not overflow
+    lambda value: value.abs() <= (1e100 if value.dtype == torch.float64 else 1e30),
+)
 SHARE = Rule("0 to 1", lambda value: (value >= 0) & (value <= 1 + 1e-6))  # up to rounding
 
 SPARSE = WireCost(lambda name, tensors: sparse({name: tensors[name]}))
@@ -231,6 +256,7 @@ class Metadata:
         widths: Remedy in the warning that the guide's standard deviations are those of its start.
         sites: Description of the shared and the client-specific sites; printed by `fit`.
         privacy: Differential privacy of the server's states, see `privacy.private`.
+        joint_rules: Rules of remote clients' messages that depend on the server's state.
     """
 
     tensors: MetadataByPattern = field(default_factory=dict)
@@ -241,6 +267,7 @@ class Metadata:
     widths: str = "run more rounds, or raise the learning rate of the guide's scales"
     sites: str = ""
     privacy: PrivacyAccountant | None = None
+    joint_rules: tuple[JointRule, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -16,6 +16,12 @@ from pyrofl.arguments import checked
 from pyrofl.tensors import Tensors
 
 Weighting = Literal["client", "row"]
+RANGES = {
+    **dict.fromkeys(("accuracy", "ece", "mce", "ece_classwise", "mce_classwise"), (0.0, 1.0)),
+    "brier": (0.0, 2.0),
+    **dict.fromkeys(("entropy", "rmse"), (0.0, float("inf"))),
+}
+"""Metric -> smallest and largest possible value."""
 IMPOSSIBLE = -1e30  # log density that stands for all below
 
 

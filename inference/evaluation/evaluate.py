@@ -45,6 +45,7 @@ class Scores(EvaluationSpec):
             client, as the rmse of a distribution without a mean.
         predicted: predictions of all rows, client by client, [sum of rows, ...]; None if they stay
             at the clients, and in `smallest`.
+        rejected: reasons for leaving out invalid replies of remote clients, "client: reason".
     """
 
     model: str
@@ -52,6 +53,7 @@ class Scores(EvaluationSpec):
     rows: Tensor
     values: Tensors
     predicted: Prediction | None = None
+    rejected: tuple[str, ...] = ()
 
     def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
         """Return the mean of a metric over clients, weighted equally or by number of rows."""

@@ -163,7 +163,8 @@ def without_rules(metadata: Metadata) -> Metadata:
     kept = {
         n: tuple(f for f in own if not isinstance(f, Rule | WireCost)) for n, own in each.items()
     }
-    return replace(metadata, tensors={n: own for n, own in kept.items() if own})
+    tensors = {n: own for n, own in kept.items() if own}
+    return replace(metadata, tensors=tensors, joint_rules=())
 
 
 def shown(server: Tensors, cohort: Cohort, names: str) -> Tensors:

@@ -25,9 +25,11 @@ from pyrofl.inference.engine.state import RoundState, current_states
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.method import Method, View
+from pyrofl.inference.privacy.preparation import refuse_preparation
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport import weighing
 from pyrofl.inference.transport.client_records import ClientRecord, as_sent, state_of
+from pyrofl.inference.transport.requests import SENT_SEEDS, place, refuse_more_rounds
 from pyrofl.inference.transport.wire import (
     ASKED,
     Flat,
@@ -38,7 +40,6 @@ from pyrofl.inference.transport.wire import (
     number,
     refuse_others,
     sealed,
-    tensors,
 )
 from pyrofl.tensors import Tensors, under
 from pyrofl.turns import synchronized
@@ -62,12 +63,14 @@ class Client:
     Args:
         method: a method, or round number (from 0) -> method, built as at the server.
         data: the rows of one or several clients, with the same names as at the server.
-        seed: seed of the run, as at the server.
+        seed: seed of the run, as at the server, except that of participation.
         state: folder for the client states, written before a reply is returned; None keeps them in
             memory, as long as this object exists.
         metrics: name -> custom metric, in addition to those of `pyrofl.metrics`.
         min_scored_rows: smallest number of rows for which a client's scores are sent, as the
             accuracy of one row reveals its label. None sends no scores.
+        rounds: largest number of rounds in which these clients take part; requests of later rounds
+            are refused. None sets no limit.
 
     Raises:
         ValueError: if the folder cannot be used, or its file is damaged or of another run.
@@ -82,13 +85,15 @@ class Client:
         state: str | Path | None = None,
         metrics: Mapping[str, Metric] | None = None,
         min_scored_rows: Count | None = MIN_SCORED_ROWS,
+        rounds: Count | None = None,
     ) -> None:
         if data.weights is not None:
             raise ValueError(
                 "data have row weights, which a remote server does not support; remove them"
             )
         self.at, self.data, self.seed = by_round(method), data, separate(seed)
-        self.metrics, self.min_scored_rows = metrics, min_scored_rows
+        refuse_preparation(self.at(0), data)
+        self.metrics, self.min_scored_rows, self.rounds = metrics, min_scored_rows, rounds
         self.names = data.names[: data.clients]
         self.file = None if state is None else prepare(state, holding=OWN) / FILE
         self._own = {name: ClientRecord() for name in self.names}
@@ -304,39 +309,8 @@ class Client:
 
     def _placed(self, order: Mapping[str, Any]) -> tuple[Cohort, Shard, Tensors]:
         """Return a request's clients, their rows in the server's order, and received tensors."""
-        names = named(order)
-        ids, sizes = (column(order, n, len(names), torch.long) for n in ("ids", "sizes"))
-        clients, data = number(order, "clients"), self.data
-        for what, mine in vars(self.seed).items():
-            if (found := number(order, f"seed/{what}")) != mine:
-                raise InvalidRequestError(
-                    f"seed of {what} is {mine}, but {found} at the server; use the same seed"
-                )
-        none = data.train[0][:0]
-        train, test, labels = [none] * clients, [none] * clients, [""] * clients
-        for name, i, size in zip(names, ids.tolist(), sizes.tolist(), strict=True):
-            if name not in self.names:
-                raise InvalidRequestError(
-                    f"a request is for {name!r}, but the clients here are {', '.join(self.names)}"
-                )
-            if not 0 <= i < clients:
-                raise InvalidRequestError(f"{name} has id {i}; expected 0 to {clients - 1}")
-            j = data.names.index(name)
-            if len(data.train[j]) != size:
-                raise InvalidRequestError(
-                    f"{name} has {len(data.train[j])} training rows, but {size} at the server; "
-                    "use the same data as at the start"
-                )
-            train[i], test[i], labels[i] = data.train[j], data.test[j], name
-        shard = Shard(data.x, data.y, tuple(train), tuple(test), tuple(labels), data.classes)
-        received = {n: v.to(data.device) for n, v in tensors("down", order).items()}
-        for n, v in received.items():
-            if v.is_floating_point() and v.dtype != data.dtype:
-                raise InvalidRequestError(
-                    f"{n} is {v.dtype} in the request, but the data are {data.dtype}; use the same "
-                    "type at server and clients"
-                )
-        return shard.cohort(ids), shard, received
+        refuse_more_rounds(order, self.rounds)
+        return place(order, self.data, self.seed)
 
     def _settled(self, order: Mapping[str, Any]) -> dict[str, ClientRecord]:
         """Commit or drop clients' pending states, as the request states; return the records."""
@@ -375,7 +349,7 @@ class Client:
 
     @property
     def _about(self) -> dict[str, Any]:
-        seeds = {f"seed of {n}": int(v) for n, v in vars(self.seed).items()}
+        seeds = {f"seed of {n}": int(getattr(self.seed, n)) for n in SENT_SEEDS}
         return {"hash of the data": fingerprint(self.data), **compared_versions(), **seeds}
 
     def _read(self) -> None:

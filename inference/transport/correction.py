@@ -19,7 +19,7 @@ from pyrofl.inference.posteriors.guided_sites import CannotCorrect
 from pyrofl.inference.posteriors.importance_sampling import Request
 from pyrofl.inference.posteriors.shared import Report, SharedDraws
 from pyrofl.inference.transport.server import Server
-from pyrofl.inference.transport.wire import Flat, named, number, tensors
+from pyrofl.inference.transport.wire import MOST_SHOWN, Flat, named_by, number, plain, tensors
 from pyrofl.tensors import Tensors
 
 Send = Callable[[dict[str, Flat]], Mapping[str, Mapping[str, Any]]]
@@ -60,13 +60,13 @@ def reporter(
             for holder in requests:
                 try:
                     ids = [names.index(name) for name in given[holder]]
-                    found[:sets, :, ids] = _read(answers, holder, given[holder], sets, exchange)
-                except (LookupError, RuntimeError, TypeError, ValueError) as error:
-                    reasons[holder] = str(error)
+                    found[:sets, :, ids] = _read(answers, holder, len(noise), sets, exchange)
+                except Exception as error:  # whatever a reply of others causes
+                    reasons[holder] = plain(str(error), 2 * MOST_SHOWN)
             if not reasons:
                 return found[0], found[1]
             requests = {holder: requests[holder] for holder in reasons}
-            if any("why" in answers.get(holder, {}) for holder in requests):
+            if any(_refusal(answers.get(holder)) for holder in requests):
                 break  # a refusal stays one
         told = "; ".join(f"{holder}: {why}" for holder, why in reasons.items())
         raise CannotCorrect(
@@ -78,26 +78,48 @@ def reporter(
     def _read(
         answers: Mapping[str, Mapping[str, Any]],
         holder: str,
-        own: Sequence[str],
+        draws: int,
         sets: int,
         exchange: int,
     ) -> Tensor:
         """Return the tensors of a reply, [sets, S, C]; raise ValueError if it is invalid."""
+        own = given[holder]
         if holder not in answers:
             raise ValueError("no reply")
         answer = answers[holder]
-        if why := answer.get("why"):
+        if why := _refusal(answer):
             raise ValueError(why)
-        got = named(answer), number(answer, "round"), number(answer, "exchange")
+        got = named_by(holder, answer, given), number(answer, "round"), number(answer, "exchange")
         if got != (expected := (tuple(own), server.state.number, exchange)):
             raise ValueError(f"its reply is of {got}; expected {expected}")
-        up = tensors("up", answer)
-        parts = torch.stack([up[n].double().mT for n in ("log_l", "noise")[:sets]])
-        if bool((parts.isnan() | (parts == torch.inf)).any()):
-            raise ValueError("its reply has NaN or infinite numbers")
-        return parts
+        return _parts(tensors("up", answer), len(own), draws, sets)
 
     return report
+
+
+def _refusal(answer: Any) -> str:
+    """Return the reason of a refusal, or "" for other replies."""
+    why = answer.get("why") if isinstance(answer, Mapping) else None
+    return plain(why) if why else ""
+
+
+def _parts(up: Tensors, clients: int, draws: int, sets: int) -> Tensor:
+    """Return log marginal likelihoods and their variances, [sets, S, C]; ValueError if invalid."""
+    parts = []
+    for n in ("log_l", "noise")[:sets]:
+        value = up[n]
+        if value.shape != (clients, draws) or not value.is_floating_point():
+            shown = f"{value.dtype} {list(value.shape)}"
+            raise ValueError(f"{n} is {shown}; expected torch.float64 {[clients, draws]}")
+        parts.append(value.double().mT)
+    found = torch.stack(parts)
+    if bool((found.isnan() | (found == torch.inf)).any()):
+        raise ValueError("its reply has NaN or infinite numbers")
+    if not bool(found[0].isfinite().any(0).all()):
+        raise ValueError("its log likelihood is not finite at any draw; expected finite numbers")
+    if bool((found[1:] < 0).any()):
+        raise ValueError(f"a variance is {float(found[1:].min()):g}; expected at least 0")
+    return found
 
 
 def configure_draws(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,20 @@ from pyrofl.data import Cohort, Roster
 from pyrofl.inference.engine.local_round import Reply, RunningRound
 from pyrofl.inference.engine.messages import form_of, inspect
 from pyrofl.inference.engine.state import RoundState, nobody
-from pyrofl.inference.method import Method
-from pyrofl.inference.transport.wire import column, named, number, tensors, texts
+from pyrofl.inference.method import GradientStep, Method
+from pyrofl.inference.transport.wire import (
+    MOST_SHOWN,
+    SHORT,
+    column,
+    named_by,
+    number,
+    plain,
+    tensors,
+    texts,
+)
 from pyrofl.tensors import Tensors, cut
+
+MOST_STEPS = 10**12  # gradient steps of a client in a round
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,8 @@ class ReplyParser:
     trained: Tensor  # ids of clients with a request
     reporters: Tensor  # ids of clients that must send a message
     down: Tensor  # [J], bytes sent to each client
+    holders: Mapping[str, Sequence[str]]  # sender -> names of the clients that it answers for
+    server: Tensors  # state before the round
 
     def read(self, replies: Mapping[str, Mapping[str, Any]]) -> tuple[list[Reply], list[str]]:
         """Return all valid training replies, and a text "name: reason" for each invalid one."""
@@ -41,8 +54,8 @@ class ReplyParser:
                     raise ValueError(
                         "it replies for clients with another reply; expected one reply per client"
                     )
-            except (LookupError, RuntimeError, TypeError, ValueError) as error:
-                refused.append(f"{holder}: {error}")
+            except Exception as error:  # whatever a reply of others causes
+                refused.append(f"{plain(holder, SHORT)}: {plain(str(error), 2 * MOST_SHOWN)}")
                 continue
             known_ids |= mine
             found.append(reply)
@@ -50,7 +63,7 @@ class ReplyParser:
 
     def _reply(self, holder: str, flat: Mapping[str, Any]) -> Reply:
         """Parse the reply of one machine; raise ValueError if it is invalid."""
-        ids, names = self._ids(holder, flat), named(flat)
+        ids, names = self._ids(holder, flat), texts(flat, "names")
         if (late := number(flat, "round")) != self.number:
             raise ValueError(f"its reply is of round {late}; expected round {self.number}")
         sends = column(flat, "sends", len(ids), torch.bool)
@@ -58,34 +71,31 @@ class ReplyParser:
             raise ValueError("it sends a message without a request; expected none")
         reasons, steps = texts(flat, "odd"), column(flat, "steps", len(ids), torch.long)
         if len(reasons) != len(ids):
-            raise ValueError(f"odd is {reasons!r}; expected a text for each of {len(ids)} clients")
+            raise ValueError(f"odd has {len(reasons)} texts; expected {len(ids)}, one per client")
+        if not bool(((steps >= 0) & (steps <= MOST_STEPS)).all()):
+            raise ValueError(f"steps are {steps.tolist()[:3]}; expected 0 to {MOST_STEPS:,}")
         message = tensors("up", flat)
         cohort, everyone = self.roster.cohort(ids[sends]), self.roster.names
         found = inspect(message, {}, cohort, everyone, self.method.rules) if len(cohort.ids) else []
         own = dict(zip(_at(sends), found, strict=True))
         silent = torch.isin(ids, self.reporters) & ~sends
         missing = {c: f"{names[c]}: it sends no message; expected one" for c in _at(silent)}
-        every = [reason or (own | missing).get(c, "") for c, reason in enumerate(reasons)]
+        told = [self._of(names[c], reason) for c, reason in enumerate(reasons)]
+        every = [reason or (own | missing).get(c, "") for c, reason in enumerate(told)]
+        for c, reason in self._jointly(message, ids, [c for c in own if not every[c]], [*own]):
+            every[c] = reason
         good = [c for c in own if not every[c]]
         row = torch.tensor([list(own).index(c) for c in good], dtype=torch.long)
         letter = cut(message, row) if good else {}
         up = torch.zeros(len(ids), dtype=torch.long)
         up[good] = self.method.message_bytes(letter) if letter else 0
         about = {"ids": ids, "steps": steps, "down": self.down[ids], "up": up}
-        losses = self._losses(flat, len(ids))
+        losses = self._losses(flat, len(ids), torch.tensor([not reason for reason in every]))
         return Reply(self.roster.cohort(ids[good]), letter, form_of(message), every, about | losses)
 
     def _ids(self, holder: str, flat: Mapping[str, Any]) -> Tensor:
         """Return the ids of a reply's clients; raise ValueError for clients without a request."""
-        if not isinstance(flat, Mapping):
-            raise ValueError(f"its reply is a {type(flat).__name__}; expected a dict")
-        names = named(flat)
-        if holder in self.roster.names and names != (holder,):
-            raise ValueError(
-                f"its reply is of {', '.join(names) or 'no client'}; expected a reply of its own"
-            )
-        for name in names:
-            known(name, self.roster.names, "client")
+        names = named_by(holder, flat, self.holders)
         ids = torch.tensor([self.roster.names.index(name) for name in names], dtype=torch.long)
         if not len(ids) or not bool(torch.isin(ids, self.trained).all()):
             raise ValueError(
@@ -93,10 +103,38 @@ class ReplyParser:
             )
         return ids
 
-    def _losses(self, flat: Mapping[str, Any], count: int) -> Tensors:
+    def _jointly(
+        self, message: Tensors, ids: Tensor, some: Sequence[int], sent: Sequence[int]
+    ) -> Iterator[tuple[int, str]]:
+        """Yield each client that violates a rule that compares with the server's state, and why."""
+        rules = self.method.metadata.joint_rules if some else ()
+        row = torch.tensor([sent.index(c) for c in some], dtype=torch.long)
+        for rule in rules:
+            cohort = self.roster.cohort(ids[[*some]])
+            for c, holds in zip(
+                some, rule.validate(self.server, cut(message, row), cohort), strict=True
+            ):
+                if not holds:
+                    yield c, f"{self.roster.names[int(ids[c])]}: {rule.text}"
+
+    def _of(self, name: str, reason: str) -> str:
+        """Return a client's own reason for rejecting its message, in one line with its name."""
+        told = plain(reason)
+        return told if not told or told.startswith(f"{name}: ") else f"{name}: {told}"
+
+    def _losses(self, flat: Mapping[str, Any], count: int, good: Tensor) -> Tensors:
         """Return the losses in a reply by name, with one value per client, [C]."""
-        names = [f"{what}/{n}" for what in ("loss", "begun") for n in tensors(what, flat)]
-        return {n: column(flat, n, count, self.roster.dtype) for n in names}
+        steps = (u for phase in self.method.phases for u in phase.updates)
+        known_names = {u.names for u in steps if isinstance(u, GradientStep)}
+        found = Tensors()
+        for what in ("loss", "begun"):
+            for n in tensors(what, flat):
+                known(n, tuple(known_names), f"{what} of")
+                value = column(flat, f"{what}/{n}", count, self.roster.dtype)
+                if what == "loss" and not bool(value[good].isfinite().all()):
+                    raise ValueError(f"its loss of {n} is not finite; expected finite numbers")
+                found[f"{what}/{n}"] = torch.where(value.isfinite(), value, torch.nan)
+        return found
 
 
 class Received(RunningRound):

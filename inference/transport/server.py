@@ -24,9 +24,12 @@ from pyrofl.inference.engine.state import RoundState, downloaded, to_data
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
 from pyrofl.inference.method import Method
+from pyrofl.inference.privacy.sampling import refuse_other_sampling
 from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.replies import Received, ReplyParser, nothing
-from pyrofl.inference.transport.wire import ASKED, Flat, agreed, column, named, sealed, tensors
+from pyrofl.inference.transport.requests import SENT_SEEDS
+from pyrofl.inference.transport.score_replies import ScoreParser
+from pyrofl.inference.transport.wire import Flat, agreed, sealed
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, role, under
 from pyrofl.turns import synchronized
@@ -72,9 +75,13 @@ class Server:
     ) -> None:
         self.at, self.seed = by_round(method), separate(seed)
         self.roster = Roster(names, sizes, dtype)
+        refuse_other_sampling(self.at(0), self.roster.clients, participation, self.seed)
         self.participation, self.trains = participation, training_clients
         self.file = None if state is None else prepare(state, holding=FILE) / FILE
         self.accepted = torch.zeros(self.roster.clients, dtype=torch.long)
+        # Who answers for whom, and the evaluations that were requested.
+        self._holders = dict.fromkeys(("train", "evaluate"), self._given(None))
+        self._questions: list[Flat] = []
         self.state = first(self.at(0), self.roster, self.seed)
         if self.file is not None and self.file.exists():
             self._take_up(checkpoint_file.read(self.file, self._about))
@@ -95,6 +102,7 @@ class Server:
         method, number = self.at(self.state.number), self.state.number
         reporters, ids = self._called(method)
         about = {"round": number + 1}
+        self._holders["train"] = self._given(holders)
         return self._sheets(method, ids, holders, about, {"reports": torch.isin(ids, reporters)})
 
     @synchronized
@@ -118,7 +126,16 @@ class Server:
         method, state = self.at(self.state.number), self.state
         reporters, ids = self._called(method)
         down = self._bytes_down(method, ids)
-        parser = ReplyParser(method, self.roster, state.number + 1, ids, reporters, down)
+        parser = ReplyParser(
+            method,
+            self.roster,
+            state.number + 1,
+            ids,
+            reporters,
+            down,
+            self._holders["train"],
+            state.server,
+        )
         read, refused = parser.read(replies)
         read = read or [nothing(state)]
         senders = torch.cat([reply.sender.ids for reply in read]).sort().values
@@ -199,54 +216,25 @@ class Server:
         about: Flat = {"round": self.state.number, "model": view}
         about |= {"adaptation": how.adaptation, "part": how.part}
         about |= {} if how.draws is None else {"draws": how.draws}
+        self._questions = [q for q in self._questions if q["round"] == about["round"]]
+        self._questions.append({**about})
         about |= {} if metrics is None else {"metrics": tuple(metrics)}
         ids = torch.arange(self.roster.clients)
+        self._holders["evaluate"] = self._given(holders)
         return self._sheets(method.deployed(view), ids, holders, about, {})
 
     @checked
     def aggregate_evaluate(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
         """Combine the clients' replies to one evaluation request into their scores.
 
+        Invalid replies, and those to another request, are left out; `Scores.rejected` has the
+        reasons, with the names of their senders.
+
         Raises:
-            ValueError: if no client replied, or a reply belongs to another request or is invalid;
-                the message names the client.
+            ValueError: if no reply has valid scores.
         """
-        about: Flat | None = None
-        found: dict[str, tuple[int, dict[str, float]]] = {}
-        for name in sorted(answers):
-            answer = answers[name]
-            if not isinstance(answer, Mapping):
-                raise ValueError(f"{name} replies with a {type(answer).__name__}; expected a dict")
-            now = {n: answer[n] for n in ("round", *ASKED) if n in answer}
-            about = now if about is None else about
-            if now != about:
-                raise ValueError(f"{name} replies to {now}; expected replies to {about}")
-            try:
-                names = named(answer)
-                rows = column(answer, "rows", len(names), torch.long).tolist()
-                values = tensors("score", answer)
-                for n, v in values.items():
-                    column(values, n, len(names), v.dtype)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
-            for c, (client, count) in enumerate(zip(names, rows, strict=True)):
-                known(client, self.roster.names, "client")
-                found[client] = count, {n: float(v[c]) for n, v in values.items()}
-        if not found or about is None:
-            raise ValueError("no client has replied; expected at least one reply with scores")
-        ids = torch.tensor(sorted(self.roster.names.index(name) for name in found))
-        each = [found[self.roster.names[i]] for i in ids.tolist()]
-        common = [n for n in each[0][1] if all(n in values for _, values in each)]
-        about.pop("round")
-        return Scores(
-            **about,
-            seed=self.seed,
-            ids=ids,
-            rows=torch.tensor([rows for rows, _ in each]),
-            values={
-                n: torch.tensor([v[n] for _, v in each], dtype=self.roster.dtype) for n in common
-            },
-        )
+        parser = ScoreParser(self.roster, self._holders["evaluate"], [*self._questions], self.seed)
+        return parser.read(answers)
 
     @synchronized
     @checked
@@ -343,18 +331,26 @@ class Server:
         table = columns | {"ids": ids, "sizes": self.roster.sizes[ids]}
         table |= {"accepted": self.accepted[ids]} | under("down", received)
         about = about | {"clients": len(names)}
-        about |= under("seed", vars(self.seed)) | agreed(self.at(max(int(about["round"]) - 1, 0)))
+        about |= {f"seed/{n}": getattr(self.seed, n) for n in SENT_SEEDS}
+        about |= agreed(self.at(max(int(about["round"]) - 1, 0)))
         place = {names[i]: at for at, i in enumerate(ids.tolist())}
         sheets: dict[str, Flat] = {}
-        given = {name: (name,) for name in names} if holders is None else holders
-        names_of("clients of holders", [name for own in given.values() for name in own])
-        for holder, own in given.items():
-            for name in own:
-                known(name, names, "client")
+        for holder, own in self._given(holders).items():
             if some := [name for name in own if name in place]:
                 at = torch.tensor([place[name] for name in some])
                 sheets[holder] = about | {"names": tuple(some)} | sealed(cut(table, at))
         return sheets
+
+    def _given(self, holders: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
+        """Return each machine's clients, by default one client each; raise ValueError if unknown.
+
+        A reply is only read if it is of clients of its sender.
+        """
+        names = self.roster.names
+        given = {name: (name,) for name in names} if holders is None else holders
+        for name in names_of("clients of holders", [n for own in given.values() for n in own]):
+            known(name, names, "client")
+        return {holder: tuple(own) for holder, own in given.items()}
 
     def _bytes_down(self, method: Method, ids: Tensor) -> Tensor:
         """Return the bytes sent to each client, [J], with 0 for clients that do not train."""

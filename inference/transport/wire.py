@@ -21,6 +21,10 @@ from pyrofl.tensors import Tensors, role
 Flat = dict[str, Any]
 """Names -> tensors [C, ...], numbers, texts, or tuples of texts."""
 
+LARGEST = 2**128  # number in a message; seeds may be large
+SHORT = 200  # characters of a received value in an error message
+LONGEST_NAME = 200  # characters
+NAME = f"expected a printable name of at most {LONGEST_NAME} characters"
 MOST_SHOWN = 1000  # characters of a received text in logs and records
 ASKED = ("model", "adaptation", "part", "draws", "metrics")  # optional evaluation settings
 
@@ -99,10 +103,29 @@ def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
     """
     found = role(what, flat)
     for name, value in found.items():
-        if not torch.is_tensor(value):
-            kind = type(value).__name__
-            raise ValueError(f"{what}/{name} is a {kind}; expected a tensor")
+        if odd := _unlike_tensor(value):
+            raise ValueError(f"{what}/{plain(name, SHORT)} is {odd}; expected a tensor")
+        if not is_name(name):
+            raise ValueError(f"{what} has the name {plain(name, SHORT)!r}; {NAME}")
     return found
+
+
+def _unlike_tensor(value: Any) -> str:
+    """Return what a value is, unless it is a dense tensor with numbers; else ""."""
+    if not torch.is_tensor(value):
+        return f"a {type(value).__name__}"
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        return f"a tensor of layout {value.layout}" + " without numbers" * value.is_meta
+    one = value[:1] if value.dim() else value  # clients may share a row
+    if (size := one.numel() * value.element_size()) > value.untyped_storage().nbytes():
+        return f"a tensor of {size:,} bytes that repeats its entries"
+    return ""
+
+
+def is_name(text: Any) -> bool:
+    """Return whether a value can be the name of a client, a metric or a tensor."""
+    is_text = isinstance(text, str) and 0 < len(text) <= LONGEST_NAME
+    return is_text and bool(text.isprintable() and text.strip())
 
 
 def sealed(found: Tensors) -> Tensors:
@@ -124,15 +147,24 @@ def _sealed(value: Tensor) -> Tensor:
 def number(flat: Mapping[str, Any], name: str) -> int:
     """Return the entry `name` of a request or reply; raise ValueError unless it is an int."""
     if isinstance(value := flat.get(name), bool) or not isinstance(value, int):
-        raise ValueError(f"{name} is {value!r}; expected a whole number")
+        raise ValueError(f"{name} is {_shown(value)}; expected a whole number")
+    if not 0 <= value <= LARGEST:
+        raise ValueError(f"{name} is {_shown(value)}; expected 0 to {LARGEST}")
     return value
+
+
+def _shown(value: Any) -> str:
+    """Return a received value in an error message: not all of it if it is long."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
+    return plain(repr(value), SHORT)
 
 
 def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return the entry `name` of a request or reply; raise ValueError unless it holds strings."""
     value = flat.get(name)
     if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"{name} is {value!r}; expected a tuple of texts")
+        raise ValueError(f"{name} is {_shown(value)}; expected a tuple of texts")
     return tuple(value)
 
 
@@ -140,14 +172,40 @@ def named(flat: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the client names of a request or reply; raise ValueError if they have duplicates."""
     names = texts(flat, "names")
     if len(set(names)) < len(names):
-        raise ValueError(f"names is {names}; expected distinct names")
+        raise ValueError(f"names is {_shown(names)}; expected distinct names")
+    for name in names:
+        if not is_name(name):
+            raise ValueError(f"names has {_shown(name)}; {NAME}")
     return names
+
+
+def named_by(holder: str, flat: Any, holders: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the names in a sender's reply; raise ValueError unless all are clients of its own.
+
+    Args:
+        holder: name of the sender.
+        flat: its reply.
+        holders: sender -> names of its clients, as in the requests.
+    """
+    if not isinstance(flat, Mapping):
+        raise ValueError(f"its reply is a {type(flat).__name__}; expected a dict")
+    names = named(flat)
+    if holder not in holders:
+        raise ValueError("no request was sent to it; expected a reply of a sender in `holders`")
+    if others := [name for name in names if name not in holders[holder]]:
+        raise ValueError(f"its reply is of {_listed(others)}; expected a reply of its own clients")
+    return names
+
+
+def _listed(names: Sequence[str]) -> str:
+    return plain(", ".join(names), SHORT)
 
 
 def column(flat: Mapping[str, Any], name: str, count: int, dtype: torch.dtype) -> Tensor:
     """Return a tensor [count] of a request or reply; raise ValueError for another shape or type."""
-    value = flat.get(name)
-    if not torch.is_tensor(value) or value.shape != (count,) or value.dtype != dtype:
-        shown = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else repr(value)
+    value: Any = flat.get(name)
+    if _unlike_tensor(value) or value.shape != (count,) or value.dtype != dtype:
+        shown = f"{value.dtype} {list(value.shape)}" if torch.is_tensor(value) else _shown(value)
         raise ValueError(f"{name} is {shown}; expected {dtype} [{count}]")
-    return value
+    found: Tensor = value
+    return found

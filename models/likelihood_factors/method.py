@@ -24,6 +24,7 @@ from pyrofl.models.likelihood_factors.factors import (
 from pyrofl.models.likelihood_factors.finding import refuse_rows
 from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
 from pyrofl.models.likelihood_factors.linear import knows_noise, needs_one_round, statistics
+from pyrofl.models.likelihood_factors.rules import rules, with_cavity
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu, precise
 from pyrofl.models.likelihood_factors.variables import Variables
@@ -84,6 +85,7 @@ class LikelihoodFactors:
             metadata=Metadata(
                 {
                     names: SHARED,
+                    **rules(self.structure.linear is not None),
                     " ".join(self.tables): (PER_CLIENT, factors),
                     "mean sd": Moments(self.structure.ours.moments, undamped=True),
                     "server/r_hat": Monitor(MIXED, UNMIXED, required=True, lasting=True),
@@ -101,6 +103,7 @@ class LikelihoodFactors:
                 },
                 reads={"model": self.structure},
                 sites=text,
+                joint_rules=(with_cavity(self.cavity),),
             ),
         )
 

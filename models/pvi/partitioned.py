@@ -21,6 +21,7 @@ from pyrofl.inference.elbo import elbo
 from pyrofl.inference.metadata import (
     CHANGES,
     INCOMPARABLE,
+    MODERATE,
     PER_CLIENT,
     SHARED,
     Factors,
@@ -90,6 +91,7 @@ class Partitioned(FactorServer):
                 {
                     "shift": CHANGES,
                     "precision": (proper, CHANGES),
+                    "precision shift": MODERATE,
                     f"{self.ours.names} _u {NOISE[0]}": SHARED,
                     "server/shift server/precision": (PER_CLIENT, factors),
                     # The cavity that a loss is relative to is another in each round.

@@ -18,6 +18,7 @@ from pyrofl.inference.engine.messages import inbox
 from pyrofl.inference.engine.participation import Draw, Stragglers
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.privacy.noising import with_privacy
+from pyrofl.inference.privacy.preparation import refuse_preparation
 from pyrofl.inference.transport.start import create_engine
 
 
@@ -77,6 +78,7 @@ def jobs(experiment: Experiment, seeds: Sequence[int], folder: Path | None = Non
             own = f"{name}-{at.seed}"
             path = folder / own if folder else Path(experiment.out or f"runs/{own}")
             private = with_privacy(method, asked, at.data.clients, draw)
+            refuse_preparation(by_round(private)(0), at.data)
             of[-1][name] = Job(experiment, name, private, at, draw, path)
     for name in names if experiment.fold_messages else ():
         foldable(name, of[0][name].method)

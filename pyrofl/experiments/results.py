@@ -17,7 +17,7 @@ from pyrofl.experiments import rows
 from pyrofl.experiments.console import FAILED, Stopped, ending, tell, trace, what
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
-from pyrofl.files import run_folder, text_tables
+from pyrofl.files import run_folder, run_json, text_tables
 from pyrofl.files.own_files import subfolder
 from pyrofl.inference.budget import PrivacySpent
 from pyrofl.inference.conformal.sets import PredictionSets
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = ("partition", "curves", "convergence", "watched", "clients", "reliability", "confidence")
-LAST = "run.json"  # where it is all tables are too
+LAST = run_json.NAME  # where it is all tables are too
 TABLES = ("metrics.csv", "clients.csv", rows.NAME, "posterior.nc")
 PAGE = "report.html"  # by the command report
 RESULTS = (LAST, *TABLES, PAGE, *(f"figures/{name}.png" for name in FIGURES))
@@ -84,7 +84,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
         which |= {"groups": job.groups, "progress": not job.experiment.quiet}
         found = run.to_arviz(draws, dims, **which)
         export.save(found, folder / "posterior.nc")
-    run_folder.write_json(folder / LAST, facts(job, run, scores))
+    run_json.write(folder, facts(job, run, scores), TABLES)
     return drawn(folder, draw(job, run, scores, statistics))
 
 

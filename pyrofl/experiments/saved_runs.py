@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyrofl.files import run_json
 from pyrofl.files.run_folder import SCHEMA
 
 OPEN = "not converged"  # marks every difference of a run that has not
@@ -41,13 +41,13 @@ def runs(folder: Path) -> list[SavedRun]:
 
 
 def _read(path: Path) -> SavedRun:
+    facts = run_json.read(path, tables=True)
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["schema"] != SCHEMA:
             raise ValueError(f"its schema is {facts['schema']}, and this version reads {SCHEMA}")
         for name in ("status", "seeds", "tested", "data"):
             facts[name].keys()  # a dict, as all that follows takes for granted
         method, seed = str(facts["experiment"]["methods"][0]), int(facts["seed"])
         return SavedRun(path.parent, method, seed, facts)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error

@@ -24,6 +24,7 @@ from pyrofl.flower.records import Records, deserialize, serialize
 from pyrofl.flower.registry import WHOSE
 from pyrofl.flower.site import answered
 from pyrofl.inference.transport.client import MIN_SCORED_ROWS
+from pyrofl.inference.transport.wire import plain
 
 PULL = 0.25  # seconds between two looks for replies
 TOLD_WITHIN = 60.0  # seconds after which a message without a reply expires
@@ -134,8 +135,8 @@ def _read(record: Any) -> Records:
     """Decode a node's reply; if it cannot be read, return a refusal with the reason."""
     try:
         return from_record(record)
-    except ValueError as error:
-        return {"refused": {"why": str(error)}}
+    except Exception as error:  # whatever the bytes of others cause
+        return {"refused": {"why": f"{type(error).__name__}: {plain(str(error))}"}}
 
 
 def server_app() -> Any:

@@ -38,7 +38,7 @@ from pyrofl.inference.description import clients_part
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.correction import configure_draws, reporter
-from pyrofl.inference.transport.wire import Flat
+from pyrofl.inference.transport.wire import Flat, named_by, plain
 
 Sites = Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """Name of a site -> names of its clients, and how many training rows each has."""
@@ -176,7 +176,9 @@ class Rounds:
             return
         for method in asking:
             count = range(len(self.stores[method].asked))
-            self.stores[method].scored([_told(answers, label(TOLD, method, i)) for i in count])
+            found = [_told(answers, label(TOLD, method, i)) for i in count]
+            for reason in self.stores[method].scored(found):
+                self.say(f"{method}: scores of {reason}")
         for method in training:
             self._take(method, answers, time.monotonic() - begun)
         if training:
@@ -264,8 +266,8 @@ class Rounds:
         within = self.settings.timeout if timeout is None else timeout
         for node, answer in self.registry.transport.exchange(sent, within).items():
             if odd := answer.get(REFUSED):
-                self._refused[at[node]] = str(odd.get("why"))
-                self.say(f"{at[node]}: {odd.get('why')}")
+                self._refused[at[node]] = why = plain(odd.get("why"))
+                self.say(f"{at[node]}: {why}")
             else:
                 answers[at[node]] = answer
         if missing := sorted(set(at.values()) - answers.keys() - self._refused.keys()):
@@ -284,14 +286,14 @@ class Rounds:
     def _take_back(self, method: str, answers: Mapping[str, Records]) -> None:
         """Restart the clients that reported the loss of their state as new clients of a method."""
         for site, lost in _told(answers, label(LOST, method)).items():
-            names = [name for name in lost.get("names", ()) if name in self.sites[site][0]]
             try:
+                names = named_by(site, lost, {n: own for n, (own, _) in self.sites.items()})
                 self.servers[method].reset_clients(names)
             except ValueError as error:
-                self.say(f"{site} cannot rejoin {method}: {error}")
+                self.say(f"{site} cannot rejoin {method}: {plain(str(error))}")
             else:
-                self.say(f"{site} has lost its state of {method}: {', '.join(names)} restart")
-            self.say(f"{site} has lost its state of {method}: {', '.join(names)} restart")
+                told = plain(", ".join(names))
+                self.say(f"{site} has lost its state of {method}: {told} restart")
 
 
 def _built(project: Project, sizes: Sequence[int]) -> tuple[dict[str, Scheduled], dict[str, int]]:

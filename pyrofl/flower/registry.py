@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records
 from pyrofl.flower.site import HELLO, REFUSED, greeting
-from pyrofl.inference.transport.wire import Flat, column, named
+from pyrofl.inference.transport.wire import NAME, SHORT, Flat, column, is_name, named, plain
 
 WHOSE = "nodes.json"  # node -> the site whose key it has
+MOST_CLIENTS, MOST_ROWS = 100_000, 100_000_000  # of a site
 GREETING = 60.0  # seconds that a node has to introduce its site; it is asked again later
 
 
@@ -28,6 +29,21 @@ class Transport(Protocol):
 
     def tell(self, messages: Mapping[int, Records]) -> None:
         """Send messages to Flower nodes without waiting for replies."""
+
+
+def _refuse_introduction(site: Any, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Raise ValueError if a site's name, its clients' names or their numbers of rows are odd."""
+    if not is_name(site):
+        raise ValueError(f"site is {plain(site, SHORT)!r}; {NAME}")
+    if not 0 < len(names) <= MOST_CLIENTS:
+        raise ValueError(f"it has {len(names):,} clients; expected 1 to {MOST_CLIENTS:,}")
+    if others := [name for name in names if name != site and not name.startswith(f"{site}/")]:
+        raise ValueError(f"{others[0]} is no client of {site}; expected {site}, or {site}/GROUP")
+    if min(sizes) < 1 or sum(sizes) > MOST_ROWS:
+        raise ValueError(
+            f"its clients have {min(sizes):,} to {max(sizes):,} training rows; expected at least "
+            f"one each, and at most {MOST_ROWS:,} in all"
+        )
 
 
 @dataclass(frozen=True)
@@ -69,16 +85,17 @@ class Registry:
     def _heard(self, node: int, answer: Records) -> Flat | None:
         """Validate a node's reply to the server's greeting; return it, or None if it is refused."""
         if odd := answer.get(REFUSED):
-            self._tell(node, f"{odd.get('site')} is refused: {odd.get('why')}")
+            site = plain(odd.get("site"), SHORT)
+            self._tell(node, f"{site} is refused: {plain(odd.get('why'))}")
             return None
         try:
             said = answer[HELLO]
-            names = named(said)
-            if not isinstance(said["site"], str):
-                raise ValueError("site is no text")
-            column(said, "sizes", len(names), torch.int64)
+            names, site = named(said), said["site"]
+            sizes = column(said, "sizes", len(names), torch.int64).tolist()
+            _refuse_introduction(site, names, sizes)
         except (LookupError, ValueError) as error:
-            self._tell(node, f"a node is refused: its introduction cannot be read ({error})")
+            told = plain(str(error))
+            self._tell(node, f"a node is refused: its introduction cannot be read ({told})")
             return None
         return said
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
 from pyrofl.data.tables.source import Source
 from pyrofl.experiments.experiment import Experiment, default_interval
 from pyrofl.experiments.results import (
+    TABLES,
     drawn,
     facts_of,
     figures_of_rounds,
@@ -20,7 +21,7 @@ from pyrofl.experiments.results import (
     unlearned,
     write_tables,
 )
-from pyrofl.files import checkpoint_file, run_folder
+from pyrofl.files import checkpoint_file, run_folder, run_json
 from pyrofl.files.own_files import subfolder
 from pyrofl.flower.project import Project
 from pyrofl.inference.engine.state import RoundState
@@ -161,13 +162,16 @@ class ResultStore:
         self._write_draws(found)
         return [str(one.message) for one in told] or [self._corrected]
 
-    def scored(self, answers: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
-        """Store the scores of an evaluation, given the sites' replies to each request."""
+    def scored(self, answers: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
+        """Store the scores of an evaluation, given the sites' replies to each request.
+
+        Returns the reasons for leaving out replies.
+        """
         try:
             self.scores = [self.server.aggregate_evaluate(each) for each in answers]
-        except ValueError:  # no answers, or of different evaluations
+        except ValueError as error:  # no valid answers
             self._tries += 1
-            return
+            return [f"no site: {error}"] if any(answers) else []
         self._tries, number = 0, self.server.state.number
         self.run.history[:] = [row for row in self.run.history if row["round"] != number]
         for s in self.scores:
@@ -176,6 +180,7 @@ class ResultStore:
             row = run_folder.METRICS
             self.run.history += [dict(zip(row, line, strict=True)) for line in lines]
         self._write()
+        return list(dict.fromkeys(reason for s in self.scores for reason in s.rejected))
 
     def made(self, old: RoundState, new: RoundState, seconds: float) -> None:
         """Store a completed round: the server's states before and after it, and its duration."""
@@ -190,12 +195,12 @@ class ResultStore:
         """Write a method's tables and figures; return an error message for each failed figure."""
         run, scores, folder = self.run, self.scores, self.folder
         write_tables(folder, run, scores, {})
-        run_folder.write_json(folder / "run.json", self._facts())
         save(run, folder / run_folder.CHECKPOINT)
         if run.status.kind != "diverged":
             found = shared_to_arviz(run, DRAWS, self.draws)
             if found is not None:
                 export.save(found, folder / "posterior.nc")
+        run_json.write(folder, self._facts(), TABLES)
         return drawn(folder, figures_of_rounds(run, scores, self.name, self.project.seed))
 
     @property

@@ -183,7 +183,7 @@ class Site:
         if key not in self._built:
             self._built[key] = self.project.build(clients, rows)
         how: dict[str, Any] = {"min_scored_rows": self.min_scored_rows}
-        how["state"] = subfolder(self.state / method)
+        how |= {"state": subfolder(self.state / method), "rounds": self.project.rounds}
         return Client(self._built[key][method], self.data, self.project.seed, **how)
 
 

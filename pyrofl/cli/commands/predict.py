@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from pyrofl.experiments.jobs import privacy
 from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.results import save_predictions
 from pyrofl.experiments.tasks import Task, network_for, participation, resolve, split, threads
-from pyrofl.files import checkpoint_file, run_folder
+from pyrofl.files import checkpoint_file, run_folder, run_json
 from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.conformal.sets import PredictionSets
 from pyrofl.inference.evaluation.predictions import Predictions
@@ -98,9 +97,8 @@ def method_of(folder: Path, spec: str | None) -> Scheduled | None:
     The user's file is run only if it is named again: a folder may come from another person.
     """
     path = folder / "run.json"
-    was = "none"
-    with suppress(OSError, ValueError, KeyError, TypeError):  # the checkpoint says what is wrong
-        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    was, told = "none", run_json.read(path) if os.path.lexists(path) else {}
+    with suppress(KeyError, TypeError):  # the checkpoint says what is wrong
         was = str(told["experiment"]["net"])
     own = was.rpartition(":")[0].endswith(".py")
     if not own and not spec:
@@ -141,8 +139,8 @@ def rows_of(
 ) -> Federation:
     """Rebuild the federation that a saved command-line run was fitted to, from its run.json."""
     path = folder / "run.json"
+    told = run_json.read(path) if os.path.lexists(path) else {}
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
         experiment, seed = Experiment.of(told["experiment"]), int(told["seed"])
         if ".py:" in str(experiment.partition):
             raise ValueError(f"its partition is code, {experiment.partition}")

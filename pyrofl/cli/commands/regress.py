@@ -16,7 +16,7 @@ from pyrofl.experiments.console import UNLEARNED, Stopped, ending, say, show, te
 from pyrofl.experiments.regressions import RegressionExperiment, read_priors, read_tables
 from pyrofl.experiments.results import LAST
 from pyrofl.experiments.tasks import threads
-from pyrofl.files import run_folder, text_tables
+from pyrofl.files import run_folder, run_json, text_tables
 from pyrofl.files.lock import locked
 from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.fit import fit
@@ -88,7 +88,7 @@ def _write(experiment: RegressionExperiment, folder: Path, run: Run, problems: l
     experiment = replace(experiment, rounds=run.state.number, **named)
     facts = results.facts_of(experiment, run, (), experiment.seed, experiment.family)
     if run.status.kind == "diverged":
-        run_folder.write_json(folder / LAST, facts)
+        run_json.write(folder, facts, ())
         raise Stopped(f"{folder} holds what there is of a run: {run.status}", UNLEARNED)
     with ending(lambda what: f"the results cannot be written to {folder}: {what}"):
         found = run.to_arviz(experiment.posterior_draws, progress=not experiment.quiet)
@@ -98,7 +98,7 @@ def _write(experiment: RegressionExperiment, folder: Path, run: Run, problems: l
             _csv(folder / RATIOS, str(own.ratios.index.name), own.ratios)
         export.save(found, folder / POSTERIOR)
         saving.save(run, folder / run_folder.CHECKPOINT)
-        run_folder.write_json(folder / LAST, facts)
+        run_json.write(folder, facts, (ESTIMATES, RATIOS, POSTERIOR))
         made = list(parameters.drawings(run, own))
         lacking = results.drawn(folder, [(name, make) for name, _, make in made])
     problems += [text for text in run.warnings if text not in problems]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from pyrofl.experiments.jobs import Job
 from pyrofl.experiments.methods import reaching
 from pyrofl.experiments.results import LAST, RESULTS
 from pyrofl.experiments.tasks import Task
-from pyrofl.files import checkpoint_file, run_folder
+from pyrofl.files import checkpoint_file, run_folder, run_json
 from pyrofl.files.lock import locked
 from pyrofl.files.own_files import refuse_link
 from pyrofl.files.run_folder import CHECKPOINT
@@ -106,8 +105,8 @@ def lacking(run: Run, every: int, rounds: int) -> list[int]:
 
 def made_again(path: Path, about: Mapping[str, Any], task: Task, rounds: int) -> None:
     """Raise ValueError if run.json records a run with other settings or with too many rounds."""
+    facts = run_json.read(path)
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
         number, had = int(facts["rounds"]), facts["experiment"] | {"seeds": facts["seeds"]}
         had |= {"set": reaching(had["settings"], about["method"]), "method": had["methods"][0]}
     except (ValueError, KeyError, TypeError) as error:

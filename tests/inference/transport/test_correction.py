@@ -21,6 +21,7 @@ from pyrofl.data.outlines import facts, hidden
 from pyrofl.inference import hmc as sampler
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
+from pyrofl.inference.posteriors.importance_sampling import Request
 from pyrofl.inference.posteriors.shared import SharedDraws, corrected_shared
 from pyrofl.inference.privacy import private
 from pyrofl.inference.transport import Client, Server
@@ -205,7 +206,7 @@ def test_a_private_method_is_refused_at_the_client(monkeypatch):
     client = study.clients["d"]
     with pytest.raises(CannotCorrect):
         reporter(study.server, lambda asked: sent.update(asked) or {}, study.holders)(
-            torch.zeros(5, 2).double(), torch.ones(7).long(), 1, 0
+            Request(torch.zeros(5, 2).double(), [1] * 7), 0
         )
     assert set(client.weigh(sent["d"])) == {"names", "round", "exchange", "up/log_l"}
     promise = pyrofl.Privacy(clip=1.0, noise_multiplier=1.0, where="client")

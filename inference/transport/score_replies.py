@@ -1,0 +1,192 @@
+"""Validation of the scores that remote clients send, and their combination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+
+from pyrofl.data import Roster
+from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.seeds import Seed
+from pyrofl.inference.transport.wire import (
+    ASKED,
+    MOST_SHOWN,
+    SHORT,
+    Flat,
+    column,
+    named_by,
+    number,
+    plain,
+)
+from pyrofl.inference.transport.wire import tensors as tensors_of
+from pyrofl.metrics import RANGES
+
+MOST_TEST_ROWS = 1_000_000  # of a client with few training rows; of others 1,000 times these
+
+
+@dataclass(frozen=True)
+class ScoreReply:
+    """Valid scores of the clients of one machine, and the evaluation that they belong to."""
+
+    holder: str
+    about: Flat
+    names: tuple[str, ...]
+    rows: list[int]
+    values: dict[str, list[float]]  # metric -> number of each client
+
+
+@dataclass(frozen=True)
+class ScoreParser:
+    """Parser and validator of the replies to one evaluation request.
+
+    Attributes:
+        roster: names and sizes of all clients.
+        holders: sender -> names of the clients that it answers for.
+        questions: evaluations that were requested, if that is known.
+        seed: seed of the run.
+    """
+
+    roster: Roster
+    holders: Mapping[str, Sequence[str]]
+    questions: Sequence[Flat]
+    seed: Seed
+
+    def read(self, answers: Mapping[str, Mapping[str, Any]]) -> Scores:
+        """Return the scores of all valid replies, and a reason for each one that is left out.
+
+        Raises:
+            ValueError: if no reply has valid scores; the message has the reasons.
+        """
+        found, refused = list[ScoreReply](), list[str]()
+        for holder in sorted(answers):
+            try:
+                found.append(self._reply(holder, answers[holder]))
+            except Exception as error:  # whatever a reply of others causes
+                refused.append(f"{plain(holder, SHORT)}: {plain(str(error), 2 * MOST_SHOWN)}")
+        found, about = self._of_one_evaluation(found, refused)
+        found, metrics = _with_metrics(found, refused)
+        if not found:
+            told = f": {'; '.join(refused)}" if refused else ""
+            raise ValueError(
+                f"no client has replied with valid scores{told}; expected at least one reply with "
+                "scores"
+            )
+        return self._scores(found, about, metrics, refused)
+
+    def _reply(self, holder: str, flat: Mapping[str, Any]) -> ScoreReply:
+        """Parse the reply of one machine; raise ValueError if it is invalid."""
+        names = named_by(holder, flat, self.holders)
+        about: Flat = {"round": number(flat, "round")}
+        for n in ASKED:
+            if n in flat and n != "metrics":
+                about[n] = number(flat, n) if n == "draws" else _text(flat, n)
+        rows = column(flat, "rows", len(names), torch.long).tolist()
+        part, sizes = about.get("part", "test"), self.roster.sizes
+        for name, count in zip(names, rows, strict=True):
+            size = int(sizes[self.roster.names.index(name)])
+            least, most = (size, size) if part == "train" else (1, _most_rows(size))
+            if not least <= count <= most:
+                valid = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+                raise ValueError(f"{name} has {count:,} {part} rows; expected {valid}")
+        values = {n: _numbers(flat, n, len(names)) for n in tensors_of("score", flat)}
+        for n, own in values.items():
+            low, high = RANGES.get(n, (-torch.inf, torch.inf))
+            if n == "nll" and "accuracy" in values:
+                low = 0.0
+            for name, value in zip(names, own, strict=True):
+                if not (isfinite(value) and low - ROUNDING <= value <= high + ROUNDING):
+                    raise ValueError(f"{n} of {name} is {value:g}; expected {_range(low, high)}")
+        return ScoreReply(holder, about, names, rows, values)
+
+    def _of_one_evaluation(
+        self, found: list[ScoreReply], refused: list[str]
+    ) -> tuple[list[ScoreReply], Flat]:
+        """Return the replies to the requested evaluation, or else to that of most clients."""
+        asked = [one.about for one in found if one.about in self.questions]
+        asked = asked or [one.about for one in found]
+        about = max(asked, key=lambda it: _clients(found, lambda one: one.about == it), default={})
+        for one in found:
+            if one.about != about:
+                refused.append(f"{one.holder}: replies to {one.about}; expected replies to {about}")
+        return [one for one in found if one.about == about], about
+
+    def _scores(
+        self,
+        found: Sequence[ScoreReply],
+        about: Flat,
+        metrics: Sequence[str],
+        refused: Sequence[str],
+    ) -> Scores:
+        """Combine valid replies, ordered by client."""
+        places = [(self.roster.names.index(n), r, c) for r in found for c, n in enumerate(r.names)]
+        places.sort(key=lambda place: place[0])
+        dtype = self.roster.dtype
+        return Scores(
+            **{n: v for n, v in about.items() if n != "round"},
+            seed=self.seed,
+            ids=torch.tensor([i for i, *_ in places]),
+            rows=torch.tensor([one.rows[c] for _, one, c in places]),
+            values={
+                n: torch.tensor([one.values[n][c] for _, one, c in places], dtype=dtype)
+                for n in metrics
+            },
+            rejected=tuple(refused),
+        )
+
+
+ROUNDING = 1e-3  # of a score that is at the end of its range
+
+
+def _with_metrics(
+    found: list[ScoreReply], refused: list[str]
+) -> tuple[list[ScoreReply], list[str]]:
+    """Return the replies with all metrics that more than half of the clients sent, and these."""
+    found = [one for one in found if one.names]
+    every = list(dict.fromkeys(n for one in found for n in one.values))
+    clients = _clients(found, lambda one: True)
+    senders = {n: [one for one in found if n in one.values] for n in every}
+    common = [n for n in every if 2 * _clients(senders[n], lambda one: True) > clients]
+    for one in found:
+        if not one.values:
+            refused.append(f"{one.holder}: it sends rows without scores; expected both")
+        elif lacking := [n for n in common if n not in one.values]:
+            told = f"{one.holder}: it sends no {lacking[0]}; expected all metrics of most clients"
+            refused.append(told)
+    return [one for one in found if one.values and not {*common} - {*one.values}], common
+
+
+def _clients(found: Sequence[ScoreReply], which: Callable[[ScoreReply], bool]) -> int:
+    """Return the number of clients in those replies that satisfy a condition."""
+    return sum(len(one.names) for one in found if which(one))
+
+
+def _numbers(flat: Mapping[str, Any], metric: str, count: int) -> list[float]:
+    """Return a metric of the clients in a reply; raise ValueError unless it is a number of each."""
+    value = flat[f"score/{metric}"]
+    if not value.is_floating_point():
+        raise ValueError(f"score/{metric} is {value.dtype}; expected torch.float64")
+    numbers: list[float] = column(flat, f"score/{metric}", count, value.dtype).tolist()
+    return numbers
+
+
+def _text(flat: Mapping[str, Any], name: str) -> str:
+    """Return a text of a reply; raise ValueError for other values."""
+    value = flat[name]
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is a {type(value).__name__}; expected a text")
+    return plain(value, SHORT)
+
+
+def _most_rows(size: int) -> int:
+    """Return the largest plausible number of test rows of a client."""
+    return max(MOST_TEST_ROWS, 1000 * size)
+
+
+def _range(low: float, high: float) -> str:
+    if not isfinite(low) and not isfinite(high):
+        return "a finite number"
+    return f"{low:g} to {high:g}" if isfinite(high) else f"at least {low:g}"

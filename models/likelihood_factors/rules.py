@@ -1,0 +1,70 @@
+"""Rules that the likelihood factors of clients must satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pyrofl.data import Cohort
+from pyrofl.inference.metadata import (
+    MODERATE,
+    NOT_NEGATIVE,
+    JointRule,
+    MetadataByPattern,
+    Rule,
+)
+from pyrofl.models.likelihood_factors.structure import precise
+from pyrofl.tensors import Tensors
+
+ROUNDING = 1e-6  # of entries, relative to the largest of a matrix
+
+
+def symmetric(value: Tensor) -> Tensor:
+    """Return whether each matrix [C, n, n] is symmetric, bool [C]."""
+    apart = (value - value.mT).abs().flatten(1)
+    return (apart <= ROUNDING * value.abs().flatten(1).amax(1, keepdim=True)).all(1)
+
+
+def semidefinite(value: Tensor) -> Tensor:
+    """Return whether each matrix [C, n, n] is symmetric without negative eigenvalues, bool [C]."""
+    values = torch.linalg.eigvalsh(precise(value).nan_to_num(0.0, 0.0, 0.0))
+    positive: Tensor = values[:, 0] >= -ROUNDING * values.abs().amax(1)
+    return symmetric(value) & positive
+
+
+def rules(is_linear: bool) -> MetadataByPattern:
+    """Return the rules of the tensors of a factor."""
+    if not is_linear:
+        return {"precision": Rule("a symmetric matrix", symmetric), "shift precision": MODERATE}
+    whole = Rule("a symmetric matrix without negative eigenvalues", semidefinite)
+    sums: MetadataByPattern = {"square count": NOT_NEGATIVE, "*": MODERATE}
+    return {**sums, "precision": whole}
+
+
+def with_cavity(
+    cavity: Callable[[Tensors, Cohort], Tensors],
+) -> JointRule:
+    """Return the rule that a factor and the rest of the posterior give a distribution.
+
+    The factor of a likelihood that is not log-concave may have a negative precision; clients bound
+    it by that of the cavity, so that the sum of both is positive definite.
+
+    Args:
+        cavity: (server, cohort) -> what the clients receive.
+    """
+
+    def holds(server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
+        """Return whether the precisions of factor and cavity have a positive definite sum, [C]."""
+        received, total = cavity(server, cohort), precise(message["precision"]).clone()
+        near, back = precise(received["cavity"]), torch.linalg.inv(precise(received["root"])).mT
+        p = near.shape[-1]
+        total[:, :p, :p] += near
+        total[:, p:, p:] += back @ back.mT
+        info: Tensor = torch.linalg.cholesky_ex(total).info
+        return info == 0
+
+    return JointRule(
+        "precision is too negative; expected a positive definite sum with that of the cavity", holds
+    )

@@ -1,0 +1,414 @@
+"""Replies of hostile clients are left out by name, and the others count as without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import toys
+from sites import SIZES, some
+
+import pyrofl
+from pyrofl import federations
+from pyrofl.data import Federation
+from pyrofl.inference import hmc as sampler
+from pyrofl.inference.posteriors.guided_sites import CannotCorrect
+from pyrofl.inference.posteriors.importance_sampling import Request
+from pyrofl.inference.transport import Client, Server
+from pyrofl.inference.transport.correction import reporter
+from pyrofl.models import fedavg, pvi
+from pyrofl.tensors import role
+
+DATA = toys.blobs(SIZES)
+METHOD = fedavg.build(toys.net(), epochs=1)
+LONG = "x" * 1_000_000
+EVIL = "\x1b[2J\nround 9: all is well\x07\u202e"
+Reply = dict[str, Any]
+Change = Callable[[Reply], Any]
+
+
+def served() -> Server:
+    return Server(METHOD, DATA.names, DATA.sizes, DATA.dtype)
+
+
+@cache
+def honest() -> tuple[dict[str, Reply], dict[str, Reply]]:
+    """Return the replies of all clients to the first request, and their scores."""
+    server = served()
+    clients = {n: Client(METHOD, some(DATA, [n]), min_scored_rows=1) for n in DATA.names}
+    replies = {n: clients[n].train(order) for n, order in server.configure_train().items()}
+    asked = server.configure_evaluate()
+    return replies, {n: clients[n].evaluate(question) for n, question in asked.items()}
+
+
+def put(name: str, value: Any) -> Change:
+    return lambda reply: reply | {name: value}
+
+
+def sparse(reply: Reply) -> Reply:
+    return reply | {"up/w/head.bias": reply["up/w/head.bias"].to_sparse()}
+
+
+def one(number: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.tensor([number], dtype=dtype)
+
+
+LOSS = next(n for n in honest()[0]["client 0"] if n.startswith("loss/"))
+TRAINING: dict[str, tuple[Change, str]] = {
+    "negative steps": (put("steps", one(-5, torch.long)), "steps are [-5]; expected 0 to"),
+    "huge steps": (put("steps", one(2**62, torch.long)), "expected 0 to 1,000,000,000,000"),
+    "sparse": (sparse, "up/w/head.bias is a tensor of layout torch.sparse_coo"),
+    "sparse steps": (put("steps", one(1, torch.long).to_sparse()), "expected torch.int64 [1]"),
+    "meta": (put("up/w/head.bias", torch.zeros(1, 5, device="meta")), "without numbers"),
+    "loss of NaN": (put(LOSS, one(torch.nan)), "is not finite; expected finite numbers"),
+    "infinite loss": (put(LOSS, one(torch.inf)), "is not finite; expected finite numbers"),
+    "loss of another name": (put(f"loss/{EVIL}", one(1.0)), "expected a printable name"),
+    "unknown loss": (put("loss/mine", one(1.0)), "unknown loss of 'mine'"),
+    "loss of texts": (put(LOSS, ("a",)), "is a tuple; expected a tensor"),
+    "name of a tensor": (put(f"up/{EVIL}", one(1.0)), "expected a printable name"),
+    "long name of a tensor": (put(f"up/{LONG}", one(1.0)), "expected a printable name"),
+    "control characters": (put("odd", (EVIL,)), "client 0: "),
+    "long reason": (put("odd", (LONG,)), "(1,000,000 characters)"),
+    "another's reason": (put("odd", ("client 3: tau is -1",)), "client 0: client 3: tau is -1"),
+    "many reasons": (put("odd", ("",) * 100_000), "odd has 100000 texts; expected 1"),
+    "reasons of numbers": (put("odd", (1,)), "odd is (1,); expected a tuple of texts"),
+    "long names": (put("names", (LONG,)), "expected a printable name"),
+    "names with newlines": (put("names", (EVIL,)), "expected a printable name"),
+    "name of another": (put("names", ("client 1",)), "its reply is of client 1; expected"),
+    "name of all": (put("names", DATA.names), "expected a reply of its own clients"),
+    "names as a number": (put("names", 3), "names is 3; expected a tuple of texts"),
+    "nested names": (put("names", (("client 0",),)), "expected a tuple of texts"),
+    "huge round": (put("round", 10**5000), "round is a number of 16610 bits; expected 0 to"),
+    "negative round": (put("round", -1), "round is -1; expected 0 to"),
+    "round of text": (put("round", LONG), "round is 'xxx"),
+    "true round": (put("round", True), "round is True; expected a whole number"),
+    "sends of numbers": (put("sends", one(1.0)), "sends is torch.float64 [1]; expected torch.bool"),
+    "wide tensor": (
+        put("up/w/head.bias", torch.zeros(1, 1).double().expand(1, 2**40)),
+        "is a tensor of 8,796,093,022,208 bytes that repeats its entries",
+    ),
+    "expanded rows": (
+        put("up/w/head.bias", torch.zeros(1, 5).double().expand(2**40, 5)),
+        "has shape [1099511627776, 5]; expected shape [1, ...]",
+    ),
+    "complex": (
+        put("up/w/head.bias", torch.zeros(1, 5, dtype=torch.complex128)),
+        "is torch.complex128; expected torch.float64",
+    ),
+    "a list": (lambda reply: [reply], "its reply is a list; expected a dict"),
+    "a text": (lambda reply: LONG, "its reply is a str; expected a dict"),
+}
+
+
+def one_line(text: str) -> None:
+    assert text.isprintable()
+    assert len(text) < 1500
+
+
+@pytest.mark.parametrize("kind", TRAINING)
+def test_a_hostile_training_reply_is_named_and_left_out(kind):
+    change, told = TRAINING[kind]
+    replies, _ = honest()
+    others = {n: r for n, r in replies.items() if n != "client 0"}
+    server = served()
+    found = server.aggregate_train(replies | {"client 0": change(replies["client 0"])})
+    expected = served().aggregate_train(others)
+    toys.assert_same(found.server, expected.server)
+    assert server.accepted.tolist() == [0, 1, 1, 1, 1, 1]
+    (reason,) = found.rejected
+    assert reason.startswith("client 0: ")
+    assert told in reason
+    one_line(reason)
+    assert found.loss.keys() == expected.loss.keys()
+    assert bool((found.steps >= 0).all())
+
+
+def test_a_sender_without_a_request_takes_no_place():
+    replies, _ = honest()
+    for name in ("a", "client", "client 00", EVIL, LONG):  # which sort before or after
+        found = served().aggregate_train(replies | {name: replies["client 0"] | {"steps": None}})
+        exact = served().aggregate_train(replies | {name: replies["client 0"]})
+        for state in (found, exact):
+            assert state.reporters.ids.tolist() == list(range(6))
+            (reason,) = state.rejected
+            assert "no request was sent to it" in reason
+            one_line(reason)
+
+
+def test_a_machine_answers_for_its_own_clients_alone():
+    holders = {"a": ("client 0", "client 2"), "b": ("client 1",), "rest": DATA.names[3:]}
+    server = served()
+    orders = server.configure_train(holders)
+    clients = {h: Client(METHOD, some(DATA, [*names])) for h, names in holders.items()}
+    replies = {h: clients[h].train(order) for h, order in orders.items()}
+    stolen = replies | {"a": replies["a"] | {"names": ("client 1", "client 2")}}
+    state = server.aggregate_train(stolen)
+    assert state.reporters.ids.tolist() == [1, 3, 4, 5]
+    assert state.rejected == ("a: its reply is of client 1; expected a reply of its own clients",)
+    again = served()  # has begun again, and has not asked anybody
+    assert again.aggregate_train(replies).rejected[0].startswith("a: no request was sent to it")
+    again = served()
+    again.configure_train(holders)
+    assert not again.aggregate_train(replies).rejected
+
+
+def scored(change: Change) -> tuple[Any, Any]:
+    """Return the scores with a changed reply of client 0, and those without its reply."""
+    _, answers = honest()
+    others = {n: a for n, a in answers.items() if n != "client 0"}
+    each = []
+    for some_answers in (answers | {"client 0": change(answers["client 0"])}, others):
+        server = served()
+        server.configure_evaluate()
+        each.append(server.aggregate_evaluate(some_answers))
+    return each[0], each[1]
+
+
+def no_scores(reply: Reply) -> Reply:
+    return {n: v for n, v in reply.items() if not n.startswith("score/")}
+
+
+def without(metric: str) -> Change:
+    return lambda reply: {n: v for n, v in reply.items() if n != f"score/{metric}"}
+
+
+SCORES: dict[str, tuple[Change, str]] = {
+    "far below": (put("score/accuracy", one(-1e9)), "accuracy of client 0 is -1e+09; expected 0 t"),
+    "above one": (put("score/accuracy", one(17.0)), "accuracy of client 0 is 17; expected 0 to 1"),
+    "NaN": (put("score/accuracy", one(torch.nan)), "accuracy of client 0 is nan; expected 0 to 1"),
+    "infinite": (put("score/nll", one(torch.inf)), "nll of client 0 is inf; expected at least 0"),
+    "negative nll": (put("score/nll", one(-3.0)), "nll of client 0 is -3; expected at least 0"),
+    "brier": (put("score/brier", one(2.5)), "brier of client 0 is 2.5; expected 0 to 2"),
+    "entropy": (put("score/entropy", one(-1.0)), "entropy of client 0 is -1; expected at least"),
+    "ece": (put("score/ece", one(1.5)), "ece of client 0 is 1.5; expected 0 to 1"),
+    "whole numbers": (put("score/accuracy", one(1, torch.long)), "score/accuracy is torch.int64"),
+    "two clients": (put("score/accuracy", torch.ones(2).double()), "expected torch.float64 [1]"),
+    "sparse": (put("score/accuracy", one(1.0).to_sparse()), "layout torch.sparse_coo"),
+    "no metrics": (no_scores, "it sends rows without scores; expected both"),
+    "one metric less": (without("nll"), "it sends no nll; expected all metrics of most clients"),
+    "many rows": (put("rows", one(10**12, torch.long)), "client 0 has 1,000,000,000,000 test row"),
+    "negative rows": (put("rows", one(-60, torch.long)), "client 0 has -60 test rows; expected 1"),
+    "no rows": (put("rows", one(0, torch.long)), "client 0 has 0 test rows; expected 1 to"),
+    "text": (put("score/accuracy", "good"), "score/accuracy is a str; expected a tensor"),
+    "another's": (put("names", ("client 3",)), "its reply is of client 3; expected a reply of"),
+    "another round": (put("round", 7), "replies to {'round': 7"),
+    "another model": (put("model", EVIL), "; expected replies to"),
+    "model of tensors": (put("model", torch.ones(2)), "model is a Tensor; expected a text"),
+    "long model": (put("model", LONG), "(1,000,000 characters)"),
+    "part": (put("part", ["test"]), "part is a list; expected a text"),
+    "a number": (lambda reply: 7, "its reply is a int; expected a dict"),
+    "metric's name": (put(f"score/{EVIL}", one(1.0)), "expected a printable name"),
+}
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_hostile_scores_are_named_and_left_out(kind):
+    change, told = SCORES[kind]
+    found, expected = scored(change)
+    toys.assert_same(found.values, expected.values)
+    assert found.values.keys() >= {"accuracy", "nll"}
+    assert (found.ids.tolist(), found.rows.tolist()) == (
+        expected.ids.tolist(),
+        expected.rows.tolist(),
+    )
+    (reason,) = found.rejected
+    assert reason.startswith("client 0: ")
+    assert told in reason
+    one_line(reason)
+
+
+def test_a_metric_of_one_client_is_of_no_use():
+    found, _ = scored(put("score/mine", one(1.0)))
+    assert "mine" not in found.values
+    assert not found.rejected
+    assert found.ids.tolist() == list(range(6))
+
+
+def test_rows_of_training_are_those_that_the_server_knows():
+    server = served()
+    client = Client(METHOD, some(DATA, ["client 0"]), min_scored_rows=1)
+    question = server.configure_evaluate(part="train")["client 0"]
+    answer = client.evaluate(question)
+    assert server.aggregate_evaluate({"client 0": answer}).rows.tolist() == [3]
+    more = answer | {"rows": one(4, torch.long)}
+    with pytest.raises(ValueError, match=r"client 0: client 0 has 4 train rows; expected 3; exp"):
+        server.aggregate_evaluate({"client 0": more})
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the server's chains."""
+    for name, value in {"WINDOWS": 1, "THINNING": 1}.items():
+        monkeypatch.setattr(sampler, name, value)
+
+
+@cache
+def hierarchical(kind: str) -> tuple[Any, Federation]:
+    """Return a method with factors of clients, and its data."""
+    import numpy as np
+    import pandas as pd
+
+    rng, frames = np.random.default_rng(0), {}
+    for name in "abc":
+        x = rng.normal(size=8)
+        y = x + rng.normal(size=8)
+        frames[name] = pd.DataFrame({"x": x, "y": y if kind == "linear" else (y > 0) * 1.0})
+    family = "gaussian" if kind == "linear" else "bernoulli"
+    data = federations.from_frames(frames)
+    if kind == "pvi":
+        made = pvi.build(toys.net(), covariance="full", epochs=1)
+        return made, DATA
+    method = pyrofl.regression("y ~ x + (1 | client)", data, family=family)
+    return method, method.prepare(data)
+
+
+@cache
+def factors(kind: str) -> tuple[Callable[[], Server], dict[str, Reply], dict[str, torch.Tensor]]:
+    """Return new servers, the replies of all clients, and the state without the first of them."""
+    made, data = hierarchical(kind)
+
+    def server() -> Server:
+        return Server(made, data.names, data.sizes, data.dtype)
+
+    orders = server().configure_train()
+    replies = {n: Client(made, some(data, [n])).train(order) for n, order in orders.items()}
+    assert not server().aggregate_train(replies).rejected
+    others = {n: reply for n, reply in replies.items() if n != data.names[0]}
+    return server, replies, server().aggregate_train(others).server
+
+
+def changed(value: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return a precision that no client may send."""
+    found = value.clone()
+    if kind == "negative":
+        return -1e6 - found.abs()
+    if kind == "huge":
+        return found * 0 + 1e300
+    found.flatten(1)[:, 1] += 1e3  # one entry of a matrix, and not that across the diagonal
+    return found
+
+
+@pytest.mark.parametrize("method", ["linear", "bernoulli", "pvi"])
+@pytest.mark.parametrize("kind", ["negative", "huge", "asymmetric"])
+def test_precisions_of_no_factor_are_named_and_left_out(method, kind, short):
+    if (method, kind) == ("pvi", "asymmetric"):
+        pytest.skip("the server receives a triangle")
+    server, replies, expected = factors(method)
+    name, odd = next(iter(replies)), next(iter(replies.values()))["up/precision"]
+    state = server().aggregate_train(
+        replies | {name: replies[name] | {"up/precision": changed(odd, kind)}}
+    )
+    toys.assert_same(state.server, expected)
+    (reason,) = state.rejected
+    assert reason.startswith(f"{name}: precision")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("square", -1.0, "square is -1; expected >= 0"),
+        ("count", -3.0, "count is -3; expected >= 0"),
+        ("shift", 1e300, "expected at most 1e100"),
+    ],
+)
+def test_sums_of_no_rows_are_named_and_left_out(name, value, told, short):
+    server, replies, expected = factors("linear")
+    odd = torch.full_like(replies["a"][f"up/{name}"], value)
+    state = server().aggregate_train(replies | {"a": replies["a"] | {f"up/{name}": odd}})
+    (reason,) = state.rejected
+    assert told in reason
+    assert state.reporters.ids.tolist() == [1, 2]
+    toys.assert_same(state.server, expected)
+
+
+class Weighed:
+    """A server with draws, whose clients report log likelihoods that are made up."""
+
+    def __init__(self) -> None:
+        self.server = served()
+        self.noise = torch.zeros(4, 2).double()
+
+    def report(self, change: Change) -> str:
+        """Return why the reports are not used, with one that is changed; "" if they are."""
+
+        def send(requests: Mapping[str, Reply]) -> dict[str, Reply]:
+            answers: dict[str, Reply] = {}
+            for name in requests:
+                log_l = -torch.ones(1, 4).double()
+                own: Reply = {"names": (name,), "round": 0, "exchange": 0}
+                own |= {"up/log_l": log_l, "up/noise": log_l.abs()}
+                answers[name] = change(own) if name == "client 0" else own
+            return answers
+
+        try:
+            found = reporter(self.server, send)(Request(self.noise, [0] * 6, 2), 0)
+        except CannotCorrect as error:
+            return str(error)
+        assert [list(v.shape) for v in found] == [[4, 6], [4, 6]]
+        return ""
+
+
+WEIGHTS: dict[str, tuple[Change, str]] = {
+    "NaN": (put("up/log_l", torch.full((1, 4), torch.nan).double()), "NaN or infinite numbers"),
+    "infinite": (put("up/log_l", torch.full((1, 4), torch.inf).double()), "NaN or infinite"),
+    "nowhere": (put("up/log_l", torch.full((1, 4), -torch.inf).double()), "not finite at any dr"),
+    "one draw": (put("up/log_l", torch.zeros(1, 1).double()), "log_l is torch.float64 [1, 1]; ex"),
+    "negative variance": (put("up/noise", -torch.ones(1, 4).double()), "a variance is -1; expect"),
+    "complex": (put("up/log_l", torch.zeros(1, 4, dtype=torch.complex128)), "torch.complex128"),
+    "sparse": (put("up/log_l", torch.zeros(1, 4).to_sparse()), "layout torch.sparse_coo"),
+    "missing": (lambda r: {n: v for n, v in r.items() if n != "up/noise"}, "noise"),
+    "another's": (put("names", ("client 1",)), "its reply is of client 1; expected a reply of"),
+    "a number": (lambda r: 3, "its reply is a int; expected a dict"),
+    "refusal": (put("why", EVIL), "round 9: all is well"),
+    "long refusal": (put("why", LONG), "(1,000,000 characters)"),
+    "refusal of numbers": (put("why", 7), "client 0: 7"),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_hostile_likelihoods_are_named_and_nothing_is_corrected(kind):
+    change, told = WEIGHTS[kind]
+    reason = Weighed().report(change)
+    assert "(client 0: " in reason
+    assert told in reason
+    one_line(reason)
+    assert Weighed().report(lambda own: own) == ""
+
+
+def test_seeds_of_participation_stay_at_the_server():
+    seed = pyrofl.Seeds(init=1, participation=987654321, noise=2)
+    server = Server(METHOD, DATA.names, DATA.sizes, DATA.dtype, seed)
+    about = {"exchange": 0, "sets": 1}
+    columns = {"draws": torch.zeros(6, dtype=torch.long)}
+    orders = (
+        server.configure_train(),
+        server.configure_evaluate(),
+        server.configure_posterior(None, about, columns),
+    )
+    for order in orders:
+        for flat in order.values():
+            assert role("seed", flat) == {"init": 1, "noise": 2}
+            assert "987654321" not in repr(flat)
+    client = Client(METHOD, some(DATA, ["client 0"]), pyrofl.Seeds(init=1, noise=2))
+    assert client.train(orders[0]["client 0"])["odd"] == ("",)
+
+
+def test_a_client_does_not_answer_more_rounds_than_it_agreed_to(tmp_path):
+    server = served()
+    here = {"state": tmp_path / "client", "rounds": 2, "min_scored_rows": 1}
+    client = Client(METHOD, some(DATA, ["client 0"]), **here)
+    for _ in range(2):
+        server.aggregate_train({"client 0": client.train(server.configure_train()["client 0"])})
+    assert client.evaluate(server.configure_evaluate()["client 0"])["names"] == ("client 0",)
+    order = server.configure_train()["client 0"]
+    told = "a request is of round 3, but this client takes part in 2 rounds; raise its number of"
+    for again in (client, Client(METHOD, some(DATA, ["client 0"]), **here)):
+        with pytest.raises(ValueError, match=told):
+            again.train(order)
+    with pytest.raises(ValueError, match="a request is of round 7"):
+        client.evaluate(server.configure_evaluate()["client 0"] | {"round": 7})
+    here["rounds"] = 3
+    assert Client(METHOD, some(DATA, ["client 0"]), **here).train(order)["odd"] == ("",)
