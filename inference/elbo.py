@@ -20,6 +20,7 @@ from torch.distributions import kl_divergence
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
 from pyrofl.inference.programs import Loss, Program
+from pyrofl.inference.rejection import REJECTED, of_points, rejecting
 from pyrofl.inference.spherical import Spherical, distances
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors, default_type
@@ -64,6 +65,8 @@ class Elbo:
                 scores.append(log_q)
         costs += [weight * distance for distance in pulled(pulls)]
         value: Tensor = reduce(torch.add, (per_draw(cost, clients, drawn) for cost in added(costs)))
+        if p.rejects:
+            value = accepted(value)
         everything = value.detach().unsqueeze(-1) if scores else value
         for score in scores:  # REINFORCE: a gradient, but no value
             # A row's draw affects the costs of that row alone, and those of its client as a whole.
@@ -72,6 +75,12 @@ class Elbo:
             value = value + signal - signal.detach()
         total = value.mean(0) if len(value) > 1 else value[0]
         return total / batch.size if self.mean else total
+
+
+def accepted(value: Tensor) -> Tensor:
+    """Return losses [S, C] whose mean is that of the draws that are not rejected, which are NaN."""
+    known = ~value.isnan()
+    return torch.where(known, value, 0.0) * (len(value) / known.sum(0))
 
 
 Look = Callable[[Tensors, Tensors], Tensors]
@@ -301,12 +310,23 @@ def per_draw(value: Tensor, clients: int, num_particles: bool = True) -> Tensor:
     return value.reshape(-1, clients)
 
 
+class Recorded(Trace):
+    """Trace of a program.
+
+    Attributes:
+        rejects: whether the program failed at some points, where log densities are NaN.
+    """
+
+    rejects = False
+
+
 class _Recorder(Messenger):
     """Pyro messenger that records a trace, with latent sites fixed to known values."""
 
-    def __init__(self, known: Any) -> None:
+    def __init__(self, known: Any, rejects: bool) -> None:
         super().__init__()
-        self.known, self.trace = known, Trace()
+        self.known, self.trace = known, Recorded()
+        self.trace.rejects = rejects
 
     def _pyro_sample(self, msg: Any) -> None:
         site = None if msg["is_observed"] else self.known.get(msg["name"])
@@ -315,6 +335,8 @@ class _Recorder(Messenger):
         if site["type"] != "sample" or site["is_observed"]:
             raise RuntimeError(f"site {msg['name']!r} must be sampled in the trace")
         msg["value"], msg["infer"], msg["done"] = site["value"], site["infer"], True
+        if self.trace.rejects:
+            msg["value"] = of_points(site["value"])
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if not msg["infer"].get("_do_not_trace"):
@@ -327,13 +349,24 @@ class _Recorder(Messenger):
         sites[name] = msg
 
 
-def recorded(program: Program, args: tuple[Any, ...], known: Any = None) -> Trace:
+def recorded(program: Program, args: tuple[Any, ...], known: Any = None) -> Recorded:
     """Run a Pyro program and return its trace; fix latent sites to those of a known trace.
 
     As `poutine.trace(poutine.replay(program, trace=known)).get_trace(*args)`, in less time, and
-    without nodes of arguments and result. Errors of the program get a note with its sites so far.
+    without nodes of arguments and result. Where the program fails at some points, these are
+    rejected. Errors of the program get a note with its sites so far.
     """
-    recorder = _Recorder(known.nodes if known else {})
+    sites = known.nodes if known else {}
+    try:
+        return _recorded(program, args, sites, False)
+    except REJECTED:
+        pass
+    with rejecting():
+        return _recorded(program, args, sites, True)
+
+
+def _recorded(program: Program, args: tuple[Any, ...], known: Any, rejects: bool) -> Recorded:
+    recorder = _Recorder(known, rejects)
     try:
         with recorder:
             program(*args)

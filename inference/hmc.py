@@ -23,7 +23,6 @@ SHORTEST, LONGEST = 0.2, 2.0  # trajectory, in quarters of the period of a norma
 WINDOWS, WARM = 4, 10  # updates of the metric during the warm-up, and iterations before each
 TARGET = 0.8  # mean probability of acceptance
 MOST_STEPS = 32  # of a trajectory
-SINGULAR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 SHRINK = 1e-3  # of a covariance towards its diagonal
 APPROACH, APPROACH_STEPS = 60, 8  # iterations before the metric is known, and their steps
 APPROACH_SIZE, APPROACH_TARGET = 0.1, 0.7  # their first step size, and probability of acceptance
@@ -201,15 +200,9 @@ def _steps(size: float, source: Generator) -> int:
 
 def _at(log_density: LogDensity, u: Tensor) -> _Point:
     u = u.detach().requires_grad_()
-    try:
-        with torch.enable_grad():
-            value = log_density(u)
-            (slope,) = torch.autograd.grad(value.sum(), u)
-    except SINGULAR:  # a matrix of the program, at some point
-        if len(u) == 1:
-            return _Point(u.detach(), u.new_full((1,), -torch.inf), torch.zeros_like(u))
-        parts = [_at(log_density, half) for half in u.tensor_split(2)]
-        return _Point(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    with torch.enable_grad():
+        value = log_density(u)
+        (slope,) = torch.autograd.grad(value.sum(), u)
     value = value.detach().nan_to_num(nan=-torch.inf)
     return _Point(u.detach(), value, slope.nan_to_num(0.0, 0.0, 0.0))
 

@@ -1,8 +1,9 @@
 """The method that fits a hierarchical program in the fewest rounds.
 
-These are likelihood factors (`pyrofl.models.likelihood_factors`, 1 to 9 rounds), if each client's
-own sites are normal given the shared ones, and otherwise PVI (`pyrofl.models.pvi`, some 10 to 60
-rounds). Both take the same programs, and `to_arviz` corrects the draws of both.
+These are likelihood factors (`pyrofl.models.likelihood_factors`), if each client's own sites are
+normal given the shared ones, and otherwise PVI (`pyrofl.models.pvi`). Likelihood factors take one
+round if the responses are normal and linear in the sites, and otherwise fewer than PVI. Both take
+the same programs, and `to_arviz` corrects the draws of both.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         method = likelihood_factors.hierarchical(model, data, shared=shared, wide=wide)
         assert isinstance(method.model, Structure)
         once = needs_one_round(method.model, data.dtype)
-        chosen = f"likelihood factors, {'1 round' if once else '1 to 9 rounds'}"
+        chosen = f"likelihood factors{', 1 round' if once else ''}"
     except OtherStructure as error:
         method = pvi.hierarchical(model, data, shared=shared, wide=wide)
-        chosen = f"PVI, 10 to 60 rounds, as {error.reason}"
+        chosen = f"PVI, as {error.reason}"
     sites = f"{method.metadata.sites}; method: {chosen}"
     return replace(method, metadata=replace(method.metadata, sites=sites))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
     import xarray
 
-NONCENTERED = "_decentred"  # ends the names of standardized sites that the library adds
+ADDED = ("_decentred", "_unconstrained")  # end the names of sites that the library adds
 OF_RUN = ("pareto_k", "importance_ess")
 
 
@@ -27,7 +27,7 @@ def summarize(
         found: result of `to_arviz`.
         prob: probability of the interval, whose ends are quantiles.
         names: variable -> its name in the table; None lists all variables of the posterior but
-            the standardized ones of a non-centered form.
+            the standardized ones of a non-centered form, and unconstrained ones.
 
     Returns:
         A row for each entry of a variable. Columns are mean, sd, median and the ends of the
@@ -47,7 +47,7 @@ def summarize(
     posterior = found["posterior"]
     every = [str(n) for n in posterior.data_vars]
     if names is None:
-        names = {n: n for n in every if not n.endswith(NONCENTERED)}
+        names = {n: n for n in every if not n.endswith(ADDED)}
     for name in names:
         known(name, every, "variable")
     arviz, chains = import_arviz(), posterior.sizes["chain"]

@@ -26,6 +26,7 @@ from torch.distributions import Transform, biject_to
 
 from pyrofl.inference.elbo import base_of, is_made, latent
 from pyrofl.inference.reference.joint import Joint, OnePrior
+from pyrofl.inference.rejection import rejecting
 from pyrofl.inference.training.noise import Message, open_latent
 from pyrofl.tensors import Tensors
 
@@ -53,11 +54,13 @@ class Evaluated(NamedTuple):
         log_density: of the coordinates, [K].
         values: of the latent sites, [K, clients or 1, places, *event].
         moments: location and log scale of the normal sites, like their values.
+        free: unconstrained values of the other sites.
     """
 
     log_density: Tensor
     values: Tensors
     moments: dict[str, tuple[Tensor, Tensor]]
+    free: Tensors
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class JointDensity:
                 raise ValueError(f"site {name!r} is discrete; {REMEDY}")
             value = places.laid(site["value"].reshape(1, -1), len(joint.batch))
             transform = None if _normal(fn) else biject_to(fn.support)
-            free = value if transform is None else transform.inv(value)
+            free = value if transform is None else transform.inv(value)[:, : value.shape[1]]
             sites[name] = Coordinates(tuple(free.shape[1:]), transform)
         size = sum(one.size for one in sites.values())
         found = cls(joint, sites, joint.batch.size.new_zeros(size))
@@ -102,20 +105,22 @@ class JointDensity:
 
     def evaluate(self, w: Tensor) -> Evaluated:
         """Return log densities and values of sites at coordinates w [K, D]."""
-        run = _Run(self.sites, self._split(w), self._split(self.power[None]))
-        with run:
+        parts = self._split(w)
+        run = _Run(self.sites, parts, self._split(self.power[None]))
+        with run, rejecting():
             self.joint()
-        return Evaluated(run.total.expand(len(w)), run.values, run.moments)
+        free = {name: part for name, part in parts.items() if self.sites[name].transform}
+        return Evaluated(run.total.expand(len(w)), run.values, run.moments, free)
 
-    def coordinates(self, values: Tensors, moments: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+    def coordinates(self, known: Evaluated) -> Tensor:
         """Return the coordinates w [K, D] of values of sites, as `evaluate` returns them."""
         found, powers = [], self._split(self.power[None])
         for name, one in self.sites.items():
             if one.transform is None:
-                loc, log_scale = moments[name]
-                free = (values[name] - loc) * (-(1 - powers[name]) * log_scale).exp()
+                loc, log_scale = known.moments[name]
+                free = (known.values[name] - loc) * (-(1 - powers[name]) * log_scale).exp()
             else:
-                free = one.transform.inv(values[name])
+                free = known.free[name]
             found.append(free.flatten(1))
         return torch.cat(found, 1)
 
@@ -127,14 +132,14 @@ class JointDensity:
         with torch.no_grad():
             found = self.evaluate(w)
         bare, powers = replace(self, power=torch.zeros_like(self.power)), []
-        free = bare._split(bare.coordinates(found.values, found.moments))
+        free = bare._split(bare.coordinates(found))
         for name, one in self.sites.items():
             if one.transform is None:
                 powers.append(_power(free[name], *found.moments[name]))
             else:
                 powers.append(w.new_zeros(one.size))
         new = replace(self, power=torch.cat(powers))
-        return new, new.coordinates(found.values, found.moments)
+        return new, new.coordinates(found)
 
     def validate(self, trace: Any) -> None:
         """Compare densities of several points at once with those of single points."""
@@ -187,8 +192,12 @@ class _Run(Messenger):
             value, jacobian = loc + growth.exp() * w, growth.expand_as(w)
             self.moments[name] = (loc.expand_as(w), log_scale.expand_as(w))
         else:
+            transform = biject_to(msg["fn"].support)  # which may depend on other sites
             value = transform(w)
-            jacobian = transform.log_abs_det_jacobian(w, value)
+            each = w.expand(-1, value.shape[1], *[-1] * (w.dim() - 2))
+            jacobian = transform.log_abs_det_jacobian(each, value)
+            # Bounds of a shared site, which other sites set, are repeated for all clients.
+            value, jacobian = (v[:, : w.shape[1]] for v in (value, jacobian))
         self.values[name] = value
         self.total = self.total + _by_point(jacobian)
         msg["value"], msg["done"] = value, True

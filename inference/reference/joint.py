@@ -13,6 +13,7 @@ import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.distributions import biject_to
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import is_made, latent, with_rows
@@ -146,6 +147,20 @@ class Joint:
         received, local = (with_rows(v, len(self.batch)) for v in (self.received, self.local))
         with RowsKept():
             return self.method.model(received, local, self.batch)
+
+    def refuse_moving_supports(self) -> None:
+        """Raise ValueError if the support of a site depends on other sites."""
+        one, other = (dict(latent(poutine.trace(self).get_trace())) for _ in range(2))
+        for name, site in one.items():
+            if site["fn"].support.is_discrete:
+                continue
+            first, second = (biject_to(v[name]["fn"].support) for v in (one, other))
+            free = first.inv(site["value"])
+            if not torch.allclose(first(free), second(free), equal_nan=True):
+                raise ValueError(
+                    f"the support of site {name!r} depends on other sites, which Pyro's NUTS and "
+                    "automatic guides do not support; use reference.hmc"
+                )
 
     def sites(self) -> dict[str, Site]:
         """Return the shape of each latent site of the model, by site name."""

@@ -189,10 +189,12 @@ def nuts(
         as these are draws of the posterior, and sample_stats also has `diverging`.
 
     Raises:
-        ValueError: if the model reads tensors and no state is given, or the prior of a shared site
-            differs between clients.
+        ValueError: if the model reads tensors and no state is given, the prior of a shared site
+            differs between clients, or the support of a site depends on another site.
     """
     joint = joined(model, data, state, seed, shared)
+    with alone(data, seed):
+        joint.refuse_moving_supports()
     found, diverging = [], torch.zeros(chains, draws, dtype=torch.bool)
     for chain in range(chains):
         with alone(data, seed, chain), warnings.catch_warnings():
@@ -247,6 +249,8 @@ def centralised(
         ValueError: as `nuts`.
     """
     joint = joined(model, data, state, seed, shared)
+    with alone(data, seed):
+        joint.refuse_moving_supports()
     with alone(data, seed), pyro.settings.context(module_local_params=True):
         q = guide(joint)
         elbo: Any = Trace_ELBO(particles, max_plate_nesting=2, vectorize_particles=True)

@@ -24,6 +24,7 @@ from pyrofl.tensors import Tensors
 
 ENOUGH = 0.8  # effective part of the draws that are resampled, as few have heavy tails
 EFFECTIVE = 10  # draws for each variable, for the moments of a cavity
+LEAST = 1e-9  # variance of a cavity, relative to that of the draws
 
 
 class Factored(Protocol):
@@ -54,6 +55,19 @@ def sufficient(weight: Tensor, size: int) -> Tensor:
     """
     enough = (1 / weight.square().sum(0) / (EFFECTIVE * size)).clamp(max=1.0)
     return enough * weight + (1 - enough) / len(weight)
+
+
+def positive(covariance: Tensor, least: float = LEAST) -> Tensor:
+    """Return covariances [..., p, p], those that are not positive definite made so.
+
+    Moments of draws that are nearly equal, or nearly dependent, may be so by rounding.
+    """
+    bad = torch.linalg.cholesky_ex(covariance).info != 0
+    if not bool(bad.any()):
+        return covariance
+    values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
+    near = (vectors * values.clamp(min=least)[..., None, :]) @ vectors.mT
+    return torch.where(bad[..., None, None], near, covariance)
 
 
 def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:

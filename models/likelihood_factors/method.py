@@ -22,17 +22,21 @@ from pyrofl.models.likelihood_factors.factors import (
     normal_equations,
 )
 from pyrofl.models.likelihood_factors.finding import refuse_rows
-from pyrofl.models.likelihood_factors.leaving import sufficient, truncated, without
+from pyrofl.models.likelihood_factors.leaving import (
+    LEAST,
+    positive,
+    sufficient,
+    truncated,
+    without,
+)
 from pyrofl.models.likelihood_factors.linear import knows_noise, needs_one_round, statistics
 from pyrofl.models.likelihood_factors.rules import rules, with_cavity
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu, precise
-from pyrofl.models.likelihood_factors.variables import Variables
+from pyrofl.models.likelihood_factors.variables import Variables, find_mode
 from pyrofl.tensors import Tensors, like, spread_out, under
 
-LEAST = 1e-9  # variance of a cavity, relative to that of the draws
 CELLS = 4_000_000  # numbers in a tensor
-STEPS = 200  # of the search for the first mode
 FEW = 0.1  # effective part of the old draws, from which changes can be seen
 MIXED = 1.1  # R-hat above which the server's chains have not mixed
 UNMIXED = (
@@ -133,7 +137,8 @@ class LikelihoodFactors:
         spread = (weight.mT @ squares).unflatten(1, (len(reads), -1))
         spread = spread - middle[:, :, None] * middle[:, None]
         one = torch.eye(len(reads), dtype=u.dtype)
-        precision = torch.linalg.inv(spread + LEAST * one) / (sd[:, None] * sd)
+        spread = positive(spread + LEAST * one)
+        precision = torch.linalg.inv(spread) / (sd[:, None] * sd)
         with torch.no_grad():
             _, roots, _ = self._stated(self._evaluated(mean))
         found = {"mean": mean, "cavity": precision, "root": roots}
@@ -248,19 +253,8 @@ class LikelihoodFactors:
         mean, sd = self.structure.ours.prior()
         variables = Variables(self.structure, self._evaluated, torch.zeros_like(mean).double())
         log_density, (mean, sd) = self._sampled(factors, variables), variables.start()
-        mode = mean.clone()[None].requires_grad_()
-        search = torch.optim.LBFGS([mode], max_iter=STEPS, line_search_fn="strong_wolfe")
-
-        def cost() -> Tensor:
-            """Return the negative log density, with its gradient for the search."""
-            search.zero_grad()
-            value = -log_density(mode).sum()
-            value.backward()
-            return value
-
+        at = find_mode(log_density, mean)
         with torch.enable_grad():
-            search.step(cost)
-            at = torch.where(mode.isfinite(), mode, mean).detach().requires_grad_()
             value = log_density(at).sum()
             (slope,) = torch.autograd.grad(value, at, create_graph=True)
             rows = [torch.autograd.grad(v, at, retain_graph=True)[0] for v in slope[0]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyrofl.inference.elbo import base_of
 from pyrofl.inference.training.noise import open_latent
-from pyrofl.models.pvi.unconstrained import DECENTRED
+from pyrofl.models.pvi.unconstrained import DECENTRED, as_deterministic
 
 
 class NonCentered(Messenger):
@@ -37,6 +37,4 @@ class NonCentered(Messenger):
         root = base.scale_tril if matrix else base.scale.expand(shape)
         value = base.loc + ((root @ noise[..., None])[..., 0] if matrix else root * noise)
         self.roots[msg["name"] + DECENTRED] = root, matrix
-        msg["fn"] = dist.Delta(value, event_dim=fn.event_dim).mask(False)  # pyro.deterministic
-        msg["value"], msg["is_observed"], msg["done"] = value, True, True
-        msg["infer"] = {**msg["infer"], "_deterministic": True}
+        as_deterministic(msg, value)

@@ -17,10 +17,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyrofl.inference.hmc import covariance_root
+from pyrofl.inference.hmc import LogDensity, covariance_root
 from pyrofl.inference.posteriors.proposals import ServerDraws
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure
 from pyrofl.tensors import Tensors
+
+STEPS = 200  # of the search for the first mode
+
+
+def find_mode(log_density: LogDensity, start: Tensor) -> Tensor:
+    """Return the mode [1, d] of a log density from a start [d], with gradients."""
+    mode = start.clone()[None].requires_grad_()
+    search = torch.optim.LBFGS([mode], max_iter=STEPS, line_search_fn="strong_wolfe")
+    least, best = torch.inf, mode.detach().clone()
+
+    def cost() -> Tensor:
+        """Return the negative log density, with its gradient for the search."""
+        nonlocal least, best
+        search.zero_grad()
+        value = -log_density(mode).sum()
+        value.backward()
+        if value.item() < least:
+            least, best = value.item(), mode.detach().clone()
+        return value
+
+    with torch.enable_grad():
+        search.step(cost)
+    with torch.no_grad():  # a line search may end where there is no density
+        ended = bool(log_density(mode).isfinite().all())
+    return (mode if ended else best).detach().requires_grad_()
 
 
 @dataclass(frozen=True)

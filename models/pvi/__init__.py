@@ -89,7 +89,13 @@ from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.pvi.sfvi import SharedGuide
-from pyrofl.models.pvi.unconstrained import decentred, layouts, of_network, with_hidden_rows
+from pyrofl.models.pvi.unconstrained import (
+    decentred,
+    freed,
+    layouts,
+    of_network,
+    with_hidden_rows,
+)
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 
@@ -257,7 +263,7 @@ def hierarchical(
             "expected 'full' and None, as these are of the normal, guide=None"
         )
     one = data.batch(torch.tensor([0]))
-    program = model
+    program, model = model, freed(model, data)
     model = decentred(model, one) if covariance == "full" else model
     sites = layouts(model, one, shared, wide, rows=int(data.sizes.max()))
     if (batch or guide) and (names := sites[1].of_rows):

@@ -75,7 +75,7 @@ class Centring:
         change = torch.diag(growth)
         rows = effect.nonzero()[:, 0]
         change[rows, at[rows]] += (mean * growth * (after - before))[rows]
-        back = torch.linalg.inv(change)
+        back = torch.linalg.inv_ex(change).inverse
         offset = growth * mean - times(change, mean)
 
         def changed(factor: Tensors) -> Tensors:

@@ -21,7 +21,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent
 from pyrofl.inference.programs import Program
 from pyrofl.models.pvi.sites import Layout, Site
-from pyrofl.models.pvi.unconstrained import DECENTRED, spread_by_others, traced
+from pyrofl.models.pvi.unconstrained import name_of, spread_by_others, traced
 
 DRAWS = 3  # of the prior, to see what changes with what
 
@@ -170,7 +170,7 @@ class Declared:
 
 
 def _name(site: Site) -> str:
-    return site.name.removesuffix(DECENTRED)
+    return name_of(site.name)
 
 
 def _listed(sites: Iterable[Site]) -> str:

@@ -20,10 +20,11 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import biject_to
 
-from pyrofl.data import Batch
+from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import base_of, latent
 from pyrofl.inference.prior_conversion import Prior, as_prior, nobody
 from pyrofl.inference.programs import Program
+from pyrofl.inference.rejection import rejecting
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.inference.validation.patterns import idle, nearest
 from pyrofl.inference.validation.program_checker import refuse_subsampling
@@ -35,6 +36,7 @@ from pyrofl.tensors import Tensors, default_type, generator, like, matches
 CONSTANT = 1e-3  # of a log scale less a log variable, in all draws
 SCALE = "scale"  # in a site's infer: what a standard normal is multiplied by
 DECENTRED = "_decentred"  # ends the name of the standard normal of a site that was centred
+FREED = "_unconstrained"  # ends the name of a site whose support depended on other sites or data
 QUANTILES = (0.158655, 0.5, 0.841345)  # of a normal at -1, 0, 1
 
 
@@ -100,11 +102,7 @@ class Decentred(Messenger):
             standard = standard.mask(fn._mask)
         scale: Any = {SCALE: base.scale.expand(base.batch_shape)}
         noise = pyro.sample(msg["name"] + DECENTRED, standard, infer=scale)
-        value = base.loc + base.scale * noise
-        # As of pyro.deterministic.
-        msg["fn"] = dist.Delta(value, event_dim=fn.event_dim).mask(False)
-        msg["value"], msg["is_observed"], msg["done"] = value, True, True
-        msg["infer"] = {**msg["infer"], "_deterministic": True}
+        as_deterministic(msg, base.loc + base.scale * noise)
 
 
 def decentred(program: Program, batch: Batch) -> Program:
@@ -121,6 +119,74 @@ def decentred(program: Program, batch: Batch) -> Program:
             program(received, local, batch)
 
     return stated if names else program
+
+
+class Unconstrained(dist.TransformedDistribution):
+    """Distribution of the unconstrained value of a site, given its distribution."""
+
+    def __init__(self, fn: Any) -> None:
+        self.bijection = _bijection(fn)
+        super().__init__(fn, [self.bijection.inv])
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Unconstrained:
+        """Return the distribution expanded to another batch shape."""
+        return Unconstrained(self.base_dist.expand(batch_shape))
+
+
+class Freed(Messenger):
+    """Pyro handler that writes sites as functions of NAME_unconstrained, which has real values."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] not in self.names or not open_latent(msg):
+            return
+        fn, mask = msg["fn"], None
+        if isinstance(fn, dist.MaskedDistribution):
+            fn, mask = fn.base_dist, fn._mask
+        free = Unconstrained(fn)
+        value = pyro.sample(msg["name"] + FREED, free if mask is None else free.mask(mask))
+        as_deterministic(msg, free.bijection(value))
+
+
+def freed(program: Program, data: Federation) -> Program:
+    """Return the Pyro program with real values of sites whose support depends on others or on data.
+
+    Their constraints are those of the current values of the sites before them.
+    """
+    both = data.batch(torch.tensor([0, data.clients - 1]).unique())
+    seen = latent(traced(program, both, 2, step=1.0))
+    names = frozenset(name for name, site in seen if has_own_support(site))
+
+    @wraps(program)
+    def stated(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with Freed(names):
+            program(received, local, batch)
+
+    return stated if names else program
+
+
+def has_own_support(site: Any) -> bool:
+    """Return whether the support of a traced site differs between draws, clients or rows."""
+    if site["fn"].support.is_discrete:
+        return False
+    transform, axes = _bijection(site["fn"]), len(site["fn"].batch_shape)
+    first = transform.inv(site["value"])[(slice(1),) * axes]
+    return bool(transform(first).shape[:axes].numel() > 1)
+
+
+def as_deterministic(msg: Any, value: Tensor) -> None:
+    """Give a site's message a value, as `pyro.deterministic` does."""
+    msg["fn"] = dist.Delta(value, event_dim=msg["fn"].event_dim).mask(False)
+    msg["value"], msg["is_observed"], msg["done"] = value, True, True
+    msg["infer"] = {**msg["infer"], "_deterministic": True}
+
+
+def name_of(name: str) -> str:
+    """Return the name in the user's program of a site that the library may have transformed."""
+    return name.removesuffix(DECENTRED).removesuffix(FREED)
 
 
 class _Filled(dist.MaskedDistribution):
@@ -179,7 +245,7 @@ def layouts(
         refuse_subsampling(name, node)
     seen = dict(latent(trace))
     found = [_look(name, site, wide, rows) for name, site in seen.items()]
-    names = [site.name.removesuffix(DECENTRED) for site in found]
+    names = [name_of(site.name) for site in found]
     ours = tuple(s for s, n in zip(found, names, strict=True) if matches(n, shared))
     if not ours:
         raise ValueError(f"shared is {shared!r}; expected patterns of some of {', '.join(names)}")
@@ -234,6 +300,7 @@ def traced(program: Program, batch: Batch, draws: int, step: float = 0.0) -> Any
     tracer: Any = poutine.trace(program)
     with (
         _in_one_line(tracer),
+        rejecting(),
         pyro.validation_enabled(False),
         torch.no_grad(),
         default_type(batch.size.dtype),
@@ -287,6 +354,8 @@ def _stand_in(
 ) -> tuple[Tensor, Tensor, bool]:
     """Return mean and sd of a prior's normal approximation, and whether it is exact."""
     flat = free.reshape(-1, entries)
+    if bool((known := flat.isfinite().all(-1)).any()):  # others are of rejected points
+        flat = flat[known]
     if isinstance(base, dist.ImproperUniform):
         wide = wide if torch.equal(free, value) else 1.0
         return flat[0], torch.full_like(flat[0], wide), False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,15 @@ IN_R = {
 }
 """Function in formulas of lme4, brms or survival -> how formulas of pyrofl write it."""
 Namespace = Mapping[str, Any]
+
+
+class Curve(NamedTuple):
+    """Spline or polynomial of a variable, and the range of the variable in the training rows."""
+
+    variable: str
+    values: Callable[[pd.DataFrame], np.ndarray]
+    low: float
+    high: float
 
 
 class Columns:
@@ -57,6 +66,7 @@ class Columns:
         calls = Environment([{**TRANSFORMS, **_contrasts()}])
         self._calls = calls.with_outer_namespace(self._env.namespace)
         self._known: dict[str, Any] = {}
+        self._curves: dict[str, Curve] = {}
         for term in self.model.common_terms:
             for component in getattr(term, "components", ()):
                 for call in _calls(getattr(component, "call", None)):
@@ -95,6 +105,16 @@ class Columns:
         found: np.ndarray = self._evaluated(self.offsets, frame).sum(1)
         return found
 
+    def beyond(self, frame: pd.DataFrame) -> Iterator[str]:
+        """Describe the splines and polynomials of a table outside the range of training rows."""
+        for text, curve in self._curves.items():
+            x, rounding = curve.values(frame), 1e-9 * (curve.high - curve.low)
+            if len(x) and (x.min() < curve.low - rounding or x.max() > curve.high + rounding):
+                yield (
+                    f"{curve.variable} of new rows is between {x.min():.4g} and {x.max():.4g}, and "
+                    f"{text} was fitted between {curve.low:.4g} and {curve.high:.4g}"
+                )
+
     def _evaluated(self, terms: list[Any], frame: pd.DataFrame) -> np.ndarray:
         if not terms:
             return np.zeros((len(frame), 0))
@@ -130,6 +150,11 @@ class Columns:
             except Exception as error:
                 raise ValueError(f"{key} cannot be evaluated: {_line(error)}") from error
         call.stateful_transform = self._known[key]
+
+    def _learn_range(self, call: Any, arrays: list[np.ndarray]) -> None:
+        """Store the range of the variable of a spline or polynomial."""
+        low, high = (end(end(x.tolist()) for x in arrays) for end in (min, max))
+        self._curves[str(call)] = Curve(str(call.args[0]), self._values(call), low, high)
 
     def _values(self, call: Any) -> Callable[[pd.DataFrame], np.ndarray]:
         """Return the function of a table that evaluates the first argument of a call."""
@@ -175,6 +200,7 @@ class Columns:
         if given["degree"] < 1:
             raise ValueError(f"its degree is {given['degree']}; expected at least 1")
         arrays = self.clients.report(self._values(call))
+        self._learn_range(call, arrays)
         before = [np.zeros_like(x) for x in arrays]
         now = [np.ones_like(x) for x in arrays]
         for k in range(given["degree"] + 1):
@@ -197,6 +223,7 @@ class Columns:
         made = BSpline()
         given = self._given(call, made.__call__)
         arrays = self.clients.report(self._values(call))
+        self._learn_range(call, arrays)
         for name, extreme in (("lower_bound", min), ("upper_bound", max)):
             if given[name] is None:
                 given[name] = extreme(extreme(x.tolist()) for x in arrays)

@@ -7,6 +7,7 @@ each draw of the standard deviations and correlations of its group.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -146,7 +147,15 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
             column = pd.Series(pd.Categorical(column.tolist(), like.categories, like.ordered))
         columns[name] = column.astype(like) if like.kind in "fb" else column
     level = design.level_of(client)
-    return pd.DataFrame({**columns, design.client: level}, index=range(len(frame)))
+    table = pd.DataFrame({**columns, design.client: level}, index=range(len(frame)))
+    for part in (design.population, *(one.columns for one in design.groups)):
+        for text in part.beyond(table):
+            warnings.warn(
+                f"{text}; beyond, the curve continues without data, and its intervals do not "
+                "account for its shape there",
+                stacklevel=6,
+            )
+    return table
 
 
 class Known(Messenger):

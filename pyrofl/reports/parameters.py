@@ -17,7 +17,7 @@ from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.inference.checks import predictive_checks
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.export import SAMPLES
-from pyrofl.inference.posteriors.summary import NONCENTERED, summarize
+from pyrofl.inference.posteriors.summary import ADDED, summarize
 from pyrofl.models.regression import effects
 from pyrofl.models.regression.columns import variables
 from pyrofl.reports.first_page import (
@@ -89,9 +89,9 @@ def fitting(posterior: Any, room: int = MOST) -> tuple[list[str], list[str]]:
     sizes = {str(n): prod(v.shape[2:]) for n, v in posterior.data_vars.items()}
     shown = list[str]()
     for name, size in sorted(sizes.items(), key=lambda item: item[1]):
-        if size <= room and not name.endswith(NONCENTERED):
+        if size <= room and not name.endswith(ADDED):
             shown, room = [*shown, name], room - size
-    return shown, [n for n in sizes if n not in shown and not n.endswith(NONCENTERED)]
+    return shown, [n for n in sizes if n not in shown and not n.endswith(ADDED)]
 
 
 def drawings(run: Run, own: Estimates) -> Iterator[Drawing]:

@@ -96,3 +96,14 @@ def test_quantiles_are_those_of_the_pooled_values(part):
     values = [random.normal(size=n) for n in (1, 4, 30)] + [np.array([-1e300, 0.0, 0.0, 1e-300])]
     (found,) = quantiles(values, [part])
     assert found == pytest.approx(np.percentile(np.concatenate(values), 100 * part), rel=1e-14)
+
+
+@pytest.mark.parametrize("text", ["bs(z, df=4)", "x + poly(z, 2)"])
+def test_curves_beyond_the_training_rows_are_described(text):
+    frame = table()
+    columns, low, high = design_of(f"y ~ {text}", frame).population, frame.z.min(), frame.z.max()
+    assert not list(columns.beyond(frame))
+    far = frame.assign(z=frame.z.where(frame.z < high, high + 3))
+    (line,) = columns.beyond(far)
+    assert line.startswith(f"z of new rows is between {low:.4g} and {high + 3:.4g}, and ")
+    assert line.endswith(f" was fitted between {low:.4g} and {high:.4g}")
