@@ -27,12 +27,11 @@ from pyrofl.models.likelihood_factors.structure import (
 from pyrofl.models.pvi.declared import Declared
 from pyrofl.models.pvi.unconstrained import (
     DECENTRED,
-    Unconstrained,
-    freed,
     layouts,
     name_of,
     spread_by_others,
     traced,
+    with_own_support,
 )
 
 ROWS = 16  # largest number of rows of a client whose rows have effects
@@ -66,8 +65,9 @@ def _found(
 ) -> tuple[Structure, str]:
     """Return the structure that the first clients' rows show, which may be simulated."""
     one, rows = on_cpu(shown.batch(torch.tensor([0]))), int(data.sizes.max())
-    raw, program = program, freed(program, shown)
-    declared = Declared(raw, shown, *layouts(program, one, shared, wide, rows=rows))
+    if moving := with_own_support(program, shown):
+        raise OtherStructure(f"the support of site {moving[0]!r} depends on other sites or on data")
+    declared = Declared(program, shown, *layouts(program, one, shared, wide, rows=rows))
     declared.check()
     sites = dict(latent(traced(program, one, 3, 1.0)))
     centered = _centered(sites, {site.name for site in declared.mine.sites})
@@ -150,10 +150,9 @@ def _centered(sites: Mapping[str, Any], own: set[str]) -> frozenset[str]:
         if isinstance(base, torch.distributions.MultivariateNormal):
             found.add(name)
         elif not isinstance(base, torch.distributions.Normal):
-            kind = base_of(base.base_dist) if isinstance(base, Unconstrained) else base
             raise OtherStructure(
-                f"site {name_of(name)!r} of each client is a {type(kind).__name__}; likelihood "
-                "factors need normal own sites, given the shared ones"
+                f"site {name!r} of each client is a {type(base).__name__}; likelihood factors need "
+                "normal own sites, given the shared ones"
             )
         elif bool((base.loc != 0).any()) or bool((base.scale != 1).any()):
             found.add(name)

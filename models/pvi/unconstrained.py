@@ -152,13 +152,8 @@ class Freed(Messenger):
 
 
 def freed(program: Program, data: Federation) -> Program:
-    """Return the Pyro program with real values of sites whose support depends on others or on data.
-
-    Their constraints are those of the current values of the sites before them.
-    """
-    both = data.batch(torch.tensor([0, data.clients - 1]).unique())
-    seen = latent(traced(program, both, 2, step=1.0))
-    names = frozenset(name for name, site in seen if has_own_support(site))
+    """Return the Pyro program with real values of sites whose support depends on others or data."""
+    names = frozenset(with_own_support(program, data))
 
     @wraps(program)
     def stated(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -166,6 +161,13 @@ def freed(program: Program, data: Federation) -> Program:
             program(received, local, batch)
 
     return stated if names else program
+
+
+def with_own_support(program: Program, data: Federation) -> list[str]:
+    """Return the sites whose support depends on other sites, or on a client's data."""
+    both = data.batch(torch.tensor([0, data.clients - 1]).unique())
+    seen = latent(traced(program, both, 2, step=1.0))
+    return [name for name, site in seen if has_own_support(site)]
 
 
 def has_own_support(site: Any) -> bool:
