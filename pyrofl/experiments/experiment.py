@@ -343,7 +343,7 @@ def read_config(path: str) -> dict[str, Any]:
     """Read settings from a YAML file, or from the run.json of a run: field name -> value."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Loader that refuses a key that a mapping has twice; YAML takes the last."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
