@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -23,6 +23,7 @@ from torch import Size, Tensor
 
 from pyrofl.arguments import accepts, described
 from pyrofl.data import Batch
+from pyrofl.inference.prior_by_name import ByName
 from pyrofl.tensors import Tensors
 
 PriorFunction = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution]
@@ -31,7 +32,7 @@ PriorFunction = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution
 LocationScale = Callable[[Tensor, Tensor], TorchDistribution]
 """(loc, scale) -> distribution: family of a prior; the method provides centre and scale."""
 
-PriorFamily = LocationScale | TorchDistribution
+PriorFamily = LocationScale | TorchDistribution | ByName
 """Family of a prior whose location and scale the method provides; see `as_family`."""
 
 Prior = PriorFunction | TorchDistribution | LocationScale
@@ -97,8 +98,10 @@ def as_prior(
             "function (name, shape, received, local, batch) -> distribution: such as "
             f"{SUCH_AS[support]}"
         )
+    if isinstance(function, ByName) and shapes:
+        function.refuse_unused(shapes)
     for name, shape in (shapes or {}).items():
-        own = function.of(name) if hasattr(function, "of") else function
+        own = function.of(name) if isinstance(function, ByName) else function
         if not may_be_learned and _is_learned(own, name, shape):
             raise ValueError(
                 f"prior of {name!r} has a scale that the server learns, which this method cannot "
@@ -109,6 +112,24 @@ def as_prior(
         if (fn := probed(own, name, shape)) is not None:
             _refuse_unfit(fn, name, shape, support)
     return function
+
+
+def as_families(prior: object, names: Iterable[str]) -> dict[str, LocationScale]:
+    """Return the location-scale family of each parameter's prior, by the parameter's name.
+
+    Args:
+        prior: a family for all parameters, see `as_family`, or families by `priors.by_name`.
+        names: of the parameters that have this prior.
+
+    Raises:
+        ValueError: if a prior is no family, a parameter has none, or a pattern matches none.
+    """
+    names = list(names)
+    if not isinstance(prior, ByName):
+        return dict.fromkeys(names, as_family(prior))
+    prior.refuse_unused(names)
+    each = {p: as_family(one, f"prior of {p!r}") for p, one in prior.families.items()}
+    return {name: each[prior.pattern_of(name)] for name in names}
 
 
 def as_family(family: object, name: str = "prior") -> LocationScale:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +19,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.prior_by_name import ByName
 from pyrofl.inference.prior_conversion import (
     LocationScale,
     Prior,
@@ -28,7 +29,7 @@ from pyrofl.inference.prior_conversion import (
 from pyrofl.inference.spherical import spherical
 from pyrofl.nets import Forward, Network
 from pyrofl.nets.reparametrised import Reparametrised
-from pyrofl.tensors import Tensors, matches, role
+from pyrofl.tensors import Tensors, role
 
 __all__ = [
     "ByName",
@@ -121,33 +122,6 @@ class Proximal:
                 "use priors.by_name with another prior for parameters that stay on the client"
             )
         return around(self.family, centre, scale, group=self)
-
-
-@dataclass(frozen=True)
-class ByName:
-    """Priors of network parameters, chosen by the first name pattern that matches.
-
-    See `priors.by_name`.
-    """
-
-    priors: Mapping[str, PriorFunction]
-
-    def __call__(
-        self, name: str, shape: Size, received: Tensors, local: Tensors, batch: Batch
-    ) -> TorchDistribution:
-        """Return the prior distribution of the network parameter `name`."""
-        return self.of(name)(name, shape, received, local, batch)
-
-    def of(self, name: str) -> PriorFunction:
-        """Return the prior of the first pattern that matches a parameter's name."""
-        for patterns, chosen in self.priors.items():
-            if matches(name, patterns):
-                return chosen
-        known = ", ".join(self.priors)
-        raise ValueError(
-            f"parameter {name} has no prior: it matches none of the patterns {known}; add a "
-            "pattern such as '*'"
-        )
 
 
 def as_event(fn: TorchDistribution, axes: int) -> TorchDistribution:

@@ -56,7 +56,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Loss, Program, of_network
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import PriorFamily, as_event, as_family
+from pyrofl.models.priors import PriorFamily, as_event, as_families
 from pyrofl.models.pvi.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
@@ -133,7 +133,7 @@ def build(
             "activations", and guide, prior or network do not permit it.
     """
     chosen: guides.Family = getattr(guides, guide) if isinstance(guide, str) else guide
-    family = as_family(prior)
+    families = as_families(prior, net.shapes)
     natural = natural and meta_grad == "kl"
     rate = (0.5 if natural else lr) if lr_prior is None else lr_prior
     if natural and rate > 1:
@@ -149,7 +149,7 @@ def build(
             m, sd = local[f"loc/{n}"], log_scale(local, n).exp()
             # Under this scale, steps of lr would overshoot the mean.
             least = (lr * kl / batch.size).sqrt().reshape(-1, *(1 for _ in sd.shape[1:]))
-            w[n] = pyro.sample(n, as_event(family(m, sd.maximum(least)), len(shape)))
+            w[n] = pyro.sample(n, as_event(families[n](m, sd.maximum(least)), len(shape)))
         return w
 
     @of_network(net, likelihood)

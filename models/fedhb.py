@@ -56,7 +56,7 @@ from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised, flat
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import PriorFamily, as_event, as_family
+from pyrofl.models.priors import PriorFamily, as_event, as_families
 from pyrofl.models.pvi.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -116,10 +116,10 @@ def build(
         ValueError: if there are centres, and the guide is not delta or the prior not normal; or if
             sampling is "activations", and guide, prior or network do not permit it.
     """
-    family = as_family(prior)
+    families = as_families(prior, net.shapes)
     by_outputs = is_chosen(sampling, reason_against(net, guide, prior))
     if centres:
-        if guide is not guides.delta or family is not dist.Normal:
+        if guide is not guides.delta or {*families.values()} != {dist.Normal}:
             raise ValueError(
                 f"centres is {centres}, guide {described(guide)} and prior {described(prior)}; "
                 "expected the guide delta and a normal prior, as what clients have in a mixture "
@@ -135,7 +135,7 @@ def build(
     ) -> TorchDistribution:
         """Return the prior of a client's weights, given the received population moments."""
         width = received[f"log_scale/{name}"].exp()
-        return as_event(family(received[f"loc/{name}"], width), len(shape))
+        return as_event(families[name](received[f"loc/{name}"], width), len(shape))
 
     def init(generator: Generator, clients: int) -> Tensors:
         """Return the server's initial state: parameters drawn by the network's initialization."""

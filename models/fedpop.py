@@ -51,7 +51,7 @@ from pyrofl.inference.optim import sgd
 from pyrofl.inference.programs import Likelihood, Loss, Program, of_network
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import PriorFamily, as_event, as_family
+from pyrofl.models.priors import PriorFamily, as_event, as_families
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, under
@@ -113,7 +113,7 @@ def build(
     shapes = net.select_params(net.head if head is None else head)
     rest = [n for n in net.shapes if n not in shapes]
     point = guides.delta(shapes, loc="z")
-    family = as_family(prior)
+    families = as_families(prior, shapes)
 
     @of_network(net, likelihood, points="base")
     def model(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -125,7 +125,7 @@ def build(
             for n, shape in shapes.items():  # p(z_j | beta)
                 mean, sd = received[f"loc/{n}"], received[f"log_scale/{n}"].exp()
                 sd = sd.maximum(like(least, sd))
-                head[n] = pyro.sample(n, as_event(family(mean, sd), len(shape)))
+                head[n] = pyro.sample(n, as_event(families[n](mean, sd), len(shape)))
             with batch.rows():
                 outputs = net(role("base", local) | head, batch.x)
                 pyro.sample("y", likelihood(outputs, batch.x), obs=batch.y)

@@ -47,7 +47,7 @@ from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.programs import Likelihood
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import PriorFamily, as_event, as_family
+from pyrofl.models.priors import PriorFamily, as_event, as_families
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
@@ -111,7 +111,7 @@ def build(
     shapes = {f"{n}.{end}": Size((rank, s[at])) for n, s in chosen.items() for end, at in ENDS}
     centre = rank**-0.5
     q = guides.build_guide(guide, shapes, init_scale=init_scale, loc="mu", spread="pi")
-    family = as_family(prior)
+    families = as_families(prior, shapes)
     point = guide(shapes, init_scale=1e-6, loc="mu", spread="pi")  # the shared network's masks
 
     def init(generator: Generator, clients: int) -> Tensors:
@@ -133,7 +133,7 @@ def build(
             factors = {}
             for n, shape in shapes.items():
                 loc = one[..., None, None].expand(*one.shape, *shape)
-                fn = family(centre * loc, prior_scale * loc)
+                fn = families[n](centre * loc, prior_scale * loc)
                 factors[n] = pyro.sample(n, as_event(fn, len(shape)))
             w = base | {n: base[n] * mask(factors, n, len(s)) for n, s in chosen.items()}
             with data.rows():

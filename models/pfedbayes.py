@@ -48,7 +48,7 @@ from pyrofl.inference.optim import adam
 from pyrofl.inference.programs import Likelihood, Loss, Program
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.priors import PriorFamily, as_event, as_family
+from pyrofl.models.priors import PriorFamily, as_event, as_families
 from pyrofl.models.pvi.activations import (
     Activations,
     Sampling,
@@ -117,7 +117,7 @@ def build(
         ValueError: if sampling is "activations", and the guide is not one of independent normals,
             the prior not normal, or the network without linear layers and convolutions.
     """
-    chosen, family = guide or guides.mean_field, as_family(prior)
+    chosen, families = guide or guides.mean_field, as_families(prior, net.shapes)
 
     def mean_field(received: Tensors, local: Tensors, batch: Batch) -> None:
         """Sample the weights w_j of each client from q(w_j), independent normals."""
@@ -141,7 +141,7 @@ def build(
             n: v.sqrt() if q.random else torch.full_like(v, init_scale) for n, v in variance.items()
         }
         return {
-            n: pyro.sample(n, as_event(family(mean[n], width[n]), len(shape)))
+            n: pyro.sample(n, as_event(families[n](mean[n], width[n]), len(shape)))
             for n, shape in net.shapes.items()
         }
 

@@ -149,7 +149,7 @@ def build(
         )
     shapes = net.select_params(net.head if head is None else head)
     d, strongest = sum(s.numel() for s in shapes.values()), 1 / lr_head if lr_head else CEILING
-    of_heads = priors.as_family(prior)
+    families = priors.as_families(prior, shapes)
 
     @of_network(net, likelihood, points="base")
     def model(received: Tensors, local: Tensors, batch: Batch) -> None:
@@ -157,7 +157,7 @@ def build(
         w, sd = role("loc", received), local["tau"].rsqrt()
         with batch.clients():
             # p(w_j | w, tau_j), one site for each parameter of the head
-            head = {n: pyro.sample(n, around(of_heads, w[n], sd)) for n in shapes}
+            head = {n: pyro.sample(n, around(families[n], w[n], sd)) for n in shapes}
             with batch.rows():
                 outputs = net(role("base", local) | head, batch.x)
                 pyro.sample("y", likelihood(outputs, batch.x), obs=batch.y)  # p(y | x, w_j)

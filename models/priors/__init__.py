@@ -9,7 +9,8 @@ function, `flat`, `fixed(dist.Normal, 0.0, 1.0)`, `by_name({"head.*": ..., "*": 
 
 A `PriorFamily` is the family of a hierarchical prior, whose location and scale the method provides:
 `dist.Normal`, `dist.Laplace`, `student_t(4)`, `mixture()`, `Horseshoe`, your own function (loc,
-scale) -> distribution, or a distribution of location 0 and scale 1, `dist.StudentT(4.0)`.
+scale) -> distribution, or a distribution of location 0 and scale 1, `dist.StudentT(4.0)`. With
+`by_name({"head.*": dist.Laplace, "*": dist.Normal})` layers have different families.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Size, Tensor
 
 from pyrofl.arguments import NotNegative, Positive, checked
 from pyrofl.data import Batch
-from pyrofl.inference.prior_conversion import PriorFamily, as_family, as_prior
+from pyrofl.inference.prior_conversion import PriorFamily, as_families, as_family, as_prior
 from pyrofl.inference.programs import (
     ByName,
     LocationScale,
@@ -46,6 +47,7 @@ __all__ = [
     "PriorFunction",
     "around",
     "as_event",
+    "as_families",
     "as_family",
     "as_prior",
     "by_name",
@@ -87,9 +89,12 @@ def proximal(
 
     Args:
         strength: the papers' mu; 0 is a flat prior.
-        family: location-scale family, see `as_family`.
+        family: location-scale family, see `as_family`, or families by `by_name`.
         loc: role of the received centre.
     """
+    if isinstance(family, ByName):
+        each = {p: proximal(strength, one, loc) for p, one in family.families.items()}
+        return ByName(each, each)
     known = as_family(family)
     return Proximal(strength, known, loc) if strength else flat
 
@@ -142,14 +147,16 @@ def mixture(
 
 
 @rebuildable
-def by_name(priors: Mapping[str, Prior]) -> PriorFunction:
+def by_name(priors: Mapping[str, Prior]) -> ByName:
     """Return a prior that depends on the parameter's name: the first matching pattern decides.
 
     Args:
         priors: patterns separated by spaces -> prior, such as
-            {"*.bias": flat, "*": dist.Normal(0.0, 1.0)}.
+            {"*.bias": flat, "*": dist.Normal(0.0, 1.0)}; or, for hierarchical methods, -> family,
+            such as {"head.*": dist.Laplace, "*": dist.Normal}.
 
     Raises:
-        ValueError: if a prior is none; from a method's `build`, if a parameter matches none.
+        ValueError: if a prior is none; from a method's `build`, if a parameter matches no pattern,
+            or a pattern decides for no parameter.
     """
-    return ByName({patterns: as_prior(prior) for patterns, prior in priors.items()})
+    return ByName({patterns: as_prior(prior) for patterns, prior in priors.items()}, dict(priors))

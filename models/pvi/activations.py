@@ -23,7 +23,7 @@ from pyrofl.inference.elbo import On, elbo
 from pyrofl.inference.programs import Guide, Likelihood, Loss, Program, sample_noise
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import guides
-from pyrofl.models.priors import PriorFamily, as_family
+from pyrofl.models.priors import PriorFamily, as_families
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrised import Reparametrised
 from pyrofl.tensors import Tensors, role, under
@@ -159,7 +159,7 @@ def reason_against(
     """
     if guide not in (guides.mean_field, guides.log_mean_field):
         return f"guide is {described(guide)}, not independent normals such as mean_field"
-    if as_family(prior) is not dist.Normal:
+    if {*as_families(prior, net.shapes).values()} != {dist.Normal}:
         return f"prior is {described(prior)}, not dist.Normal"
     if not Reparametrised(net, net.shapes).has_outputs:
         return "the network has neither linear layers nor convolutions with weights that train"
