@@ -12,7 +12,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.description import refuse_other_constants
 from pyrofl.inference.engine.messages import BadMessage, OnBadMessage, inbox
-from pyrofl.inference.engine.origin import validate_resume
+from pyrofl.inference.engine.origin import match_server, validate_resume
 from pyrofl.inference.engine.participation import Draw, Stragglers, everyone
 from pyrofl.inference.engine.server_round import (
     advance,
@@ -60,7 +60,7 @@ def federate(
     participation: Draw = everyone,
     training_clients: Draw | None = None,
     chunk_size: Count | None = None,
-    server_state: Tensors | None = None,
+    server_state: Tensors | RoundState | None = None,
     resume_from: RoundState | None = None,
     stragglers: Stragglers | None = None,
     on_bad_message: OnBadMessage = "reject",
@@ -84,7 +84,9 @@ def federate(
             not train do not report. Default: the reporters, or all clients if
             `method.metadata.train_all_clients`.
         chunk_size: clients per vectorized batch; default by the size of their state.
-        server_state: initial server state, instead of `method.init`.
+        server_state: initial server state, instead of `method.init`: tensors, whose tables of
+            clients are in the order of the data, or a `RoundState`, whose tables are matched by the
+            clients' names.
         resume_from: a `RoundState` of the same clients with the same training rows.
         stragglers: clients that do part of their work, or that drop out before reporting.
         on_bad_message: "reject" continues without the client, "raise" stops the run.
@@ -137,6 +139,8 @@ def federate(
     if resume_from is not None:
         resume_from = validate_resume(resume_from, data)
         refuse_other_constants(at(max(resume_from.number - 1, 0)), resume_from.constants)
+    if server_state is not None:
+        server_state = match_server(at(0), data, server_state)
     if (begun := resume_from.number if resume_from else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
         if check and not begun:

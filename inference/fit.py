@@ -11,6 +11,7 @@ from typing import Any, Unpack, overload
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
+from pyrofl.inference.engine.origin import validate_resume
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.engine.state import RoundState
@@ -66,7 +67,7 @@ def fit(
     *,
     seed: Seed | None = None,
     seeds: Count | Sequence[Seed] | None = None,
-    server_state: Tensors | None = None,
+    server_state: Tensors | RoundState | None = None,
     resume_from: RoundState | Run | Chains | None = None,
     eval_every: Whole = 0,
     stop_when: Until | None = None,
@@ -88,7 +89,7 @@ def fit(
             Run, otherwise 0.
         seeds: number of seeds (`seed` and the following ones) or a list of seeds. One run is
             fitted for each, sequentially, and `Chains` are returned; `callback` sees every run.
-        server_state: initial state of the server.
+        server_state: initial state of the server, as in `federate`.
         resume_from: a `RoundState`, a Run (its records are continued) or Chains (each run is
             continued separately), of the same clients with the same training rows.
         eval_every: rounds between evaluations; 0 disables them.
@@ -150,6 +151,7 @@ def fit(
     known, begun = (
         (resume_from, resume_from.state) if isinstance(resume_from, Run) else (None, resume_from)
     )
+    begun = validate_resume(begun, data) if begun else None
     seed = continued(seed, known.seed if known else None)
     state = begun or first(at(0), data, seed, server_state)
     run = (known or Run(at(0), data, state)).copy(

@@ -32,6 +32,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from pyrofl.inference.checks.elpd import elpd_data
 from pyrofl.inference.fitted_run.run import Run
@@ -131,6 +132,7 @@ def compare_loo(
     """
     if not isinstance(models, Mapping):
         raise ValueError(f"models is a {type(models).__name__}; expected a dict of name -> run")
+    _refuse_other_responses(models)
     found = {n: m if hasattr(m, "pareto_k") else loo(m, draws, **what) for n, m in models.items()}
     ks = {n: one.pareto_k for n, one in found.items()}
     whose = {n: np.asarray(k.coords.get("row_client", k[k.dims[0]])) for n, k in ks.items()}
@@ -139,8 +141,8 @@ def compare_loo(
     for other in others:
         if not np.array_equal(whose[first], whose[other]):
             raise ValueError(
-                f"{first!r} and {other!r} have different rows; expected the same clients with the "
-                "same number of rows"
+                f"{first!r} and {other!r} have different rows; expected the same clients in the "
+                "same order, with the same number of rows"
             )
         if not bool((weights[first] == weights[other]).all()):
             raise ValueError(
@@ -154,6 +156,34 @@ def compare_loo(
         table: pd.DataFrame = compared(found, method=method, **exact)
     table["largest_k"] = [float(ks[n].max()) for n in table.index]
     return table
+
+
+def _refuse_other_responses(models: Mapping[str, Any]) -> None:
+    """Raise ValueError if two of the models that are runs have other clients or responses."""
+    runs = {n: m if isinstance(m, Run) else m[0] for n, m in models.items() if _is_of_runs(m)}
+    first, *others = runs or [""]
+    for other in others:
+        one, two = (runs[name].data for name in (first, other))
+        names = [each.names[: each.clients] for each in (one, two)]
+        if names[0] != names[1]:
+            shown = " and ".join(", ".join(each) for each in names)
+            raise ValueError(
+                f"{first!r} and {other!r} have different rows, of clients {shown}; expected the "
+                "same clients in the same order"
+            )
+        for name, mine, its in zip(names[0], one.train, two.train, strict=False):
+            y, z = one.y[mine].double(), two.y[its].double()
+            if y.shape != z.shape or not torch.allclose(y, z):
+                raise ValueError(
+                    f"{name} has different rows in {first!r} and {other!r}; expected the same "
+                    "responses in the same order"
+                )
+
+
+def _is_of_runs(model: Any) -> bool:
+    return isinstance(model, Run) or (
+        isinstance(model, Sequence) and bool(model) and isinstance(model[0], Run)
+    )
 
 
 def _log_likelihood(data: Any, var_name: str | None) -> xarray.DataArray:

@@ -1,18 +1,23 @@
-"""Validation that a resumed run has the same clients and training rows as before."""
+"""Validation that data have the clients, and if resumed the training rows, of a saved state."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from pyrofl.data import Federation
+from pyrofl.data import Federation, Roster
+from pyrofl.returned import as_tensors
+from pyrofl.tensors import Tensors, pick
 
 if TYPE_CHECKING:
     from pyrofl.inference.engine.state import RoundState
+    from pyrofl.inference.method import Method
 
 BLOCK = 2**20  # numbers that are hashed at once
 STEP, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -67,7 +72,7 @@ def validate_resume(start: RoundState, data: Federation) -> RoundState:
     """
     cure = (
         "; resume with the same clients in the same order, or start again on other clients with "
-        "server_state=state.server"
+        "server_state=state"
     )
     names, rows = data.names[: data.clients], rows_of(data)
     if (had := len(start.seen)) != data.clients:
@@ -75,12 +80,77 @@ def validate_resume(start: RoundState, data: Federation) -> RoundState:
             f"resume_from is a round of {had} clients, but the data have {data.clients}{cure}"
         )
     if start.number:
-        for j, (was, now) in enumerate(zip(start.names, names, strict=False)):
-            if was != now:
-                raise ValueError(f"client {j} is {now!r}, but {was!r} in resume_from{cure}")
+        if start.names and start.names != names:
+            raise ValueError(f"{_difference(start.names, names)} in resume_from{cure}")
         known = rows if start.rows is None else start.rows.cpu()
         for j in (known != rows).any(1).nonzero().flatten().tolist()[:1]:
             had, has = int(known[j, 0]), int(rows[j, 0])
             found = f"{has} training rows, but {had}" if had != has else "other training rows than"
             raise ValueError(f"{names[j]} has {found} in resume_from{cure}")
     return replace(start, names=names, rows=rows)
+
+
+def refuse_other_clients(
+    method: Method, data: Federation, state: RoundState, has_records: bool = False
+) -> None:
+    """Raise ValueError if a state has tensors of single clients, and the data have other clients.
+
+    Clients are compared by name and order, as functions of a method may depend on their ids.
+    Held-out clients may differ. A state without such tensors fits all clients, unless it
+    `has_records` of single clients.
+    """
+    names = data.names[: data.clients]
+    if state.names in ((), names) or not (has_records or _has_own(method, state)):
+        return
+    raise ValueError(
+        f"{_difference(state.names, names)} in the state; pass data with the same clients that "
+        "train, in the same order"
+    )
+
+
+def match_server(method: Method, data: Federation | Roster, given: Tensors | RoundState) -> Tensors:
+    """Return the initial server state of a run, with the rows of tables in the order of the data.
+
+    Args:
+        method: the method.
+        data: the federation.
+        given: tensors, whose tables of clients are in the order of the data; or a round, whose
+            tables are matched by the clients' names.
+
+    Raises:
+        ValueError: if a table has rows of other clients.
+    """
+    if isinstance(given, Mapping):
+        server, place = as_tensors("server", given), torch.arange(data.clients)
+    else:
+        names, server = data.names[: data.clients], dict(given.server)
+        has_tables = bool(pick(server, method.per_client))
+        if has_tables and sorted(given.names) != sorted(names):
+            raise ValueError(
+                f"{_difference(given.names, names)} in server_state, whose server has tensors of "
+                "single clients; pass the same clients, or use pyrofl.leave and pyrofl.join"
+            )
+        at = {name: j for j, name in enumerate(given.names)}
+        place = torch.tensor([at[name] for name in names] if has_tables else [])
+    for name, table in pick(server, method.per_client).items():
+        if not table.dim() or len(table) != data.clients:
+            raise ValueError(
+                f"server_state has {name!r} of shape {list(table.shape)}; expected a row for each "
+                f"of the {data.clients} clients that train"
+            )
+        server[name] = table[place.to(table.device)]
+    return server
+
+
+def _has_own(method: Method, state: RoundState) -> bool:
+    """Return whether a state has tensors of single clients, at the server or as client states."""
+    return bool(state.client_states) or bool(pick(state.server, method.per_client))
+
+
+def _difference(was: Sequence[str], now: Sequence[str]) -> str:
+    """Describe the first difference of two lists of clients: "client 0 is 'b', but 'a'"."""
+    for j, (old, new) in enumerate(zip_longest(was, now)):
+        if old != new:
+            new, old = (repr(name) if name else "absent" for name in (new, old))
+            return f"client {j} is {new}, but {old}"
+    raise AssertionError("the clients do not differ")

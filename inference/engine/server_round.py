@@ -19,7 +19,7 @@ from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.description import constants_hash
 from pyrofl.inference.engine.local_round import Backend, LocalRound, Reply, RoundRequest
 from pyrofl.inference.engine.messages import agreed, form_of, inbox, merged, unlike
-from pyrofl.inference.engine.origin import rows_of
+from pyrofl.inference.engine.origin import match_server, rows_of
 from pyrofl.inference.engine.participation import Draw, validate_ids
 from pyrofl.inference.engine.state import RoundState, to_data
 from pyrofl.inference.method import Method
@@ -37,7 +37,10 @@ AROUND = {  # public names of Pyro's handlers
 
 @synchronized  # as layers draw by torch's own generator, which is the process's
 def first(
-    method: Method, data: Federation | Roster, seed: Seed, server: Tensors | None = None
+    method: Method,
+    data: Federation | Roster,
+    seed: Seed,
+    server: Tensors | RoundState | None = None,
 ) -> RoundState:
     """Return the initial state of a federated run, before round one."""
     if server is None:
@@ -46,7 +49,9 @@ def first(
         server = as_tensors("what init returns", made)
         place = torch.tensor(sorted(range(data.clients), key=data.names.__getitem__)).argsort()
         server = server | {n: v[place] for n, v in pick(server, method.per_client).items()}
-    server = to_data(as_tensors("server", server), data)
+    else:
+        server = match_server(method, data, server)
+    server = to_data(server, data)
     seen, names = torch.zeros(data.clients, dtype=torch.bool), data.names[: data.clients]
     rows = rows_of(data) if isinstance(data, Federation) else None
     constants = constants_hash(method)

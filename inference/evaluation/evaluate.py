@@ -22,7 +22,7 @@ from pyrofl.arguments import Count, PositiveShare, checked
 from pyrofl.data import Batch, Federation, check_table
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.predict import Prediction, answers, predict, probabilities
-from pyrofl.inference.evaluation.prepare import pooled_name
+from pyrofl.inference.evaluation.prepare import pooled_name, untrained
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
 from pyrofl.inference.method import Method
 from pyrofl.returned import calling
@@ -46,6 +46,8 @@ class Scores(EvaluationSpec):
         predicted: predictions of all rows, client by client, [sum of rows, ...]; None if they stay
             at the clients, and in `smallest`.
         rejected: reasons for leaving out invalid replies of remote clients, "client: reason".
+        untrained: names of the clients whose personal model has not trained: their scores, which
+            are in `values`, are those of its initial values.
     """
 
     model: str
@@ -54,6 +56,7 @@ class Scores(EvaluationSpec):
     values: Tensors
     predicted: Prediction | None = None
     rejected: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()
 
     def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
         """Return the mean of a metric over clients, weighted equally or by number of rows."""
@@ -118,6 +121,7 @@ def evaluate(
         predicted=Prediction(
             *map(torch.cat, zip(*(by_client[i] for i in ids.tolist()), strict=True))
         ),
+        untrained=untrained(method, data, state, how),
     )
 
 
@@ -205,11 +209,13 @@ class Uncertainty:
         rows: [C], number of rows of each.
         values: "total", "aleatoric" and "epistemic" entropy in nats, and "doubt", one minus the
             largest probability: [sum of rows], client by client.
+        names: names of the clients.
     """
 
     ids: Tensor
     rows: Tensor
     values: Tensors
+    names: tuple[str, ...]
 
     def by_client(self, score: str) -> list[Tensor]:
         """Return an uncertainty score of each client's rows, as a list of tensors [N]."""
@@ -222,13 +228,14 @@ class Uncertainty:
     def told_apart(self, outside: Uncertainty, score: str) -> Tensor:
         """Return each client's AUROC of an uncertainty score that separates its from other rows.
 
-        The result has one AUROC for each client.
+        The result has one AUROC for each client; the others' rows are matched by the client's name.
         """
-        one, other = self.ids.tolist(), outside.ids.tolist()
-        if one != other:
+        if sorted(self.names) != sorted(outside.names):
+            one, other = (", ".join(each.names) for each in (self, outside))
             raise ValueError(f"clients are {one} and {other}; both must have the same clients")
-        pairs = zip(self.by_client(score), outside.by_client(score), strict=True)
-        return torch.stack([scoring.auroc(mine, others) for mine, others in pairs])
+        others = dict(zip(outside.names, outside.by_client(score), strict=True))
+        own = zip(self.names, self.by_client(score), strict=True)
+        return torch.stack([scoring.auroc(mine, others[name]) for name, mine in own])
 
 
 @synchronized
@@ -277,7 +284,9 @@ def uncertainty(
     ids = sorted(found)
     rows = torch.tensor([len(found[i]) for i in ids])
     columns = torch.cat([found[i] for i in ids]).unbind(-1)
-    return Uncertainty(torch.tensor(ids), rows, dict(zip(SCORES, columns, strict=True)))
+    every = (*data.names, pooled_name(data))
+    names = tuple(every[i] for i in ids)
+    return Uncertainty(torch.tensor(ids), rows, dict(zip(SCORES, columns, strict=True)), names)
 
 
 def _all_asked(data: Federation, x: Tensor) -> Federation:

@@ -10,7 +10,9 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort, Federation
+from pyrofl.data.tables.wording import listed
 from pyrofl.inference.description import refuse_other_constants
+from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.state import RoundState, chunks, client_inputs
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
 from pyrofl.inference.metadata import REPORTED, marked, no_statistics
@@ -20,12 +22,15 @@ from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, cut, join_up, pick
 from pyrofl.turns import synchronized
 
+NAMED = 3  # clients that a warning names
+
 
 def ready(
     method: Method, data: Federation, state: RoundState, ids: Tensor, asked: EvaluationSpec
 ) -> Iterator[tuple[Tensor, Tensors, Tensors | list[Tensors], list[Generator]]]:
     """Prepare clients for evaluation; yield ids, downloads, model tensors and noise generators."""
     refuse_other_constants(method, state.constants)
+    refuse_other_clients(method, data, state)
     deployed = method.deployed(asked.view(method))
     for some in chunks(deployed, data, state, ids, asked.chunk_size, asked.seed):
         received, local = prepared(method, data, state, data.cohort(some), **vars(asked))
@@ -98,9 +103,46 @@ def with_rows(
     return data, rows, ids
 
 
+def untrained(
+    method: Method, data: Federation, state: RoundState, asked: EvaluationSpec
+) -> tuple[str, ...]:
+    """Return the names of training clients whose personal model is the initial one.
+
+    They have not trained, or their messages were rejected, and the evaluation does not adapt them.
+    Clients that keep nothing between rounds have no model of their own.
+    """
+    names = data.names[: data.clients]
+    unseen = (~state.seen).nonzero().flatten()
+    own = asked.view(method) == "personal" and asked.population == "training"
+    if not own or asked.adaptation != "none" or not state.number or not len(unseen):
+        return ()
+    if state.names not in ((), names):  # a state that fits all clients
+        return ()
+    deployed, one = method.deployed("personal"), data.cohort(unseen[:1])
+    _, private = client_inputs(deployed, data, state, one, asked.seed)
+    if not private and not pick(state.server, method.per_client):
+        return ()
+    return tuple(names[i] for i in unseen.tolist())
+
+
+def warning_of_untrained(method: Method, data: Federation, state: RoundState) -> str:
+    """Return a warning about clients whose personal model has not trained; "" if all have."""
+    if "personal" not in method.views or method.adapt:  # these adapt before an evaluation
+        return ""
+    names = untrained(method, data, state, EvaluationSpec(model="personal"))
+    if not names:
+        return ""
+    return (
+        f"the personal model of {len(names)} of {data.clients} clients has not trained, so that "
+        f"it is the initial one: {listed(names, NAMED)}; fit more rounds, or evaluate with "
+        "adaptation='train'"
+    )
+
+
 @synchronized
 def statistics(method: Method, data: Federation, state: RoundState, seed: Seed = 0) -> Tensors:
     """Return a method's client statistics, such as numbers of pruned weights: [J] or [J, *p]."""
+    refuse_other_clients(method, data, state)
     held = pick(state.server, marked(method.metadata.tensors, REPORTED))
     told = {n.removeprefix("server/"): v[: data.clients] for n, v in held.items()}
     if method.metadata.statistics is no_statistics:

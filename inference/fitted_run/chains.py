@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
 from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fitted_run.records import RoundRecord
@@ -32,7 +33,7 @@ class FitOptions(LoopOptions, total=False):
     """Optional keyword arguments of `fit` that are the same for all seeds."""
 
     seed: Seed | None
-    server_state: Tensors | None
+    server_state: Tensors | RoundState | None
     eval_every: int
     stop_when: Until | None
     draws: int | None

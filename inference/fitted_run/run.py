@@ -19,11 +19,12 @@ from pyrofl.files.lock import locked
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
 from pyrofl.inference.budget import PrivacySpent
+from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
-from pyrofl.inference.evaluation.prepare import statistics
+from pyrofl.inference.evaluation.prepare import statistics, warning_of_untrained
 from pyrofl.inference.evaluation.specification import EvaluationFields, ModelAsked
 from pyrofl.inference.fitted_run import saving
 from pyrofl.inference.fitted_run.records import RoundRecord, taken_part
@@ -74,6 +75,9 @@ class Run(Pickled, Summarised):
     records: list[RoundRecord] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
     ending: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        refuse_other_clients(self.method, self.data, self.state, has_records=bool(self.records))
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save the run in a folder for `pyrofl.load`, except its custom metrics.
@@ -321,7 +325,7 @@ class Run(Pickled, Summarised):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about monitored numbers above their limit, and about unlearned widths."""
+        """Warnings about numbers above their limit, unlearned widths and untrained models."""
         last = self.records[-1] if self.records else None
         found = [
             f"{name} is {last.watched[name]:.2g} in round {last.number}: {fact.why}"
@@ -329,9 +333,10 @@ class Run(Pickled, Summarised):
             if last and fact.exceeded(last.watched.get(name, 0.0))
         ]
         with suppress(*FAILURES):  # a program may only support training
-            if last and last.number >= 3 and (widths := unlearned_widths(*self._fitted, self.seed)):
-                found.append(widths)
-        return found
+            found.append(warning_of_untrained(*self._fitted))
+            if last and last.number >= 3:
+                found.append(unlearned_widths(*self._fitted, self.seed))
+        return [text for text in found if text]
 
     def parameter_changes(self) -> DataFrame:
         """Return a table of how much each sample site's parameters changed in each round.
@@ -361,8 +366,7 @@ class Run(Pickled, Summarised):
     def title(self) -> str:
         """Title of the printed summary: number of rounds, seed and training time of the run."""
         seconds = sum(record.seconds for record in self.records)
-        rounds = number_of(self.state.number, "round")
-        return f"Run of {rounds}, seed {self.seed}, {seconds:.1f} s"
+        return f"Run of {number_of(self.state.number, 'round')}, seed {self.seed}, {seconds:.1f} s"
 
     def _more_html(self) -> str:
         """Return an HTML figure of scores by round, or of parameter changes if there are none."""
@@ -387,9 +391,8 @@ class Run(Pickled, Summarised):
                 scores.setdefault(model, []).append(f"{r['metric']} {r['value']:.4g}")
         shown = "; ".join(f"{model} {', '.join(some[:2])}" for model, some in scores.items())
         bad = [reason for record in records for reason in record.rejected]
-        sent = (
-            f"{sum(r.bytes_down for r in records):,} down, {sum(r.bytes_up for r in records):,} up"
-        )
+        down, up = sum(r.bytes_down for r in records), sum(r.bytes_up for r in records)
+        sent = f"{down:,} down, {up:,} up"
         return {
             "status": "; ".join([str(self.status), *self.warnings]),
             "views": ", ".join(self.method.views),

@@ -9,6 +9,7 @@ weights. Variables of single clients have the axis
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol, Unpack
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation
+from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
 from pyrofl.inference.method import Method
@@ -363,14 +365,18 @@ def refuse_other_data(one: Federation, other: Federation) -> None:
     """Raise ValueError if two federations differ in clients or training rows."""
     if one.names != other.names or one.held_out != other.held_out:
         clients = f"{', '.join(other.names)} and {', '.join(one.names)}"
-        raise ValueError(f"runs have clients {clients}; all chains need the same clients")
+        raise ValueError(f"runs have clients {clients}; all chains need the same, in one order")
     weights = [torch.ones(len(d.y)) if d.weights is None else d.weights for d in (one, other)]
-    for name, rows, others in zip(one.names, one.train, other.train, strict=True):
-        if not (torch.equal(rows, others) and torch.equal(one.y[rows], other.y[others])):
+    bare = [d if d.weights is None else replace(d, weights=None) for d in (one, other)]
+    same = (rows_of(bare[0]) == rows_of(bare[1])).all(1).tolist()  # of clients that train
+    held_out = zip(one.train[one.clients :], other.train[one.clients :], strict=True)
+    same += [torch.equal(one.y[rows], other.y[others]) for rows, others in held_out]
+    for name, rows, others, alike in zip(one.names, one.train, other.train, same, strict=True):
+        if not alike:
             raise ValueError(
                 f"{name} has different training rows in two runs; all chains need the same rows"
             )
-        if not bool((weights[0][rows] == weights[1][rows]).all()):
+        if not bool((weights[0][rows] == weights[1][others]).all()):
             raise ValueError(
                 f"{name} has different row weights in two runs; all chains need the same weights"
             )

@@ -48,11 +48,7 @@ def compare_posteriors(
     rows = {}
     for name in map(str, common):
         x, y = (one[name].stack(sample=("chain", "draw")) for one in (mine, other))
-        mine_at, other_at = ({d: v[d].values.tolist() for d in v.dims[:-1]} for v in (x, y))
-        if mine_at != other_at:
-            raise ValueError(
-                f"{name}: axes are {x.dims} and {y.dims}; both need the same axes and labels"
-            )
+        x, y = _aligned(name, x, y)
         for place, at in coordinates(x.isel(sample=0)):
             a, b = (one.isel(at).to_numpy().astype(float) for one in (x, y))
             found, known = _summary(a), _summary(b)
@@ -67,6 +63,30 @@ def compare_posteriors(
                 "energy": energy_distance(a, b),
             }
     return pandas.DataFrame.from_dict(rows, orient="index")
+
+
+def _aligned(
+    name: str, one: xarray.DataArray, other: xarray.DataArray
+) -> tuple[xarray.DataArray, xarray.DataArray]:
+    """Return both draws with the clients of the first; raise ValueError for other axes or labels.
+
+    Clients are matched by name. Rows have numbers, so that their clients must be in one order.
+    """
+    if "client" in one.dims and "client" in other.dims:
+        clients = one["client"].values.tolist()
+        if {*clients} == {*other["client"].values.tolist()}:
+            other = other.sel(client=clients)
+    one_at, other_at = (
+        {d: v[d].values.tolist() for d in (*v.dims[:-1], "row_client") if d in v.coords}
+        for v in (one, other)
+    )
+    if one_at != other_at:
+        differing = [d for d in {**one_at, **other_at} if one_at.get(d) != other_at.get(d)]
+        raise ValueError(
+            f"{name}: axes are {one.dims} and {other.dims}, with other labels of "
+            f"{', '.join(differing)}; both need the same axes and labels"
+        )
+    return one, other
 
 
 def _drawn(found: Any, group: str, draws: int) -> Any:

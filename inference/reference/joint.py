@@ -17,6 +17,7 @@ from torch.distributions import biject_to
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import is_made, latent, with_rows
+from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
@@ -198,6 +199,7 @@ def joined(
         method = _bare(method.model, method.shared)
         state = first(method, data, seed)
     ids = torch.arange(data.clients)
+    refuse_other_clients(method, data, state)
     received, view = prepared(method, data, state, data.cohort(ids), seed=seed)
     if isinstance(view, list):
         raise ValueError("the method's main view is an ensemble; pass a method with a single model")

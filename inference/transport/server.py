@@ -308,7 +308,9 @@ class Server:
     def _about(self) -> dict[str, Any]:
         seeds = {f"seed of {n}": int(v) for n, v in vars(self.seed).items()}
         clients = dict(zip(self.roster.names, self.roster.sizes.tolist(), strict=True))
-        return {"clients": clients, "dtype": str(self.roster.dtype), **compared_versions(), **seeds}
+        order = list(clients)  # of the clients' tables: equal dicts may have another
+        about = {"clients": clients, "order of the clients": order}
+        return {**about, "dtype": str(self.roster.dtype), **compared_versions(), **seeds}
 
     def _called(self, method: Method) -> tuple[Tensor, Tensor]:
         """Return the ids of the reporting clients and of the training clients of the next round."""

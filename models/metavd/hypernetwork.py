@@ -18,6 +18,7 @@ from torch.nn.utils import get_total_norm
 from pyrofl.data import Cohort, Federation
 from pyrofl.inference.aggregation.aggregator import descend
 from pyrofl.inference.aggregation.averages import Combine, mean
+from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.metadata import PER_CLIENT, REPORTED, MetadataByPattern
 from pyrofl.inference.method import Method
@@ -201,6 +202,7 @@ def embed(
     Raises:
         ValueError: if the server's table has no embeddings of just the clients that trained.
     """
+    refuse_other_clients(method, data, state)
     table = state.server.get(TABLE, torch.empty(0))
     if len(table) != data.clients:
         raise ValueError(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import torch
 
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
+from pyrofl.data.tables.wording import listed
+from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions
 from pyrofl.inference.method import Method
-from pyrofl.models.regression.design import Design, Grouped, level_text
+from pyrofl.models.regression.design import Design, Grouped, level_text, make_design
 from pyrofl.models.regression.prediction import predict_rows
 from pyrofl.models.regression.priors import Priors
 from pyrofl.models.regression.program import coefficients
@@ -46,21 +51,25 @@ class Regression(Method):
         """Return the federation that the program reads, of the clients that the design is of.
 
         Raises:
-            ValueError: if data has other clients than the regression was made of.
+            ValueError: if data has other clients or rows than the regression was made of.
         """
-        assert self.design is not None
-        made = self.design.federation()
-        if isinstance(data, Federation):
-            if data.source is not None and data.source.features == tuple(self.design.places):
-                return data
-            names = data.names[: data.clients]
-        else:
-            names = tuple(data.frames)
-        if not set(made.names) <= set(names):
+        design = self.design
+        assert design is not None
+        source = data.source if isinstance(data, Federation) else None
+        if isinstance(data, Federation) and source and source.features == tuple(design.places):
+            return data
+        made, other = design.federation(), _design_of(design, data).federation()
+        cure = "; call pyrofl.regression(formula, data) with these data"
+        if sorted(made.names) != sorted(other.names):
             raise ValueError(
-                "data has other clients than the regression was made of; call "
-                "pyrofl.regression(formula, data) with these data"
+                f"data has clients {listed(other.names)}, but the regression was made of "
+                f"{listed(made.names)}{cure}"
             )
+        place = torch.tensor([other.names.index(name) for name in made.names])
+        same = (rows_of(made) == rows_of(other)[place]).all(1)
+        if not bool(same.all()):
+            name = made.names[int((~same).nonzero()[0])]
+            raise ValueError(f"{name!r} has other rows than the regression was made of{cure}")
         return made
 
     def variables(self) -> dict[str, str]:
@@ -85,6 +94,14 @@ class Regression(Method):
         assert self.design is not None
         assert self.chosen is not None
         return _axes(self.design, self.chosen)
+
+
+def _design_of(design: Design, data: Federation | Tables) -> Design:
+    """Return the design of the same formula for other data; its warnings were given before."""
+    how = {"client": design.client, "weights": design.weights, "namespace": design.namespace}
+    with catch_warnings():
+        simplefilter("ignore")
+        return make_design(design.formula, data, design.family, **how)
 
 
 def parameters(design: Design, priors: Priors) -> dict[str, str]:

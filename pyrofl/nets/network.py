@@ -5,19 +5,18 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral
 
 import torch
 from torch import Generator, Size, Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.nets import stacked
 from pyrofl.nets.architectures import Chain, Noise, module
 from pyrofl.nets.drawing import Drawn
+from pyrofl.nets.unsupported import refuse, refuse_integers
 from pyrofl.recipes import rebuildable
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, matches, seeded
@@ -144,8 +143,7 @@ class Network(Summarised):
         drawn = Drawn(torch.Generator().manual_seed(int(seed)))
         with seeded(int(seed)), drawn:  # `seeded` for rules that draw in another way
             for layer in reversed(list(fresh.modules())):
-                for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
-                    getattr(layer, rule, lambda: None)()
+                _initialize(layer)
         own = dict(fresh.named_parameters())
         modules = self.module.named_modules()
         # Adapters of peft add zero at the start, which the rules of their layers would change.
@@ -171,6 +169,7 @@ class Network(Summarised):
         """
         if self._forward is not None:
             return self._forward({**weights}, x)
+        refuse_integers((part.layer for part in self.parts), x)
         return stacked.run(self.parts, self._without_rows(weights, len(x)), x)
 
     @contextmanager
@@ -317,22 +316,16 @@ def with_noise(net: Network) -> Network:
     return Network(made, head, pretrained=net.keep)
 
 
-def refuse(module: nn.Module) -> None:
-    """Raise ValueError if a layer mixes rows, draws random numbers or does not support vmap."""
-    for name, layer in module.named_modules():
-        # The rate of a dropout layer, or that inside attention and recurrent layers.
-        rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", 0.0)
-        advice = ""
-        if isinstance(layer, _BatchNorm) or getattr(layer, "track_running_stats", False):
-            advice = "use GroupNorm, which keeps no statistics over rows"
-        elif isinstance(rate, int | float) and rate > 0:
-            advice = f"set its dropout, {rate:g}, to 0, and use a prior on the weights instead"
-        elif isinstance(layer, nn.RNNBase | nn.LSTMCell):
-            advice = "torch.vmap cannot run it; use GRUCell, or write it with linear layers"
-        elif any(is_lazy(p) for p in layer.parameters(recurse=False)):
-            advice = "its shape is not known yet; use the layer that is not lazy, or run it once"
-        if advice:
-            raise ValueError(f"layer {name or 'module'!r} is {type(layer).__name__}: {advice}")
+def _initialize(layer: nn.Module) -> None:
+    """Initialize a layer's own parameters by its rule; parametrized ones get the drawn value."""
+    with parametrize.cached():  # the rule draws a parametrized tensor in place
+        for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
+            getattr(layer, rule, lambda: None)()
+        names = layer.parametrizations if parametrize.is_parametrized(layer) else {}
+        drawn = {name: getattr(layer, name).detach().clone() for name in names}
+    for name, value in drawn.items():
+        with suppress(NotImplementedError):  # without an inverse it stays as it is
+            setattr(layer, name, value)
 
 
 def _trained(module: nn.Module) -> dict[str, Size]:

@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 from pyrofl.arguments import known
 from pyrofl.nets.network import Network
 from pyrofl.nets.stacked import attention_by_products, constants
+from pyrofl.nets.unsupported import explained, refuse_integers
 from pyrofl.tensors import Tensors
 
 TINY = 1e-12  # keeps the slope of the root finite where all inputs of an output are zero
@@ -103,6 +104,7 @@ class Reparametrised:
                 [K, C, B, *out] or [K, C, 1, *p].
             x: the rows.
         """
+        refuse_integers(self.module.modules(), x)
         shapes = self.noise_shapes(x)
         own = {n: v.squeeze(1) for n, v in weights.items()}
         spread = {n: variance[n].squeeze(1) for n in self.names}
@@ -115,7 +117,7 @@ class Reparametrised:
         run = vmap(self._apply)
         if 3 in axes:  # one run for all draws of what does not depend on them
             run = vmap(run, (None, None, 0, None))
-        with attention_by_products():
+        with attention_by_products(), explained(self.module):
             result: Tensor = run(own, direct, drawn, x)
         return result
 

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyrofl.nets.architectures import Block, Noise, Shape
+from pyrofl.nets.unsupported import explained
 from pyrofl.tensors import Tensors
 
 IMAGES = 600 * 2**10  # bytes of images per pass through convolutions: measured
@@ -239,7 +240,7 @@ def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
     y = vmap(partial(call, layer), ({n: 0 if k else None for n, k in lead.items()}, 0))
     if 2 in (axes, *lead.values()):
         y = vmap(y, ({n: 0 if k == 2 else None for n, k in lead.items()}, 0 if axes == 2 else None))
-    with attention_by_products():
+    with attention_by_products(), explained(layer):
         result: Tensor = y(own, x)
     return result
 

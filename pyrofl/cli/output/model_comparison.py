@@ -109,8 +109,8 @@ def joined(
         sizes = {r["client"]: int(r["size"]) for r in run_folder.read_csv(own.path / "clients.csv")}
         mine = scored(of_model(tables[own.path], models(own, tables[own.path])[-1]), by)
         its = scored(of_model(tables[other.path], model), by)
-        of = ["client", "row"]
-        both = mine[[*of, "y", "score"]].rename(columns={"score": "own"})
+        of = ["client", "row", "y"]
+        both = mine[[*of, "score"]].rename(columns={"score": "own"})
         both = both.merge(its[[*of, "score"]], on=of)
         if not len(mine) == len(its) == len(both):
             raise ValueError(
