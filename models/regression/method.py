@@ -98,10 +98,10 @@ class Regression(Method):
 
 def _design_of(design: Design, data: Federation | Tables) -> Design:
     """Return the design of the same formula for other data; its warnings were given before."""
-    how = {"client": design.client, "weights": design.weights, "namespace": design.namespace}
+    how: dict[str, Any] = {"client": design.client, "weights": design.weights}
     with catch_warnings():
         simplefilter("ignore")
-        return make_design(design.formula, data, design.family, **how)
+        return make_design(design.formula, data, design.family, namespace=design.namespace, **how)
 
 
 def parameters(design: Design, priors: Priors) -> dict[str, str]:
