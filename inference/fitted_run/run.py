@@ -167,10 +167,7 @@ class Run(Pickled, Summarised):
         return posterior(*self._fitted, draws, ids=ids, **how)
 
     def statistics(self) -> Tensors:
-        """Return the method's client statistics, such as counts of pruned weights: name -> [J].
-
-        A statistic of sites may have further axes, [J, *p].
-        """
+        """Return the method's client statistics, as counts of pruned weights: name -> [J, *p]."""
         return statistics(*self._fitted, self.seed)
 
     def to_arviz(

@@ -339,7 +339,7 @@ def _groups(
         sites = draw(method, data, state, axes.ids, asked)
         found["posterior"] = {n: axes.of_clients(n, v) for n, v in sites.items()}
     if stats:
-        stats |= correction.of_estimates(found["posterior"])
+        stats |= correction.of_estimates(found["posterior"]) if "posterior" in found else {}
         found["sample_stats"] = found.get("sample_stats", {}) | stats
     if chosen & OF_PRIOR.keys():
         found |= of_prior(axes, method, state, asked, chosen, lenient)
