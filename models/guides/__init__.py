@@ -4,12 +4,12 @@ from pyrofl.inference.programs import Guide
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.models.guides.basic import (
     Family,
-    build_guide,
     delta,
     inverse_softplus,
     log_mean_field,
     mean_field,
 )
+from pyrofl.models.guides.building import build_guide
 from pyrofl.models.guides.correlated import copula, flow, full_covariance, low_rank
 
 __all__ = [

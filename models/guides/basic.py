@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -14,7 +13,7 @@ from torch import Size, Tensor
 from torch.distributions.transforms import SoftplusTransform
 from torch.nn.functional import softplus
 
-from pyrofl.arguments import Positive, accepts, checked, described
+from pyrofl.arguments import Positive, checked
 from pyrofl.data import Batch
 from pyrofl.inference.programs import Guide, as_event
 from pyrofl.tensors import Tensors
@@ -31,36 +30,6 @@ spread: role of the other local tensors; [C, *p], unless the family documents ot
 
 What a family has no use for it ignores, so that any two can be exchanged.
 """
-
-
-EXAMPLES = "guides.delta, guides.mean_field, guides.full_covariance, guides.low_rank(2), "
-EXAMPLES += "guides.copula or guides.flow()"
-
-
-def build_guide(
-    family: object, shapes: Shapes, *, is_simplex: bool = False, **settings: Any
-) -> Guide:
-    """Return the guide of a family for sites of the given shapes.
-
-    Args:
-        family: what the user passed as `guide`.
-        shapes: of the sites, by name.
-        is_simplex: whether the sites are weights that sum to one over their last axis.
-        settings: further arguments of a `Family`.
-
-    Raises:
-        ValueError: if it is no family, or one of other sites.
-    """
-    expected = f"expected a family such as {EXAMPLES}"
-    if is_simplex:
-        expected = "expected simplex.softmax or simplex.dirichlet, or their names"
-    if not accepts(family, shapes, **settings) or isinstance(family, Guide):
-        raise ValueError(f"guide is {described(family)}; {expected}")
-    made = cast("Family", family)(shapes, **settings)
-    if not isinstance(made, Guide) or made.is_simplex != is_simplex:
-        kind = "weights that sum to one" if is_simplex else "real numbers"
-        raise ValueError(f"guide is {described(family)}, which is not one of {kind}; {expected}")
-    return made
 
 
 def delta(shapes: Shapes, *, init_scale: float = 0.0, loc: str = "mu", spread: str = "pi") -> Guide:

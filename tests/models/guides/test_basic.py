@@ -25,7 +25,7 @@ from torch.nn.functional import softplus
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import latent, traces
 from pyrofl.inference.training.noise import ClientNoise
-from pyrofl.models import guides
+from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.tensors import Tensors, generator
 
@@ -200,3 +200,23 @@ def test_neither_store_nor_random_state_is_touched_or_read(blobs):
     assert pyro.get_param_store().keys() == {"a"}
     assert pyro.param("a") == 77
     pyro.get_param_store().clear()
+
+
+@pytest.mark.parametrize(
+    ("auto", "family"),
+    [
+        (AutoNormal, guides.mean_field),
+        (AutoDelta, guides.delta),
+        (AutoMultivariateNormal, guides.full_covariance),
+    ],
+)
+@pytest.mark.parametrize("method", [pfedvem, fedavg])
+def test_an_autoguide_class_stands_for_the_family_of_the_same_distributions(method, auto, family):
+    states = [toys.last(method.build(toys.net(), guide=g), toys.blobs(), 2) for g in (auto, family)]
+    assert states[0].server.keys() == states[1].server.keys()
+    assert all(torch.equal(v, states[1].server[n]) for n, v in states[0].server.items())
+
+
+def test_an_autoguide_without_a_family_is_refused():
+    with pytest.raises(ValueError, match=r"guide is AutoIAFNormal.*guides\.flow"):
+        pfedvem.build(toys.net(), guide=AutoIAFNormal)
