@@ -22,11 +22,13 @@ REJECTED = (SINGULAR, ValueError)  # errors of single points, among others
 
 
 def _not_positive(a: Tensor) -> Tensor:
-    return torch.linalg.cholesky_ex(a).info != 0
+    found: Tensor = torch.linalg.cholesky_ex(a).info != 0
+    return found
 
 
 def _singular(a: Tensor) -> Tensor:
-    return torch.linalg.lu_factor_ex(a).info != 0
+    found: Tensor = torch.linalg.lu_factor_ex(a).info != 0
+    return found
 
 
 def _none(a: Tensor) -> Tensor:
@@ -35,11 +37,11 @@ def _none(a: Tensor) -> Tensor:
 
 def _kinds() -> dict[Any, Callable[[Tensor], Tensor]]:
     """Return functions of matrices [..., m, n], and at which of these, if finite, they fail."""
-    la = torch.linalg
-    roots = la.cholesky, torch.cholesky, Tensor.cholesky
-    inverses = la.inv, torch.inverse, Tensor.inverse, la.solve
-    others = la.eigh, la.eigvalsh, la.svd, la.svdvals, torch.svd, Tensor.svd, la.pinv
-    others += torch.pinverse, Tensor.pinverse
+    la, root = torch.linalg, Tensor.cholesky
+    roots: list[Any] = [la.cholesky, root, getattr(torch, "cholesky", root)]
+    inverses: list[Any] = [la.inv, torch.inverse, Tensor.inverse, la.solve]
+    others: list[Any] = [la.eigh, la.eigvalsh, la.svd, la.svdvals, torch.svd, Tensor.svd, la.pinv]
+    others += [torch.pinverse, Tensor.pinverse]
     known = (_not_positive, roots), (_singular, inverses), (_none, others)
     return {function: fails for fails, functions in known for function in functions}
 
@@ -106,5 +108,5 @@ class _OfPoints(torch.autograd.Function):
 
 def of_points(value: Tensor) -> Tensor:
     """Return values of points [S, ...] through which rejected points have no gradient."""
-    found: Tensor = _OfPoints.apply(value)  # type: ignore[no-untyped-call]
+    found: Tensor = _OfPoints.apply(value)
     return found

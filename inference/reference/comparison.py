@@ -81,7 +81,7 @@ def _aligned(
         for v in (one, other)
     )
     if one_at != other_at:
-        differing = [d for d in {**one_at, **other_at} if one_at.get(d) != other_at.get(d)]
+        differing = [str(d) for d in {**one_at, **other_at} if one_at.get(d) != other_at.get(d)]
         raise ValueError(
             f"{name}: axes are {one.dims} and {other.dims}, with other labels of "
             f"{', '.join(differing)}; both need the same axes and labels"

@@ -121,7 +121,7 @@ def decentred(program: Program, batch: Batch) -> Program:
     return stated if names else program
 
 
-class Unconstrained(dist.TransformedDistribution):
+class Unconstrained(dist.TransformedDistribution):  # type: ignore[misc]
     """Distribution of the unconstrained value of a site, given its distribution."""
 
     def __init__(self, fn: Any) -> None:

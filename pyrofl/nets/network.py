@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Generator, Size, Tensor, nn
@@ -321,7 +322,7 @@ def _initialize(layer: nn.Module) -> None:
     with parametrize.cached():  # the rule draws a parametrized tensor in place
         for rule in ("reset_parameters", "_reset_parameters"):  # the latter: attention
             getattr(layer, rule, lambda: None)()
-        names = layer.parametrizations if parametrize.is_parametrized(layer) else {}
+        names: Any = layer.parametrizations if parametrize.is_parametrized(layer) else {}
         drawn = {name: getattr(layer, name).detach().clone() for name in names}
     for name, value in drawn.items():
         with suppress(NotImplementedError):  # without an inverse it stays as it is
