@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors
@@ -149,6 +150,11 @@ def _kind(value: Any) -> str:
         return f"{value.dtype} {list(value.shape)} {_hash(content)}"
     if isinstance(value, np.generic | torch.dtype | torch.device | Enum):
         return repr(value)
+    if isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):
+        raise ValueError(
+            "a function or hook of the method stores a tensor from inside a network's call; a "
+            "network runs for several clients at once, so that nothing may be stored there"
+        )
     if isinstance(value, Tensor) and (value.is_nested or value.is_meta):
         parts = () if value.is_meta else value.unbind()
         return f"{value.dtype} nested or without data {[_kind(part) for part in parts]}"

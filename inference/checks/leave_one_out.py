@@ -175,7 +175,7 @@ def _refuse_other_responses(models: Mapping[str, Any]) -> None:
             y, z = one.y[mine].double(), two.y[its].double()
             if y.shape != z.shape or not torch.allclose(y, z):
                 raise ValueError(
-                    f"{name} has different rows in {first!r} and {other!r}; expected the same "
+                    f"{first!r} and {other!r} have different rows of {name}; expected the same "
                     "responses in the same order"
                 )
 

@@ -209,13 +209,13 @@ class Uncertainty:
         rows: [C], number of rows of each.
         values: "total", "aleatoric" and "epistemic" entropy in nats, and "doubt", one minus the
             largest probability: [sum of rows], client by client.
-        names: names of the clients.
+        names: names of the clients; () if unknown.
     """
 
     ids: Tensor
     rows: Tensor
     values: Tensors
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
     def by_client(self, score: str) -> list[Tensor]:
         """Return an uncertainty score of each client's rows, as a list of tensors [N]."""
@@ -230,12 +230,13 @@ class Uncertainty:
 
         The result has one AUROC for each client; the others' rows are matched by the client's name.
         """
-        if sorted(self.names) != sorted(outside.names):
-            one, other = (", ".join(each.names) for each in (self, outside))
-            raise ValueError(f"clients are {one} and {other}; both must have the same clients")
-        others = dict(zip(outside.names, outside.by_client(score), strict=True))
-        own = zip(self.names, self.by_client(score), strict=True)
-        return torch.stack([scoring.auroc(mine, others[name]) for name, mine in own])
+        one, other = (each.names or each.ids.tolist() for each in (self, outside))
+        if {*one} != {*other}:
+            shown = " and ".join(", ".join(map(str, each)) for each in (one, other))
+            raise ValueError(f"clients are {shown}; both must have the same clients")
+        others = dict(zip(other, outside.by_client(score), strict=True))
+        own = zip(one, self.by_client(score), strict=True)
+        return torch.stack([scoring.auroc(mine, others[client]) for client, mine in own])
 
 
 @synchronized

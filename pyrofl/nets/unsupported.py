@@ -112,7 +112,7 @@ def explained(layer: nn.Module) -> Iterator[None]:
     if changed:
         raise ValueError(
             f"{_forward(layer)} stores or changes tensors in {', '.join(changed)}; {STATELESS}: "
-            "use GroupNorm for statistics of rows, and forward hooks to store activations"
+            "use GroupNorm for statistics of rows, and store nothing"
         )
     _inspected.add(layer)
 

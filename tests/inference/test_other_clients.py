@@ -237,7 +237,7 @@ def test_models_of_other_responses_are_not_compared() -> None:
         table = checks.compare_loo({"one": run, "two": fitted(moved)}, 100, corrected=False)
     assert {*table.index} == {"one", "two"}
     responses = replace(data, y=data.y + 1)
-    with pytest.raises(ValueError, match="a has different rows in 'one' and 'two'; expected"):
+    with pytest.raises(ValueError, match="'one' and 'two' have different rows of a; expected"):
         checks.compare_loo({"one": run, "two": fitted(responses)}, 100)
     permuted = fitted(federation("cab", has_classes=False))
     with pytest.raises(ValueError, match="of clients a, b, c and c, a, b; expected the same"):
