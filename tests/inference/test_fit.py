@@ -151,7 +151,9 @@ def test_runs_and_rounds_tell_what_they_are(method: Method):
     told = repr(run).splitlines()
     assert (len(told), len(repr(run.state).splitlines())) == (6, 5)
     assert told[0].startswith("Run of 2 rounds, seed 4, ")
-    assert told[1] == f"  status   {run.status}"
+    (untrained,) = run.warnings
+    assert untrained.startswith("the personal model of 1 of 10 clients has not trained")
+    assert told[1] == f"  status   {run.status}; {untrained}"
     assert told[3].endswith("10 training, 2 held out")
     assert "scores   round 2: personal accuracy 0." in told[4]
     assert f"{sum(record.bytes_down for record in run.records):,} down, " in told[5]
