@@ -126,7 +126,7 @@ def _short(phase: Phase, steps: list[WatchedStep]) -> Phase:
 
 def refuse_memory(trial: Trial, made: Made) -> Tensors | None:
     """Return the next state of the server; raise ValueError if a second call gives another one."""
-    method, few = trial.method, trial.data
+    method, few = without_secret_noise(trial.method), trial.data
     cohort, server = few.cohort(trial.ids), trial.state.server
     with torch.no_grad():
         message = uploaded(method, made.received, made.local)
@@ -157,6 +157,13 @@ def refuse_memory(trial: Trial, made: Made) -> Tensors | None:
     if any(first[n].shape != v.shape for n, v in server.items() if n in first):
         return None  # the round refuses it
     return to_data({**server, **first}, few)
+
+
+def without_secret_noise(method: Method) -> Method:
+    """Return a private method without the noise of its server, which no seed repeats."""
+    if method.metadata.privacy is None or not isinstance(method.aggregate, Aggregator):
+        return method
+    return replace(method, aggregate=replace(method.aggregate, noised=lambda pooled, _: pooled))
 
 
 def _guarded(aggregate: Any) -> Any:

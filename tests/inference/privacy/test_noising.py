@@ -349,3 +349,24 @@ def test_a_delta_of_one_over_the_clients_or_more_is_warned_of():
     assert re.search(told, str(run.privacy))
     quiet = pyrofl.fit(PLAIN, DATA, 1, privacy=Privacy(1.0, 1.0, delta=0.1), progress=False)
     assert "expected" not in str(quiet.privacy)
+
+
+@pytest.mark.parametrize("build", [fedavg.build, pfedvem.build])
+def test_noise_that_no_seed_repeats_is_no_memory_of_the_server(build: Any) -> None:
+    """A private method is validated before round one, as `fit` does, and its noise is accepted."""
+    method = build(toys.net("softmax"))
+    run = pyrofl.fit(method, DATA, 1, progress=False, privacy=Privacy(1.0, 2.0, delta=1e-3))
+    assert run.privacy.epsilon > 0
+
+
+def test_the_memory_of_a_private_server_is_refused() -> None:
+    """Its aggregation is called twice without the noise: other differences are of a memory."""
+    calls = list[int]()
+
+    def step(state: Tensors, pooled: Tensors) -> Tensors:
+        calls.append(1)
+        return {n: v + len(calls) for n, v in pooled.items()}
+
+    method = replace(PLAIN, aggregate=replace(PLAIN.aggregate, server_step=step))
+    with pytest.raises(ValueError, match="other numbers in a second call"):
+        server(Privacy(1.0, 2.0, delta=1e-3), method)
