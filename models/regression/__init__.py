@@ -100,7 +100,7 @@ def regression(
         check_order(design.formula.response, frames_of(data, client))
     design.check_columns()
     design.check_responses()
-    warn_of_tables(design)
+    warn_of_tables(design, frames_of(data, client))
     warn_of_design(design)
     chosen = make_priors(design, named, priors or {})
     text, shared = source(design, chosen, named, f"family {family}, link {named}", center=center)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
+from warnings import warn
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ from torch import Tensor
 from pyrofl.arguments import did_you_mean, known
 from pyrofl.data import Batch
 from pyrofl.data.tables.owners import client_cells, owners_of
+from pyrofl.data.tables.row_checks import outlier
 from pyrofl.data.tables.wording import listed
 from pyrofl.inference.evaluation.predict import CLASSES, probabilities
 from pyrofl.inference.evaluation.predictions import Predictions, in_order, predictive_values
@@ -32,7 +34,7 @@ from pyrofl.inference.posteriors.export import SAMPLES
 from pyrofl.inference.seeds import Stream, separate, stream
 from pyrofl.models.regression.design import Design, Grouped
 from pyrofl.models.regression.program import compile_program, source
-from pyrofl.models.regression.rows import kind_of, tensor
+from pyrofl.models.regression.rows import kind_of, mean_of, tensor
 from pyrofl.plates import DRAWS
 from pyrofl.tensors import Tensors, default_type, seeded
 
@@ -123,7 +125,7 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
                 f"new rows have no column {name!r}; expected all of {', '.join(design.needed)}"
                 f"{did_you_mean(name, map(str, frame.columns))}"
             )
-        column = frame[name].reset_index(drop=True)
+        column = frame[name].reset_index(drop=True).infer_objects()
         if column.isna().any():
             raise ValueError(
                 f"column {name} of new rows is missing in row {int(column.isna().argmax())}; "
@@ -307,6 +309,7 @@ def predict_rows(
     if client is not None:
         known(client, drawn.clients, "client")
     frame = read_table(design, x, NEW if client is None else client)
+    _warn_of_far_rows(design, frame)
     owners = _owners(design, drawn, x, client, len(frame))
     seed = drawn.seed if seed is None else seed
     each = {
@@ -322,6 +325,30 @@ def predict_rows(
     )
     about = f"regression for {'; '.join(told)}, {len(next(iter(drawn.sites.values())))} draws"
     return Predictions(about, classes if mean.dim() > 1 else (), mean, values)
+
+
+def _warn_of_far_rows(design: Design, frame: pd.DataFrame) -> None:
+    """Warn of the number that is farthest from its mean in training, if it is an outlier."""
+    train = next(iter(design.clients.frames.values()))
+    names = [n for n in design.needed if n in train and n not in design.clients.levels]
+    names = [n for n in names if train[n].dtype.kind == "f"]
+    if not names:
+        return
+    mean, square = mean_of(design.clients, lambda rows: rows[names])
+    scale = np.where(square > 0, np.sqrt(square), np.inf)
+    cells = frame[names].to_numpy(float)
+    low = np.min(design.clients.report(lambda rows: rows[names].min().to_numpy()), 0)
+    high = np.max(design.clients.report(lambda rows: rows[names].max().to_numpy()), 0)
+    off = np.where((cells < low) | (cells > high), (cells - mean) / scale, 0.0)
+    if cell := outlier(off):
+        (row, place), name = cell, names[cell[1]]
+        warn(
+            f"column {name} of new rows holds {frame[name].iloc[row]:.6g} in row {row}, "
+            f"{abs(off[row, place]):.3g} standard deviations from its mean in training; "
+            "predictions so far from all training rows are unreliable",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def _owners(design: Design, drawn: Draws, x: Any, client: str | None, count: int) -> list[str]:

@@ -202,7 +202,11 @@ def _refuse_values(name: str, frames: Mapping[str, pd.DataFrame], factors: Seque
 def _complete(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Return the rows without missing values; warn of dropped rows and clients."""
     whole = {site: frame[~frame.isna().any(axis=1)] for site, frame in frames.items()}
-    kept = {site: frame.reset_index(drop=True) for site, frame in whole.items() if len(frame)}
+    kept = {
+        site: frame.reset_index(drop=True).infer_objects()  # numbers in a column of objects
+        for site, frame in whole.items()
+        if len(frame)
+    }
     total = sum(map(len, frames.values()))
     dropped = total - sum(map(len, kept.values()))
     if not kept:
@@ -246,7 +250,7 @@ def _levels(columns: Sequence[pd.Series]) -> tuple[Level, ...]:
     if not declared:
         return tuple(sorted(seen))
     (order, *others) = declared
-    if others or not seen <= set(order):
+    if others or not seen <= set(order) or any(_contradicts(column, order) for column in columns):
         raise ValueError(
             f"categories of column {first.name} are declared in different ways; expected the same "
             "categories at all clients"
@@ -260,6 +264,14 @@ def _declared_order(column: pd.Series) -> tuple[Level, ...]:
     if not is_categorical or column.cat.categories.is_monotonic_increasing:
         return ()
     return tuple(column.cat.categories.tolist())
+
+
+def _contradicts(column: pd.Series, order: Sequence[Level]) -> bool:
+    """Return whether categories of a column are in another order than the one declared."""
+    if not isinstance(column.dtype, pd.CategoricalDtype):
+        return False
+    places = [order.index(level) for level in column.cat.categories if level in order]
+    return places != sorted(places)
 
 
 def _typed(column: pd.Series, levels: tuple[Level, ...] | None) -> pd.Series:

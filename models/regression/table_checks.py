@@ -6,20 +6,27 @@ another in their rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from warnings import warn
 
 import numpy as np
 import pandas as pd
 
 from pyrofl.data.tables.column_summary import ColumnSummary, told_of
-from pyrofl.data.tables.data_quality import of_codes, of_levels, of_words
+from pyrofl.data.tables.data_quality import of_codes, of_levels, of_measurements, of_words
 from pyrofl.data.tables.row_checks import Cells, determines, of_answers, relation_of
 from pyrofl.data.tables.units import of_units
+from pyrofl.models.regression.columns import variables
 from pyrofl.models.regression.design import Design
+from pyrofl.models.regression.rows import kind_of
 
 
-def warn_of_tables(design: Design) -> None:
+def warn_of_tables(design: Design, tables: Mapping[str, pd.DataFrame]) -> None:
     """Warn of columns that clients write in different ways, and of cells that are no measurements.
+
+    Args:
+        design: the design.
+        tables: rows of each client, with the types that the user gave them.
 
     Warns:
         UserWarning: if clients seem to use different units or spellings, numbers seem to stand for
@@ -27,7 +34,10 @@ def warn_of_tables(design: Design) -> None:
     """
     frames = design.clients.frames
     texts = [of_words(design.client, frames, "clients")]
+    plain = _plain_texts(design, next(iter(tables.values())))
     for name in _columns(design):
+        if name in plain:
+            texts.append(of_measurements(name, design.clients.levels[name]))
         if name in _factors(design):
             own = {n for one in design.groups for n in one.group.factors}
             summaries = {site: _levels(frame[name]) for site, frame in frames.items()}
@@ -53,6 +63,18 @@ def _factors(design: Design) -> set[str]:
     texts = {name for name in first if not pd.api.types.is_numeric_dtype(first[name])}
     groups = {name for one in design.groups for name in one.group.factors}
     return texts | groups | set(design.clients.levels)
+
+
+def _plain_texts(design: Design, table: pd.DataFrame) -> set[str]:
+    """Return the columns of text among the predictors that no term declares to be categories."""
+    declared = {name for one in design.groups for name in one.group.factors} | {design.client}
+    declared |= {name for one in design.groups for name in variables(one.group.text)[1]}
+    declared |= variables(design.formula.population)[1] | {design.formula.response}
+    return {
+        name
+        for name in set(design.clients.levels) - declared
+        if kind_of(table[name]) == "text" and not isinstance(table[name].dtype, pd.CategoricalDtype)
+    }
 
 
 def _levels(column: pd.Series) -> ColumnSummary:

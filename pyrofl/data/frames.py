@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 from warnings import warn
@@ -9,7 +10,7 @@ from warnings import warn
 import numpy as np
 
 from pyrofl.data.tables.row_checks import Cells, is_doubled, of_doubled, of_equal
-from pyrofl.data.tables.wording import number_of
+from pyrofl.data.tables.wording import listed, number_of
 
 
 class Tables:
@@ -48,9 +49,19 @@ class Tables:
                 )
             if not len(frame):
                 raise ValueError(f"{name} has no row; expected at least one")
-            if not frame.columns.is_unique:
-                raise ValueError(f"{name} has two columns of one name; expected distinct names")
+            names = [str(column) for column in frame.columns]
+            if twice := [column for column, count in Counter(names).items() if count > 1]:
+                raise ValueError(
+                    f"{name} has two columns of one name, {listed(twice, 3)}; expected distinct "
+                    "names"
+                )
         self.frames = {str(name): frame for name, frame in frames.items()}
+        if len(self.frames) < len(frames):
+            names = [str(name) for name in frames]
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            raise ValueError(
+                f"two clients are called {listed(twice, 3)}; expected names that differ as text"
+            )
         cells = {name: _cells(frame) for name, frame in self.frames.items()}
         doubled = of_doubled({name: is_doubled(columns) for name, columns in cells.items()})
         for text in filter(None, (doubled, of_equal(cells))):

@@ -43,6 +43,8 @@ def runs(folder: Path) -> list[SavedRun]:
 def _read(path: Path) -> SavedRun:
     facts = run_json.read(path, tables=True)
     try:
+        if not isinstance(facts, dict):
+            raise ValueError("it holds no names and values")
         if facts["schema"] != SCHEMA:
             raise ValueError(f"its schema is {facts['schema']}, and this version reads {SCHEMA}")
         for name in ("status", "seeds", "tested", "data"):

@@ -152,6 +152,12 @@ def read_csv(path: str | Path) -> list[dict[str, str]]:
     """Read a CSV table written by `write_csv`, as one dict of texts per row."""
     with open(path, newline="", encoding="utf-8") as file:
         head, *rows = [[plain_cell(cell) for cell in row] for row in csv.reader(file)] or [[]]
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(head):
+            raise ValueError(
+                f"{path}: line {number} has {len(row)} cells; expected {len(head)}, as pyrofl "
+                "writes them: run again with --overwrite"
+            )
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 

@@ -142,6 +142,31 @@ def test_one_run_without_rows(tmp_path):
     assert "pyrofl run fedavg --data" in told
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("run.json", lambda t: t.replace('"silent"', '"quiet"'), "run.json lacks the list silent"),
+        ("run.json", lambda t: "[1]", "it holds no names and values"),
+        ("clients.csv", lambda t: t.replace("client", "site"), "clients.csv lacks column client"),
+        ("clients.csv", lambda t: t.rstrip().rsplit(",", 1)[0], "clients.csv: line"),
+    ],
+)
+def test_edited_files_are_refused_in_a_line(tmp_path, capsys, name, change, told):
+    path = run(tmp_path, "fedavg", 3, {"a": [1, 0, 1], "b": [0, 1]})
+    (path / name).write_text(change((path / name).read_text("utf-8")), "utf-8")
+    assert main(["report", str(path)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_scores_that_a_comparison_lacks_are_named(tmp_path):
+    for method in ("local", "fedavg"):
+        run(tmp_path, method, 0, {"a": [1, 0, 1], "b": [0, 1]})
+    head = "method,seed,model,adaptation,metric,value,tuned"
+    (tmp_path / "compare.csv").write_text(f"{head}\nlocal,0,personal,none,accuracy,0.5,\n")
+    assert main(["report", str(tmp_path)]) == 0
+    assert "compare.csv lacks the scores of fedavg-0." in read(tmp_path).texts
+
+
 def test_without_jinja2_it_says_what_to_install(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["report", str(folder)]) == 2

@@ -133,6 +133,8 @@ def test_refuses_arguments(table, arguments, message):
         ('a,b\n1,"2\n3"\n4\n', "line 4 has 1 cells; expected 2"),
         ('a,b\n"1,2\n', "cannot be read as CSV after line 1: unexpected end of data"),
         ("", "is empty; expected a header and at least one row"),
+        ("a,b\nx,y\na,b\nz,y\n", "line 3 repeats the header; expected it in line 1 only"),
+        ("a,b\n1,x\0\n", "line 2 holds a zero byte; expected text in UTF-8"),
         ("a,a\n1,2\n", "expected distinct column names, found a twice"),
         ("a,b\n", "has a header only; expected a header and at least one row"),
         ("a;b\n1;2\n", "the header has ';' and no comma; expected commas"),
@@ -263,6 +265,13 @@ def test_other_encodings_are_refused(tmp_path):
     path.write_text("x,y\n1,2\n", encoding="utf-16")
     with pytest.raises(ValueError, match=r"cannot be read as CSV: .*; expected UTF-8"):
         load(f"csv:{path}", target="y")
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04\x80", b"\x1f\x8b\x08"])
+def test_spreadsheets_and_compressed_files_are_refused(tmp_path, start):
+    (tmp_path / "t.csv").write_bytes(start)
+    with pytest.raises(ValueError, match=r"t\.csv cannot be read as CSV: it is a spreadsheet or"):
+        load(f"csv:{tmp_path / 't.csv'}", target="y")
 
 
 def test_refuses_a_file_that_is_not_there(tmp_path):

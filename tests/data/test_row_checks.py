@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from pyrofl import datasets, federations
 from pyrofl.data.tables.data_quality import of_codes, spellings
 from pyrofl.data.tables.row_checks import determines, is_doubled, relation_of
 
@@ -133,3 +135,23 @@ def test_values_of_wards_are_no_copies():
 )
 def test_spellings_of_sex_and_truth(words, alike):
     assert [sorted(group) for group in spellings(words)] == [sorted(group) for group in alike]
+
+
+def test_new_rows_in_another_unit_are_outliers_and_a_rare_code_is_not(tmp_path):
+    rng = np.random.default_rng(0)
+    age, chol = rng.normal(60, 8, 200), rng.normal(240, 50, 200)
+    dialysis = (np.arange(200) % 25 == 0) * 1.0
+    table = {"age": age, "chol": chol, "dialysis": dialysis, "sick": np.array(["n", "y"] * 100)}
+    pd.DataFrame(table).to_csv(tmp_path / "t.csv", index=False)
+    loaded = datasets.load(f"csv:{tmp_path / 't.csv'}", target="sick", scaling="standardize")
+    made = federations.split(loaded, "iid", 2).source.preparation
+    rows = {name: table[name][25:50] for name in ("age", "chol", "dialysis")}
+
+    def worst(**changed):
+        found = made.find_outlier(made.apply({**rows, **changed}))
+        return found and found[1].name
+
+    assert worst() is None
+    assert worst(dialysis=np.ones(25)) is None
+    assert worst(chol=rows["chol"] / 38.67) == "chol"  # in mmol/l
+    assert worst(age=np.append(rows["age"][1:], -999)) == "age"

@@ -236,3 +236,11 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=r"expected pip install 'pyrofl\[tables\]', or a CSV file"):
         load_table(str(path))
+
+
+def test_hidden_files_are_no_sites_and_names_may_be_in_capitals(tmp_path):
+    (tmp_path / "lyon.CSV").write_text(GOOD["lyon.csv"])
+    (tmp_path / "bern.csv").write_text(GOOD["bern.csv"])
+    (tmp_path / "._bern.csv").write_bytes(b"\0\5\x16\7")  # as macOS leaves it
+    data = datasets.load(f"csv:{tmp_path}", target="won")
+    assert federations.split(data, "groups").names == ("bern", "lyon")

@@ -40,10 +40,22 @@ def report(args: Namespace) -> None:
     made = runs(folder)
     if "formula" in made[0].facts["experiment"]:
         raise ValueError(f"{folder} holds a regression; pyrofl regress wrote {folder / PAGE}")
+    for one in made:
+        _refuse_facts(one)
     with locked(folder):
         refuse_link((folder / benefit.FIGURE).parent)
         told = write(folder / PAGE, html(folder, made, args.question))
     show(told)
+
+
+def _refuse_facts(made: SavedRun) -> None:
+    """Raise ValueError if run.json lacks what the report states."""
+    for name in ("bytes_down", "bytes_up", "seconds", "silent", "rejected"):
+        if not isinstance(made.facts.get(name), list):
+            raise ValueError(
+                f"{made.path / 'run.json'} lacks the list {name}; expected a run's facts, as "
+                "pyrofl writes them"
+            )
 
 
 def html(folder: Path, made: Sequence[SavedRun], question: str | None = None) -> str:

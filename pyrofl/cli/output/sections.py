@@ -55,6 +55,12 @@ def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
         read = run_folder.read_csv(folder / "compare.csv")
+        if read and list(read[0]) != list(run_folder.COMPARE):
+            heads = ", ".join(run_folder.COMPARE)
+            raise ValueError(f"{folder / 'compare.csv'} lacks a column; expected {heads}")
+        seen = {(row["method"], row["seed"]) for row in read}
+        if lacks := [one.path.name for one in made if (one.method, str(one.seed)) not in seen]:
+            section.note(f"compare.csv lacks the scores of {', '.join(lacks)}.")
         of: Any = [(*(r | {"value": float(r["value"])}).values(),) for r in read]
         open_runs = {(one.method, one.seed) for one in made if not one.converged}
         head, laid, notes = compare_lines(of, open_runs)
@@ -162,7 +168,10 @@ def held(made: Sequence[SavedRun]) -> Section:
 
 def _clients(made: SavedRun) -> list[dict[str, str]]:
     path = made.path / "clients.csv"
-    return run_folder.read_csv(path) if path.is_file() else []
+    lines = run_folder.read_csv(path) if path.is_file() else []
+    if lines and not {"client", "size"} <= set(lines[0]):
+        raise ValueError(f"{path} lacks column client or size; expected those that pyrofl writes")
+    return lines
 
 
 def learned(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:

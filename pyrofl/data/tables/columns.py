@@ -198,7 +198,7 @@ def read(path: str) -> dict[str, Column]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read as CSV: {error.strerror}") from error
     except UnicodeError as error:
-        raise ValueError(f"{path} cannot be read as CSV: {error}; expected UTF-8") from error
+        raise ValueError(f"{path} cannot be read as CSV: {_refused_bytes(path, error)}") from error
     except csv.Error as error:
         after = f"after line {lines[-1]}" if lines else "in line 1"
         raise ValueError(f"{path} cannot be read as CSV {after}: {error}") from error
@@ -212,9 +212,22 @@ def read(path: str) -> dict[str, Column]:
                 f"{path}: line {line} has {len(cells)} cells; expected {len(names)}, as in the "
                 "header; a cell that holds a comma needs quotes"
             )
+        if line > lines[0] and cells == rows[0]:
+            raise ValueError(
+                f"{path}: line {line} repeats the header; expected it in line {lines[0]} only"
+            )
     at = np.array([f"line {line}" for line in lines[1:]], dtype=object)
     cells_of = dict(zip(names, zip(*rows[1:], strict=True), strict=True))
     return {name: column_of(path, name, cells, at) for name, cells in cells_of.items()}
+
+
+def _refused_bytes(path: str, error: UnicodeError) -> str:
+    """Return why a file is not text in UTF-8, and what to do."""
+    with open(path, "rb") as file:
+        start = file.read(2)
+    if start in (b"PK", b"\x1f\x8b"):
+        return "it is a spreadsheet or compressed; expected text: unpack it, or save it as CSV"
+    return f"{error}; expected UTF-8: save it as CSV UTF-8"
 
 
 def _records(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
@@ -223,6 +236,8 @@ def _records(file: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     first = 1
     for cells in reader:
         if any(words := [word.strip() for word in cells]):
+            if any("\0" in word for word in words):  # as UTF-16 has it
+                raise csv.Error(f"line {first} holds a zero byte; expected text in UTF-8")
             yield first, words
         first = reader.line_num + 1
 

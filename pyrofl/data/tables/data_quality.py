@@ -21,6 +21,11 @@ CODES = (*NEGATIVE, 77, 88, 99, 777, 888, 999, 7777, 8888, 9999, 99999)
 """Numbers that often stand for missing values."""
 CODES_OF_FEW = (*CODES, 9)  # of a column with few different values
 ROW_NUMBER = re.compile(r"(?i)(^|[_ ])(id|index|idx|row|nr|unnamed: \d+)$")
+FORMS = {
+    "numbers": re.compile(r"[+-]?(?!0\d)\d+([.,]\d+)?([eE][+-]?\d+)?"),
+    "dates": re.compile(r"\d{4}([-/.])\d\d?\1\d\d?\b.*|\d\d?([-/.])\d\d?\2\d{2,4}\b.*"),
+}
+"""Kind of measurement -> form of its cells."""
 TOTALS = frozenset(("total", "totals", "sum", "all", "mean", "average", "gesamt", "summe"))
 SAME_WORDS = {
     "sex": ("f female w weiblich frau femme woman", "m male männlich mann homme man"),
@@ -187,6 +192,24 @@ def of_codes(column: str, clients: Sequence[Numbers]) -> str:
 def _first_values(clients: Sequence[Numbers]) -> set[float]:
     """Return the different values of all clients, at most eleven of each."""
     return {value for values in clients for value in np.unique(values)[: FEW + 1].tolist()}
+
+
+def of_measurements(column: str, words: Sequence[str]) -> str:
+    """Return a warning about many categories that are numbers or dates written as text, or "".
+
+    >>> of_measurements("age", [f"{k},5" for k in range(20)])[:58]
+    "column age holds text that reads as numbers, such as '0,5'"
+    """
+    if len(words) <= FEW:
+        return ""
+    kind = next((k for k, form in FORMS.items() if all(map(form.fullmatch, words))), "")
+    if not kind:
+        return ""
+    cure = "days since a date" if kind == "dates" else "numbers, with a full stop before decimals"
+    return (
+        f"column {column} holds text that reads as {kind}, such as {words[0]!r}, and counts as "
+        f"{len(words)} categories; expected {cure}, or C({column}) if these are categories"
+    )
 
 
 def _is_date(value: float) -> bool:

@@ -25,6 +25,7 @@ from pyrofl.arguments import checked, did_you_mean, known
 from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded, told_of
 from pyrofl.data.tables.columns import Column, Ints, number
 from pyrofl.data.tables.data_quality import in_spelling_and_units
+from pyrofl.data.tables.row_checks import outlier
 from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
 
@@ -35,7 +36,6 @@ Unseen = Literal["refuse", "zero"]
 """Treatment of categories without a training row: an error, or 0 in all features of the column."""
 
 GAP = "{} is missing"
-FAR = 20.0  # standard deviations beyond which a number is an outlier
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Preprocessor:
         return torch.from_numpy(np.stack(found, 1).astype(np.float32))
 
     def find_outlier(self, features: Tensor) -> tuple[int, Prepared, float] | None:
-        """Return the value farthest from its training mean if it is beyond 20 SDs, else None.
+        """Return the value farthest from its training mean if it is an outlier, else None.
 
         Args:
             features: features of new rows, [N, F].
@@ -207,11 +207,10 @@ class Preprocessor:
         at = [i for i, (c, own) in enumerate(self._owners) if own and c.is_standardised]
         if not at or not len(features):
             return None
-        off = features[:, at].abs().nan_to_num(0.0)
-        worst = int(off.argmax())
-        if not float(off.flatten()[worst]) > FAR:
+        cell = outlier(features[:, at].nan_to_num(0.0).numpy())
+        if not cell:
             return None
-        row, i = divmod(worst, len(at))
+        row, i = cell
         return row, self._owners[at[i]][0], float(features[row, at[i]])
 
     def on_raw_scale(self, weight: Any, bias: Any = 0.0) -> tuple[Any, Any]:

@@ -24,6 +24,9 @@ EXACT = 1e-8  # part of the variance that a linear function may leave, as of rou
 LEAST_ONCE = 5.0  # number of unique rows expected if equal rows were due to chance
 MOST_COPIES = 0.2  # fraction of the test rows, or of rows that repeat a pair of values
 MOST_ONCE = 0.05  # fraction of rows that occur once, where all others are copies
+FAR = 20.0  # standard deviations beyond which a number is an outlier
+SHIFTED = 4.0  # standard deviations beyond which no column lies as a whole
+SEVERAL = 3  # different numbers, more than a rare code has
 MOST_BY_CHANCE = 0.05  # fraction of the pairs of equal rows
 
 Cells = NDArray[Any]  # of a column: numbers, or words of type object
@@ -161,3 +164,26 @@ def of_equal(clients: Mapping[str, Sequence[Cells]]) -> str:
         if (other := seen.setdefault(digest, name)) != name:
             return f"{other} and {name} hold the same rows; expected other rows at each client"
     return ""
+
+
+def outlier(off: NDArray[Any]) -> tuple[int, int] | None:
+    """Return row and column of a number that is too far from all training rows, or None.
+
+    It is more than 20 standard deviations from its mean, or that of a column whose numbers, at
+    least three different ones, are all more than 4 on one side, as in another unit.
+
+    Args:
+        off: distances from the means in training, in standard deviations [N, columns].
+
+    >>> outlier(np.array([[0.0], [21.0], [1.0]])), outlier(np.array([[4.5], [4.6], [4.7]]))
+    ((1, 0), (2, 0))
+    """
+    far = np.abs(off)
+    if far.max() > FAR:
+        row, column = divmod(int(far.argmax()), off.shape[1])
+        return row, column
+    shift = np.maximum(off.min(0), -off.max(0))  # of the nearest number, if all are on one side
+    column = int(shift.argmax())
+    if shift[column] <= SHIFTED or len(np.unique(off[:, column])) < SEVERAL:
+        return None
+    return int(far[:, column].argmax()), column

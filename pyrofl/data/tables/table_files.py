@@ -67,7 +67,7 @@ def load_table(path: str, needed: Collection[str] | None = None) -> Table:
 
 def read_file(path: str) -> Columns:
     """Read the columns of a file: as Parquet if its name ends in .parquet, else as CSV."""
-    return _parquet(path) if path.endswith(".parquet") else read(path)
+    return _parquet(path) if path.lower().endswith(".parquet") else read(path)
 
 
 def columns_of(table: Any) -> Columns:
@@ -92,9 +92,10 @@ def files_of(path: str) -> list[str]:
     refuse_no_file(path)
     if os.path.isdir(path):
         try:
-            found = sorted(name for name in os.listdir(path) if name.endswith(KINDS))
+            names = [name for name in os.listdir(path) if not name.startswith(".")]
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        found = sorted(name for name in names if name.lower().endswith(KINDS))
         if not found:
             kinds = " or ".join(KINDS)
             raise ValueError(f"{path} is a folder without files; expected {kinds} in it")

@@ -267,6 +267,15 @@ def test_wrong_rows_are_refused_in_a_line(two_lines, rows, client, text):
     assert "\n" not in str(error.value)
 
 
+def test_a_number_far_from_all_training_rows_is_named(two_lines):
+    rows = {"x": [1.0, -999.0], "treat": ["no", "yes"]}
+    with pytest.warns(UserWarning, match="column x of new rows holds -999 in row 1, .* standard"):
+        two_lines[0].predict(rows, "bern")
+    with pytest.warns(UserWarning, match="column x of new rows holds .* in row 2"):
+        two_lines[0].predict({"x": [11.0, 12.0, 13.0], "treat": ["no"] * 3}, "bern")
+    two_lines[0].predict({"x": np.array([1, 2], object), "treat": ["no", "yes"]}, "bern")
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [

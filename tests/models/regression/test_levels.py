@@ -104,6 +104,15 @@ def test_categories_declared_in_different_ways_are_refused() -> None:
         answers(federations.from_frames(frames), "categorical")
 
 
+def test_an_order_that_contradicts_categories_in_the_alphabet_is_refused() -> None:
+    frames = tables(declared(sorted(WORDS), ordered=False)).frames
+    frames["b"] = declared(WORDS, ordered=False)(tables().frames["b"])
+    with pytest.raises(ValueError, match="categories of column y are declared in different ways"):
+        answers(federations.from_frames(frames), "categorical")
+    frames["a"] = words(tables().frames["a"])  # text declares no order
+    assert answers(federations.from_frames(frames), "categorical") == tuple(WORDS)
+
+
 def test_classes_of_a_federation_have_the_order_of_numbers_or_of_classes() -> None:
     x = np.random.default_rng(0).normal(size=(24, 1))
     y = np.arange(24) % 12

@@ -68,6 +68,14 @@ DOUBTFUL = {
         {"age": lambda rng, name, f: f["age"].clip(18, 94).where(np.arange(len(f)) % 7 > 0, 99)},
         "column age holds 99 in",
     ),
+    "numbers with decimal commas": (
+        {"age": lambda rng, name, f: f["age"].map(lambda v: f"{v:.1f}".replace(".", ","))},
+        "column age holds text that reads as numbers, such as",
+    ),
+    "dates": (
+        {"age": lambda rng, name, f: [f"{1 + k % 28:02d}.03.2024" for k in range(len(f))]},
+        "column age holds text that reads as dates, such as '01.03.2024', and counts as 28",
+    ),
     "a function of the response": (
         {"age": lambda rng, name, f: 2 * f["y"] + 1},
         "column age determines the target y",
@@ -89,6 +97,39 @@ def test_usual_tables_and_unused_columns_have_no_warning():
         day=lambda rng, name, f: pd.Timestamp("2026-01-31"),
     )
     assert told(unused) == []
+
+
+def test_text_that_is_declared_as_categories_or_has_a_code_has_no_such_warning():
+    def names(form):
+        return {"age": lambda rng, name, f: [form.format(k % 20) for k in range(len(f))]}
+
+    def all_of(formula, form="{}", change=lambda v: v):
+        frames = hospitals(**names(form))
+        for frame in frames.values():
+            frame["age"] = change(frame["age"])
+        return [text for text in told(frames, formula) if "that reads as" in text]
+
+    assert len(all_of("y ~ age")) == 1
+    assert all_of("y ~ C(age)") == all_of("y ~ creatinine + (1 | age)") == []
+    assert all_of("y ~ age", "{:03d}") == all_of("y ~ age", "w{}") == []
+    assert all_of("y ~ age", change=lambda v: v.astype("category")) == []
+
+
+def test_numbers_in_a_column_of_objects_are_numbers():
+    frames = hospitals(age=lambda rng, name, f: f["age"].astype(object))
+    frames["Bern"].loc[2, "age"] = None
+    with pytest.warns(UserWarning, match="1 of 96 rows are dropped"):
+        method = pyrofl.regression("y ~ age + sex", federations.from_frames(frames))
+    assert method.design.terms == ["age", "sex[M]"]
+
+
+def test_two_names_that_are_one_as_text_are_refused():
+    frame = hospitals()["Bern"]
+    with pytest.raises(ValueError, match="two clients are called 1; expected names that differ"):
+        federations.from_frames({1: frame, "1": frame})
+    twice = pd.concat([frame, frame[["age"]]], axis=1)
+    with pytest.raises(ValueError, match="a has two columns of one name, age; expected"):
+        federations.from_frames({"a": twice})
 
 
 def test_units_of_offsets_and_trials_are_compared():
