@@ -38,7 +38,15 @@ from pyrofl.arguments import checked
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
 from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
-from pyrofl.inference.metadata import SHARED, Metadata, Moments, Monitor
+from pyrofl.inference.metadata import (
+    MODERATE,
+    SHARED,
+    JointRule,
+    Metadata,
+    Moments,
+    Monitor,
+    Rule,
+)
 from pyrofl.inference.method import Method, Phase, View, as_received
 from pyrofl.inference.programs import Program
 from pyrofl.models.likelihood_factors.structure import CLIENTS, on_cpu
@@ -48,6 +56,8 @@ from pyrofl.tensors import Tensors, default_type, generator, role, under
 __all__ = ["method"]
 
 LINEAR = 1e-9  # largest residual of a log likelihood that is linear, relative to its range
+ROUNDING = 1e-6  # of a sum, relative to that of all clients and the prior
+NEGATIVE = "its sums or counts are negative; expected those of rows, at least 0"
 OTHERS = "use pvi.hierarchical or likelihood_factors.hierarchical for this program"
 
 
@@ -118,8 +128,12 @@ class Conjugate:
                     " ".join(self.families): SHARED,
                     " ".join(f"{n}/parameters" for n in self.families): Moments(self.moments),
                     "server/missing": Monitor(0.0, alone),
+                    "change/clients": Rule("0 or 1", lambda value: (value == 0) | (value == 1)),
+                    "change/*": MODERATE,
                 },
+                reset_clients=refused,
                 reads={"model": self.program},
+                joint_rules=(JointRule(NEGATIVE, self.counted),),
                 sites=f"shared by all clients: {', '.join(self.families)}",
             ),
         )
@@ -150,6 +164,14 @@ class Conjugate:
         left = server["server/missing"] - sums["change/clients"].round()
         return found | {"server/missing": left}
 
+    def counted(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
+        """Return whether each client's sums have grown, up to rounding of all sums, bool [C]."""
+        grown = [
+            (message[f"change/{n}"] >= -ROUNDING * server[f"{n}/parameters"].abs()).flatten(1)
+            for n in self.families
+        ]
+        return torch.cat(grown, 1).all(1)
+
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Sample the shared sites from their posterior."""
         with batch.clients():
@@ -162,6 +184,16 @@ class Conjugate:
         """Return mean and standard deviation of each site."""
         known = {n: f.of(server[f"{n}/parameters"]) for n, f in self.families.items()}
         return {n: (fn.mean, fn.variance.sqrt()) for n, fn in known.items()}
+
+
+def refused(server: Tensors, cohort: Cohort) -> Tensors:
+    """Raise ValueError if clients lost what they have sent, which the server would add again."""
+    if len(cohort.ids):
+        raise ValueError(
+            "conjugate: the sums of a client that has lost its state are part of the posterior and "
+            "would be counted twice; expected clients that keep their state, or a new run"
+        )
+    return server
 
 
 def statistics(

@@ -226,7 +226,8 @@ class Strata:
         """Return metadata of the method's tensors, in which strata are not shared."""
         known = {n: v for n, v in self.core.metadata.tensors.items() if v is not SHARED}
         reads: dict[str, Program] = {"model": self.core.model, "guide": guide}
-        return Metadata({f"{self.shared} {NOISE[0]}": SHARED, **known}, reads=reads)
+        sites = {f"{self.shared} {NOISE[0]}": SHARED, **known}
+        return Metadata(sites, reads=reads, joint_rules=self.core.joint_rules)
 
     def _prior(self, like: Tensor) -> Tensors:
         """Return natural parameters of the prior of c_j, 0 for s."""

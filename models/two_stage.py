@@ -45,7 +45,7 @@ from pyrofl.arguments import Count, Positive, checked
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
 from pyrofl.inference.hmc import KEPT, LogDensity, hmc
-from pyrofl.inference.metadata import PER_CLIENT, SHARED, Metadata, Moments, Monitor
+from pyrofl.inference.metadata import MODERATE, PER_CLIENT, SHARED, Metadata, Moments, Monitor
 from pyrofl.inference.method import Method, Phase, View
 from pyrofl.inference.programs import Program
 from pyrofl.models.likelihood_factors.structure import CLIENTS, EXACT, blank, on_cpu, precise
@@ -102,6 +102,7 @@ class TwoStage:
                     "server/noise": Monitor(NOISE, few),
                     "server/r_hat": Monitor(MIXED, mixed, required=True, lasting=True),
                     "server/missing": Monitor(0.0, absent, required=True),
+                    "draws log_p1 r_hat": MODERATE,
                 },
                 reads={"model": self.program},
                 sites=text,

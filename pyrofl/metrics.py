@@ -19,7 +19,7 @@ Weighting = Literal["client", "row"]
 RANGES = {
     **dict.fromkeys(("accuracy", "ece", "mce", "ece_classwise", "mce_classwise"), (0.0, 1.0)),
     "brier": (0.0, 2.0),
-    **dict.fromkeys(("entropy", "rmse"), (0.0, float("inf"))),
+    **dict.fromkeys(("entropy", "rmse", "crps"), (0.0, float("inf"))),
 }
 """Metric -> smallest and largest possible value."""
 IMPOSSIBLE = -1e30  # log density that stands for all below

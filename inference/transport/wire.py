@@ -189,6 +189,8 @@ def named_by(holder: str, flat: Any, holders: Mapping[str, Sequence[str]]) -> tu
     """
     if not isinstance(flat, Mapping):
         raise ValueError(f"its reply is a {type(flat).__name__}; expected a dict")
+    if odd := [key for key in flat if not isinstance(key, str)]:
+        raise ValueError(f"its reply has the key {_shown(odd[0])}; expected texts")
     names = named(flat)
     if holder not in holders:
         raise ValueError("no request was sent to it; expected a reply of a sender in `holders`")

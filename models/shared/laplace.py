@@ -19,16 +19,25 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import described
-from pyrofl.data import Batch
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import NOT_NEGATIVE, SHARED, Metadata, Moments, TensorMetadata
+from pyrofl.inference.metadata import (
+    MODERATE,
+    NOT_NEGATIVE,
+    SHARED,
+    JointRule,
+    Metadata,
+    Moments,
+    TensorMetadata,
+)
 from pyrofl.inference.method import GradientStep, Phase
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Guide, Likelihood, Prior, Supervised
+from pyrofl.inference.programs import Guide, Likelihood, Prior, Program, Supervised
 from pyrofl.models import guides
 from pyrofl.models.fedpop import at
 from pyrofl.models.guides.correlated import parted
+from pyrofl.models.likelihood_factors.rules import semidefinite
 from pyrofl.models.pvi.gaussians import LARGEST, PARAMETERS, Normals
 from pyrofl.models.pvi.sites import Layout
 from pyrofl.models.pvi.unconstrained import of_network
@@ -230,8 +239,22 @@ class Laplace:
             f"{self.layout.names}{' _spread' if self.normals.full else ''}": SHARED,
             "w/* spread/*": Moments(self._moments),
         }
-        positive = {} if self.normals.full else {"precision": NOT_NEGATIVE}
-        return Metadata(known | positive, reads={"model": self.model, "guide": self.q})
+        known["shift precision"] = MODERATE
+        if not self.normals.full:
+            known["precision"] = NOT_NEGATIVE
+        reads: dict[str, Program] = {"model": self.model, "guide": self.q}
+        return Metadata(known, reads=reads, joint_rules=self.joint_rules)
+
+    @property
+    def joint_rules(self) -> tuple[JointRule, ...]:
+        """Rule that a full precision has no negative eigenvalue, with that of the prior."""
+
+        def holds(server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
+            prior, sent = self.factor_of_prior["precision"], message["precision"].double()
+            return semidefinite(self.normals.matrix(sent + prior.double().to(sent.device)))
+
+        text = "precision is negative; expected the precision of a normal factor"
+        return (JointRule(text, holds),) if self.normals.full else ()
 
     def _moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return posterior mean and standard deviation of every network parameter."""

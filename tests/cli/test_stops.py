@@ -340,10 +340,10 @@ def test_a_disk_that_is_full_after_all_runs_is_no_refusal(tmp_path, monkeypatch,
 
     real = run_folder.write_csv
 
-    def full(path: Path, *table: Any) -> None:
+    def full(path: Path, *table: Any, **options: Any) -> None:
         if path.name == "compare.csv":
             raise OSError(28, "No space left on device", path.name)
-        real(path, *table)
+        real(path, *table, **options)
 
     monkeypatch.setattr(run_folder, "write_csv", full)
     assert main(words) == 3

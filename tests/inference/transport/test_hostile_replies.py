@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 import toys
@@ -19,7 +21,7 @@ from pyrofl.inference.posteriors.guided_sites import CannotCorrect
 from pyrofl.inference.posteriors.importance_sampling import Request
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.correction import reporter
-from pyrofl.models import fedavg, pvi
+from pyrofl.models import conjugate, fedavg, fisher, guides, pvi, two_stage
 from pyrofl.tensors import role
 
 DATA = toys.blobs(SIZES)
@@ -98,6 +100,7 @@ TRAINING: dict[str, tuple[Change, str]] = {
         put("up/w/head.bias", torch.zeros(1, 5, dtype=torch.complex128)),
         "is torch.complex128; expected torch.float64",
     ),
+    "a number as a key": (lambda reply: reply | {3: 1}, "its reply has the key 3; expected texts"),
     "a list": (lambda reply: [reply], "its reply is a list; expected a dict"),
     "a text": (lambda reply: LONG, "its reply is a str; expected a dict"),
 }
@@ -245,6 +248,22 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sampler, name, value)
 
 
+def coin(received: Any, local: Any, batch: Any) -> None:
+    with batch.clients():
+        p = pyro.sample("p", dist.Beta(1.0, 1.0))
+        with batch.rows():
+            pyro.sample("y", dist.Bernoulli(p), obs=batch.y)
+
+
+def effects(received: Any, local: Any, batch: Any) -> None:
+    with batch.clients():
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        effect = pyro.sample("effect", dist.Normal(mu, tau))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(effect, 1.0), obs=batch.y)
+
+
 @cache
 def hierarchical(kind: str) -> tuple[Any, Federation]:
     """Return a method with factors of clients, and its data."""
@@ -261,6 +280,14 @@ def hierarchical(kind: str) -> tuple[Any, Federation]:
     if kind == "pvi":
         made = pvi.build(toys.net(), covariance="full", epochs=1)
         return made, DATA
+    if kind == "fisher":
+        return fisher.build(toys.net(), guide=guides.full_covariance, epochs=1), DATA
+    if kind in ("coin", "two_stage"):
+        rows = {n: (frame[["x"]].to_numpy(), frame["y"].to_numpy()) for n, frame in frames.items()}
+        whole = Federation.from_arrays(rows)
+        if kind == "coin":
+            return conjugate.method(coin, whole), whole
+        return two_stage.hierarchical(effects, whole, shared="mu tau", draws=16), whole
     method = pyrofl.regression("y ~ x + (1 | client)", data, family=family)
     return method, method.prepare(data)
 
@@ -321,6 +348,32 @@ def test_sums_of_no_rows_are_named_and_left_out(name, value, told, short):
     (reason,) = state.rejected
     assert told in reason
     assert state.reporters.ids.tolist() == [1, 2]
+    toys.assert_same(state.server, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "told"),
+    [
+        ("coin", "change/p", -1.0, "its sums or counts are negative; expected those of rows"),
+        ("coin", "change/p", 1e300, "expected at most 1e100"),
+        ("coin", "change/clients", -1e6, "expected 0 or 1"),
+        ("fisher", "precision", -1e6, "precision is negative; expected the precision of a normal"),
+        ("fisher", "precision", 1e300, "expected at most 1e100"),
+        ("fisher", "shift", 1e300, "expected at most 1e100"),
+        ("two_stage", "draws", 1e300, "expected at most 1e100"),
+        ("two_stage", "log_p1", -1e300, "expected at most 1e100"),
+    ],
+)
+def test_numbers_of_no_rows_are_named_and_left_out(kind, name, value, told, short):
+    server, replies, expected = factors(kind)
+    first, *others = replies
+    odd = replies[first][f"up/{name}"].clone()
+    odd.view(-1)[-1] = value
+    state = server().aggregate_train(replies | {first: replies[first] | {f"up/{name}": odd}})
+    (reason,) = state.rejected
+    assert reason.startswith(f"{first}: ")
+    assert told in reason
+    assert len(state.reporters.ids) == len(others)
     toys.assert_same(state.server, expected)
 
 

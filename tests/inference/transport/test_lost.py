@@ -24,7 +24,7 @@ from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.federate import federate
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.wire import InvalidRequestError, StateLostError
-from pyrofl.models import fedavg, fedbe, pvi, scaffold
+from pyrofl.models import conjugate, fedavg, fedbe, pvi, scaffold
 from pyrofl.tensors import role
 
 DATA = toys.blobs(SIZES)
@@ -231,6 +231,24 @@ def test_a_server_that_lacks_what_a_client_has_lost_refuses_to_take_it_back():
     with pytest.raises(ValueError, match=r"its c_j, is in c for good, .+ expected remember"):
         server.reset_clients(["client 2"])
     assert server.accepted.tolist() == [1] * 6
+
+
+def test_conjugate_sums_are_not_counted_twice():
+    def coin(received: Any, local: Any, batch: Any) -> None:
+        with batch.clients():
+            p = pyro.sample("p", dist.Beta(1.0, 1.0))
+            with batch.rows():
+                pyro.sample("y", dist.Bernoulli(p), obs=batch.y)
+
+    data = Federation.from_arrays({"a": (torch.zeros(3, 1), [1.0, 0.0, 1.0])})
+    method = conjugate.method(coin, data)
+    server = Server(method, data.names, data.sizes, data.dtype)
+    server.reset_clients(["a"])
+    order = server.configure_train()["a"]
+    state = server.aggregate_train({"a": Client(method, data).train(order)})
+    with pytest.raises(ValueError, match="would be counted twice; expected clients that keep"):
+        server.reset_clients(["a"])
+    toys.assert_same(server.state.server, state.server)
 
 
 def test_scaffold_takes_what_a_client_has_lost_out_of_its_mean():
