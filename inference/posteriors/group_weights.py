@@ -151,7 +151,7 @@ class GroupWeighing:
         size, shape = self.guided.sizes[1], (len(noise), len(self.group.ids))
         at = noise.new_zeros(*shape, size)
         root = torch.eye(size).double().repeat(*shape, 1, 1)
-        if not 0 < size <= MOST or self.guided.listed:
+        if not 0 < size <= MOST:
             return at, root
         at = at if self.near is None else self.near(noise)
         left, going = torch.arange(len(noise)), torch.ones(shape, dtype=torch.bool)

@@ -42,13 +42,12 @@ class GuidedSites:
     @cached_property
     def listed(self) -> int:
         """Number of the server's draws if the guide selects one of these, else 0."""
-        # A client's own noise is around 0 given such a draw, and no other proposal is near.
         counts = [site["infer"].get("listed") for _, site in self._guided]
         return next(filter(None, counts), 0)
 
     @property
     def least(self) -> int:
-        """Minimum number of draws of z; few if the guide draws z near its mode."""
+        """Minimum number of draws of z; few if the guide draws z given each shared draw."""
         return FEW if self.listed else LEAST
 
     @cached_property
