@@ -65,7 +65,11 @@ def refuse_dependent_clients(
     if not all(v.isfinite().all() for v in made.local.values()):
         return  # the round reports it, and names the clients
     trial.refuse_mixed_clients(made, lambda: None)
-    after = refuse_memory(trial, made)
+    if not steps and is_of_library(method.aggregate):
+        # Closed-form updates, such as searches for a mode, are dear; and at states and rows that no
+        # client has, they may amplify rounding.
+        return
+    after = None if is_of_library(method.aggregate) else refuse_memory(trial, made)
     if after is not None:
         later = replace(trial, state=replace(state, server=after))
         with suppress(*FAILS):
@@ -122,6 +126,12 @@ def _short(phase: Phase, steps: list[WatchedStep]) -> Phase:
     """Return a training phase of one epoch, with its updates wrapped and its own minibatches."""
     epochs = 1 if callable(phase.epochs) else min(phase.epochs, 1 + (phase.batch is None))
     return replace(watched(phase, set(), steps), epochs=epochs, batch=phase.batch)
+
+
+def is_of_library(aggregate: Any) -> bool:
+    """Return whether an aggregation is a method of a class of the library, which has no memory."""
+    owner = type(getattr(aggregate, "__self__", None))
+    return owner.__module__.startswith("pyrofl.")
 
 
 def refuse_memory(trial: Trial, made: Made) -> Tensors | None:
