@@ -42,7 +42,7 @@ class Elbo:
         """Return the negative ELBO of each client, [C]."""
         q, p = traces(model, guide, received, local, batch, self.num_particles)
         clients, drawn, kl = len(batch), bool(self.num_particles), self.kl
-        weight = kl(received, local, batch)[:, None] if callable(kl) else kl
+        weight = _weights(kl(received, local, batch), clients)[:, None] if callable(kl) else kl
         costs = [torch.zeros_like(batch.size)[:, None]]
         if self.likelihood:
             costs = [-weighed(site, log_prob(name, site)) for name, site in observed(p)]
@@ -146,6 +146,18 @@ def elbo(
         model have different latent sites.
     """
     return Elbo(num_particles, kl, mean, analytic)
+
+
+def _weights(value: object, clients: int) -> Tensor:
+    """Return weights of the divergence; raise ValueError unless there is one for each client."""
+    if isinstance(value, Tensor) and value.shape == (clients,):
+        return value
+    found = (
+        f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    )
+    raise ValueError(
+        f"kl returns {found}; expected a tensor of shape [{clients}], one number for each client"
+    )
 
 
 def traces(

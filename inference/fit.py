@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from inspect import signature
 from time import perf_counter
 from typing import Any, Unpack, overload
 
-from pyrofl.arguments import Count, Whole, checked
+from pyrofl.arguments import Count, Whole, checked, known
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.inference.engine.origin import validate_resume
@@ -130,6 +131,8 @@ def fit(
         >>> len(run.records), run.status.kind
         (2, 'not converged')
     """
+    for name in loop:
+        known(name, (*signature(fit).parameters, *LoopOptions.__annotations__), "argument")
     if seeds is not None or isinstance(resume_from, Chains):
         same: dict[str, Any] = {
             "server_state": server_state,
@@ -148,18 +151,20 @@ def fit(
     data = by_round(method)(0).prepare(data)
     method = with_privacy(method, loop.pop("privacy", None), data.clients, draw)
     at = by_round(method)
-    known, begun = (
+    past_run, begun = (
         (resume_from, resume_from.state) if isinstance(resume_from, Run) else (None, resume_from)
     )
     begun = validate_resume(begun, data) if begun else None
-    seed = continued(seed, known.seed if known else None)
+    seed = continued(seed, past_run.seed if past_run else None)
     state = begun or first(at(0), data, seed, server_state)
-    run = (known or Run(at(0), data, state)).copy(
+    run = (past_run or Run(at(0), data, state)).copy(
         method=at(max(state.number - 1, 0)),
         data=data,
         seed=seed,
-        draws=draws or (known.draws if known else None),
-        custom_metrics=(known.custom_metrics if known else {}) if metrics is None else metrics,
+        draws=draws or (past_run.draws if past_run else None),
+        custom_metrics=(past_run.custom_metrics if past_run else {})
+        if metrics is None
+        else metrics,
     )
 
     judge = ConvergenceMonitor(run.records, trained_by(run.method)) if stop_when else None
@@ -191,7 +196,7 @@ def fit(
     ):
         if progress and run.method.metadata.sites and not state.number:
             shown.tell(run.method.metadata.sites)
-        if known and all(row["round"] != state.number for row in run.history):
+        if past_run and all(row["round"] != state.number for row in run.history):
             test_if_due(run.state.number == rounds or (judge is not None and judge.over))
         clock = perf_counter()
         for state in states if judge is None or not at_end() else ():

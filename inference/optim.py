@@ -148,6 +148,18 @@ def clipped(make: Optim, norm: Positive) -> Optim:
     return Clipped(make, norm)
 
 
+def optimizer_of(make: Optim, params: list[Tensor]) -> Optimizer:
+    """Create an optimizer; raise ValueError if it is none of torch, or needs a closure."""
+    optimizer = make(params)
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            f"optim returns a {type(optimizer).__name__}; expected an optimizer of torch whose "
+            "step needs no closure: sgd(0.01), adam(0.01), or a function such as "
+            "lambda tensors: torch.optim.AdamW(tensors, lr=0.01)"
+        )
+    return optimizer
+
+
 def initial(make: Optim, param: Tensor) -> dict[str, Tensor] | None:
     """Return a tensor's optimizer state before the first step; None if it is unknown."""
     return make.initial(param) if isinstance(make, (Sgd, Adam, Clipped)) else None

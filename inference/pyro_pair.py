@@ -138,8 +138,17 @@ def to_pyro(
     def run(values: Tensors) -> tuple[Any, Any]:
         """Return traces of the guide and of the model."""
         with default_type(batch.size.dtype), seeded(seed):
-            q = recorded(program, tensors(values))
-            return q, recorded(method.model, tensors(values), q)
+            try:
+                q = recorded(program, tensors(values))
+                return q, recorded(method.model, tensors(values), q)
+            except RuntimeError as error:
+                if "several sites are named 'clients'" not in str(error):
+                    raise
+                raise ValueError(
+                    f"programs of {method.name or 'this method'} enter batch.clients() several "
+                    "times, which Pyro's own inference refuses; use run.posterior, to_arviz, or "
+                    "reference.nuts and reference.hmc on your own program"
+                ) from None
 
     patterns = " ".join(step.names for step in steps)
     if phase is None:  # a guide may be set in closed form, as that of FedPop

@@ -109,7 +109,7 @@ def build(
         """Send each client a weighted average of all clients' models stored at the server."""
         held, even = role(kept_models.MODEL, server), kept_models.evenly(server)
         models, heard = (
-            torch.cat([v.flatten(1) for v in held.values()], 1),
+            torch.cat([v.reshape(len(v), -1) for v in held.values()], 1),
             server[kept_models.HEARD],
         )
         known = kept_models.is_heard(server, cohort.ids).tolist()

@@ -225,7 +225,10 @@ def accepts(function: object, *args: object, **kwargs: object) -> bool:
 def known(name: str, names: Collection[str], what: str) -> None:
     """Raise ValueError if a name is not among `names`; the message suggests valid names."""
     if name not in names:
-        raise ValueError(f"unknown {what} {name!r}; {_hint(name, names)}")
+        hint = (
+            _hint(name, names) if isinstance(name, str) else f"expected one of {', '.join(names)}"
+        )
+        raise ValueError(f"unknown {what} {name!r}; {hint}")
 
 
 def _hint(name: str, names: Collection[str]) -> str:

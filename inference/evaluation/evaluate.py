@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl import metrics as scoring
-from pyrofl.arguments import Count, PositiveShare, checked
+from pyrofl.arguments import Count, PositiveShare, checked, known
 from pyrofl.data import Batch, Federation, check_table
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.predict import Prediction, answers, predict, probabilities
@@ -60,6 +60,7 @@ class Scores(EvaluationSpec):
 
     def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
         """Return the mean of a metric over clients, weighted equally or by number of rows."""
+        known(metric, self.values, "metric")
         return float(scoring.pool(self.values[metric], self.rows, weighting))
 
     @checked

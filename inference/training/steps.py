@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
-from pyrofl.inference.optim import initial, narrow, numbers
+from pyrofl.inference.optim import initial, narrow, numbers, optimizer_of
 from pyrofl.inference.recording.recorder import Recorder
 from pyrofl.inference.training.minibatches import Batches
 from pyrofl.inference.training.noise import AHEAD, ClientNoise
@@ -203,7 +203,7 @@ class StepRun:
         self.run: PhaseRun = proxy(run)
         self.step, self.names = step, step.names
         self.params = {n: run.local[n].detach().requires_grad_() for n in moving}
-        self.optimiser = step.optim([*self.params.values()])
+        self.optimiser = optimizer_of(step.optim, [*self.params.values()])
         self.total = torch.zeros_like(run.cohort.size)
         self.first = torch.full_like(self.total, torch.nan)
         self.waiting = True  # for the first step

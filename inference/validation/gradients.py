@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from pyrofl.data import Batch
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
+from pyrofl.inference.optim import optimizer_of
 from pyrofl.inference.programs import Program
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
@@ -57,7 +58,7 @@ class WatchedStep:
 
     def optim(self, params: list[Tensor]) -> Optimizer:
         """Create the gradient step's optimizer, with a hook that records nonzero gradients."""
-        optimiser = self.step.optim(params)
+        optimiser = optimizer_of(self.step.optim, params)
         optimiser.register_step_pre_hook(partial(self._note, params))
         return optimiser
 

@@ -279,7 +279,7 @@ def parted(value: Tensor, shapes: Shapes) -> Tensors:
     """Split vectors [..., d] into named tensors [..., *p]."""
     parts = value.split([shape.numel() for shape in shapes.values()], -1)
     return {
-        n: part.reshape(*value.shape[:-1], *shape)
+        n: part.reshape((*value.shape[:-1], *shape))
         for (n, shape), part in zip(shapes.items(), parts, strict=True)
     }
 

@@ -146,7 +146,7 @@ class MeanField(Partitioned):
         sites = (*self.ours.sites, *self.mine.sites)
         parts = vector.split([len(site.mean) for site in sites], -1)
         return {
-            site.name: part.unflatten(-1, site.shape)
+            site.name: part.reshape((*part.shape[:-1], *site.shape))
             for site, part in zip(sites, parts, strict=True)
         }
 

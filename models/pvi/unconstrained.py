@@ -378,6 +378,11 @@ def _place(name: str, site: Any) -> tuple[str, int]:
             f"site {name!r} is a {kind}, which is discrete; expected continuous latent sites: sum "
             "it out, by dist.MixtureSameFamily or a logsumexp over its values in pyro.factor"
         )
+    if kind == "Delta":
+        raise ValueError(
+            f"site {name!r} is a Delta, which is constant; write its value as a number or tensor, "
+            "or by pyro.deterministic"
+        )
     others = [frame for n, frame in frames.items() if n not in ("clients", "draws")]
     outside = "clients" not in frames
     if outside or len(others) > 1 or any(f.dim != -1 for f in others):

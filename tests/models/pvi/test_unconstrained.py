@@ -130,6 +130,12 @@ def discrete(received: Tensors, local: Tensors, batch: Batch) -> None:
         pyro.sample("mu", dist.Poisson(1.0))
 
 
+def constant(received: Tensors, local: Tensors, batch: Batch) -> None:
+    """Sample a number that is certain."""
+    with batch.clients():
+        pyro.sample("mu", dist.Delta(torch.tensor(1.0)))
+
+
 def nested(received: Tensors, local: Tensors, batch: Batch) -> None:
     """Have a plate of one's own in a row."""
     with batch.clients(), batch.rows(), pyro.plate("parts", 2):
@@ -151,6 +157,7 @@ def in_part(received: Tensors, local: Tensors, batch: Batch) -> None:
         ),
         (by_row, "is inside batch.rows(), and shared matches it; expected it to be each client's"),
         (discrete, "is a Poisson, which is discrete; expected continuous latent sites: sum it out"),
+        (constant, "is a Delta, which is constant; write its value as a number or tensor, or by"),
         (
             nested,
             "is inside plate 'parts' and plate 'rows'; expected it inside batch.clients(), and",
