@@ -40,10 +40,12 @@ def unwritten(function: str, *states: Mapping[str, Tensor]) -> Iterator[None]:
 def matches(name: str, patterns: str) -> bool:
     """Return whether a name matches any of several shell patterns separated by spaces.
 
+    A pattern also matches the name that is spelled as it, such as "b[0]".
+
     >>> matches("loc/fc1.weight", "scale/* loc/*")
     True
     """
-    return any(fnmatchcase(name, pattern) for pattern in patterns.split())
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns.split())
 
 
 def role(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:

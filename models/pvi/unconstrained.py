@@ -28,6 +28,7 @@ from pyrofl.inference.rejection import rejecting
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.inference.validation.patterns import idle, nearest
 from pyrofl.inference.validation.program_checker import refuse_subsampling
+from pyrofl.models.pvi.places import place_of
 from pyrofl.models.pvi.sites import Layout, Site
 from pyrofl.nets import Network
 from pyrofl.returned import explained
@@ -339,7 +340,7 @@ def spread_by_others(fn: Any) -> bool:
 def _look(name: str, site: Any, wide: float, rows: int) -> Site:
     """Return the description of a traced latent site: transform, plate, approximate prior."""
     fn, value = site["fn"], site["value"]
-    own, places = _place(name, site)
+    own, places = place_of(name, site)
     transform = _bijection(fn)
     free = transform.inv(value)
     shape = free.shape[3:]
@@ -367,34 +368,6 @@ def _stand_in(
             return loc[0].clone(), scale[0].clone(), True
     low, middle, high = flat.quantile(flat.new_tensor(QUANTILES), 0)
     return middle, (high - low) / 2, False
-
-
-def _place(name: str, site: Any) -> tuple[str, int]:
-    """Return name and size of a site's plate, other than the plates of clients and draws."""
-    frames = {frame.name: frame for frame in site["cond_indep_stack"]}
-    kind = type(base_of(site["fn"])).__name__
-    if site["fn"].support.is_discrete:
-        raise ValueError(
-            f"site {name!r} is a {kind}, which is discrete; expected continuous latent sites: sum "
-            "it out, by dist.MixtureSameFamily or a logsumexp over its values in pyro.factor"
-        )
-    if kind == "Delta":
-        raise ValueError(
-            f"site {name!r} is a Delta, which is constant; write its value as a number or tensor, "
-            "or by pyro.deterministic"
-        )
-    others = [frame for n, frame in frames.items() if n not in ("clients", "draws")]
-    outside = "clients" not in frames
-    if outside or len(others) > 1 or any(f.dim != -1 for f in others):
-        plates = " and ".join(f"plate {n!r}" for n in sorted(f.name for f in others))
-        raise ValueError(
-            f"site {name!r} is {'outside batch.clients()' if outside else f'inside {plates}'}; "
-            "expected it inside batch.clients(), and there at most in batch.rows() or one plate of "
-            "your own, with dim=-1; sites that are one for all clients are named in shared"
-        )
-    if not others:
-        return "", 1
-    return others[0].name, 1 if others[0].name == "rows" else others[0].size
 
 
 def _bijection(fn: Any) -> Any:

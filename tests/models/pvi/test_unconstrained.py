@@ -170,6 +170,27 @@ def test_sites_that_have_no_place_are_refused(bad, told):
         layouts(bad, BATCH, "mu", 10.0)
 
 
+@pytest.mark.parametrize("name", ["chain", "draw", "client", "row"])
+def test_sites_with_names_of_axes_are_refused(name):
+    def program(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            pyro.sample(name, dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match=f"a site is named '{name}', as an axis of the result"):
+        layouts(program, BATCH, name, 10.0)
+
+
+def test_names_with_brackets_are_shared_as_they_are_spelled():
+    def program(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            for i in range(3):
+                pyro.sample(f"b[{i}]", dist.Normal(0.0, 1.0))
+
+    ours, mine = layouts(program, BATCH, "b[0] b[2]", 10.0)
+    assert [site.name for site in ours.sites] == ["b[0]", "b[2]"]
+    assert [site.name for site in mine.sites] == ["b[1]"]
+
+
 def test_something_must_be_shared():
     with pytest.raises(ValueError, match="shared is 'nu'; expected patterns of some of mu, tau"):
         layouts(program, BATCH, "nu", 10.0)
