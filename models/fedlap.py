@@ -33,6 +33,7 @@ on the squared distance from the cavity's mean, which is stable for any precisio
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -50,6 +51,7 @@ from pyrofl.arguments import (
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
 from pyrofl.inference.elbo import elbo
+from pyrofl.inference.metadata import MODERATE
 from pyrofl.inference.method import Method, Phase, as_received
 from pyrofl.inference.programs import Likelihood, Prior
 from pyrofl.models import guides
@@ -155,6 +157,8 @@ def build(
         q = {} if is_point else core.stated(*core.normals.moments(tilted))
         return q | factors.changed(local, change)
 
+    kinds = factors.metadata.tensors
+    sent = {n: v for n, v in kinds.items() if n != "shift precision"} | {"change/*": MODERATE}
     train = core.training(epochs, batch, lr, momentum, 1.0, clip)
     return Method(
         name="fedlap",
@@ -166,5 +170,5 @@ def build(
         upload=factors.upload,
         aggregate=Aggregator({"*": WeightedSum(uniform)}, factors.applied),
         views={"global": as_received},
-        metadata=factors.metadata,
+        metadata=replace(factors.metadata, tensors=sent),
     )
