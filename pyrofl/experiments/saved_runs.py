@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.files import run_json
+from pyrofl.files.own_files import refuse_link
 from pyrofl.files.run_folder import SCHEMA
 
 OPEN = "not converged"  # marks every difference of a run that has not
@@ -34,6 +35,9 @@ def runs(folder: Path) -> list[SavedRun]:
         paths = [one] if one.is_file() else list(folder.glob("*/run.json"))
     except OSError as error:
         raise ValueError(f"{folder}: {error.strerror}; {expected}") from error
+    for path in paths:
+        for inside in {path, *path.parents} - {folder, *folder.parents}:
+            refuse_link(inside)
     found = [_read(path) for path in paths]
     if not found:
         raise ValueError(f"{folder} holds no run.json; {expected}")

@@ -24,7 +24,7 @@ def write(folder: Path, facts: Mapping[str, Any], names: Iterable[str]) -> None:
     """Write run.json, with hashes of those of the named files that are in the folder."""
     there = {name: path for name in names if (path := folder / name).is_file()}
     hashes = {name: _of_file(path) for name, path in there.items()}
-    write_json(folder / NAME, {**facts, HASHES: {NAME: _of_facts(facts), **hashes}})
+    write_json(folder / NAME, {**facts, HASHES: {NAME: of_facts(facts), **hashes}})
 
 
 def read(path: Path, tables: bool = False) -> Any:
@@ -46,7 +46,7 @@ def read(path: Path, tables: bool = False) -> Any:
         raise ValueError(f"{path} cannot be read: {error!r}; expected a run's facts") from error
     hashes = facts.pop(HASHES, {}) if isinstance(facts, dict) else {}
     hashes = hashes if isinstance(hashes, dict) else {NAME: hashes}
-    found = {NAME: _of_facts(facts)} if NAME in hashes else {}
+    found = {NAME: of_facts(facts)} if NAME in hashes else {}
     for name in hashes.keys() - {NAME} if tables else ():
         if Path(name).name == name and (file := path.with_name(name)).is_file():
             found[name] = _of_file(file)
@@ -65,7 +65,7 @@ def _of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _of_facts(facts: Any) -> str:
+def of_facts(facts: Any) -> str:
     """Return a hash of the content of run.json, whatever its order and layout."""
     plain = json.loads(json.dumps(facts))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

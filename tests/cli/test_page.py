@@ -160,11 +160,80 @@ def test_edited_files_are_refused_in_a_line(tmp_path, capsys, name, change, told
 
 def test_scores_that_a_comparison_lacks_are_named(tmp_path):
     for method in ("local", "fedavg"):
-        run(tmp_path, method, 0, {"a": [1, 0, 1], "b": [0, 1]})
+        (run(tmp_path, method, 0, {"a": [1, 0, 1], "b": [0, 1]}) / "metrics.csv").unlink()
     head = "method,seed,model,adaptation,metric,value,tuned"
     (tmp_path / "compare.csv").write_text(f"{head}\nlocal,0,personal,none,accuracy,0.5,\n")
     assert main(["report", str(tmp_path)]) == 0
     assert "compare.csv lacks the scores of fedavg-0." in read(tmp_path).texts
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Path:
+    """Return a folder of two runs and their compare.csv."""
+    lines = ["method,seed,model,adaptation,metric,value,tuned"]
+    for method in ("local", "fedavg"):
+        path = run(tmp_path, method, 0, {"a": [1, 0, 1], "b": [0, 1]})
+        (path / "metrics.csv").write_text(METRICS)
+        lines.append(f"{method},0,personal,none,accuracy,0.75,")
+        lines.append(f"{method},0,personal,none,smallest_accuracy,0.5,")
+    (tmp_path / "compare.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+METRICS = """round,model,adaptation,population,metric,value
+1,personal,none,training,accuracy,0.5
+2,personal,none,training,accuracy,0.75
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            ("0.75", "0.99"),
+            "accuracy of local-0 is 0.99, and 0.75 in its metrics.csv; run the same",
+        ),
+        (("accuracy,0.75", "nll,0.75"), "accuracy of local-0 is nan, and 0.75 in its metrics.csv"),
+        (
+            ("local,0,personal,none,s", "local,1,personal,none,s"),
+            "compare.csv has local of seed 1, whose run is not there",
+        ),
+        (("0.75", "high"), "could not convert string to float: 'high'"),
+        ((",value,", ",score,"), "lacks a column; expected method, seed, model"),
+    ],
+)
+def test_a_table_of_other_scores_is_refused(compared, capsys, change, told):
+    assert main(["report", str(compared)]) == 0
+    path = compared / "compare.csv"
+    path.write_text(path.read_text().replace(*change, 1))
+    assert main(["report", str(compared)]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert told in last
+    assert "run the same pyrofl compare with --resume, or remove the file" in last
+
+
+def test_a_report_reads_nothing_through_links(compared, tmp_path_factory, capsys):
+    other = tmp_path_factory.mktemp("other")
+    for name in ("compare.csv", "fedavg-0"):
+        path = compared / name
+        path.rename(other / name)
+        path.symlink_to(other / name)
+        assert main(["report", str(compared)]) == 2
+        assert f"{path} is a link to " in capsys.readouterr().err
+        path.unlink()
+        (other / name).rename(path)
+    assert main(["report", str(compared)]) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"chosen": {}}', "null", '{"hash": "0"}', "[" * 100_000]
+)
+def test_a_damaged_search_is_refused_in_a_line(compared, capsys, text):
+    (compared / "local-tune").mkdir()
+    (compared / "local-tune" / "tune.json").write_text(text)
+    assert main(["report", str(compared)]) == 2
+    told = "tune.json cannot be read: "
+    assert told in capsys.readouterr().err
 
 
 def test_without_jinja2_it_says_what_to_install(folder, monkeypatch, capsys):

@@ -13,6 +13,7 @@ from typing import Any
 from pyrofl import figures
 from pyrofl.cli.commands import grids
 from pyrofl.cli.commands.input_files import refuse_replaced_inputs
+from pyrofl.cli.output.received_tables import HASH, read_search
 from pyrofl.cli.output.sections import spelled
 from pyrofl.experiments.console import Stopped, ending, say, show, tell
 from pyrofl.experiments.experiment import Experiment
@@ -20,7 +21,7 @@ from pyrofl.experiments.jobs import Job, jobs
 from pyrofl.experiments.methods import Scheduled, methods, reaching
 from pyrofl.experiments.results import drawn, figures_lack
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
-from pyrofl.files import checkpoint_file, run_folder, text_tables
+from pyrofl.files import checkpoint_file, run_folder, run_json, text_tables
 from pyrofl.files.lock import locked
 from pyrofl.files.own_files import refuse_link
 from pyrofl.inference.tuning.results import COLUMNS, Margin, Trial, TuningResult, told
@@ -164,7 +165,8 @@ def done(search: Search) -> TuningResult:
             **job.training_options,
         )
         run_folder.write_csv(path / TABLE, COLUMNS, found.lines())
-        run_folder.write_json(file, facts(search, found))
+        content = facts(search, found)
+        run_folder.write_json(file, content | {HASH: run_json.of_facts(content)})
     for kept_run in () if experiment.checkpoint_every else path.glob("*.safetensors"):
         kept_run.unlink()
     return found
@@ -197,8 +199,8 @@ def margin(found: TuningResult, one: Margin) -> dict[str, Any]:
 
 def read(path: Path, about: dict[str, Any]) -> TuningResult:
     """Read saved tuning results; raise ValueError if their search had other inputs."""
+    had = read_search(path)
     try:
-        had = json.loads(path.read_text(encoding="utf-8"))
         scores = [nan if t["score"] is None else t["score"] for t in had["tries"]]
         tries = [Trial(**t | {"score": s}) for t, s in zip(had["tries"], scores, strict=True)]
         settings = tuple(had["about"]["settings"])

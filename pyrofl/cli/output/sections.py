@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.cli.output.comparison_table import compare_lines
+from pyrofl.cli.output.received_tables import comparison, read_search
 from pyrofl.experiments import rows
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.rows import By, has_crps, of_model
@@ -54,14 +54,10 @@ def scored(folder: Path, made: Sequence[SavedRun], several: bool) -> Section:
     """Return the report section with the models' scores and standard errors or intervals."""
     section = Section("Scores")
     if several and (folder / "compare.csv").is_file():
-        read = run_folder.read_csv(folder / "compare.csv")
-        if read and list(read[0]) != list(run_folder.COMPARE):
-            heads = ", ".join(run_folder.COMPARE)
-            raise ValueError(f"{folder / 'compare.csv'} lacks a column; expected {heads}")
-        seen = {(row["method"], row["seed"]) for row in read}
-        if lacks := [one.path.name for one in made if (one.method, str(one.seed)) not in seen]:
+        of = comparison(folder / "compare.csv", made)
+        seen = {(method, seed) for method, seed, *_ in of}
+        if lacks := [one.path.name for one in made if (one.method, one.seed) not in seen]:
             section.note(f"compare.csv lacks the scores of {', '.join(lacks)}.")
-        of: Any = [(*(r | {"value": float(r["value"])}).values(),) for r in read]
         open_runs = {(one.method, one.seed) for one in made if not one.converged}
         head, laid, notes = compare_lines(of, open_runs)
         section.table(head, laid)
@@ -129,7 +125,7 @@ def tuned(folder: Path, made: Sequence[SavedRun]) -> list[Section]:
     for one in made:
         path = folder / f"{one.method}-tune"
         if (path / "tune.json").is_file():
-            had = json.loads((path / "tune.json").read_text(encoding="utf-8"))
+            had = read_search(path / "tune.json")
             chosen, about = _words(had["chosen"]) or "defaults", had["about"]
             count, share = len(about["settings"]), about["validation fraction"]
             cost = (had["rounds"], float(had["seconds"]))
