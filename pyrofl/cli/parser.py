@@ -262,8 +262,12 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit the process with a one-line error message and exit code 2."""
         if unknown := re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message):
-            near = get_close_matches(unknown[1], [flag_of(one) for one in options()], 1)
-            message += f"; did you mean {near[0]}?" if near else ""
+            flags = [flag_of(one) for one in options()]
+            near = get_close_matches(unknown[1], flags, 1)
+            if unknown[1] in flags:
+                message += f"; other commands have {unknown[1]}, and this one has not"
+            else:
+                message += f"; did you mean {near[0]}?" if near else ""
         self.exit(2, complaint(f"{message}; see {self.prog} --help"))
 
 

@@ -492,6 +492,7 @@ def test_partition_draws_a_figure(tmp_path, capsys):
 
 BAD = {
     "run pfedvm": "did you mean pfedvem?",
+    "tune fedavg --privacy clip=1": "other commands have --privacy, and this one has not",
     "run local --data digts": "did you mean digits?",
     "run local --partition dirichlt:1": "did you mean dirichlet?",
     "run local --net mpl:5": "did you mean mlp?",
