@@ -167,9 +167,22 @@ class Supervised:
     program: Program | None = None
     forward: Forward | None = None
     change_site: Callable[[str, TorchDistribution], TorchDistribution] | None = None
+    written_for: tuple[object, ...] = ()  # net, likelihood, prior, points that the program reads
 
     def __post_init__(self) -> None:
-        """Convert the prior to a function; raise ValueError if it does not fit a parameter."""
+        """Convert the prior to a function.
+
+        Raises:
+            ValueError: if the prior does not fit a parameter, or if a field was replaced that a
+                written program reads from elsewhere.
+        """
+        names = ("net", "likelihood", "prior", "points")
+        for name, value in zip(names, self.written_for, strict=False):
+            if getattr(self, name) is not value:
+                raise ValueError(
+                    f"{name} of the model was replaced, but its program reads the original; build "
+                    f"the method again, as by method.swap({name}=...)"
+                )
         if self.prior is not None:
             prior = as_prior(self.prior, {} if self.points else self.net.shapes)
             object.__setattr__(self, "prior", prior)
@@ -227,7 +240,10 @@ def of_network(
             coefficients of rows; None leaves it unknown.
         points: prefix of local tensors that are parameters without a distribution.
     """
-    return lambda program: Supervised(net, likelihood, prior, points, program)
+    if prior is not None:
+        prior = as_prior(prior, {} if points else net.shapes)
+    parts = net, likelihood, prior, points
+    return lambda program: Supervised(*parts, program, written_for=parts)
 
 
 def sample_noise(noisy: Reparametrised, data: Batch, of_rows: bool) -> Tensors:

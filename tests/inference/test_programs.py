@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+import toys
 from checks import close
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
@@ -16,7 +17,7 @@ from torch.distributions import kl_divergence
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.programs import Supervised, around, flat
 from pyrofl.inference.spherical import Spherical, distances
-from pyrofl.models import guides
+from pyrofl.models import fedavg, guides, likelihoods
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import by_name, proximal
 from pyrofl.nets import Network
@@ -106,3 +107,13 @@ def test_sites_that_a_prior_pulls_alike_pay_together_and_others_alone(tiny):
         apart = [(local[n] - v).flatten(1).square().sum(1) for n, v in received.items()]
         pulls = sum(s * batch.size * v / 2 for s, v in zip(strengths, apart, strict=True))
         close(found - free, pulls)
+
+
+@pytest.mark.parametrize("field", ["likelihood", "prior", "net", "points"])
+def test_a_field_that_a_written_model_reads_from_elsewhere_cannot_be_replaced(field):
+    """The model of FedAvg is written out and reads its likelihood from `build`."""
+    model = fedavg.build(toys.net(), prior=dist.Normal(0.0, 1.0)).model
+    other = {"likelihood": likelihoods.bernoulli, "prior": flat, "net": toys.net(), "points": "x"}
+    with pytest.raises(ValueError, match=rf"{field} of the model was replaced.*swap\({field}="):
+        replace(model, **{field: other[field]})
+    assert replace(model, forward=model.net).program is model.program

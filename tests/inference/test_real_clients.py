@@ -19,7 +19,6 @@ from pyrofl.inference.aggregation import Aggregator, by_size
 from pyrofl.inference.aggregation.aggregator import with_server_step
 from pyrofl.inference.method import GradientStep, Method, send_all
 from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Supervised
 from pyrofl.models import fedavg
 from pyrofl.tensors import Tensors
 
@@ -56,16 +55,12 @@ def with_weights(change: Callable[[Tensor], Tensor]) -> Method:
 
 
 def with_outputs(change: Callable[[Tensor, Tensor], Tensor], batch: int | None = 8) -> Method:
-    base = method()
-    model = base.model
-    assert isinstance(model, Supervised)
-
     def likelihood(outputs: Tensor, x: Tensor) -> Any:
         return pyro.distributions.Categorical(logits=change(outputs, x))
 
+    base = fedavg.build(toys.net(), batch=8, epochs=2, likelihood=likelihood)
     (phase,) = base.phases
-    phases = (replace(phase, batch=batch),)
-    return replace(base, model=replace(model, likelihood=likelihood), phases=phases)
+    return replace(base, phases=(replace(phase, batch=batch),))
 
 
 def mixed(value: Tensor, some: bool) -> Tensor:

@@ -283,7 +283,7 @@ def with_model(program: Callable[..., object]) -> Method:
     method = METHODS["fedavg"]()
     model = method.model
     assert isinstance(model, Supervised)
-    return replace(method, model=replace(model, likelihood=program))
+    return method.swap(likelihood=program)
 
 
 def categorical(outputs: Tensor, x: Tensor) -> pyro.distributions.Distribution:
