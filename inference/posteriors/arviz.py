@@ -151,7 +151,8 @@ def to_arviz(
         UserWarning: if corrected draws are unreliable: Pareto k above 0.7, or an effective sample
             size below 400; by default, draws of the guide are returned then. With k above 0.7 the
             status of the run is "not converged" from then on. Also if two sets of weighted draws
-            differ in a mean or standard deviation beyond their Monte Carlo errors.
+            differ in a mean or standard deviation beyond their Monte Carlo errors, if no second set
+            is near enough for that, and if Pareto k of an estimate is above 0.7 beyond its error.
     """
     begun, runs, everything = perf_counter(), list(runs), groups == "all"
     refuse_no_runs(runs)

@@ -40,6 +40,9 @@ ORDER = 1.5  # noise of a mean over K evenly spaced points falls at least as K^-
 MOST_TRIED = 4000  # maximum values of g, unless more draws are requested
 BAD = 0.7  # Pareto k above which weights are unreliable
 FEWEST = 100  # effective sample size from which the error of an estimate is known
+EXISTS = 1.0  # Pareto k below which an estimate has a mean
+DIFFER = "two sets of draws differ beyond their Monte Carlo errors"
+UNCHECKED = "no t distribution is near enough to show whether the server's draws lack a tail"
 LOWEST = -1e300  # log weight of draws that have no density
 NOISE = 0.2  # variance of log w that the draws of z may add
 
@@ -81,7 +84,7 @@ class Weights(NamedTuple):
     k: Tensor  # Pareto shape
     ess: Tensor  # effective sample size
     tried: int  # number of weighted draws
-    differing: str = ""  # estimates that differ between two sets of draws
+    doubt: str = ""  # why the draws may be wrong, although k and ess are good
     shapes: Mapping[str, Tensor] = MappingProxyType(
         {}
     )  # site -> Pareto shapes of its estimates, see `tail_shapes`
@@ -162,7 +165,8 @@ class Weighing:
         draws = [max(k, LEAST) for k in draws]  # for the tails, where the guide of z is worst
         at = source.places(len(e))
         found = Mixture(self.listed, self.listed.noise[at], self.listed.log_density[at], ratio)
-        values, near, differing = reply.values, None, ""
+        even = float(effective(log_w)) > EVEN * len(e)
+        values, near, doubt = reply.values, None, ""
         for _ in range(ADAPTED):
             near, before = nearer(near, found.noise, log_w.exp()), log_w
             noise = self._sampled(near, len(e) + len(e) % 2)  # the middle of a list is its mean
@@ -172,11 +176,14 @@ class Weighing:
             found = found.extended(near, noise, level, _ratio(reply))
             values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
             (log_w, k), (last, last_k) = smoothed(found.log_weights()), smoothed(found.last())
-            known = last_k < BAD and float(effective(last)) > FEWEST
-            differing = difference(values, before, last) if known else ""
-            if k < HEAVY and not differing:
+            if last_k < EXISTS and float(effective(last)) > FEWEST:
+                which = difference(values, before, last)
+                doubt = f"{DIFFER} ({which})" if which else ""
+            else:
+                doubt = "" if even else UNCHECKED
+            if k < HEAVY and not doubt:
                 break
-        return _weighed(values, log_w, k, differing)
+        return _weighed(values, log_w, k, doubt)
 
     def _needed(self, log_w: Tensor) -> int:
         """Return the number of draws to weigh, given log weights of few."""
@@ -229,7 +236,7 @@ def _ratio(reply: Reply) -> Tensor:
     return ratio.nan_to_num(nan=LOWEST, posinf=LOWEST, neginf=LOWEST)
 
 
-def _weighed(values: Tensors, log_w: Tensor, k: float, differing: str = "") -> Weighed:
+def _weighed(values: Tensors, log_w: Tensor, k: float, doubt: str = "") -> Weighed:
     """Return weighted draws with the diagnostics of their weights."""
-    weights = Weights(torch.tensor([k]), effective(log_w)[None], len(log_w), differing)
+    weights = Weights(torch.tensor([k]), effective(log_w)[None], len(log_w), doubt)
     return Weighed(values, log_w, weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.importance_sampling import BAD, ENOUGH, EVEN, Weights
+from pyrofl.inference.posteriors.tail_shapes import ESTIMATES, SURE
 
 YES = "yes"
 RICHER = (
@@ -33,6 +35,18 @@ def heavy_tail(weights: Weights) -> str:
     return f"{why}, and more rounds will not help: {RICHER}"
 
 
+def heavy_estimates(weights: Weights) -> str:
+    """Return which means and standard deviations have too large a Pareto k, beyond its error."""
+    sure = SURE / (3 * math.sqrt(weights.tried)) ** 0.5  # of an error of (1 + k) / sqrt(tail)
+    limit = (BAD + sure) / (1 - sure)
+    found = []
+    for site, value in weights.shapes.items():
+        for name, k in zip(ESTIMATES, value, strict=True):
+            if k.numel() and float(k.max()) > limit:
+                found.append(f"{float(k.max()):.2f} for the {name} of {site}")
+    return ", ".join(found)
+
+
 def untrusted(weights: Weights) -> Tensor:
     """Return whether importance weights are unreliable: [1] for all clients, or [C] for each."""
     return is_heavy(weights) | (weights.ess < ENOUGH)
@@ -53,10 +67,14 @@ def outcome_of(
     """
     bad = untrusted(weights)
     if not bool(bad.any()):
-        if weights.differing:
+        if weights.doubt:
+            why = f"{weights.doubt}; {advice(verdict)}"
+            warnings.warn(f"corrected draws may be unreliable: {why}", stacklevel=7)
+        if heavy := heavy_estimates(weights):
             warnings.warn(
-                "corrected draws may be unreliable: two sets of draws differ beyond their Monte "
-                f"Carlo errors ({weights.differing}); {advice(verdict)}",
+                f"estimates of corrected draws are unreliable: Pareto k is {heavy} (at most {BAD} "
+                "is reliable), as draws in a heavy tail are few; report the median and the "
+                "interval, or compare with pyrofl.reference.nuts",
                 stacklevel=7,
             )
         return YES

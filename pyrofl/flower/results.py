@@ -264,7 +264,7 @@ class ResultStore:
         content: Flat = {"round": self.server.state.number, "outcome": found.outcome}
         content |= {"k": weights.k, "ess": weights.ess, "tried": weights.tried}
         content |= {"log_w": found.log_w, "chosen": found.chosen}
-        content |= under("value", found.values)
+        content |= under("value", found.values) | under("shape", weights.shapes)
         checkpoint_file.write(self.folder / CORRECTED, self._about, content)
 
     def _read_draws(self) -> None:
@@ -272,7 +272,8 @@ class ResultStore:
         path = self.folder / CORRECTED
         found = checkpoint_file.read(path, self._about) if path.exists() else {}
         if self.project.corrected and found.get("round") == self.server.state.number:
-            weights = Weights(found["k"], found["ess"], found["tried"])
+            shapes = role("shape", found)
+            weights = Weights(found["k"], found["ess"], found["tried"], shapes=shapes)
             some = role("value", found), found["outcome"], weights, found["log_w"], found["chosen"]
             self.draws = SharedDraws(*some)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import arviz
 import hospitals
 import pytest
+import torch
 from hospitals import weighed, wire
 from promises import others_slow
 
@@ -14,8 +16,11 @@ from pyrofl.cli import main
 from pyrofl.experiments.console import Stopped
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.disclosure import leaving
+from pyrofl.flower.results import ResultStore
 from pyrofl.flower.rows import rows_of
 from pyrofl.inference import hmc as sampler
+from pyrofl.inference.posteriors.importance_sampling import Weights
+from pyrofl.inference.posteriors.shared import SharedDraws
 
 SOON = Settings(3, 2, 0.0)
 
@@ -202,3 +207,20 @@ def test_a_study_continues_with_more_rounds(tmp_path):
     assert any(line.startswith(f"mixed: converged after {run.state.number} of") for line in said)
     assert len(weighed(transport)) == 6
     hospitals.same_posteriors(tmp_path / "out/mixed", tmp_path, run)
+
+
+def test_stored_draws_have_all_diagnostics(tmp_path):
+    """A resumed study has the Pareto k of each estimate, and does not ask its sites again."""
+    about = {"method": "effects", "clients": ["a"]}
+    store = SimpleNamespace(
+        folder=tmp_path,
+        project=SimpleNamespace(corrected=True),
+        server=SimpleNamespace(state=SimpleNamespace(number=3)),
+        _about=about,
+    )
+    weights = Weights(torch.ones(1) / 2, torch.ones(1), 5, shapes={"mu": torch.ones(4)})
+    row = torch.zeros(2)
+    ResultStore._write_draws(store, SharedDraws({"mu": row}, "yes", weights, row, row))
+    ResultStore._read_draws(store)
+    assert store.draws.weights.shapes["mu"].tolist() == [1.0] * 4
+    assert store.draws.values.keys() == {"mu"}

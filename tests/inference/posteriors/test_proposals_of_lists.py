@@ -15,10 +15,18 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors import importance_sampling
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupTerms
-from pyrofl.inference.posteriors.importance_sampling import Reply, Request, Weighed, Weighing
+from pyrofl.inference.posteriors.importance_sampling import (
+    Reply,
+    Request,
+    Weighed,
+    Weighing,
+    Weights,
+)
+from pyrofl.inference.posteriors.outcomes import heavy_estimates, outcome_of
 from pyrofl.inference.posteriors.proposals import Listed, Mixture, ServerDraws, nearer
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATES, _shape, difference, shapes
 from pyrofl.tensors import seeded
@@ -74,7 +82,7 @@ def test_further_draws_have_the_tail_that_a_list_lacks():
     complete = [weighed(server(seed)) for seed in range(8)]
     assert np.mean(alone) < 0.97 * SD
     assert all(abs(sd(one) / SD - 1) < 0.05 for one in complete)
-    assert all(float(one.weights.k) < 0.5 and not one.weights.differing for one in complete)
+    assert all(float(one.weights.k) < 0.5 and not one.weights.doubt for one in complete)
 
 
 def test_all_draws_of_a_mixture_have_its_density():
@@ -132,7 +140,28 @@ def test_estimates_that_differ_beyond_their_errors_are_named():
 def test_differing_draws_are_reported(monkeypatch):
     """Where no t distribution agrees with the draws before, the diagnostics say which estimate."""
     monkeypatch.setattr(importance_sampling, "difference", lambda *_: "sd of x 1 and 2")
-    assert weighed(server(0)).weights.differing == "sd of x 1 and 2"
+    found = weighed(server(0)).weights.doubt
+    assert found == f"{importance_sampling.DIFFER} (sd of x 1 and 2)"
+
+
+@pytest.mark.parametrize(("sd", "doubt"), [(1.0, ""), (1.25, importance_sampling.UNCHECKED)])
+def test_a_list_that_no_t_distribution_can_check_is_said(sd, doubt, monkeypatch):
+    """As of many dimensions, where these are far from all; even weights need no check."""
+    monkeypatch.setattr(f"{__name__}.TARGET", dist.Normal(torch.tensor(0.0).double(), sd))
+    monkeypatch.setattr(importance_sampling, "FEWEST", LIST)
+    found = weighed(server(0)).weights
+    assert found.doubt == doubt
+    assert float(found.k) < 0.7
+
+
+def test_estimates_with_a_heavy_tail_are_named():
+    """A mean and a standard deviation that do not exist; errors of k are allowed for."""
+    shapes = torch.tensor([[0.8, 1.2], [0.9, 2.1], [0.2, 0.2], [0.2, 0.2]])[:, None]
+    found = Weights(torch.tensor([0.2]), torch.tensor([3000.0]), 5000, "", {"beta": shapes})
+    assert heavy_estimates(found) == "1.20 for the mean of beta, 2.10 for the sd of beta"
+    assert heavy_estimates(found._replace(shapes={"beta": shapes[..., :1]})) == ""
+    with pytest.warns(UserWarning, match="1.20 for the mean of beta"):
+        assert outcome_of(found, [], False, ConvergenceStatus("converged", "", 1)) == "yes"
 
 
 def test_a_list_is_selected_evenly():
