@@ -35,7 +35,8 @@ from torch import Tensor
 
 from pyrofl.data import Batch
 from pyrofl.inference.posteriors.proposals import evenly
-from pyrofl.models.likelihood_factors.structure import Structure
+from pyrofl.inference.rejection import rejecting
+from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
 from pyrofl.models.pvi.gaussians import balanced
 from pyrofl.tensors import Tensors, generator, like, times
 
@@ -44,6 +45,11 @@ LATTICE = 32, 128  # of more effects, in all
 STEPS, MODES = 40, 40  # Newton steps at most, by u and by eta
 CLOSE = 1e-10  # Newton decrement that ends them
 INDEFINITE = 0.5  # negative curvature of log L that is kept, relative to that of the cavity
+UNKNOWN = (
+    "the likelihood of a client is 0, not finite or without derivatives at all points searched, "
+    "which are near the posterior given the other clients: check its rows and the program"
+)
+NEGLIGIBLE = 1e-6  # weight of nodes without derivatives
 APART, LOWER = 4.0, 10.0  # distance in sds, and log density, of a second maximum that counts
 
 
@@ -133,12 +139,17 @@ class Factor(NamedTuple):
         """Return shift [C, n] and precision [C, n, n] of the factors, and where they are exact.
 
         Also return whether a client has found a second maximum, [C].
+
+        Raises:
+            OtherStructure: if clients have found no point with a likelihood and its derivatives.
         """
         start, several = self._starts()
         several |= self._several_modes(self.u.index_copy(1, self.structure.reads, start))
         at, found = self._climb(start, self.root.new_zeros(self.root.shape[:-1]), False)
         at, found = self._climb(at, found.mode, True)
         moments = {"mean": self.u.index_copy(1, self.structure.reads, at)}
+        if len(unknown := self.batch.ids[~found.value.isfinite()]):
+            raise OtherStructure(UNKNOWN, unknown.tolist())
         return self._stated(at, found) | moments | {"several": several.to(at)}
 
     def _starts(self) -> tuple[Tensor, Tensor]:
@@ -167,7 +178,8 @@ class Factor(NamedTuple):
                 near = near & ((off * times(precision, off)).sum(-1) > APART**2)
             several = several | (near & curved)
         best = torch.stack([heights[0] + 1e-6, *heights[1:]]).nan_to_num(nan=-torch.inf).argmax(0)
-        return torch.stack(maxima)[best, torch.arange(len(mean))], several
+        found = torch.stack(maxima)[best, torch.arange(len(mean))]
+        return torch.where(curved[:, None], found, mean), several
 
     def _climb(self, at: Tensor, near: Tensor, fine: bool) -> tuple[Tensor, Expansion]:
         """Return the maximum of L(u) times the cavity, [C, p], and the expansion there."""
@@ -227,12 +239,9 @@ class Factor(NamedTuple):
         shift_e = times(back @ found.inverse, found.mean) + times(across, at)
         shift_u = found.score + times(of_u, at) + times(across.mT, mean)
         top, bottom = torch.cat([of_u, across.mT], -1), torch.cat([across, of_e], -1)
-        # Where no point with a likelihood was found, the factor is 1.
-        known = found.value.isfinite()
-        shift, precision = torch.cat([shift_u, shift_e], -1), torch.cat([top, bottom], -2)
         return {
-            "shift": torch.where(known[:, None], shift, 0.0),
-            "precision": torch.where(known[:, None, None], precision, 0.0),
+            "shift": torch.cat([shift_u, shift_e], -1),
+            "precision": torch.cat([top, bottom], -2),
         }
 
     def _expand(self, at: Tensor, near: Tensor, fine: bool) -> Expansion:
@@ -266,6 +275,8 @@ class Factor(NamedTuple):
         inverse = (vectors * values.clamp(1e-12, 1.0).reciprocal()[:, None]) @ vectors.mT
         cross = torch.einsum("sc,sci,scj->cij", w, off, s)
         log_l = log_w.logsumexp(0) + torch.linalg.slogdet(root).logabsdet
+        unknown = (w * slopes.detach()[..., reads].isnan().any(-1)).sum(0)
+        log_l = torch.where(unknown > NEGLIGIBLE, torch.nan, log_l)
         return Expansion(log_l, score, hessian, mode, mean, inverse, cross)
 
     def _several_modes(self, u: Tensor) -> Tensor:
@@ -278,7 +289,8 @@ class Factor(NamedTuple):
             return bent
         way = torch.where(bent[:, None], 2 * vectors[:, :, 0], 0.0)
         (one, root, high), (other, _, low) = (self._mode(u, start) for start in (way, -way))
-        apart = torch.linalg.solve(root, (one - other)[..., None])[..., 0]
+        with rejecting():
+            apart = torch.linalg.solve(root, (one - other)[..., None])[..., 0]
         several: Tensor = (high - low).abs() < LOWER
         several &= bent & (apart.square().sum(-1) > APART**2)
         return several
@@ -325,7 +337,8 @@ class Factor(NamedTuple):
         """Return log p(y | u, e) [S, C] with the effects e = T eta of the server's T."""
         if self.structure.mixed:
             own = self.structure.evaluate(u, eta, self.batch).roots
-            eta = torch.linalg.solve(own, (self.root @ eta[..., None]))[..., 0]
+            with rejecting():
+                eta = torch.linalg.solve(own, (self.root @ eta[..., None]))[..., 0]
         return self.structure.evaluate(u, eta, self.batch).likelihood
 
 

@@ -70,6 +70,20 @@ def positive(covariance: Tensor, least: float = LEAST) -> Tensor:
     return torch.where(bad[..., None, None], near, covariance)
 
 
+def inverse(covariance: Tensor) -> Tensor:
+    """Return inverses [..., p, p] of positive definite matrices, which are positive definite too.
+
+    The usual inverse of nearly dependent variables may not be so by rounding.
+    """
+    found = torch.linalg.inv(covariance)
+    bad = torch.linalg.cholesky_ex(found).info != 0
+    if not bool(bad.any()):
+        return found
+    stable = torch.cholesky_inverse(torch.linalg.cholesky(covariance))
+    mended: Tensor = torch.where(bad[..., None, None], stable, found)
+    return mended
+
+
 def without(method: Factored, run: Run, client: str, rounds: int) -> RoundState:
     """Return a run's state with draws given all other clients, after rounds without the client.
 

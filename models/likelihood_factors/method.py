@@ -24,6 +24,7 @@ from pyrofl.models.likelihood_factors.factors import (
 from pyrofl.models.likelihood_factors.finding import refuse_rows
 from pyrofl.models.likelihood_factors.leaving import (
     LEAST,
+    inverse,
     positive,
     sufficient,
     truncated,
@@ -33,7 +34,7 @@ from pyrofl.models.likelihood_factors.linear import knows_noise, needs_one_round
 from pyrofl.models.likelihood_factors.rules import rules, with_cavity
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu, precise
-from pyrofl.models.likelihood_factors.variables import Variables, find_mode
+from pyrofl.models.likelihood_factors.variables import Variables, curvature, find_mode
 from pyrofl.tensors import Tensors, like, spread_out, under
 
 CELLS = 4_000_000  # numbers in a tensor
@@ -43,6 +44,11 @@ UNMIXED = (
     "the server's chains have not mixed, so that its draws are unreliable, and more rounds will "
     "not help: reparametrize the program, as from a non-centered to a centered form or to "
     "MultivariateNormal effects, or use pvi.hierarchical"
+)
+
+IMPROPER = (
+    "the product of prior and factors is not a distribution, as likelihoods are far from normal; "
+    "use pvi.hierarchical"
 )
 
 
@@ -138,7 +144,7 @@ class LikelihoodFactors:
         spread = spread - middle[:, :, None] * middle[:, None]
         one = torch.eye(len(reads), dtype=u.dtype)
         spread = positive(spread + LEAST * one)
-        precision = torch.linalg.inv(spread) / (sd[:, None] * sd)
+        precision = inverse(spread) / (sd[:, None] * sd)
         with torch.no_grad():
             _, roots, _ = self._stated(self._evaluated(mean))
         found = {"mean": mean, "cavity": precision, "root": roots}
@@ -161,6 +167,8 @@ class LikelihoodFactors:
         reported = factors["server/reported"]
         factors = {n: precise(factors[f"server/{n}"]) for n in self.parts}
         u, old = (precise(server[f"server/{n}"]) for n in ("draws", "log_density"))
+        if not self._may_be_proper(factors, u):
+            raise AggregationError(IMPROPER)
         begun = bool(server["server/precision"].any())
         if begun:
             with torch.no_grad():
@@ -254,16 +262,26 @@ class LikelihoodFactors:
         variables = Variables(self.structure, self._evaluated, torch.zeros_like(mean).double())
         log_density, (mean, sd) = self._sampled(factors, variables), variables.start()
         at = find_mode(log_density, mean)
-        with torch.enable_grad():
-            value = log_density(at).sum()
-            (slope,) = torch.autograd.grad(value, at, create_graph=True)
-            rows = [torch.autograd.grad(v, at, retain_graph=True)[0] for v in slope[0]]
-        values, vectors = torch.linalg.eigh(-torch.cat(rows).nan_to_num(0.0, 0.0, 0.0))
+        values, vectors = torch.linalg.eigh(curvature(log_density, at))
         half = vectors * torch.maximum(values, sd.max() ** -2).rsqrt()
         noise = torch.randn(count, len(mean), generator=source, dtype=mean.dtype)
         with torch.no_grad():
             w = at.detach() + noise @ half.mT
             return variables.shared(w)[0], log_density(w) + noise.square().sum(-1) / 2
+
+    def _may_be_proper(self, factors: Tensors, u: Tensor) -> bool:
+        """Return False if the product of prior and factors grows without bound in a direction.
+
+        Each client bounds the negative curvature of its own factor by that of its cavity; the sum
+        of these may exceed the curvature of the prior, here at the middle of draws u [S, d].
+        """
+        reads, sd = self.structure.reads, self.structure.ours.prior()[1].double()
+        total = factors["precision"].sum(0)[: len(reads), : len(reads)]
+        if not int(torch.linalg.cholesky_ex(total + torch.diag(sd[reads] ** -2)).info):
+            return True
+        prior = curvature(lambda at: self._evaluated(at).prior[:, 0], u.mean(0, keepdim=True))
+        whole = prior.index_put((reads[:, None], reads), total, accumulate=True)
+        return float(torch.linalg.eigvalsh((whole + whole.mT) / 2)[0]) >= 0
 
     def _drawn(self, u: Tensor, log_density: Tensor, r_hat: float) -> Tensors:
         """Return the part of the server's state that describes the draws."""

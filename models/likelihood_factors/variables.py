@@ -48,6 +48,16 @@ def find_mode(log_density: LogDensity, start: Tensor) -> Tensor:
     return (mode if ended else best).detach().requires_grad_()
 
 
+def curvature(log_density: LogDensity, at: Tensor) -> Tensor:
+    """Return minus the Hessian [d, d] of a log density at a point [1, d]; 0 where it has none."""
+    at = at.detach().requires_grad_()
+    with torch.enable_grad():
+        value = log_density(at).sum() + 0 * at.square().sum()  # it may be linear
+        (slope,) = torch.autograd.grad(value, at, create_graph=True)
+        rows = [torch.autograd.grad(v, at, retain_graph=True)[0] for v in slope[0]]
+    return -torch.cat(rows).nan_to_num(0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Variables:
     """Change of variables between shared variables u [S, d] and those that are sampled, w [S, d].

@@ -7,6 +7,7 @@ each draw of the standard deviations and correlations of its group.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -155,9 +156,17 @@ def read_table(design: Design, x: Any, client: str) -> pd.DataFrame:
             warnings.warn(
                 f"{text}; beyond, the curve continues without data, and its intervals do not "
                 "account for its shape there",
-                stacklevel=6,
+                stacklevel=_user_level(),
             )
     return table
+
+
+def _user_level() -> int:
+    """Return the stack level of the first caller outside this package, for `warnings.warn`."""
+    frame, level = inspect.currentframe(), 0
+    while frame and frame.f_globals["__name__"].startswith("pyrofl."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class Known(Messenger):

@@ -1,14 +1,18 @@
-"""Chains that do not move, and cavities of few effective draws."""
+"""Chains that do not move, cavities that are nearly singular, and clients without a likelihood."""
 
 import programs
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 
-from pyrofl import datasets, federations
+from pyrofl import Federation, datasets, federations
 from pyrofl.inference import hmc as sampler
+from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.fit import fit
 from pyrofl.models import likelihood_factors
+from pyrofl.models.likelihood_factors.leaving import LEAST, inverse, positive
+from pyrofl.returned import ClientError
 
 
 def test_chains_that_do_not_move_are_no_posterior(monkeypatch):
@@ -57,3 +61,78 @@ def test_a_cavity_of_few_effective_draws_has_a_covariance(monkeypatch):
     assert bool((torch.linalg.eigvalsh(sent["cavity"]) > 0).all())
     sd = torch.linalg.inv(sent["cavity"]).diagonal(dim1=-2, dim2=-1).sqrt()
     assert bool((sd > 0.1 * server["sd"]).all())
+
+
+def dependent(count):
+    """Return a covariance of draws that depend on one variable, but for rounding."""
+    source = torch.Generator().manual_seed(0)
+    u = torch.randn(4096, 1, generator=source) @ torch.randn(1, count, generator=source)
+    return torch.cov((u.double() / u.double().std(0)).T) + LEAST * torch.eye(count).double()
+
+
+def test_inverses_of_nearly_dependent_variables_are_positive_definite():
+    good, bad = torch.eye(33).double() + 0.5, dependent(33)
+    assert torch.linalg.cholesky_ex(torch.linalg.inv(bad)).info
+    found = inverse(torch.stack([good, bad]))
+    assert not torch.linalg.cholesky_ex(found).info.any()
+    assert torch.equal(found[0], torch.linalg.inv(good))
+    error = found[1] @ bad - torch.eye(33).double()
+    assert float(error.abs().max()) < 1e-4
+
+
+def test_covariances_that_are_not_positive_definite_become_so():
+    good, bad = torch.eye(5).double() + 0.5, dependent(5) - 2 * LEAST * torch.eye(5).double()
+    assert torch.linalg.cholesky_ex(bad).info
+    found = positive(torch.stack([good, bad]))
+    assert torch.equal(found[0], good)
+    assert not torch.linalg.cholesky_ex(found).info.any()
+    assert float((found[1] - bad).abs().max()) < 5 * LEAST
+
+
+FULL = torch.arange(40).double() % 3 != 0
+FULL[20:30] = True
+
+
+def counted(kind):
+    """Return a program of binary rows that has no likelihood, or no slope, if all rows are 1."""
+
+    def program(received, local, batch):
+        with batch.clients():
+            mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+            e = pyro.sample("e", dist.Normal(mu, 0.5))
+            full = ((batch.y * batch.mask).sum(-1, keepdim=True) > 9).double()
+            if kind == "singular":
+                root = torch.linalg.cholesky((1 - 2 * full)[..., None, None])[..., 0, 0]
+            else:  # the branch that is not taken has a slope that is NaN
+                root = torch.where(
+                    e < 1e9, torch.ones_like(e), (e.square() * (1 - 2 * full)).sqrt()
+                )
+            with batch.rows():
+                pyro.sample("y", dist.Bernoulli(logits=e * root), obs=batch.y)
+
+    return program
+
+
+@pytest.mark.parametrize("kind", ["singular", "no slope"])
+def test_a_client_without_a_likelihood_is_refused_by_name(kind):
+    rows = list(torch.arange(40).split(10))
+    x, none = torch.zeros(40, 1).double(), [r[:0] for r in rows]
+    data = Federation(x, FULL.double(), rows, none, names=["a", "b", "c", "d"])
+    method = likelihood_factors.hierarchical(counted(kind), data, shared="mu")
+    with pytest.raises(ClientError, match="c: the likelihood of a client is 0, not finite or"):
+        fit(method, data, rounds=1, progress=False)
+
+
+def test_factors_whose_product_is_improper_are_refused():
+    data = federations.split(datasets.load("eight_schools"), "groups", 8)
+    method = likelihood_factors.hierarchical(counted("singular"), data, shared="mu")
+    server = method.init(torch.Generator().manual_seed(0), 8)
+    n = server["server/shift"].shape[1]
+    message = {
+        "shift": torch.zeros(8, n).double(),
+        "precision": -torch.eye(n).double().repeat(8, 1, 1),
+        "several": torch.zeros(8).double(),
+    }
+    cohort = data.cohort(torch.arange(8))
+    with pytest.raises(AggregationError, match=r"is not a distribution, .* use pvi\.hierarchical"):
+        method.aggregate(server, message, cohort, torch.Generator())

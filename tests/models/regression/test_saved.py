@@ -72,3 +72,11 @@ def test_a_regression_is_needed_to_load_one(saved):
         pyrofl.load(saved[1])
     with pytest.raises(ValueError, match="expected the regression of these tables"):
         pyrofl.load(saved[1], data=tables)
+
+
+def test_a_prediction_beyond_the_training_rows_warns_at_its_line():
+    method, tables = build("y ~ bs(x, df=4) + (1 | client)")
+    run = pyrofl.fit(method, tables, rounds=1, progress=False)
+    with pytest.warns(UserWarning, match="x of new rows is between") as seen:
+        run.predict({"x": [0.0, 9.0]}, "B", draws=20)
+    assert [one.filename for one in seen] == [__file__]
