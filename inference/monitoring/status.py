@@ -13,8 +13,9 @@ Where every round applies all clients' updates in full, as with likelihood facto
 the last of two aggregations, and the rest of a geometric series with their ratio, are within five
 times these limits. A run with draws from the exact posterior has converged. No run has converged
 while a required monitored number, as of clients that have not reported or R-hat of the server's
-chains, is above its limit; where R-hat is in two successive rounds, training stops. Nor has one
-whose last correction by `to_arviz` has a Pareto k above 0.7, which is known after it alone.
+chains, is above its limit; where R-hat is in two successive rounds without changes, or in four
+with changes, training stops. Nor has one whose last correction by `to_arviz` has a Pareto k above
+0.7, which is known after it alone.
 
 Constant learning rates on minibatches keep parameters fluctuating, which is not convergence. At the
 end of `fit`, for methods with an optimal normal of the shared sites, such as PVI, the gradient of
@@ -64,6 +65,7 @@ LAST, LEAST = 5, 3  # aggregations, maximum and minimum
 SMALL = {"mean": 0.01, "sd": 0.01, "norm": 0.001}
 LOST = 1000  # change of a diverged mean, in standard deviations
 FAR = 5  # largest remaining change of a converged run, relative to SMALL
+UNRELIABLE = {True: 2, False: 4}  # such rounds end training, by whether nothing moves any more
 IDLE = "nothing is trained: all learning rates or epochs are 0"
 
 Kind = Literal["converged", "not converged", "stuck", "diverged"]
@@ -160,9 +162,12 @@ class ConvergenceMonitor:
         if whole and self.trained is not None and (why := _unchanged(moved, self.trained)):
             return ConvergenceStatus("stuck", why, len(moved))
         judged = _at_once(self.records) or _of_movement(moved)
-        if judged.kind == "converged" and (why := self.records[-1].unreliable):
-            lasts = any(record.unreliable for record in self.records[-2:-1])
-            return replace(judged, kind="not converged", why=why, ended=lasts)
+        if why := self.records[-1].unreliable:
+            still = judged.kind == "converged"
+            last = self.records[-UNRELIABLE[still] :]
+            lasts = len(last) == UNRELIABLE[still] and all(one.unreliable for one in last)
+            if still or lasts:
+                return replace(judged, kind="not converged", why=why, ended=lasts)
         idle = self.trained is None and judged.kind == "converged"
         return replace(judged, why=f"{judged.why}, as {IDLE}") if idle else judged
 

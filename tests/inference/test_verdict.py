@@ -71,6 +71,16 @@ def test_no_run_has_converged_whose_chains_have_not_mixed():
     assert convergence_status(exact, "w").kind == "not converged"
 
 
+def test_chains_that_do_not_mix_while_sites_move_end_training_after_four_rounds():
+    why, far = "r_hat is 5: use X", {"w": {"mean": 3.0, "sd": 0.5}}
+    each = [replace(record(n, moved=far), undamped=True, unreliable=why) for n in range(1, 5)]
+    mixed = replace(each[1], unreliable="")
+    for records, stops in ((each[:3], False), ([*each[:1], mixed, *each[2:]], False), (each, True)):
+        status = convergence_status(records, "w")
+        assert (status.kind, status.ended) == ("not converged", stops)
+        assert (status.why == why) == stops
+
+
 def test_unreliable_weights_are_in_the_status_of_a_converged_run():
     done, moving = (ConvergenceStatus(kind, "", 1) for kind in ("converged", "not converged"))
     found = done.tested(weights="Pareto k is 2: use X")
