@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from pyrofl.inference.rejection import REJECTED, rejecting
 from pyrofl.tensors import like, times
 
 CHAINS, KEPT, THINNING = 256, 16, 4  # chains, kept draws of each, and iterations per draw
@@ -201,7 +202,11 @@ def _steps(size: float, source: Generator) -> int:
 def _at(log_density: LogDensity, u: Tensor) -> _Point:
     u = u.detach().requires_grad_()
     with torch.enable_grad():
-        value = log_density(u)
+        try:
+            value = log_density(u)
+        except REJECTED:
+            with rejecting():
+                value = log_density(u)
         (slope,) = torch.autograd.grad(value.sum(), u)
     value = value.detach().nan_to_num(nan=-torch.inf)
     return _Point(u.detach(), value, slope.nan_to_num(0.0, 0.0, 0.0))

@@ -46,10 +46,7 @@ UNMIXED = (
     "MultivariateNormal effects, or use pvi.hierarchical"
 )
 
-IMPROPER = (
-    "the product of prior and factors is not a distribution, as likelihoods are far from normal; "
-    "use pvi.hierarchical"
-)
+IMPROPER = "the product of prior and factors is not a distribution; use pvi.hierarchical"
 
 
 @dataclass(frozen=True)
@@ -187,6 +184,9 @@ class LikelihoodFactors:
         found = hmc(self._sampled(factors, variables), variables.sampled(start), source)
         with torch.no_grad():
             drawn, _, growth = variables.shared(found.u)
+            roots = self._stated(self._evaluated(drawn))[1]
+        if not bool(torch.linalg.slogdet(roots).logabsdet.isfinite().all()):
+            raise AggregationError(IMPROPER)  # draws have reached scales of 0 or infinity
         if not bool((drawn.std(0) > 0).all()):
             raise AggregationError(
                 "the server's chains have not moved, as a factor is narrow; use pvi.hierarchical"

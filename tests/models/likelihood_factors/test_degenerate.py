@@ -29,6 +29,20 @@ def test_chains_that_do_not_move_are_no_posterior(monkeypatch):
     assert "the server's chains have not moved" in str(run.status)
 
 
+def test_draws_of_infinite_scales_are_no_posterior(monkeypatch):
+    data = federations.split(datasets.load("eight_schools"), "groups", 8)
+    method = likelihood_factors.hierarchical(programs.eight_schools, data, shared="mu tau")
+
+    def far(log_density, start, source):
+        found = sampler.hmc(log_density, start, source)
+        return found._replace(u=1e4 * found.u)
+
+    monkeypatch.setattr("pyrofl.models.likelihood_factors.method.hmc", far)
+    run = fit(method, data, rounds=1, progress=False)
+    assert run.status.kind == "diverged"
+    assert "is not a distribution; use pvi.hierarchical" in str(run.status)
+
+
 def test_chains_that_never_moved_in_the_warm_up_restart_from_others():
     u = torch.arange(8.0).reshape(4, 2)
     now = sampler._Point(u, torch.arange(4.0), -u)
@@ -134,5 +148,5 @@ def test_factors_whose_product_is_improper_are_refused():
         "several": torch.zeros(8).double(),
     }
     cohort = data.cohort(torch.arange(8))
-    with pytest.raises(AggregationError, match=r"is not a distribution, .* use pvi\.hierarchical"):
+    with pytest.raises(AggregationError, match=r"is not a distribution; use pvi\.hierarchical"):
         method.aggregate(server, message, cohort, torch.Generator())
