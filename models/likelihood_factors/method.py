@@ -185,8 +185,9 @@ class LikelihoodFactors:
         with torch.no_grad():
             drawn, _, growth = variables.shared(found.u)
             roots = self._stated(self._evaluated(drawn))[1]
-        if not bool(torch.linalg.slogdet(roots).logabsdet.isfinite().all()):
-            raise AggregationError(IMPROPER)  # draws have reached scales of 0 or infinity
+        finite = torch.linalg.slogdet(roots).logabsdet.isfinite().all()
+        if self.structure.linear is None and not bool(finite):  # other factors need no draws
+            raise AggregationError(IMPROPER)
         if not bool((drawn.std(0) > 0).all()):
             raise AggregationError(
                 "the server's chains have not moved, as a factor is narrow; use pvi.hierarchical"
