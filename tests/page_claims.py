@@ -18,7 +18,7 @@ from regression_problems import PROBLEMS
 
 from pyrofl import datasets
 from pyrofl.data.loaders.csv_files import load_csv as tables_of
-from pyrofl.data.tables import preprocessor
+from pyrofl.data.tables import row_checks
 from pyrofl.experiments.methods import builds
 from pyrofl.flower import coordinator
 from pyrofl.inference import fit, planning
@@ -526,9 +526,9 @@ CLAIMS = [
         rf"than {N} standard deviations, and PVI if (\w+) rounds change none by more than {N}",
         lambda: [status.FAR * status.SMALL["mean"], status.LAST, status.SMALL["mean"]],
     ),
-    Claim(HIERARCHICAL, rf"below {N} are good", lambda: [corrected.BAD]),
-    Claim(HIERARCHICAL, rf"\(below {N} is good\)", lambda: [corrected.BAD]),
-    Claim("README.md", rf"\(values below {N} are good\)", lambda: [corrected.BAD]),
+    Claim(HIERARCHICAL, rf"below {N} are good", lambda: [importance_sampling.BAD]),
+    Claim(HIERARCHICAL, rf"\(below {N} is good\)", lambda: [importance_sampling.BAD]),
+    Claim("README.md", rf"\(values below {N} are good\)", lambda: [importance_sampling.BAD]),
     # guarantees and limits
     Claim(
         GUARANTEES,
@@ -653,7 +653,7 @@ CLAIMS = [
     Claim(
         "examples/docs/sites.md",
         rf"more than {N} standard deviations from the mean",
-        lambda: [preprocessor.FAR],
+        lambda: [row_checks.FAR],
     ),
     Claim(
         HIERARCHICAL, rf"Monte Carlo, with {N} chains", lambda: [default(samplers.hmc, "chains")]

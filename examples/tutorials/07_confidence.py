@@ -202,8 +202,8 @@ plt.show()
 # The confidence of client 2 has **no limit**: it is about 27, 351 and 37,103 after 12, 100 and 10,000 rounds. Its posterior
 # variance tends to zero, although its sixteen rows have a precision of 4, that is, a variance of 0.25. This is
 # **variance collapse**: the client uses the server's $w$ as evidence about itself, and the server has computed $w$ mostly
-# from this client. The same rows are counted again in every round. The start matters little: a server that begins at the
-# mean of client 1 instead of 0 arrives at 28, 352 and 37,104, the numbers in the docstring of `pfedvem`.
+# from this client. The same rows are counted again in every round. (The docstring of `pfedvem` starts at the mean
+# of client 1 and has 28, 352 and 37,104.)
 #
 # The growth can be derived. Near the end a round changes neither $w$ nor client 1, and equation 9 is
 # $\tau_2 (\mu_2 - w) = \tau_1 (w - \mu_1)$. Call this constant $c$. With $s_2^2 = 1/(p_2 + \tau_2)$ and $\mu_2 - w = c/\tau_2$,

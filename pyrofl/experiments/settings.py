@@ -124,7 +124,8 @@ def readable(kind: Any) -> list[Any]:
     """Return the members of a type or union for which values can be parsed from text."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = get_args(kind) if union else (kind,)
-    return [k for k in kinds if k in READERS or get_origin(k) is Literal]
+    known = [k for k in kinds if k in READERS or get_origin(k) is Literal]
+    return known if known != [NoneType] else []  # a family or None, say, is not for words
 
 
 def parse(text: str, kind: Any, what: str) -> Value:

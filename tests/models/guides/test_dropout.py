@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product as every
 from math import exp, log
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
 from pyrofl.inference.elbo import elbo, traces, with_rows
+from pyrofl.inference.method import Method
+from pyrofl.inference.programs import Loss
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models import metavd
 from pyrofl.models.guides.dropout import (
@@ -29,7 +32,8 @@ from pyrofl.models.guides.dropout import (
 )
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.metavd import pruning
-from pyrofl.models.metavd.programs import DropoutModel, objective, warm_up
+from pyrofl.models.metavd.programs import DropoutLayers, pooled, warm_up
+from pyrofl.models.metavd.programs import objective as loss_of
 from pyrofl.tensors import Tensors, generator, under
 
 THETA, ALPHA = 1.7, 0.3
@@ -143,12 +147,50 @@ NET = toys.net("mlp:6,5")
 LAYER = {"fc2.weight": NET.shapes["fc2.weight"]}
 
 
-def programs(coordinates: str, **options: bool) -> tuple[DropoutModel, Tensors, Batch]:
-    q = FAMILIES[coordinates](LAYER, loc="loc", spread="spread", init_scale=0.3)
+class Found(NamedTuple):
+    """The programs of MetaVD, and those that draw the outputs of layers."""
+
+    model: Any
+    q: Any
+    coordinates: Any
+    pruned: bool
+
+    def pair(self, sampling: str, likelihood: Any = categorical) -> tuple[Any, Any]:
+        if sampling == "activations":
+            parts = NET, self.q, LAYER, likelihood, None, self.coordinates, self.pruned
+            return DropoutLayers(*parts).programs()
+        return built(self.coordinates, self.pruned, likelihood).model, self.q.program
+
+
+def built(coordinates: Any, pruned: bool = False, likelihood: Any = categorical) -> Method:
+    return metavd.build(
+        NET,
+        bayesian="fc2.weight",
+        coords=coordinates,
+        init_scale=0.3,
+        prune="snip" if pruned else None,
+        likelihood=likelihood,
+    )
+
+
+def objective(
+    found: Found,
+    sampling: str,
+    draws: int,
+    pool_logits: bool,
+    beta: float | None = None,
+    done: float | None = None,
+) -> Loss:
+    pair = found.pair(sampling, pooled(categorical) if pool_logits else categorical)
+    return loss_of(pair, LAYER["fc2.weight"].numel(), draws, beta, done)
+
+
+def programs(coordinates: Any, pruned: bool = False) -> tuple[Found, Tensors, Batch]:
+    method = built(coordinates, pruned)
     whole = under("loc", NET.init(generator(0)))
-    start = whole | q.start({n: whole[f"loc/{n}"] for n in LAYER})
+    start = whole | method.guide.start({n: whole[f"loc/{n}"] for n in LAYER})
     local = {n: v.requires_grad_() for n, v in toys.stacked(start, len(IDS)).items()}
-    found = DropoutModel(NET, q, LAYER, categorical, None, coordinates, **options)
+    found = Found(method.model, method.guide, coordinates, pruned)
     return found, local, toys.blobs().batch(torch.tensor(IDS))
 
 
@@ -162,9 +204,7 @@ def noise() -> ClientNoise:
 )
 def test_losses_are_pyros(coordinates, sampling, draws):
     found, local, batch = programs(coordinates)
-    pair = (found, found.q.program)
-    if sampling == "activations":
-        pair = found.by_activations()
+    pair = found.pair(sampling)
     with noise():
         ours = elbo(draws, analytic=False)(*pair, {}, local, batch).sum()
     oracle = Trace_ELBO(
@@ -188,7 +228,7 @@ def test_draws_of_activations_and_of_weights_have_one_expectation(coordinates):
     for sampling in ("activations", "weights"):
         loss = objective(found, sampling, 1000, False, beta=10.0)
         with torch.no_grad(), noise():
-            parts = [loss(found, found.q, {}, local, batch) for _ in range(8)]
+            parts = [loss(found.model, found.q, {}, local, batch) for _ in range(8)]
         values.append(torch.stack(parts))
     error = (values[0].var(0) + values[1].var(0)).div(8).sqrt()
     assert (error < 0.02).all()
@@ -205,7 +245,7 @@ def test_the_loss_is_the_mean_of_both_parts(sampling):
     def loss(beta: float | None, done: float | None = None) -> Tensor:
         with torch.no_grad(), noise():
             run = objective(found, sampling, 3, False, beta, done)
-            return run(found, found.q, {}, local, batch)
+            return run(found.model, found.q, {}, local, batch)
 
     nothing = loss(0.0)
     close(loss(10.0) - nothing, 10 * kl.mean(1), 1e-9)
@@ -220,7 +260,7 @@ def test_logits_can_be_averaged_before_the_likelihood(sampling):
     def loss(draws: int, pool_logits: bool) -> Tensor:
         with torch.no_grad(), noise():
             run = objective(found, sampling, draws, pool_logits, 0.0)
-            return run(found, found.q, {}, local, batch)
+            return run(found.model, found.q, {}, local, batch)
 
     close(loss(1, True), loss(1, False))
     many, apart = (loss(200, pool_logits) for pool_logits in (True, False))
@@ -239,7 +279,7 @@ def test_what_came_down_as_zero_has_no_value_noise_or_slope(sampling):
         local["loc/fc2.weight"][:, dropped] = 0
     loss = objective(found, sampling, 2, False, 10.0)
     with noise():
-        value = loss(found, found.q, received, local, batch)
+        value = loss(found.model, found.q, received, local, batch)
     names = ["loc/fc2.weight", "spread/fc2.weight"]
     for name, slope in zip(
         names, torch.autograd.grad(value.sum(), [local[n] for n in names]), strict=True
@@ -249,13 +289,13 @@ def test_what_came_down_as_zero_has_no_value_noise_or_slope(sampling):
     with torch.no_grad():
         local["spread/fc2.weight"][:, dropped] = 5.0
         with noise():
-            close(loss(found, found.q, received, local, batch), value.detach(), 1e-9)
+            close(loss(found.model, found.q, received, local, batch), value.detach(), 1e-9)
 
 
 def test_the_posterior_program_draws_the_layer_alone():
     found, local, batch = programs("logvar")
     with noise():
-        q, p = traces(found, found.q.program, {}, local, batch, 2)
+        q, p = traces(found.model, found.q.program, {}, local, batch, 2)
     assert {n for n in q.nodes if n in NET.shapes} == {"fc2.weight"}
     assert p.nodes["y"]["fn"].batch_shape == (2, 3, 40)
 
