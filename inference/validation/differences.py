@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -32,9 +33,11 @@ def warn_of_odd_losses(method: Method, steps: Sequence[WatchedStep]) -> None:
 
     Losses of the library may have other gradients on purpose.
     """
-    programs = users_code((method.model, method.guide))[0]
+    programs = users_code((method.model, method.guide))[0] and not is_of_library(method.model)
     for step in steps:
-        users = users_code(step.step.loss)[0] or (isinstance(step.step.loss, Elbo) and programs)
+        loss = step.step.loss
+        users = users_code(loss)[0] and not is_of_library(loss)
+        users = users or (isinstance(loss, Elbo) and programs)
         texts = list[str]()
         if users and step.calls is not None:
             # Programs need not support double precision; the round reports other errors.
@@ -44,6 +47,14 @@ def warn_of_odd_losses(method: Method, steps: Sequence[WatchedStep]) -> None:
                 texts += found.odd_gradient() if found.is_smooth() else ()
         for text in texts:
             warnings.warn(f"the loss of step {step.step.names!r} {text}", stacklevel=6)
+
+
+def is_of_library(function: object) -> bool:
+    """Return whether a value is a function of the library, perhaps around a user's likelihood.
+
+    Such a function may detach tensors on purpose, as the prior of MetaVD does.
+    """
+    return isinstance(function, FunctionType) and function.__module__.startswith("pyrofl.")
 
 
 @dataclass(frozen=True)

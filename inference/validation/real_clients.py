@@ -197,6 +197,8 @@ def _refuse_far_rows(trial: Trial, client: int) -> None:
     own, x = few.train[client].to(few.device), few.x
     sign = 1.0 - 2 * (torch.arange(x[0].numel(), device=x.device) % 2).reshape(x[0].shape)
     far = (sign * (10 + 3 * x.abs().max())).to(x).expand_as(x).clone()
+    if not far.isfinite().all():
+        return
     far[own] = x[own] / (1 + 10 * x.abs().max())
     apart = replace(trial, data=filled(replace(few, x=far)), alone=client)
     try:

@@ -171,7 +171,7 @@ def server() -> pyrofl.Server:
         (lambda: server().configure_train(["a"]), "holders is a list; expected a dict"),
         (
             lambda: server().aggregate_evaluate({"a": None}),
-            "a replies with a NoneType; expected a dict",
+            "a: its reply is a NoneType; expected a dict",
         ),
         (lambda: pyrofl.Client(method(), numbers()).train(None), "order is None; expected a dict"),
         (lambda: pyrofl.load(None), "folder is None; expected a text or a path"),
