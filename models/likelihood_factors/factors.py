@@ -178,8 +178,8 @@ class Factor(NamedTuple):
                 near = near & ((off * times(precision, off)).sum(-1) > APART**2)
             several = several | (near & curved)
         best = torch.stack([heights[0] + 1e-6, *heights[1:]]).nan_to_num(nan=-torch.inf).argmax(0)
-        found = torch.stack(maxima)[best, torch.arange(len(mean))]
-        return torch.where(curved[:, None], found, mean), several
+        highest = torch.stack(maxima)[best, torch.arange(len(mean))]
+        return torch.where(curved[:, None], highest, mean), several
 
     def _climb(self, at: Tensor, near: Tensor, fine: bool) -> tuple[Tensor, Expansion]:
         """Return the maximum of L(u) times the cavity, [C, p], and the expansion there."""
