@@ -75,7 +75,7 @@ def inverse(covariance: Tensor) -> Tensor:
 
     The usual inverse of nearly dependent variables may not be so by rounding.
     """
-    found = torch.linalg.inv(covariance)
+    found: Tensor = torch.linalg.inv(covariance)
     bad = torch.linalg.cholesky_ex(found).info != 0
     if not bool(bad.any()):
         return found
