@@ -20,6 +20,7 @@ from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.guided_sites import LEAST, CannotCorrect, GuidedSites
 from pyrofl.inference.posteriors.proposals import (
+    FEWER,
     Listed,
     Mixture,
     ServerDraws,
@@ -168,7 +169,7 @@ class Weighing:
         even = float(effective(log_w)) > EVEN * len(e)
         values, near, doubt = reply.values, None, ""
         for _ in range(ADAPTED):
-            near, before = nearer(near, found.noise, log_w.exp()), log_w
+            near, before = nearer(near, found.noise, log_w.exp(), FEWER), log_w
             noise = self._sampled(near, len(e) + len(e) % 2)  # the middle of a list is its mean
             server, level = self.listed.listed_at(noise)
             places = Listed(len(noise)).sample((len(noise),))

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from pyrofl.tensors import Tensors
 
 FREEDOM = 5.0  # degrees of freedom of the t distribution
+FEWER = 3.0  # of one near a list, which has draws where this has few
 REACH = 4.0  # maximum step to a mode, in the guide's standard deviations
 WIDER = 2.0  # scale of the wider normal of a mixture
 PER = 4  # rows of a regression for each of its coefficients
@@ -33,10 +34,10 @@ def resampled(log_w: Tensor, draws: int, source: Generator) -> Tensor:
     return torch.searchsorted(edges, at.to(edges)).clamp(max=len(edges) - 1)[order]
 
 
-def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
+def nearer(proposal: Any, e: Tensor, w: Tensor, freedom: float = FREEDOM) -> Any:
     """Return a Student's t proposal with moments moved toward those of weighted draws.
 
-    The draws are noise [S, d].
+    The draws are noise [S, d]; `freedom` are the degrees of freedom.
     """
     size, mean = e.shape[1], w @ e
     spread = ((e - mean) * w[:, None]).mT @ (e - mean)
@@ -47,7 +48,7 @@ def nearer(proposal: Any, e: Tensor, w: Tensor) -> Any:
     share = float(effective(w.log()) / (effective(w.log()) + 3 * size))
     root = torch.linalg.cholesky(torch.lerp(old_root @ old_root.mT, spread, share))
     loc = torch.lerp(old_mean, mean, share)
-    return dist.MultivariateStudentT(e.new_tensor(FREEDOM), loc, root)
+    return dist.MultivariateStudentT(e.new_tensor(freedom), loc, root)
 
 
 @dataclass(frozen=True)
