@@ -54,7 +54,8 @@ def is_of_library(function: object) -> bool:
 
     Such a function may detach tensors on purpose, as the prior of MetaVD does.
     """
-    return isinstance(function, FunctionType) and function.__module__.startswith("pyrofl.")
+    module = getattr(function, "__module__", None) or ""  # None of a function made by exec
+    return isinstance(function, FunctionType) and module.startswith("pyrofl.")
 
 
 @dataclass(frozen=True)

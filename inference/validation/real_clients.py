@@ -131,7 +131,7 @@ def _short(phase: Phase, steps: list[WatchedStep]) -> Phase:
 def is_of_library(aggregate: Any) -> bool:
     """Return whether an aggregation is a method of a class of the library, which has no memory."""
     owner = type(getattr(aggregate, "__self__", None))
-    return owner.__module__.startswith("pyrofl.")
+    return (owner.__module__ or "").startswith("pyrofl.")
 
 
 def refuse_memory(trial: Trial, made: Made) -> Tensors | None:
