@@ -311,7 +311,7 @@ class Method(Pickled, Summarised):
         phase: int | None = None,
         seed: int = 0,
     ) -> Any:
-        """Return model and guide as Pyro programs, with `pyro.param`s; see `pyrofl.to_pyro`."""
+        """Return model and guide as Pyro programs with parameters; see `pyrofl.to_pyro`."""
         package: Any = pyrofl  # which imports the function when it is first used
         return package.to_pyro(self, data, client, state, phase=phase, seed=seed)
 

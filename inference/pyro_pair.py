@@ -48,7 +48,7 @@ def to_pyro(
     phase: int | None = None,
     seed: int = 0,
 ) -> PyroPair:
-    """Return model and guide as Pyro programs without arguments, with `pyro.param`s.
+    """Return model and guide as Pyro programs without arguments, with `pyro.param` statements.
 
     Use them with SVI, NUTS, Predictive, autoguides, handlers and `pyro.render_model`. Their
     parameters are the tensors [C, *p] that gradient steps train; they start at the state.
