@@ -118,10 +118,15 @@ def match_server(method: Method, data: Federation | Roster, given: Tensors | Rou
             tables are matched by the clients' names.
 
     Raises:
-        ValueError: if a table has rows of other clients.
+        ValueError: if a table has rows of other clients, or if it is neither of the two.
     """
     if isinstance(given, Mapping):
         server, place = as_tensors("server", given), torch.arange(data.clients)
+    elif not hasattr(given, "server"):
+        kind = type(given).__name__
+        raise ValueError(
+            f"server_state is of type {kind}; expected a dict of tensors or the state of a round"
+        )
     else:
         names, server = data.names[: data.clients], dict(given.server)
         has_tables = bool(pick(server, method.per_client))

@@ -23,6 +23,7 @@ ESTIMATES = ("mean", "sd", *(f"{100 * end:g}%" for end in ENDS))
 SURE = 3.0  # standard errors by which two estimates differ more than they may
 FAR, RATIO = 0.1, 1.1  # difference of means, in standard deviations, and ratio of these
 CONSTANT = 1e-9  # relative standard deviation of coordinates that do not vary but by rounding
+LESS = 3.0  # the largest value is below a third of its expectation with probability 3%
 CELLS = 10_000_000  # numbers in a tensor
 
 
@@ -52,10 +53,22 @@ def shapes(x: Tensor, log_w: Tensor, k: float) -> Tensor:
 def _shapes(x: Tensor, w: Tensor) -> Tensor:
     """Return the Pareto shapes of the tails of h w for each h, [4, d]; -inf where h is bounded."""
     off = x - w @ x
-    mean = torch.maximum(_shape(off * w[:, None]), _shape(-off * w[:, None]))
-    sd = _shape(off.square() * w[:, None])
+    mean = torch.maximum(_bounded(off * w[:, None]), _bounded(-off * w[:, None]))
+    sd = _bounded(off.square() * w[:, None])
     bounded = torch.full_like(sd, -math.inf)
     return torch.stack([mean, sd, bounded, bounded])
+
+
+def _bounded(value: Tensor) -> Tensor:
+    """Return the shape of the upper tails of values [S, d], with a bound from the largest, [d].
+
+    With shape k below 1, the largest of S values has about S^(k - 1) of their sum. Where it has far
+    less, no draw dominates, whatever shape a fit to bounded values has.
+    """
+    largest = value.amax(0) / value.clamp(min=0).sum(0)
+    bound = 1 + (LESS * largest).log() / math.log(len(value))
+    shape = _shape(value)
+    return torch.where(bound < 1, torch.minimum(shape, bound), shape)
 
 
 def _shape(value: Tensor) -> Tensor:

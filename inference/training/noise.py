@@ -99,6 +99,11 @@ class ClientNoise(Messenger):
             try:
                 own = partial(self.normal, name)
                 msg["value"] = draw(fn, axis, self.generators, rows, own, self.of_rows)
+            except NotImplementedError as error:  # as of an improper prior
+                raise ValueError(
+                    f"site {name!r} has an improper prior, which cannot be sampled; expected a "
+                    "guide that samples this site"
+                ) from error
             except TypeError as error:
                 raise ValueError(
                     f"site {name!r}: {type(fn).__name__} cannot be drawn for {clients} clients "

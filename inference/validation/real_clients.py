@@ -73,7 +73,12 @@ def refuse_dependent_clients(
     if after is not None:
         later = replace(trial, state=replace(state, server=after))
         with suppress(*FAILS):
-            later.refuse_mixed_clients(later.made(ids), lambda: None)
+            try:
+                second = later.made(ids)
+            except ValueError:  # the messages were not checked before they were aggregated
+                second = None
+            if second is not None:
+                later.refuse_mixed_clients(second, lambda: None)
     warn_of_odd_losses(method, steps)
     if few.x.is_floating_point():
         for client in (ids[0], ids[-1]):

@@ -46,7 +46,7 @@ def digits() -> Federation:
 def alike(digits, monkeypatch) -> Iterator[None]:
     """Give both sides the same noise, and rows in their order."""
 
-    def full(*shape: int | torch.Size, generator: object = None) -> Tensor:
+    def full(*shape: int | torch.Size, generator: object = None, device: object = None) -> Tensor:
         return torch.full(shape if isinstance(shape[0], int) else shape[0], NOISE)
 
     def normals(generators: list[object], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -55,7 +55,7 @@ def alike(digits, monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(noise, "_normals", normals)
     monkeypatch.setattr(torch, "randn", full)
     monkeypatch.setattr(torch, "randn_like", lambda v: torch.full_like(v, NOISE))
-    monkeypatch.setattr(torch, "randperm", lambda n, generator=None: torch.arange(n))
+    monkeypatch.setattr(torch, "randperm", lambda n, generator=None, device=None: torch.arange(n))
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

@@ -97,7 +97,7 @@ def test_predict_after_compare_names_the_cure(capsys):
     words = ["compare", "fedavg", "local", *RUN, "--seeds", "1", "--data", "csv:data.csv"]
     assert main([*words, "--out", "o"]) == 0
     capsys.readouterr()
-    ask = ["--data", "data.csv", "--client", "s0", "--out", "found.csv"]
+    ask = ["--data", "data.csv", "--client-column", "site", "--out", "found.csv"]
     assert main(["predict", "o/fedavg-0", *ask]) == 2
     assert "pyrofl compare removes it once all its runs are done" in capsys.readouterr().err
     assert main(["predict", "o", *ask]) == 2

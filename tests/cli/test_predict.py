@@ -142,7 +142,7 @@ def test_rows_that_are_gone_are_missed(capsys):
 
 
 @pytest.mark.parametrize(
-    "asked", [(), ("--set", "epochs=3", "--privacy", "clip=1,noise_multiplier=1")]
+    "asked", [(), ("--scaling", "none", "--privacy", "clip=1,noise_multiplier=1")]
 )
 def test_a_network_of_ones_own_is_run_if_it_is_named_again(capsys, asked):
     if asked:

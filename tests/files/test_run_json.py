@@ -102,6 +102,9 @@ def test_a_folder_without_hashes_is_read_as_it_is(made, tmp_path, capsys):
         facts = json.loads((one / "run.json").read_text())
         del facts["hashes"]
         (one / "run.json").write_text(json.dumps(facts))
+    assert main(["report", str(folder)]) == 2
+    assert "compare.csv was altered or is of other runs" in capsys.readouterr().err
+    (folder / "compare.csv").unlink()
     for command in ("report", "benefit"):
         assert main([command, str(folder)]) == 0
     capsys.readouterr()

@@ -61,13 +61,21 @@ LINES: dict[str, str] = {
     f"predict run --data new.csv --out out.csv{GAP} ": "> --client~A~--new-client> "
     "--client-column~site~--new-client> --client~A~--own-rows~own.csv> --client-column~age>",
     "regress x --data csv:nothing.csv ": "--family>--family --link>--link --prior>--prior "
+    "--levels>--levels --levels~zzz>zzz "
     "--family~gaussian>nothing.csv --nonsense~3>--nonsense",
     "flower ": "up~p~--sites~4>--sites~4 up~p~--min-sites~4>--min-sites~is~4 "
     "serve~p~--host~0.0.0.0>--cert~is~None up> serve> join> join~10.0.0.1:1> zzz>zzz >COMMAND "
     "predict>",
 }
 HELPFUL = "-h --help run~--help compare~-h partition~-h list list~methods explain~fedavg explain~-h"
-TOGGLES = ("--overwrite", "--resume", "--fold-messages", "--save-predictions", "--quiet")
+TOGGLES = (
+    "--overwrite",
+    "--resume",
+    "--fold-messages",
+    "--save-predictions",
+    "--record",
+    "--quiet",
+)
 TWICE = ("--rounds 9 --rounds 1", "--round 1", "--data digits --data eight_schools")
 
 

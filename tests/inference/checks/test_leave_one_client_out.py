@@ -341,7 +341,7 @@ def test_what_cannot_be_left_out_is_said():
         pyrofl.checks.loco([])
     with pytest.raises(ValueError, match="draws is 10; expected a whole number of at least 100"):
         pyrofl.checks.loco(normal(), 10)
-    with pytest.raises(ValueError, match=r"runs have clients .*; all chains need the same clients"):
+    with pytest.raises(ValueError, match=r"runs have clients .*; all chains need the same, in one"):
         pyrofl.checks.loco([normal(), hospitals()])
 
 

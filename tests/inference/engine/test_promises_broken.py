@@ -119,9 +119,11 @@ def test_what_a_function_may_not_do_is_said(blobs, changes, told):
         list(federate(made(**changes), blobs, 1))
 
 
-def test_an_argument_that_there_is_not_is_named_with_the_function(blobs):
-    with pytest.raises(TypeError, match=r"federate\(\) got an unexpected keyword .*participaton"):
+def test_an_argument_that_there_is_not_is_refused(blobs):
+    with pytest.raises(ValueError, match="unknown argument 'participaton'; did you mean particip"):
         fit(made(), blobs, 1, participaton=None)
+    with pytest.raises(TypeError, match=r"federate\(\) got an unexpected keyword .*participaton"):
+        federate(made(), blobs, 1, participaton=None)
 
 
 def test_no_grad_around_a_fit_changes_nothing_and_inference_mode_is_refused(blobs):

@@ -20,6 +20,7 @@ from pyrofl.inference.posteriors import importance_sampling
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.importance_sampling import (
+    BAD,
     Reply,
     Request,
     Weighed,
@@ -124,6 +125,20 @@ def test_each_estimate_has_its_own_shape():
     assert 1.7 < float(found["sd"][1]) < 2.3
     assert float(found["97.5%"][1]) < 0.3  # a quantile exists
     assert found["mean"].shape == (2,)
+
+
+def test_bounded_values_that_many_draws_reach_have_no_heavy_tail():
+    """A uniform target, with half of the weight in 3% of draws that reach its ends."""
+    source = Generator().manual_seed(5)
+    x = torch.rand(4000, 1, generator=source).double() * 0.01
+    x[:120] = 1.0 - 0.05 * torch.rand(120, 1, generator=source).double()
+    log_w = torch.zeros(4000).double()
+    log_w[:120] = math.log(4000 / 120)
+    off = x - log_w.softmax(0) @ x
+    assert float(_shape(off.square() * log_w.softmax(0)[:, None])) > BAD
+    found = dict(zip(ESTIMATES, shapes(x, log_w.log_softmax(0), 0.0), strict=True))
+    assert float(found["sd"]) < BAD
+    assert float(found["mean"]) < BAD
 
 
 def test_estimates_that_differ_beyond_their_errors_are_named():

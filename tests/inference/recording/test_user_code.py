@@ -27,7 +27,7 @@ from pyrofl.inference.programs import Supervised
 from pyrofl.inference.recording.recorder import USERS, forget
 from pyrofl.inference.recording.user_code import users_code
 from pyrofl.inference.recordings import recordings
-from pyrofl.models import fedavg, priors
+from pyrofl.models import fedavg, likelihoods, priors
 from pyrofl.nets import Network
 
 
@@ -136,7 +136,7 @@ USERS_OWN: dict[str, Callable[[], Any]] = {
     "replaced forward": patched,
     "activation": lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, own, batch_first=True),
     "script": lambda: torch.jit.ScriptModule.__new__(torch.jit.ScriptModule),
-    "prior": lambda: replace(fedavg.build(toys.net()).model, prior=own_prior),
+    "prior": lambda: Supervised(toys.net(), likelihoods.categorical, own_prior),
     "likelihood": lambda: Supervised(toys.net(), own),
     "other library": lambda: np.vectorize(len),
 }
