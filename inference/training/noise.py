@@ -100,9 +100,9 @@ class ClientNoise(Messenger):
                 own = partial(self.normal, name)
                 msg["value"] = draw(fn, axis, self.generators, rows, own, self.of_rows)
             except NotImplementedError as error:  # as of an improper prior
-                raise ValueError(
-                    f"site {name!r} has an improper prior, which cannot be sampled; expected a "
-                    "guide that samples this site"
+                raise NotImplementedError(
+                    f"site {name!r} has an improper prior, which cannot be sampled, and "
+                    "no guide samples it"
                 ) from error
             except TypeError as error:
                 raise ValueError(
