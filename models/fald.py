@@ -187,7 +187,9 @@ def build(
         sent = {n: v for n, v in server.items() if not n.startswith("server/")}
         return spread_out(sent | some, len(cohort.ids))
 
-    weights: dict[str, Weight] = {"change/*": WeightedSum(uniform), "*": uniform}
+    weights: dict[str, Weight] = {"*": uniform}
+    if surrogates != "none":
+        weights = {"change/*": WeightedSum(uniform), **weights}
     chain = Phase((GradientStep("w/*", sgd(1.0), energy), shake), epochs, batch)
     own: tuple[Phase, ...] = ()
     if surrogates != "none":

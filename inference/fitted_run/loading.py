@@ -12,7 +12,7 @@ from pyrofl.data import Federation
 from pyrofl.data.fingerprint import set_fingerprint
 from pyrofl.data.frames import Tables
 from pyrofl.data.outlines import hidden
-from pyrofl.files import checkpoint_file
+from pyrofl.files import checkpoint_file, run_json
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.description import described
 from pyrofl.inference.engine.server_round import by_round
@@ -51,7 +51,8 @@ def load(
 
     Raises:
         ValueError: if the file is damaged or was written by other versions of PyTorch, Pyro or
-            pyrofl; if the method or the data differ; or if a custom method is not passed.
+            pyrofl; if it is of another run than the folder's run.json; if the method or the data
+            differ; or if a custom method is not passed.
     """
     path = Path(folder, CHECKPOINT)
     if isinstance(data, Tables):
@@ -76,6 +77,7 @@ def load(
     now = {name: value for name, value in settings_of_run(rows, seed, None).items()}
     now["type of device"] = about["type of device"] if data is None else now["type of device"]
     checkpoint_file.refuse_differences(f"checkpoint {path}", {n: about.get(n) for n in now}, now)
+    run_json.refuse_other_checkpoint(path.parent, about, content["state"]["number"])
     return restore_run(
         path, content, _rebuild_method(path, content) if method is None else method, rows, seed
     )

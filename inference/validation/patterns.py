@@ -62,7 +62,8 @@ def refuse_idle_patterns(
 def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None:
     """Raise ValueError for a name pattern of the aggregation that has no effect."""
     if isinstance(aggregate := method.aggregate, Aggregator):
-        sent = {n: v for n, v in aggregate.transformed(server, message).items() if n in server}
+        values = aggregate.transformed(server, message)
+        sent = {n: v for n, v in values.items() if n in server}
         used = [patterns for _, patterns in aggregate.groups(sent)]
         for hidden in (p for p in aggregate.weights if p not in used):
             if known := [n for n in sent if matches(n, hidden)]:
@@ -71,11 +72,14 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
                     f"{known[0]!r}; put it before that pattern"
                 )
         left = [n for n in sent if not any(matches(n, p) for p in aggregate.weights)]
-        for pattern in idle(" ".join(aggregate.weights), sent) if left else ():
-            raise ValueError(
-                f"{pattern!r} in the aggregation matches no name, so {left[0]!r} would stay "
-                f"unchanged; {nearest(pattern, left)}"
-            )
+        patterns = " ".join(aggregate.weights)
+        for pattern in idle(patterns, sent if left else values):
+            if left or (pattern != "*" and "*" in patterns.split()):
+                found = f"{left[0]!r} would stay unchanged" if left else "'*' would decide for all"
+                raise ValueError(
+                    f"{pattern!r} in the aggregation matches no name, so {found}; "
+                    f"{nearest(pattern, left or values)}"
+                )
 
 
 def idle(patterns: str, names: Iterable[str]) -> list[str]:

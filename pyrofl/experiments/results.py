@@ -65,11 +65,11 @@ def columns(data: Federation, likelihood: str) -> dict[str, Any]:
     return kind | (data.source.to_json() if data.source else {})
 
 
-def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
+def save(job: Job, run: Run, scores: list[Scores], settings: Mapping[str, Any]) -> list[str]:
     """Write a run's tables, posterior and figures into its folder, replacing older results.
 
-    Scores are of its end. A run that diverged has no posterior. Returns which figures could not be
-    drawn, and why.
+    Scores are of its end, and settings those of its checkpoint. A run that diverged has no
+    posterior. Returns which figures could not be drawn, and why.
     """
     folder, draws = job.path, job.experiment.posterior_draws
     for name in RESULTS:
@@ -84,7 +84,7 @@ def save(job: Job, run: Run, scores: list[Scores]) -> list[str]:
         which |= {"groups": job.groups, "progress": not job.experiment.quiet}
         found = run.to_arviz(draws, dims, **which)
         export.save(found, folder / "posterior.nc")
-    run_json.write(folder, facts(job, run, scores), TABLES)
+    run_json.write(folder, facts(job, run, scores), TABLES, settings)
     return drawn(folder, draw(job, run, scores, statistics))
 
 

@@ -1,4 +1,4 @@
-"""The file run.json of a run, with hashes of itself and of the run's tables.
+"""The file run.json of a run, with hashes of itself, of the run's tables and of its settings.
 
 The hashes show that a file was altered or cut off after the run. They are not signatures: anyone
 with write access to a folder can replace them. Folders of older versions, without hashes, are read
@@ -13,17 +13,27 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyrofl.files.run_folder import write_json
+from pyrofl.files.run_folder import CHECKPOINT, write_json
 
 NAME = "run.json"
 HASHES = "hashes"  # entry of run.json: name of a file -> its hash
 SHOWN = 12  # characters of a hash in messages
 
 
-def write(folder: Path, facts: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Write run.json, with hashes of those of the named files that are in the folder."""
+def write(
+    folder: Path,
+    facts: Mapping[str, Any],
+    names: Iterable[str],
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write run.json, with hashes of those of the named files that are in the folder.
+
+    The hash of the checkpoint is that of its `settings`, with the seeds and a hash of the data: a
+    run that is resumed replaces its checkpoint before run.json.
+    """
     there = {name: path for name in names if (path := folder / name).is_file()}
     hashes = {name: _of_file(path) for name, path in there.items()}
+    hashes |= {CHECKPOINT: of_facts(settings)} if settings else {}
     write_json(folder / NAME, {**facts, HASHES: {NAME: of_facts(facts), **hashes}})
 
 
@@ -47,7 +57,7 @@ def read(path: Path, tables: bool = False) -> Any:
     hashes = facts.pop(HASHES, {}) if isinstance(facts, dict) else {}
     hashes = hashes if isinstance(hashes, dict) else {NAME: hashes}
     found = {NAME: of_facts(facts)} if NAME in hashes else {}
-    for name in hashes.keys() - {NAME} if tables else ():
+    for name in hashes.keys() - {NAME, CHECKPOINT} if tables else ():
         if Path(name).name == name and (file := path.with_name(name)).is_file():
             found[name] = _of_file(file)
     for name, now in sorted(found.items()):
@@ -58,6 +68,25 @@ def read(path: Path, tables: bool = False) -> Any:
                 f"with --overwrite; after an edit of your own, remove {HASHES!r} from {NAME}"
             )
     return facts
+
+
+def refuse_other_checkpoint(folder: Path, settings: Mapping[str, Any], number: int) -> None:
+    """Raise ValueError if a folder's checkpoint, after round `number`, is not of its run.json.
+
+    A run that was resumed and interrupted has a checkpoint of a later round than run.json.
+    """
+    path = folder / NAME
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        was, rounds = facts[HASHES][CHECKPOINT], int(facts["rounds"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return  # it has no such hash, or `read` reports what is wrong
+    other = "another run" if was != of_facts(settings) else f"round {number} of {rounds}"
+    if was != of_facts(settings) or number < rounds:
+        raise ValueError(
+            f"{folder / CHECKPOINT} is of {other} than {path} describes; restore both files of one "
+            "run, or run again with --overwrite"
+        )
 
 
 def _of_file(path: Path) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import pyrofl
 from pyrofl.cli.parser import main
 from pyrofl.files import run_json
 
@@ -88,7 +89,8 @@ def test_what_is_written_in_another_layout_or_removed_is_the_same(made, tmp_path
     folder = Path(shutil.copytree(made, tmp_path / "o"))
     path = folder / "fedavg-0/run.json"
     facts = json.loads(path.read_text())
-    assert facts["hashes"].keys() == {"run.json", "metrics.csv", "clients.csv", "rows.csv"}
+    tables = {"metrics.csv", "clients.csv", "rows.csv"}
+    assert facts["hashes"].keys() == {"run.json", "checkpoint.safetensors", *tables}
     path.write_text(json.dumps(dict(reversed(facts.items()))))
     (folder / "fedavg-0/clients.csv").unlink()
     assert main(["report", str(folder)]) == 0
@@ -107,6 +109,52 @@ def test_a_folder_without_hashes_is_read_as_it_is(made, tmp_path, capsys):
     (folder / "compare.csv").unlink()
     for command in ("report", "benefit"):
         assert main([command, str(folder)]) == 0
+    capsys.readouterr()
+
+
+WEEK = "wait,age,home\n" + "\n".join(f"{i % 7 / 2},{i % 5 + 20},{i // 10}" for i in range(40))
+TABLE = ["--target", "wait", "--client-column", "home", "--checkpoint-every", "1", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Return a folder with runs r0 and r1 of seeds 0 and 1, and long, with more rounds."""
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "t.csv").write_text(WEEK)
+    for name, seed, rounds in (("r0", 0, 2), ("r1", 1, 2), ("long", 0, 3)):
+        words = ["--seed", str(seed), "--rounds", str(rounds), "--out", str(folder / name)]
+        assert main(["run", "fedavg", f"--data=csv:{folder / 't.csv'}", *TABLE, *words]) == 0
+    return folder
+
+
+def predicting(folder: Path, tables: Path) -> int:
+    out = str(folder / "p.csv")
+    words = ["predict", str(folder), "--data", str(tables / "t.csv"), "--client-column", "home"]
+    return main([*words, "--overwrite", "--out", out])
+
+
+@pytest.mark.parametrize(("to", "of"), [("r0", "r1"), ("long", "r0")])
+def test_a_checkpoint_of_another_run_is_refused(to, of, tables, tmp_path, capsys):
+    folder = Path(shutil.copytree(tables / to, tmp_path / "o"))
+    capsys.readouterr()
+    assert predicting(folder, tables) == 0
+    shutil.copy(tables / of / "checkpoint.safetensors", folder)
+    capsys.readouterr()
+    assert predicting(folder, tables) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    what = "round 2 of 3" if to == "long" else "another run"
+    assert f"checkpoint.safetensors is of {what} than {folder / 'run.json'} describes" in line
+    with pytest.raises(ValueError, match=f"is of {what} than"):
+        pyrofl.load(folder)
+
+
+def test_a_run_between_its_two_files_is_loaded_and_resumed(tables, tmp_path, capsys):
+    folder = Path(shutil.copytree(tables / "r0", tmp_path / "o"))
+    shutil.copy(tables / "long/checkpoint.safetensors", folder)  # killed before run.json
+    assert pyrofl.load(folder).state.number == 3
+    words = ["run", "fedavg", f"--data=csv:{tables / 't.csv'}", *TABLE, "--rounds", "3"]
+    assert main([*words, "--out", str(folder), "--resume"]) == 0
+    assert predicting(folder, tables) == 0
     capsys.readouterr()
 
 

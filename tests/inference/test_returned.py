@@ -119,6 +119,10 @@ def test_what_functions_may_not_return_is_refused_in_one_line(changes, told, che
             {"aggregate": Aggregator({"*": by_size, "q/*": by_size})},
             r"'q/\*' in the aggregation has no effect, as an earlier pattern matches 'q/mu'",
         ),
+        (
+            {"aggregate": Aggregator({"loc/*": by_size, "*": by_size})},
+            r"'loc/\*' in the aggregation matches no name, so '\*' would decide for all; the names",
+        ),
     ],
 )
 def test_what_would_have_no_effect_is_refused(changes, told):

@@ -30,6 +30,7 @@ from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run import loggers
 from pyrofl.inference.fitted_run.checkpoints import Keeper
 from pyrofl.inference.fitted_run.run import Run
+from pyrofl.inference.fitted_run.saving import settings_of_run
 from pyrofl.partitions.federations import class_counts
 
 COMPARISON = ("compare.csv", "figures/curves.png", "figures/comparison.png")
@@ -178,7 +179,8 @@ def fit_and_save(job: Job, keeper: Keeper) -> tuple[Run, list[Scores], list[str]
         scores = done.evaluate_all()
         if scores[0].part == "train":
             say(experiment, "no client has test rows: all scores are of training rows")
-        lacking = results.save(job, done, scores)
+        settings = settings_of_run(data, done.seed, keeper.about)
+        lacking = results.save(job, done, scores, settings)
     reasons = [reason for record in done.records for reason in record.rejected]
     bad = Counter((blamed(r, data.names), kind) for r in reasons for kind in kinds([r]))
     for (client, kind), times in bad.items():
