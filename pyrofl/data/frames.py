@@ -9,7 +9,7 @@ from warnings import warn
 
 import numpy as np
 
-from pyrofl.data.tables.row_checks import Cells, is_doubled, of_doubled, of_equal
+from pyrofl.data.tables.row_checks import Cells, is_doubled, of_doubled, of_equal, of_shared
 from pyrofl.data.tables.wording import listed, number_of
 
 
@@ -34,8 +34,8 @@ class Tables:
                 of one name.
 
         Warns:
-            UserWarning: if nearly all rows of a client are copies of each other, or two clients
-                have the same rows.
+            UserWarning: if nearly all rows of a client are copies of each other, or clients have
+                the same rows.
         """
         if not isinstance(frames, Mapping) or not frames:
             raise ValueError(
@@ -64,7 +64,7 @@ class Tables:
             )
         cells = {name: _cells(frame) for name, frame in self.frames.items()}
         doubled = of_doubled({name: is_doubled(columns) for name, columns in cells.items()})
-        for text in filter(None, (doubled, of_equal(cells))):
+        for text in filter(None, (doubled, of_equal(cells) or of_shared(_common(self.frames)))):
             warn(text, UserWarning, stacklevel=3)
 
     def __repr__(self) -> str:
@@ -73,6 +73,13 @@ class Tables:
         rows = sum(map(len, self.frames.values()))
         counts = f"{number_of(len(self.frames), 'client')} with {number_of(rows, 'row')}"
         return f"Tables of {counts}: {', '.join(columns)}"
+
+
+def _common(frames: Mapping[str, Any]) -> dict[str, list[Cells]]:
+    """Return the columns that all data frames have, in one order."""
+    first, *others = frames.values()
+    names = [n for n in first.columns if all(n in frame.columns for frame in others)]
+    return {name: _cells(frame[names]) for name, frame in frames.items()}
 
 
 def _cells(frame: Any) -> list[Cells]:

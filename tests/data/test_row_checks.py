@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pyrofl import datasets, federations
+from pyrofl import Federation, datasets, federations
+from pyrofl.data.frames import Tables
 from pyrofl.data.tables.data_quality import of_codes, spellings
-from pyrofl.data.tables.row_checks import determines, is_doubled, relation_of
+from pyrofl.data.tables.row_checks import determines, is_doubled, of_shared, relation_of
 
 RNG = np.random.default_rng(52)
 AGES = RNG.normal(60, 15, 300).clip(18, 95).round()
@@ -155,3 +156,58 @@ def test_new_rows_in_another_unit_are_outliers_and_a_rare_code_is_not(tmp_path):
     assert worst(dialysis=np.ones(25)) is None
     assert worst(chol=rows["chol"] / 38.67) == "chol"  # in mmol/l
     assert worst(age=np.append(rows["age"][1:], -999)) == "age"
+
+
+def federation_of(*parts):
+    """Return the columns of clients whose rows [N, C] are given."""
+    return {f"c{k}": list(np.asarray(part, float).T) for k, part in enumerate(parts)}
+
+
+def test_rows_of_two_clients_are_found():
+    own = [RNG.normal(size=(40, 3)).round(2) for _ in range(20)]
+    assert of_shared(federation_of(*own)) == ""
+    some = [*own[:-1], np.concatenate([own[3][:12], own[-1]])]
+    assert of_shared(federation_of(*some)).startswith("12 rows of c3 and c19 are equal in all col")
+    scattered = [np.concatenate([part, own[k - 1][:5]]) for k, part in enumerate(own)]
+    text = of_shared(federation_of(*scattered))
+    assert text.startswith("100 rows of several clients, such as c")
+    few = [*own[:-1], np.concatenate([own[3][:8], own[-1]])]
+    assert of_shared(federation_of(*few)) == ""
+    numbered = [np.c_[part, np.arange(len(part)) + 1000 * k] for k, part in enumerate(some)]
+    assert of_shared(federation_of(*numbered)) == ""
+
+
+@pytest.mark.parametrize("clients", [2, 10])
+def test_rows_that_are_equal_by_chance_are_not(clients):
+    binary = [RNG.integers(0, 2, (60, 5)) for _ in range(clients)]
+    assert of_shared(federation_of(*binary)) == ""
+    low = [RNG.normal(size=(300, 1)) for _ in range(clients)]
+    grades = [(low_ + RNG.normal(size=(300, 8)) / 5).round() for low_ in low]  # that agree
+    assert of_shared(federation_of(*grades)) == ""
+    time = np.arange(60)
+    design = [np.c_[time, time**2, RNG.integers(0, 2, 60)] for _ in range(clients)]
+    assert of_shared(federation_of(*design)) == ""
+    grid = np.array(np.meshgrid(range(6), range(5))).reshape(2, -1).T
+    crossed = [np.c_[grid, RNG.random(30) < 0.1] for _ in range(clients)]
+    assert of_shared(federation_of(*crossed)) == ""
+
+
+@pytest.mark.parametrize("door", ["csv", "arrays", "frames"])
+def test_every_door_names_rows_of_two_clients(door, tmp_path):
+    frame = pd.DataFrame(RNG.normal(size=(80, 2)).round(3), columns=["age", "wait"])
+    frame["home"] = np.repeat(["a", "b"], 40)
+    frame = pd.concat([frame, frame[:15].assign(home="b")], ignore_index=True)
+    parts = dict(iter(frame.groupby("home")[["age", "wait"]]))
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    csv = f"csv:{tmp_path / 't.csv'}"
+    load = {
+        "csv": lambda: datasets.load(csv, target="wait", client_column="home"),
+        "frames": lambda: Tables(parts),
+        "arrays": lambda: Federation.from_arrays(
+            {name: (one[["age"]].to_numpy(), one.wait.to_numpy()) for name, one in parts.items()},
+            features=["age"],
+        ),
+    }[door]
+    with pytest.warns(UserWarning, match="15 rows of a and b are equal in all columns") as found:
+        load()
+    assert sum("rows of a and b" in str(one.message) for one in found) == 1

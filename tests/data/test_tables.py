@@ -173,7 +173,9 @@ def test_text_of_many_words_is_no_category(tmp_path):
 def test_the_last_rows_of_each_site_are_tested(tmp_path):
     path = tmp_path / "t.csv"
     days = [
-        f"{g},{(7 * i) % 10},2026-01-{10 + (7 * i) % 10},{i % 4}" for g in "ab" for i in range(10)
+        f"{g},{(7 * i) % 10},2026-01-{10 + (7 * i) % 10},{(i + (g == 'b')) % 4}"
+        for g in "ab"
+        for i in range(10)
     ]
     path.write_text("\n".join(["g,day,date,y", *days]))
     for column in ("day", "date"):

@@ -36,6 +36,7 @@ from pyrofl.data.tables.row_checks import (
     of_answers,
     of_copies,
     of_doubled,
+    of_shared,
     relation_of,
 )
 from pyrofl.data.tables.source import LEARNED, Source
@@ -152,6 +153,9 @@ def load_csv(
         numbers += [] if classes else [target]
         texts += _between_clients(kept, rows, numbers, levels)
         copied = copied or of_doubled({n: is_doubled(same[own].T) for n, own in rows.items()})
+        others = [c.words[whole].astype(str) for n, c in columns.items() if n not in kept]
+        cells = [*same[:, :-1].T, *others]  # of which one may identify rows
+        texts.append(of_shared({n: [c[own] for c in cells] for n, own in rows.items()}))
     texts.append(copied)
     if likelihood is not None and not classes:
         refuse_range(path, likelihood, y, x[:, 0])

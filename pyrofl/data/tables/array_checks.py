@@ -11,6 +11,7 @@ from pyrofl.data.tables.row_checks import (
     is_doubled,
     of_answers,
     of_doubled,
+    of_shared,
     relation_of,
 )
 from pyrofl.data.tables.units import of_units
@@ -41,7 +42,9 @@ def array_warnings(data: Any) -> list[str]:
         if y and determines([relation_of(clients[c], y[c]) for c in y])
     ]
     found.append(of_answers(target, answers))
-    found.append(of_doubled({c: is_doubled([*(v[c] for v in features.values()), y[c]]) for c in y}))
+    rows = {client: [*(v[client] for v in features.values()), y[client]] for client in y}
+    found.append(of_doubled({client: is_doubled(columns) for client, columns in rows.items()}))
+    found.append(of_shared(rows))
     return [text for text in found if text]
 
 

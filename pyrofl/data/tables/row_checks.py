@@ -28,6 +28,9 @@ FAR = 20.0  # standard deviations beyond which a number is an outlier
 SHIFTED = 4.0  # standard deviations beyond which no column lies as a whole
 SEVERAL = 3  # different numbers, more than a rare code has
 MOST_BY_CHANCE = 0.05  # fraction of the pairs of equal rows
+MOST_OF = 0.98  # fraction of the rows with equal values in all columns but one
+RARE = 0.01  # fraction of the pairs of equal rows of two clients, by chance
+LEAST_WITHIN = 5.0  # pairs of equal rows within clients that are expected by chance
 
 Cells = NDArray[Any]  # of a column: numbers, or words of type object
 
@@ -126,16 +129,27 @@ def is_doubled(columns: Sequence[Cells]) -> bool:
     total = len(codes)
     if total < FEWEST or (counts == 1).sum() > MOST_ONCE * total:
         return False
-    shares = [np.bincount(column) / len(rows) for column in _undetermined(rows)]
-    by_chance = total * (total - 1) / 2 * prod(float(share @ share) for share in shares)
-    return by_chance < MOST_BY_CHANCE * float((counts * (counts - 1) / 2).sum())
+    return _pairs(total) * _equal_by_chance(rows) < MOST_BY_CHANCE * _pairs(counts)
+
+
+def _pairs(counts: Any) -> float:
+    """Return the number of pairs within groups of the given sizes."""
+    return float((np.asarray(counts, float) * (np.asarray(counts) - 1.0) / 2).sum())
+
+
+def _equal_by_chance(rows: Cells) -> float:
+    """Return the probability that two of these different rows [N, C] of codes were equal."""
+    pairs = _pairs(len(rows))
+    return prod((_pairs(np.bincount(c)) + 1) / (pairs + 1) for c in _undetermined(rows))
 
 
 def _undetermined(rows: Cells) -> list[Cells]:
     """Return the columns of different rows [N, C] that no other of few values determines."""
     kept: list[Cells] = []
     for column in sorted(rows.T, key=lambda codes: -int(codes.max())):
-        few = [other for other in kept if 2 * (int(other.max()) + 1) <= len(rows)]
+        repeats = [len(rows) - int(other.max()) - 1 for other in kept]
+        least = min(FEWEST, len(rows) / 2)
+        few = [other for other, again in zip(kept, repeats, strict=True) if again >= least]
         size = int(column.max()) + 1
         pairs = [len(np.unique(other * size + column)) for other in few]
         if not any(count == int(other.max()) + 1 for count, other in zip(pairs, few, strict=True)):
@@ -164,6 +178,78 @@ def of_equal(clients: Mapping[str, Sequence[Cells]]) -> str:
         if (other := seen.setdefault(digest, name)) != name:
             return f"{other} and {name} hold the same rows; expected other rows at each client"
     return ""
+
+
+def of_shared(clients: Mapping[str, Sequence[Cells]]) -> str:
+    """Return a warning about rows that several clients have, beyond chance, or "".
+
+    Chance is that of `is_doubled`; rows that are equal by chance are so within clients, too.
+
+    Args:
+        clients: name -> the same columns, of which one may be an identifier of rows.
+    """
+    names = [name for name, columns in clients.items() if columns and len(columns[0])]
+    if len(names) < 2:
+        return ""
+    sizes = [len(clients[name][0]) for name in names]
+    columns = zip(*(clients[name] for name in names), strict=True)
+    coded = [np.unique(np.concatenate(parts), return_inverse=True)[1] for parts in columns]
+    rows, which = np.unique(np.stack(coded, 1), axis=0, return_inverse=True)
+    own = np.stack([which.ravel(), np.repeat(np.arange(len(names)), sizes)], 1)
+    own, counts = np.unique(own, axis=0, return_counts=True)  # different rows of each client
+    if len(own) - len(rows) < FEWEST:
+        return ""
+    next_is_equal = own[1:, 0] == own[:-1, 0]
+    neighbors = Counter(zip(own[:-1][next_is_equal, 1], own[1:][next_is_equal, 1], strict=True))
+    pair = max(neighbors, key=neighbors.__getitem__)
+    one, other = (names[client] for client in pair)
+    for part, where in (
+        (np.isin(own[:, 1], pair), f"{one} and {other}"),
+        (slice(None), f"several clients, such as {one} and {other},"),
+    ):
+        if shared := _copies_across(rows, own[part], counts[part]):
+            return (
+                f"{shared} rows of {where} are equal in all columns; expected each row at one "
+                "client: remove the copies"
+            )
+    return ""
+
+
+def _copies_across(rows: Cells, own: Cells, counts: Cells) -> int:
+    """Return the number of rows that several clients have; 0 if chance or a design explains it.
+
+    Args:
+        rows: codes of different rows [D, C].
+        own: row and client of each client's different rows [N, 2].
+        counts: number of copies of each of them at its client [N].
+    """
+    shared = int((np.unique(own[:, 0], return_counts=True)[1] > 1).sum())
+    sizes = np.bincount(own[:, 1])
+    across, equal = _pairs(len(own)) - _pairs(sizes), _equal_across(own)
+    if shared < FEWEST or across * _equal_by_chance(rows) >= RARE * equal:
+        return 0
+    within = _pairs(np.bincount(own[:, 1], counts)) * equal / across
+    if within < LEAST_WITHIN or _pairs(counts) > within / FEWEST:
+        return 0
+    for place in range(rows.shape[1]):  # such as the responses of a design that clients share
+        rest = np.delete(rows, place, 1)
+        first, which = np.unique(rest, axis=0, return_index=True, return_inverse=True)[1:]
+        found = _equal_across(np.stack([which.ravel()[own[:, 0]], own[:, 1]], 1))
+        by_chance = across * _equal_by_chance(rest[first])
+        if by_chance > found / 2:
+            continue
+        share = np.bincount(rows[own[:, 0], place]) / len(own)
+        is_design = found >= MOST_OF * sizes[sizes > 0].min()
+        if equal < MOST_OF * (found - by_chance) or (
+            is_design and (share @ share) ** found > MOST_BY_CHANCE
+        ):
+            return 0
+    return shared
+
+
+def _equal_across(own: Cells) -> float:
+    """Return the number of pairs of equal rows of two clients; own [N, 2] is row and client."""
+    return _pairs(np.bincount(own[:, 0])) - _pairs(np.unique(own, axis=0, return_counts=True)[1])
 
 
 def outlier(off: NDArray[Any]) -> tuple[int, int] | None:
