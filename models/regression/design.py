@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from pyrofl.data import Federation
 from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
@@ -204,16 +205,10 @@ class Design:
                         f"{frame[name].iloc[0]!r} in row 0"
                     )
             for name, values in zip(self.places, self.x(frame, site).T, strict=True):
-                bad = ~(np.abs(values) < LARGEST)
-                if bad.any():
-                    row = int(bad.argmax())
-                    found = (
-                        f"{values[row]:g}" if np.isfinite(values[row]) else "not a finite number"
-                    )
-                    raise ValueError(
-                        f"{site}: {name} is {found} in row {row}; expected finite numbers below "
-                        f"{LARGEST:g}"
-                    )
+                _refuse_large(f"{site}: {name}", values)
+        whole = [self.x(frame, site) for site, frame in self.clients.frames.items()]
+        for place, name in enumerate(self.places):
+            _refuse_tiny(name, [values[:, place] for values in whole])
 
     def check_responses(self) -> None:
         """Raise ValueError if a response is not in the support of the family."""
@@ -241,6 +236,9 @@ class Design:
                     f"{site}: response {self.formula.response} is {y[bad][0]:g} in row "
                     f"{int(bad.argmax())}; expected {SUPPORTS[self.family.support]}"
                 )
+            _refuse_large(f"{site}: response {self.formula.response}", y)
+        responses = [self.y(frame) for frame in self.clients.frames.values()]
+        _refuse_tiny(f"response {self.formula.response}", responses)
 
     def federation(self) -> Federation:
         """Return the federation that the generated program reads, in double precision."""
@@ -371,3 +369,23 @@ def _levels(frame: pd.DataFrame, factors: Sequence[str]) -> list[Level]:
 
 def _distinct(frame: pd.DataFrame, factors: Sequence[str]) -> tuple[Level, ...]:
     return tuple(sorted(set(_levels(frame, factors))))
+
+
+def _refuse_large(what: str, values: NDArray[np.float64]) -> None:
+    """Raise ValueError if squares of a column's numbers [N] are not finite."""
+    if (bad := ~(np.abs(values) < LARGEST)).any():
+        row = int(bad.argmax())
+        found = f"{values[row]:g}" if np.isfinite(values[row]) else "not a finite number"
+        raise ValueError(
+            f"{what} is {found} in row {row}; expected finite numbers below {LARGEST:g}"
+        )
+
+
+def _refuse_tiny(what: str, clients: Sequence[NDArray[np.float64]]) -> None:
+    """Raise ValueError if the squares of a column's numbers of all clients are 0."""
+    size = max(float(np.abs(values).max(initial=0.0)) for values in clients)
+    if 0 < size < 1 / LARGEST:
+        raise ValueError(
+            f"{what} is at most {size:g}; expected numbers of at least {1 / LARGEST:g}, or 0: use "
+            "another unit"
+        )

@@ -313,3 +313,13 @@ def test_scales_of_features_are_in_what_arviz_gets(hospitals):
     assert constant["feature"].values.tolist() == list(made.features)
     assert constant["feature_scale"].sel(feature="chol").item() == made.columns[1].scale
     assert constant["feature_centre"].sel(feature="age").item() == made.columns[0].centre
+
+
+def test_numbers_whose_squares_are_0_are_refused(tmp_path):
+    lines = [f"{i % 3},{i % 7 + 1}e-300,{i % 5}.5" for i in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["g,x,y", *lines]))
+    how = {"target": "y", "client_column": "g", "scaling": "standardize"}
+    data = datasets.load(f"csv:{tmp_path / 't.csv'}", **how)
+    told = "column x holds numbers of about .e-300, whose squares are 0; .*use another unit"
+    with pytest.raises(ValueError, match=told):
+        federations.split(data, "groups")

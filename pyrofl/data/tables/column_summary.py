@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import log, sqrt
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import columns_of
 
 SAME = 1e-12  # relative spread below which all values of a column count as equal
+SMALLEST = 1e-100  # of which squares are not 0
 Numbers = NDArray[np.float64]
 
 
@@ -81,6 +82,11 @@ class ColumnSummary:
     def varies(self) -> bool:
         """Whether the column's numbers differ by more than rounding errors."""
         return self.squares > self.count * (SAME * self.mean) ** 2
+
+    @property
+    def underflows(self) -> bool:
+        """Whether the squares of different numbers are 0 in double precision."""
+        return not self.squares and self.logs.squares > 0 and self.logs.mean < log(SMALLEST)
 
     @property
     def moments(self) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from math import isfinite, isnan
+from math import exp, isfinite, isnan
 from operator import add
 from typing import Any, Literal
 from warnings import warn
@@ -118,6 +118,11 @@ class Preprocessor:
             gaps: dict[str, Any] = {}
             if fill:
                 gaps = {"filler": column.mean, "marked": column.gaps > 0}
+            if column.underflows:
+                raise ValueError(
+                    f"column {name} holds numbers of about {exp(column.logs.mean):.1g}, whose "
+                    "squares are 0; expected numbers above 1e-100: use another unit"
+                )
             if not column.count and name not in plain:
                 left_out[name] = "no training row has a value"
             elif column.levels is not None:

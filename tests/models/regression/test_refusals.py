@@ -37,6 +37,17 @@ REFUSED = {
         "A: np.log(z) is not a finite number in row 0",
     ),
     "a square that overflows": ("y ~ x", {"x": 1e200}, "expected finite numbers below 1e+100"),
+    "a response that overflows": ("y ~ x", {"y": 1e200}, "response y is 1e+200 in row"),
+    "numbers whose squares are 0": (
+        "y ~ x",
+        {"x": 1e-300},
+        "x is at most 1e-300; expected numbers of at",
+    ),
+    "responses whose squares are 0": (
+        "y ~ x",
+        {"y": 1e-300},
+        "response y is at most 1e-300; expected",
+    ),
 }
 
 
