@@ -508,7 +508,7 @@ CLAIMS = [
             *planning.UNDAMPED,
             len(rounds(*range(3, 10))),
             *(n for n in (3, 8) if rounds(n) and not rounds(9)),
-            *(n for n in (15, 77) if rounds(n) in (["kidney"], ["banana"])),
+            *(n for n in (23, 52) if rounds(n) in (["kidney"], ["banana"])),
         ],
     ),
     Claim(HIERARCHICAL, rf"PVI \| {N} to {N} \| 9", lambda: planning.DAMPED),
