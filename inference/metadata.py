@@ -222,6 +222,10 @@ CHANGES = Mark("sent as a change of the server's value")
 """Of all sent tensors: the server sums the differences of messages from its own tensors of the same
 names. Noise may be added to these differences, so rules of a message need not hold any more."""
 
+EXACT = Mark("a sum of exact messages")
+"""Of server tensors that a message may change only by the numbers that its client records as sent:
+clipping and noise would break the sum, so privacy is refused."""
+
 TensorMetadata = Rule | WireCost | Moments | Factors | Monitor | Optimal | Mark
 
 MetadataByPattern = Mapping[str, TensorMetadata | tuple[TensorMetadata, ...]]

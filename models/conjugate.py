@@ -39,6 +39,7 @@ from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
 from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
 from pyrofl.inference.metadata import (
+    EXACT,
     MODERATE,
     SHARED,
     JointRule,
@@ -126,7 +127,10 @@ class Conjugate:
             metadata=Metadata(
                 {
                     " ".join(self.families): SHARED,
-                    " ".join(f"{n}/parameters" for n in self.families): Moments(self.moments),
+                    " ".join(f"{n}/parameters" for n in self.families): (
+                        Moments(self.moments),
+                        EXACT,
+                    ),
                     "server/missing": Monitor(0.0, alone),
                     "change/clients": Rule("0 or 1", lambda value: (value == 0) | (value == 1)),
                     "change/*": MODERATE,

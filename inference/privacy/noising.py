@@ -28,7 +28,7 @@ from pyrofl.arguments import Count, checked
 from pyrofl.data import Cohort
 from pyrofl.inference.budget import Privacy, PrivacyAccountant, too_large
 from pyrofl.inference.engine.participation import Draw, everyone, sampling_of
-from pyrofl.inference.metadata import CHANGES, Factors, marked, of_kind
+from pyrofl.inference.metadata import CHANGES, EXACT, Factors, marked, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.sums import (
     AT,
@@ -77,12 +77,17 @@ def private(
         The private method.
 
     Raises:
-        ValueError: if the method needs single messages, or is private already; if participation
-            is a custom function, or the accountant is not installed.
+        ValueError: if the method needs single or exact messages, or is private already; if
+            participation is a custom function, or the accountant is not installed.
     """
     if method.metadata.privacy is not None:
         raise ValueError(
             f"{method.name}: the method is private already; pass the original method, or no privacy"
+        )
+    if exact := marked(method.metadata.tensors, EXACT):
+        raise ValueError(
+            f"{method.name}: {exact} is a sum of exact statistics, which clipping and noise would "
+            "break; use pvi.hierarchical with Privacy(..., where='client')"
         )
     bounds, at_client = Bounds(privacy), privacy.where == "client"
     sampling = sampling_of(participation, clients)

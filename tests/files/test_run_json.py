@@ -41,7 +41,16 @@ def digit(path: Path) -> None:
     path.write_text(text[: at + 2] + ("1" if text[at + 2] != "1" else "2") + text[at + 3 :])
 
 
-CHANGES: dict[str, Callable[[Path], None]] = {"cut": cut, "last line": last_line, "digit": digit}
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+CHANGES: dict[str, Callable[[Path], None]] = {
+    "cut": cut,
+    "last line": last_line,
+    "digit": digit,
+    "empty": empty,
+}
 
 
 @pytest.mark.parametrize("command", ["report", "benefit"])

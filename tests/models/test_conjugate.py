@@ -233,3 +233,13 @@ def test_other_programs_are_refused_in_a_line(program, text):
     with pytest.raises(ValueError, match=text) as error:
         conjugate.method(program, counts())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_privacy_is_refused(where):
+    privacy = pyrofl.Privacy(clip=10.0, noise_multiplier=1.0, delta=1e-3, where=where)
+    told = (
+        "p/parameters is a sum of exact statistics, which clipping and noise would break; use pvi"
+    )
+    with pytest.raises(ValueError, match=told):
+        pyrofl.fit(conjugate.method(binomial, counts()), counts(), 1, privacy=privacy)
