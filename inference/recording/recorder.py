@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.description import state_of
 from pyrofl.inference.recording.code import Bind, Given, compiled
 from pyrofl.inference.recording.tape import NotRecorded, Reads, Tape
 from pyrofl.inference.recording.user_code import layers_held, users_code
@@ -54,6 +55,7 @@ CLIENTS = "size", "ids"  # of a batch
 ROWS = "x", "y", "mask", "at", "weights", "_share"
 
 OTHER_BITS = "its result depends on more than its input tensors"
+STATEFUL = "{} changes Python values, such as a counter, so its updates run as written"
 USERS = "{} is your own, so its updates run as written; record=True (--record) may make them faster"
 
 
@@ -70,6 +72,7 @@ class Recording:
         self.requested: list[Requested] = []  # the noise that it needs
         self.bind: Bind | None = None
         self.code: object = None  # with the kind, the same in other shapes
+        self.state: list[str] | None = None  # Python state that a user's function can read
 
 
 class Recordings:
@@ -224,6 +227,8 @@ class Recorder:
         for copy, value in zip(copies, moving, strict=True):
             copy.copy_(value)
         self.noise.noted, before = noted, self.numbers()
+        state = state_of(self.values) if self.user else []
+        is_stateful = found.state not in (None, state)
         try:
             with ExitStack() as recording:
                 for mode in () if found.bind else (Reads(tape), tape):
@@ -231,10 +236,15 @@ class Recorder:
                 written()
         finally:
             self.noise.noted = None
+        if self.user:
+            found.state = state_of(self.values)
+            is_stateful = is_stateful or found.state != state
         requested = [one for one, _ in noted]
         given = self._given(batch, [value for _, value in noted])
         if found.bind and requested != found.requested:
             found.reason = "it draws other noise from update to update"
+        if is_stateful:
+            found.reason = STATEFUL.format(self.user)
         if self.numbers() != before:
             found.reason = "its optimizer counts in Python"
         found.requested = requested

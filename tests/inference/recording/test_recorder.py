@@ -327,6 +327,56 @@ def test_a_program_that_remembers_is_found_out(monkeypatch):
     assert not made()
 
 
+class Schedule:
+    """Factor of a loss that changes after six calls."""
+
+    def __init__(self) -> None:
+        self._state = {"calls": 0}
+
+    def __call__(self) -> float:
+        self._state["calls"] += 1
+        return 1.0 if self._state["calls"] <= 6 else 0.5
+
+
+def generated() -> Iterator[float]:
+    yield from [1.0] * 6
+    while True:
+        yield 0.5
+
+
+CALLS = 0
+
+
+def of_global() -> float:
+    global CALLS
+    CALLS += 1
+    return 1.0 if CALLS <= 6 else 0.5
+
+
+@pytest.mark.parametrize("kind", ["attribute", "generator", "count", "global"])
+def test_promised_functions_that_count_run_as_written(kind):
+    def outcome(record: bool) -> RoundState:
+        global CALLS
+        CALLS, steps, numbers = 0, generated(), itertools.count()
+        factor = {
+            "attribute": Schedule(),
+            "generator": lambda: next(steps),
+            "count": lambda: 1.0 if next(numbers) < 6 else 0.5,
+            "global": of_global,
+        }[kind]
+        method = METHODS["fedavg"]()
+
+        def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+            with pyro.poutine.scale(scale=factor()):
+                method.model(received, local, batch)
+
+        own = replace(method, model=model)
+        (state,) = federate(own, toys.blobs(), 1, check=False, record=record)
+        return state
+
+    toys.assert_same_round(outcome(True), outcome(False), rtol=0, atol=0)
+
+
 def test_programs_of_users_are_recorded_again_in_every_phase_if_promised(monkeypatch):
     method, factor = METHODS["fedavg"](), [1.0]
 
