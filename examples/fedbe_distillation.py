@@ -17,8 +17,9 @@ import pyrofl
 from pyrofl import datasets, federations, figures, nets
 from pyrofl.files.text_tables import table
 from pyrofl.models import fedavg, fedbe
+from pyrofl.models.fedbe import gaussian
 from pyrofl.models.fedbe.distillation import predictions
-from pyrofl.models.fedbe.posteriors import gaussian, sample
+from pyrofl.models.fedbe.posteriors import sample
 from pyrofl.tensors import generator, role
 
 parser = argparse.ArgumentParser(description=__doc__)

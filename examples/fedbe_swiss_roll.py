@@ -21,7 +21,7 @@ import pyrofl
 from pyrofl import Federation, figures, nets
 from pyrofl.models import fedbe
 from pyrofl.models.fedbe.distillation import predictions
-from pyrofl.models.fedbe.posteriors import dirichlet, sample
+from pyrofl.models.fedbe.posteriors import sample
 from pyrofl.tensors import Tensors, generator, role
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -73,7 +73,9 @@ def right(run: pyrofl.Run, models: Tensors) -> torch.Tensor:
 def mixed(run: pyrofl.Run) -> Tensors:
     """Return 100 mixtures of the clients' models of the last round."""
     drawn = sample(
-        dirichlet(role("w", run.state.message), run.state.reporters.size, 0.5), 100, generator(1)
+        fedbe.dirichlet(role("w", run.state.message), run.state.reporters.size, 0.5),
+        100,
+        generator(1),
     )
     return {n: drawn[n] for n in net.shapes}
 

@@ -24,19 +24,24 @@ later than in round one starts v_j at the w that it receives.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Unpack
+from typing import Unpack, cast
 
+import pyro
 import pyro.distributions as dist
 
 from pyrofl.arguments import NotNegative, Whole, checked
+from pyrofl.data import Batch
 from pyrofl.inference.elbo import On, Seen
 from pyrofl.inference.metadata import Metadata
 from pyrofl.inference.method import Method, as_received
+from pyrofl.inference.programs import Guide, as_prior, of_network
 from pyrofl.models import fedavg
+from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
+from pyrofl.tensors import Tensors
 
 TUNE_OVER = {"lr": fedavg.RATES, "strength": (0.1, 1.0, 10.0)}
 
@@ -62,18 +67,40 @@ def build(
         own_epochs: local epochs on v_j; default as many as on w_j.
         training: of both models, as in `fedavg.build`; `fine_tune` epochs are on v_j.
     """
+    likelihood = training.get("likelihood", categorical)
+    shapes, around_w = net.shapes, as_prior(proximal(strength, prior), net.shapes)
+
+    @of_network(net, likelihood, around_w)
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the personal v_j around the received w, then the responses of its rows."""
+        with batch.clients():
+            # p(v_j | w); it is flat where lambda is 0
+            v = {n: pyro.sample(n, around_w(n, shapes[n], received, local, batch)) for n in shapes}
+            with batch.rows():
+                pyro.sample("y", likelihood(net(v, batch.x), batch.x), obs=batch.y)
+
+    def points(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Set the personal parameters to the point v_j, which `own` puts in the place of w_j."""
+        with batch.clients():
+            for n, shape in shapes.items():
+                pyro.sample(n, dist.Delta(local[f"w/{n}"], event_dim=len(shape)))
+
     common = fedavg.build(net, **training)
-    near = fedavg.build(net, prior=proximal(strength, prior), **training)
+    q = cast("Guide", common.guide)
+    if training.get("guide") is None:
+        q = replace(q, program=points)
     train, step = only_step(common)
     send = replace(step, loss=On(step.loss, common.model, common.guide))
     keep = replace(step, names="own/*", loss=Seen(step.loss, own))
     epochs = train.epochs if own_epochs is None else own_epochs
     return replace(
-        near,
+        common,
         name="ditto",
         init_client=start_own,
+        model=model,
+        guide=q,
         phases=(replace(train, updates=(send,)), replace(train, updates=(keep,), epochs=epochs)),
-        adapt=tuple(replace(phase, updates=(keep,)) for phase in near.adapt),
+        adapt=tuple(replace(phase, updates=(keep,)) for phase in common.adapt),
         views={"personal": own, "global": as_received},
-        metadata=Metadata(reads={"model": near.model, "guide": near.guide}),
+        metadata=Metadata(reads={"model": model, "guide": q}),
     )

@@ -56,25 +56,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, TypedDict, Unpack, cast
 
+import pyro
+import pyro.distributions as dist
+import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
-from pyrofl.data import Cohort
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation.averages import average
 from pyrofl.inference.metadata import Monitor
 from pyrofl.inference.method import Method, View
-from pyrofl.inference.programs import Likelihood
-from pyrofl.models import fedavg, fedavgm, fedprox, scaffold
+from pyrofl.inference.programs import Guide, Likelihood, as_prior, flat, of_network
+from pyrofl.models import fedavg, fedavgm, fedprox, priors, scaffold
 from pyrofl.models.fedbe import distillation
-from pyrofl.models.fedbe.posteriors import (
-    Posterior,
-    dirichlet,
-    gaussian,
-    independent,
-    mean_and_sd,
-    sample,
-    sample_each,
-)
+from pyrofl.models.fedbe.posteriors import Posterior, mean_and_sd, sample, sample_each
 from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
@@ -154,6 +149,24 @@ def build(
     Raises:
         ValueError: as `distilled` and `fedavg.build`, or for a prior other than FedProx's.
     """
+    likelihood = settings.get("likelihood", categorical)
+    prior = priors.proximal(mu) if on == "fedprox" else settings.get("prior", flat)
+    shapes, prior_of = net.shapes, as_prior(prior, net.shapes)
+
+    @of_network(net, likelihood, prior_of)
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the client's parameters w_i from their prior, then the responses of its rows."""
+        with batch.clients():
+            w = {n: pyro.sample(n, prior_of(n, shapes[n], received, local, batch)) for n in shapes}
+            with batch.rows():
+                pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
+
+    def points(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Set the client's parameters to the point w_i, which maximizes the likelihood."""
+        with batch.clients():
+            for n, shape in shapes.items():
+                pyro.sample(n, dist.Delta(local[f"w/{n}"], event_dim=len(shape)))
+
     teaching = {n: v for n, v in settings.items() if n in Teaching.__annotations__}
     training = cast("fedavg.Training", {n: v for n, v in settings.items() if n not in teaching})
     if on == "fedprox":
@@ -165,7 +178,10 @@ def build(
         method = fedavgm.build(net, server_lr=lr, server_momentum=server_momentum, **training)
     else:
         method = (fedavg if on == "fedavg" else scaffold).build(net, **training)
-    likelihood = training.get("likelihood", categorical)
+    q = cast("Guide", method.guide)
+    if settings.get("guide") is None:
+        q = replace(q, program=points)
+    method = replace(method, model=model, guide=q)
     return distilled(method, net, unlabelled, likelihood=likelihood, **cast("Teaching", teaching))
 
 
@@ -341,6 +357,64 @@ def distilled(
         views={**method.views, "ensemble": ensemble},
         metadata=metadata,
     )
+
+
+@checked
+def gaussian(models: Tensors, size: Tensor, std_scale: NotNegative = 1.0) -> Posterior:
+    """Fit independent normals to the clients' models: p(w) = Normal(mu, Sigma_diag), eq. 5.
+
+        mu = sum_i n_i w_i / n        Sigma_diag = sum_i n_i (w_i - mu)^2 / n
+
+    Sites are the parameters. One on which all clients agree gets the smallest standard deviation
+    whose square is a number.
+
+    Args:
+        models: [C, *p], the clients' parameters.
+        size: [C], their training rows.
+        std_scale: multiplies the standard deviation: 1 is the paper's, the authors' code has 0.1.
+    """
+    return independent(*mean_and_sd(models, size, std_scale))
+
+
+def independent(mean: Tensors, sd: Tensors) -> Posterior:
+    """Return a Pyro program that samples parameters from independent normals."""
+
+    def program() -> Tensors:
+        """Sample w from p(w | D), independent normals (eq. 5)."""
+        return {
+            n: pyro.sample(n, dist.Normal(v.cpu(), sd[n].cpu()).to_event(v.dim()))
+            for n, v in mean.items()
+        }
+
+    return program
+
+
+@checked
+def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior:
+    """Return a posterior over averages of the clients' models with Dirichlet weights (eq. 7).
+
+        gamma ~ Dirichlet(alpha, ..., alpha)    w = sum_i gamma_i n_i w_i / sum_i gamma_i n_i
+
+    The site "gamma" is random, the parameters are deterministic ones. Where sizes differ, the mean
+    of w is not the clients' weighted average.
+
+    Args:
+        models: [C, *p], the clients' parameters.
+        size: [C], their training rows.
+        alpha: towards 0 a draw is one of the clients, towards infinity their average.
+    """
+    rows = size.cpu().double()
+
+    def program() -> Tensors:
+        """Sample w from p(w | D), an average of the w_i with Dirichlet weights (eq. 7)."""
+        gamma = pyro.sample("gamma", dist.Dirichlet(torch.full_like(rows, alpha)))
+        share = gamma * rows / (gamma * rows).sum(-1, keepdim=True)
+        mixed = {n: torch.tensordot(share.to(v.dtype), v.cpu(), 1) for n, v in models.items()}
+        return {
+            n: pyro.deterministic(n, v, event_dim=models[n].dim() - 1) for n, v in mixed.items()
+        }
+
+    return program
 
 
 def members(received: Tensors, local: Tensors) -> list[Tensors]:

@@ -1,8 +1,6 @@
-"""Posteriors of a global model, given the clients' models (FedBE, section 3.3).
+"""Draws, densities and export of FedBE's posteriors of a global model, which are Pyro programs.
 
-Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021.
-Both are Pyro programs of which `sample` draws, `log_prob` scores and `to_arviz` exports. They run
-on the CPU, where a generator gives the same draws whatever the clients' device.
+They run on the CPU, where a generator gives the same draws whatever the clients' device.
 """
 
 from __future__ import annotations
@@ -12,12 +10,10 @@ from itertools import product
 from typing import Any
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import Generator, Size, Tensor
 
-from pyrofl.arguments import NotNegative, Positive, checked
 from pyrofl.inference.aggregation.averages import average, weighted_mean
 from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.nets import Network
@@ -25,23 +21,6 @@ from pyrofl.tensors import Tensors, seeded
 
 Posterior = Callable[[], Tensors]
 """A Pyro program that samples one global model: name -> [*p]."""
-
-
-@checked
-def gaussian(models: Tensors, size: Tensor, std_scale: NotNegative = 1.0) -> Posterior:
-    """Fit independent normals to the clients' models: p(w) = Normal(mu, Sigma_diag), eq. 5.
-
-        mu = sum_i n_i w_i / n        Sigma_diag = sum_i n_i (w_i - mu)^2 / n
-
-    Sites are the parameters. One on which all clients agree gets the smallest standard deviation
-    whose square is a number.
-
-    Args:
-        models: [C, *p], the clients' parameters.
-        size: [C], their training rows.
-        std_scale: multiplies the standard deviation: 1 is the paper's, the authors' code has 0.1.
-    """
-    return independent(*mean_and_sd(models, size, std_scale))
 
 
 def mean_and_sd(models: Tensors, size: Tensor, std_scale: float = 1.0) -> tuple[Tensors, Tensors]:
@@ -53,47 +32,6 @@ def mean_and_sd(models: Tensors, size: Tensor, std_scale: float = 1.0) -> tuple[
         variance = weighted_mean((v.cpu() - mean[n]).square(), size)
         sd[n] = (std_scale * variance.sqrt()).clamp(min=torch.finfo(v.dtype).tiny ** 0.5)
     return mean, sd
-
-
-def independent(mean: Tensors, sd: Tensors) -> Posterior:
-    """Return a Pyro program that samples parameters from independent normals."""
-
-    def program() -> Tensors:
-        """Draw the network's parameters from independent normal distributions."""
-        return {
-            n: pyro.sample(n, dist.Normal(v.cpu(), sd[n].cpu()).to_event(v.dim()))
-            for n, v in mean.items()
-        }
-
-    return program
-
-
-@checked
-def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior:
-    """Return a posterior over averages of the clients' models with Dirichlet weights (eq. 7).
-
-        gamma ~ Dirichlet(alpha, ..., alpha)    w = sum_i gamma_i n_i w_i / sum_i gamma_i n_i
-
-    The site "gamma" is random, the parameters are deterministic ones. Where sizes differ, the mean
-    of w is not the clients' weighted average.
-
-    Args:
-        models: [C, *p], the clients' parameters.
-        size: [C], their training rows.
-        alpha: towards 0 a draw is one of the clients, towards infinity their average.
-    """
-    rows = size.cpu().double()
-
-    def program() -> Tensors:
-        """Draw the clients' Dirichlet weights, and return the weighted average of their models."""
-        gamma = pyro.sample("gamma", dist.Dirichlet(torch.full_like(rows, alpha)))
-        share = gamma * rows / (gamma * rows).sum(-1, keepdim=True)
-        mixed = {n: torch.tensordot(share.to(v.dtype), v.cpu(), 1) for n, v in models.items()}
-        return {
-            n: pyro.deterministic(n, v, event_dim=models[n].dim() - 1) for n, v in mixed.items()
-        }
-
-    return program
 
 
 def sample(posterior: Posterior, draws: int, generator: Generator) -> Tensors:

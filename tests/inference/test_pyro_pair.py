@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 
 import promises
@@ -18,6 +19,7 @@ from pyro.infer.inspect import get_model_relations
 from pyrofl import federate, fit
 from pyrofl.data import Federation
 from pyrofl.inference.method import Method
+from pyrofl.inference.programs import Guide
 from pyrofl.inference.pyro_pair import PyroPair
 from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import AHEAD, ClientNoise
@@ -234,6 +236,15 @@ def test_the_printed_guide_is_the_named_family():
         assert printed.guide.program is not named.guide.program
         (one,), (other,) = (list(federate(m, data, 1)) for m in (printed, named))
         assert all(torch.equal(v, other.server[n]) for n, v in one.server.items())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_methods_file_shows_its_model_and_guide(name):
+    method = build(name)
+    guide = method.guide.program if isinstance(method.guide, Guide) else method.guide
+    for program in (getattr(method.model, "program", method.model), guide):
+        assert program.__module__.startswith(f"pyrofl.models.{name}")
+        assert "pyro.sample" in inspect.getsource(program)
 
 
 def test_another_prior_takes_effect():

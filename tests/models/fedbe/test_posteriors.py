@@ -10,7 +10,8 @@ from checks import close
 from torch import Tensor
 
 from pyrofl.inference.posteriors import export
-from pyrofl.models.fedbe.posteriors import dirichlet, gaussian, log_prob, sample, to_arviz
+from pyrofl.models.fedbe import dirichlet, gaussian
+from pyrofl.models.fedbe.posteriors import log_prob, sample, to_arviz
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
 
