@@ -79,17 +79,26 @@ def outcome_of(
             )
         return YES
     whose = ", ".join(name for name, b in zip(names, bad.tolist(), strict=False) if b)
-    k, ess = float(weights.k.nan_to_num(torch.inf, torch.inf).max()), float(weights.ess.min())
-    why = (
-        f"Pareto k is {'up to ' if names else ''}{k:.2f} (at most {BAD} is reliable), and "
-        f"the effective sample size of {weights.tried:,} weighted draws is {ess:.0f} "
-        f"({ENOUGH} are sufficient)"
-    )
+    why = _reason(weights, "up to " if names else "")
     state = "corrected draws are unreliable" if strict else "draws are not corrected"
     state += f" of {whose}" if names else ""
     more = "" if strict else ": draws of the guide are used, which may be too narrow or shifted"
+    if not strict and not bool((weights.ess < ENOUGH).any()):
+        more += "; corrected=True uses the weighted draws"
     warnings.warn(f"{state}{more}; {why}; {advice(verdict)}", stacklevel=7)
     return YES if strict else f"no: {why}"
+
+
+def _reason(weights: Weights, up_to: str) -> str:
+    """Return which diagnostics of unreliable importance weights are bad."""
+    k, ess = float(weights.k.nan_to_num(torch.inf, torch.inf).max()), float(weights.ess.min())
+    size = f"the effective sample size of {weights.tried:,} weighted draws is {ess:,.0f}"
+    if few := ess < ENOUGH:
+        size += f" (at least {ENOUGH} are needed)"
+    if not bool(is_heavy(weights).any()):
+        return size
+    shape = f"Pareto k is {up_to}{k:.2f} (at most {BAD} is reliable)"
+    return f"{shape}, {'and' if few else 'although'} {size}"
 
 
 def advice(verdict: ConvergenceStatus) -> str:

@@ -179,6 +179,25 @@ def test_estimates_with_a_heavy_tail_are_named():
         assert outcome_of(found, [], False, ConvergenceStatus("converged", "", 1)) == "yes"
 
 
+@pytest.mark.parametrize(
+    ("k", "ess", "told"),
+    [
+        (0.71, 10_288, "Pareto k is 0.71 (at most 0.7 is reliable), although the effective sample "),
+        (0.20, 212, "the effective sample size of 12,288 weighted draws is 212 (at least 400 are "),
+        (0.82, 168, "Pareto k is 0.82 (at most 0.7 is reliable), and the effective sample size of "),
+    ],
+)
+def test_the_reason_against_a_correction_is_what_is_not_reliable(k, ess, told):
+    """A size that suffices is no reason; corrected=True uses such draws."""
+    found = Weights(torch.tensor([k]), torch.tensor([float(ess)]), 12_288)
+    with pytest.warns(UserWarning, match="draws are not corrected") as caught:
+        outcome = outcome_of(found, [], False, ConvergenceStatus("converged", "", 1))
+    assert outcome.startswith(f"no: {told}")
+    assert f"{ess:,}" in outcome
+    assert ("at least 400 are needed" in outcome) is (ess < 400)
+    assert ("corrected=True uses the weighted draws" in str(caught[0].message)) is (ess > 400)
+
+
 def test_a_list_is_selected_evenly():
     source = Listed(100)
     assert source.places(100).tolist() == list(range(100))
