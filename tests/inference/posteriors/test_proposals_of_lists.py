@@ -182,9 +182,17 @@ def test_estimates_with_a_heavy_tail_are_named():
 @pytest.mark.parametrize(
     ("k", "ess", "told"),
     [
-        (0.71, 10_288, "Pareto k is 0.71 (at most 0.7 is reliable), although the effective sample "),
+        (
+            0.71,
+            10_288,
+            "Pareto k is 0.71 (at most 0.7 is reliable), although the effective sample ",
+        ),
         (0.20, 212, "the effective sample size of 12,288 weighted draws is 212 (at least 400 are "),
-        (0.82, 168, "Pareto k is 0.82 (at most 0.7 is reliable), and the effective sample size of "),
+        (
+            0.82,
+            168,
+            "Pareto k is 0.82 (at most 0.7 is reliable), and the effective sample size of ",
+        ),
     ],
 )
 def test_the_reason_against_a_correction_is_what_is_not_reliable(k, ess, told):
