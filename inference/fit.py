@@ -22,7 +22,7 @@ from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting, Unti
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.progress import Progress
-from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
+from pyrofl.inference.monitoring.status import monitor_of
 from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.recordings import unrecorded
 from pyrofl.inference.seeds import Seed, continued
@@ -167,7 +167,7 @@ def fit(
         else metrics,
     )
 
-    judge = ConvergenceMonitor(run.records, trained_by(run.method)) if stop_when else None
+    judge = monitor_of(run.method, data, run.records) if stop_when else None
 
     again = 0  # first round in which the end is tested again
 

@@ -31,7 +31,7 @@ from pyrofl.inference.fitted_run.records import RoundRecord, taken_part
 from pyrofl.inference.metadata import Monitor, of_kind
 from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.parameter_changes import table
-from pyrofl.inference.monitoring.status import ConvergenceStatus, convergence_status, trained_by
+from pyrofl.inference.monitoring.status import ConvergenceMonitor, ConvergenceStatus, monitor_of
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.optimum import optimum
@@ -277,7 +277,11 @@ class Run(Pickled, Summarised):
 
         A run with Pareto k above 0.7 in `to_arviz` has not converged.
         """
-        return convergence_status(self.records, trained_by(self.method)).tested(**self.ending)
+        return self._monitor.status().tested(**self.ending)
+
+    @property
+    def _monitor(self) -> ConvergenceMonitor:
+        return monitor_of(self.method, self.data, self.records)
 
     def test_ending(self) -> None:
         """Test whether a converged run is at the optimum of its objective; store the result.
@@ -287,7 +291,7 @@ class Run(Pickled, Summarised):
         rows are compared: if they are equal, and were not before the first round, gradients have
         vanished.
         """
-        if convergence_status(self.records, trained_by(self.method)).kind != "converged":
+        if self._monitor.status().kind != "converged":
             return
         try:
             found = optimum(self.method, self.data, self.state, self.seed)

@@ -23,7 +23,8 @@ the ELBO is tested too: a run with decayed learning rates has not converged if a
 step would move a site by more than 0.1 standard deviations and 4 standard errors; see `optimum`.
 
 A run is stuck if no compared tensor, or no entry of a trained tensor, has changed at all since
-before round one: its gradient is zero, or the upload or the aggregation leaves it out.
+before round one: its gradient is zero, or the upload or the aggregation leaves it out. Network
+parameters that no output depends on are left out.
 
 A run has diverged if
 
@@ -47,8 +48,11 @@ A run has diverged if
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 from statistics import median
@@ -56,9 +60,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from pyrofl.data import Federation
 from pyrofl.inference.method import GradientStep, Method
 from pyrofl.inference.monitoring.losses import Divergence, Losses
 from pyrofl.inference.monitoring.parameter_changes import Moved
+from pyrofl.inference.recording.user_code import users_code
 from pyrofl.tensors import matches
 
 LAST, LEAST = 5, 3  # aggregations, maximum and minimum
@@ -125,9 +131,17 @@ class ConvergenceStatus:
 class ConvergenceMonitor:
     """Monitor that updates the convergence status of a run with each round record."""
 
-    def __init__(self, records: Sequence[Left] = (), trained: str | None = None) -> None:
-        """Create a convergence monitor from round records and patterns of trained tensors."""
-        self.trained = trained
+    def __init__(
+        self,
+        records: Sequence[Left] = (),
+        trained: str | None = None,
+        unused: Callable[[], set[str]] = set,
+    ) -> None:
+        """Create a convergence monitor from round records and patterns of trained tensors.
+
+        `unused` returns the names of network parameters that cannot change, see `unused_by`.
+        """
+        self.trained, self.unused = trained, unused
         self.records: list[Left] = []
         self.losses = Losses()
         for record in records:
@@ -159,7 +173,11 @@ class ConvergenceMonitor:
             silent = "no message was aggregated in any round, as no client reported"
             return ConvergenceStatus("not converged", silent if self.records else "no round yet", 0)
         whole = self.records[0].number == 1  # later rounds may begin at the optimum
-        if whole and self.trained is not None and (why := _unchanged(moved, self.trained)):
+        if (
+            whole
+            and self.trained is not None
+            and (why := _unchanged(moved, self.trained, self.unused))
+        ):
             return ConvergenceStatus("stuck", why, len(moved))
         judged = _at_once(self.records) or _of_movement(moved)
         if why := self.records[-1].unreliable:
@@ -172,9 +190,31 @@ class ConvergenceMonitor:
         return replace(judged, why=f"{judged.why}, as {IDLE}") if idle else judged
 
 
-def convergence_status(records: Sequence[Left], trained: str | None = None) -> ConvergenceStatus:
+def convergence_status(
+    records: Sequence[Left], trained: str | None = None, unused: Callable[[], set[str]] = set
+) -> ConvergenceStatus:
     """Return the convergence status of a run, given the records of its rounds."""
-    return ConvergenceMonitor(records, trained).status()
+    return ConvergenceMonitor(records, trained, unused).status()
+
+
+def monitor_of(
+    method: Method, data: Federation, records: Sequence[Left] = ()
+) -> ConvergenceMonitor:
+    """Return the convergence monitor of a run, given the records of its rounds."""
+    return ConvergenceMonitor(records, trained_by(method), partial(unused_by, method, data))
+
+
+def unused_by(method: Method, data: Federation) -> set[str]:
+    """Return the names of parameters on which no output of the method's networks depends."""
+    found = set[str]()
+    for net in users_code((method.model, method.phases))[1]:
+        x = torch.zeros(1, *data.x.shape[1:], dtype=data.x.dtype)
+        module = copy.deepcopy(net.module).cpu().to(x.dtype if x.is_floating_point() else None)
+        own = {n: p for n, p in module.named_parameters() if n in net.shapes}
+        with torch.enable_grad(), suppress(Exception):  # what a user's network may raise
+            slopes = torch.autograd.grad(module(x).sum(), [*own.values()], allow_unused=True)
+            found |= {n for n, slope in zip(own, slopes, strict=True) if slope is None}
+    return found
 
 
 def trained_by(method: Method) -> str | None:
@@ -190,7 +230,7 @@ def trained_by(method: Method) -> str | None:
     return " ".join(move.names for move in able)
 
 
-def _unchanged(moved: Sequence[Moved], trained: str) -> str:
+def _unchanged(moved: Sequence[Moved], trained: str, unused: Callable[[], set[str]]) -> str:
     """Return a message about trained tensors that changed in no round; "" if all have changed."""
     names = {name for one in moved for name in one}
     still = sorted(n for n in names if not any(v for one in moved for v in one.get(n, {}).values()))
@@ -199,6 +239,8 @@ def _unchanged(moved: Sequence[Moved], trained: str) -> str:
     if len(still) == len(names) > 0:
         what = "no learned tensor has changed in any round"
         return f"{what}; check the upload, the aggregation, the names of updates and the gradients"
+    if idle and (names := unused()):
+        idle = [n for n in idle if n not in names and n.partition("/")[2] not in names]
     if idle:
         shown = ", ".join(idle[:3]) + f" and {len(idle) - 3} more" * (len(idle) > 3)
         what = f"{shown} {'is' if len(idle) == 1 else 'are'} trained, but unchanged in every round"

@@ -31,7 +31,7 @@ from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import RECORDS, save
 from pyrofl.inference.method import Method
-from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
+from pyrofl.inference.monitoring.status import monitor_of
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.importance_sampling import Weights
 from pyrofl.inference.posteriors.shared import (
@@ -76,7 +76,7 @@ class ResultStore:
         if (folder / KEPT).exists():
             self._take_up(checkpoint_file.read(folder / KEPT, self._about))
         self._read_draws()
-        self._judge = ConvergenceMonitor(self.run.records, trained_by(method))
+        self._judge = monitor_of(method, data, self.run.records)
 
     @property
     def asked(self) -> list[EvaluationFields]:

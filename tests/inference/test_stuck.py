@@ -17,8 +17,9 @@ import pyrofl
 from pyrofl import GradientStep, Method, Phase, adam, aggregation, elbo, guides, sgd
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.monitoring.status import convergence_status
-from pyrofl.models import pfedgp, pvi
+from pyrofl.inference.monitoring.status import convergence_status, unused_by
+from pyrofl.models import fedavg, pfedgp, pvi
+from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, generator
 
 q = guides.log_mean_field({"w": Size([2])}, init_scale=0.1)
@@ -188,3 +189,22 @@ def test_gradients_that_have_vanished_are_not_called_converged():
     assert run.status.kind == "stuck"
     assert "predictions are the same for all rows of a client" in str(run.status)
     assert run.evaluate().mean("accuracy") < 0.5
+
+
+class Unused(torch.nn.Module):
+    """Network with a layer that no output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(8, 5), torch.nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def test_a_network_with_an_unused_parameter_is_not_stuck():
+    method = fedavg.build(Network(Unused(), head="used.*"), epochs=1)
+    run = pyrofl.fit(method, toys.blobs(), 3, progress=False)
+    assert run.status.kind == "not converged"
+    assert run.status.site.startswith("used.") or "/used." in run.status.site
+    assert unused_by(method, toys.blobs()) == {"unused.weight", "unused.bias"}

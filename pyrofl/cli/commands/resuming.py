@@ -24,7 +24,7 @@ from pyrofl.inference.fitted_run.checkpoints import Keeper, load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.metadata import Optimal, of_kind
 from pyrofl.inference.method import Method
-from pyrofl.inference.monitoring.status import ConvergenceMonitor, trained_by
+from pyrofl.inference.monitoring.status import monitor_of
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def far_enough(rounds: int, number: int, path: Path) -> None:
 
 def not_past(run: Run, until: str | None, path: Path) -> None:
     """Raise ValueError if the run to resume is past the round at which it should have stopped."""
-    judge = ConvergenceMonitor(trained=trained_by(run.method))
+    judge = monitor_of(run.method, run.data)
     for record in run.records[:-1] if until else ():
         judge.add(record)
         # One that has converged may have gone on because its objective had not.
