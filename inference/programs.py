@@ -281,6 +281,7 @@ class Guide:
         random: whether it has any spread; a point guide needs no Monte Carlo draws.
         points: prefix of the local tensors that the sites are equal to, if they are points.
         is_simplex: whether its sites are weights that sum to one over their last axis.
+        has_centers: whether `start` can set the mean of every site.
     """
 
     program: Program
@@ -290,6 +291,7 @@ class Guide:
     random: bool = True
     points: str = ""
     is_simplex: bool = False
+    has_centers: bool = True
 
     def __call__(self, received: Tensors, local: Tensors, batch: Batch) -> object:
         """Sample all latent sites from the variational distribution.

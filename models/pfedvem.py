@@ -225,6 +225,10 @@ def build(
             message = message | {"tau": tau}
         return new
 
+    def common(received: Tensors, local: Tensors) -> Tensors:
+        """Return the global model: the received base and the common head."""
+        return local | received | point.start(role("loc", received))
+
     samples, positive = (
         num_particles if q.random else None,
         agg.POSITIVE if q.random else agg.NOT_NEGATIVE,
@@ -255,10 +259,8 @@ def build(
         ),
         upload=lambda received, local: pick(local, "mean/* base/* tau variance"),
         aggregate=agg.damped(alternate if m_step_iters > 1 else weighted, beta),
-        views={
-            "personal": lambda received, local: local | renamed(local, {"own": "base"}),
-            "global": lambda got, local: local | got | point.start(role("loc", got)),
-        },
+        views={"personal": lambda received, local: local | renamed(local, {"own": "base"})}
+        | ({"global": common} if q.has_centers else {}),
         metadata=Metadata(
             {"tau": agg.POSITIVE} | ({"variance": positive} if m_step_iters > 1 else {}),
             train_all_clients=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import signature
+from types import MappingProxyType
 from typing import Any
 
 import pyro
@@ -18,13 +19,13 @@ from torch.func import functional_call
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.elbo import latent, with_rows
+from pyrofl.inference.prior_conversion import nobody
 from pyrofl.inference.programs import Guide, Program
 from pyrofl.inference.training.noise import GuideMean
 from pyrofl.tensors import Tensors, role, seeded, spread_out, under
 from pyrofl.turns import synchronized
 
 
-@synchronized
 def from_pyro(
     guide: Callable[..., Any],
     data: Federation,
@@ -50,45 +51,101 @@ def from_pyro(
         local: what they read of the client besides the guide's own parameters, [*p].
         name: role of the parameters.
 
+    Returns:
+        A guide. A site whose mean is a parameter, such as `loc` of a normal, starts where a method
+        starts it; all others start at the guide's own values.
+
     Raises:
-        ValueError: when run, if a guide that couples clients meets several at once; from `start`,
-            if the guide has no parameter for the centre of a site (only AutoNormal and AutoDelta
-            have one, for real sites). `start({})` gives one client's parameters, [*p].
+        ValueError: if a program reads a tensor that is not given; when run, if a guide that couples
+            clients meets several at once.
     """
+    batch = data.batch(torch.tensor([0]))
+    return converted(guide, batch, model, received or {}, local or {}, name)
+
+
+def of_sites(guide: Callable[..., Any], shapes: Mapping[str, Size], automatic: bool) -> Guide:
+    """Convert a Pyro guide or AutoGuide of real sites, which does not read the data's shapes."""
+
+    def sites(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the sites; an AutoGuide needs nothing of a model but these."""
+        with batch.clients():
+            for n, shape in shapes.items():
+                zero = batch.size.new_zeros(shape)
+                pyro.sample(n, dist.Normal(zero, zero + 1).to_event(len(shape)))
+
+    return converted(guide, nobody(), sites if automatic else None)
+
+
+@synchronized
+def converted(
+    guide: Callable[..., Any],
+    batch: Batch,
+    model: Program | None = None,
+    received: Mapping[str, Tensor] = MappingProxyType({}),
+    local: Mapping[str, Tensor] = MappingProxyType({}),
+    name: str = "auto",
+) -> Guide:
+    """Convert a Pyro guide, given the batch of one client; see `from_pyro`."""
     example = (
-        with_rows(spread_out(received or {}, 1), 1),
-        with_rows(spread_out(local or {}, 1), 1),
-        data.batch(torch.tensor([0])),
+        with_rows(spread_out(dict(received), 1), 1),
+        with_rows(spread_out(dict(local), 1), 1),
+        batch,
     )
     bind = _function if model is None else partial(_automatic, model=model)
-    values, run = bind(guide, example)
+    try:
+        values, run = bind(guide, example)
+    except KeyError as error:
+        raise ValueError(
+            f"guide or model read the tensor {error}, which is not given; expected it among "
+            "`received` or `local` of guides.from_pyro(guide, data, ...)"
+        ) from error
     with seeded(0):
         one = with_rows(spread_out(values, 1), 1)
         sites = dict(latent(poutine.trace(run).get_trace(one, *example)))
+        centers = _centers(run, example, values)
 
     def program(received: Tensors, local: Tensors, batch: Batch) -> Any:
         return run(role(name, local), received, local, batch)
 
-    def start(centre: Tensors) -> Tensors:
-        """Return initial guide parameters, with sites centered at the given values."""
-        homes = {site: _home(site, sites, values) for site in centre}
+    def start(centre: Tensors, sd: Tensors | None = None) -> Tensors:
+        """Return initial parameters; sites with a parameter for their center start as given."""
+        if sd is not None:
+            raise ValueError(
+                "a guide of Pyro cannot start at given standard deviations, as this method needs; "
+                "expected a family such as guides.mean_field"
+            )
         lead = Size()
         for site, value in centre.items():
             lead = value.shape[: value.dim() - sites[site]["fn"].event_dim]
         spread = {n: v.expand((*lead, *v.shape)) for n, v in values.items()}
-        return under(name, spread | {homes[site]: value for site, value in centre.items()})
+        at = {centers[site]: value for site, value in centre.items() if site in centers}
+        return under(name, spread | at)
 
-    return Guide(program, start, partial(site_moments, program), f"{name}/*")
+    main = {n for n, site in sites.items() if not site["infer"].get("is_auxiliary")}
+    moments = partial(site_moments, program)
+    return Guide(program, start, moments, f"{name}/*", has_centers=main <= centers.keys())
 
 
-def _home(site: str, sites: Mapping[str, Any], values: Tensors) -> str:
-    """Return the name of an AutoGuide's parameter for the location of an unconstrained site."""
-    for home in (f"locs.{site}_unconstrained", f"{site}_unconstrained"):
-        if site in sites and home in values and not bool(log_density(sites[site]).any()):
-            return home
-    raise ValueError(
-        f"this guide has no parameter for the centre of site {site!r}; give start no centre"
-    )
+def _centers(run: Callable[..., Any], example: Any, values: Tensors) -> dict[str, str]:
+    """Return the parameters that sites have as their means: site -> parameter."""
+    shifted = {n: v + torch.rand_like(v) for n, v in values.items()}
+    try:
+        with GuideMean():
+            one = with_rows(spread_out(shifted, 1), 1)
+            trace = poutine.trace(run).get_trace(one, *example)
+    except ValueError:  # a distribution without a mean, such as a flow
+        return {}
+    means = {n: site["value"] for n, site in latent(trace)}
+    equal = {
+        n: [p for p, v in shifted.items() if v.numel() and _same(mean, v)]
+        for n, mean in means.items()
+    }
+    return {n: found[0] for n, found in equal.items() if found}
+
+
+def _same(mean: Tensor, value: Tensor) -> bool:
+    """Return whether a site's mean of one client, [1, 1, *p], is a parameter [*p]."""
+    return mean.shape[2:] == value.shape and torch.equal(mean[0, 0], value)
 
 
 def log_density(site: Any) -> Tensor:

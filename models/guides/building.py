@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import isclass
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from pyro.infer.autoguide import (
 
 from pyrofl.arguments import accepts, described
 from pyrofl.inference.programs import Guide
+from pyrofl.models.guides.automatic import of_sites
 from pyrofl.models.guides.basic import Family, Shapes, delta, mean_field
 from pyrofl.models.guides.correlated import full_covariance
 
@@ -35,8 +37,9 @@ def build_guide(
     """Return the guide of a family for sites of the given shapes.
 
     Args:
-        family: what the user passed as `guide`: a family, or an AutoGuide class of Pyro, which
-            stands for the family of the same distributions.
+        family: what the user passed as `guide`: a family, a guide of `from_pyro`, a Pyro guide
+            (received, local, batch), or an AutoGuide class, which stands for the family of the same
+            distributions where there is one.
         shapes: of the sites, by name.
         is_simplex: whether the sites are weights that sum to one over their last axis.
         settings: further arguments of a `Family`.
@@ -44,17 +47,17 @@ def build_guide(
     Raises:
         ValueError: if it is no family, or one of other sites.
     """
-    expected = f"expected a family such as {EXAMPLES}"
-    if isclass(family) and issubclass(family, AutoGuide):
-        if is_simplex or family not in AUTOGUIDES:
-            raise ValueError(
-                f"guide is {family.__name__}, for which there is no family with parameters for "
-                f"each client; {expected}"
-            )
-        family = AUTOGUIDES[family]
+    expected = f"expected a family such as {EXAMPLES} or a Pyro guide"
     if is_simplex:
         expected = "expected simplex.softmax or simplex.dirichlet, or their names"
-    if not accepts(family, shapes, **settings) or isinstance(family, Guide):
+    elif isclass(family):
+        family = AUTOGUIDES.get(family, family)
+    elif isinstance(family, Guide):
+        return family
+    automatic = isclass(family) and issubclass(family, AutoGuide)
+    if automatic or not accepts(family, shapes, **settings):
+        if not is_simplex and (automatic or accepts(family, {}, {}, None)):
+            return of_sites(cast("Callable[..., Any]", family), shapes, automatic)
         raise ValueError(f"guide is {described(family)}; {expected}")
     made = cast("Family", family)(shapes, **settings)
     if not isinstance(made, Guide) or made.is_simplex != is_simplex:

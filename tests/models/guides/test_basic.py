@@ -140,14 +140,56 @@ def test_an_automatic_guide_starts_at_its_centre(blobs, make, lead):
     toys.assert_same(mean, {n: v.expand_as(mean[n]) for n, v in centre(*lead).items()})
 
 
-def test_a_guide_without_a_place_for_its_centre_says_so(blobs):
+def test_a_site_without_a_parameter_for_its_center_starts_at_the_guides_values(blobs):
     for q in (
         from_pyro(AutoNormal, blobs, model=toys.tempered),
         from_pyro(AutoMultivariateNormal, blobs, model=toys.tempered),
         from_pyro(toys.by_hand, blobs),
     ):
-        with pytest.raises(ValueError, match="no parameter for the centre of site 'rate'"):
-            q.start({"rate": torch.ones(())})
+        assert not q.has_centers
+        toys.assert_same(q.start({"rate": torch.ones(())}), q.start({}))
+    start = q.start({"offset": torch.ones(toys.CLASSES).double()})  # of by_hand
+    assert start["auto/m"].eq(1).all()
+    with pytest.raises(ValueError, match="cannot start at given standard deviations"):
+        q.start({}, {})
+
+
+def test_a_tensor_that_a_program_reads_is_named(blobs):
+    model = pfedvem.build(toys.net()).model
+    with pytest.raises(ValueError, match=r"read the tensor 'tau'.*`local` of guides.from_pyro"):
+        from_pyro(AutoNormal, blobs, model=model)
+
+
+def normal_heads(received, local, batch):
+    """Sample the head of toys.net() from normals, without help of the library."""
+    with batch.clients():
+        for n, shape in {"head.weight": (5, 6), "head.bias": (5,)}.items():
+            mean = pyro.param(f"mean.{n}", torch.zeros(shape))
+            sd = pyro.param(f"sd.{n}", torch.ones(shape), constraint=dist.constraints.positive)
+            pyro.sample(n, dist.Normal(mean, sd).to_event(len(shape)))
+
+
+@pytest.mark.parametrize("of_data", [False, True])
+def test_a_hand_written_guide_is_a_guide_of_pfedvem(blobs, of_data):
+    """The same distributions as log_mean_field give the same heads."""
+    guide = from_pyro(normal_heads, blobs) if of_data else normal_heads
+    own, named = (pfedvem.build(toys.net(), guide=g) for g in (guide, guides.log_mean_field))
+    a, b = (toys.last(m, blobs, 2).server for m in (own, named))
+    assert a.keys() == b.keys()
+    for n, v in a.items():
+        torch.testing.assert_close(v, b[n], rtol=1e-9, atol=1e-9)
+    assert own.views.keys() == named.views.keys()
+
+
+def test_an_autoguide_without_a_family_is_a_guide(blobs):
+    method = fedavg.build(
+        toys.net(), prior=dist.Normal(0.0, 1.0), guide=AutoLowRankMultivariateNormal, epochs=1
+    )
+    state = toys.last(method, blobs, 1, chunk_size=1)
+    assert {n.partition("/")[0] for n in state.server} == {"auto"}
+    assert all(v.isfinite().all() for v in state.server.values())
+    with pytest.raises(ValueError, match=r"couples \d+ clients; run with chunk_size=1"):
+        toys.last(method, blobs, 1)
 
 
 def test_a_transformed_site_has_no_variance_in_closed_form(blobs):
@@ -217,6 +259,8 @@ def test_an_autoguide_class_stands_for_the_family_of_the_same_distributions(meth
     assert all(torch.equal(v, states[1].server[n]) for n, v in states[0].server.items())
 
 
-def test_an_autoguide_without_a_family_is_refused():
-    with pytest.raises(ValueError, match=r"guide is AutoIAFNormal.*guides\.flow"):
-        pfedvem.build(toys.net(), guide=AutoIAFNormal)
+def test_pfedvem_needs_variances_in_closed_form(blobs):
+    method = pfedvem.build(toys.net(), guide=AutoIAFNormal)
+    assert "global" not in method.views
+    with pytest.raises(ValueError, match=r"Transf.* has no mean|no closed form"):
+        toys.last(method, blobs, 1, chunk_size=1)
