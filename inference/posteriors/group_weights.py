@@ -147,31 +147,43 @@ class GroupWeighing:
         return ratio.nan_to_num(nan=-torch.inf), prior, drawn_sites(q, p, size, clients)
 
     def _mode(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return modes of clients' noise at shared draws, [S, C, n], and roots of covariances."""
+        """Return modes of clients' noise at shared draws, [S, C, n], and roots of covariances.
+
+        A step to a point without a density is halved, and one that was not tried is not made then.
+        """
         size, shape = self.guided.sizes[1], (len(noise), len(self.group.ids))
         at = noise.new_zeros(*shape, size)
         root = torch.eye(size).double().repeat(*shape, 1, 1)
         if not 0 < size <= MOST:
             return at, root
-        at = at if self.near is None else self.near(noise)
+        at = at if self.near is None else self.near(noise).nan_to_num(0.0, 0.0, 0.0)
+        last, halved = at.clone(), torch.zeros(shape, dtype=torch.bool)
         left, going = torch.arange(len(noise)), torch.ones(shape, dtype=torch.bool)
         for _ in range(STEPS if self.near is None else 1):
-            slope, curvature = self._slopes(noise[left], at[left])
+            slope, curvature, has_density = self._slopes(noise[left], at[left])
             values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
             new = vectors * values.abs().clamp(min=FLAT).rsqrt()[..., None, :]
-            now = going[left][..., None]
+            now = (going[left] & has_density)[..., None]
+            back = (going[left] & ~has_density)[..., None]
             root[left] = torch.where(now[..., None], new, root[left])
             way = times(new, times(new.mT, slope))
             length = torch.linalg.vector_norm(way, dim=-1, keepdim=True)
-            at[left] += torch.where(now, way * (REACH / length.clamp(min=REACH)), 0.0)
-            going[left] = (now & (length >= DONE))[..., 0]
+            step = torch.where(now, way * (REACH / length.clamp(min=REACH)), 0.0)
+            step = torch.where(back, (last[left] - at[left]) / 2, step)
+            last[left] = torch.where(now, at[left], last[left])
+            at[left] += step.nan_to_num(0.0, 0.0, 0.0)
+            halved[left] |= back[..., 0]
+            going[left] = (back | (now & (length >= DONE)))[..., 0]
             left = going.any(1).nonzero()[:, 0]
             if not len(left):
                 break
-        return at, root
+        return torch.where((going & halved)[..., None], last, at), root
 
-    def _slopes(self, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return gradient [S, C, n] and negative Hessian [S, C, n, n] of log p by the noise."""
+    def _slopes(self, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return gradient [S, C, n] and negative Hessian [S, C, n, n] of log p by the noise.
+
+        The third result is whether log p is finite, bool [S, C].
+        """
         at = at.detach().requires_grad_()
         with torch.enable_grad():
             found, _, _ = self._evaluated(noise, at)
@@ -181,7 +193,7 @@ class GroupWeighing:
                 torch.autograd.grad(one.sum(), at, retain_graph=True)[0] for one in slope.unbind(-1)
             ]
         curvature = -torch.stack(rows, -2).nan_to_num(0.0, 0.0, 0.0)
-        return slope.detach().nan_to_num(0.0, 0.0, 0.0), curvature
+        return slope.detach().nan_to_num(0.0, 0.0, 0.0), curvature, log_p.detach().isfinite()
 
     def _evaluated(self, noise: Tensor, own: Tensor) -> tuple[Tensors, Any, Any]:
         """Return log densities [S, C] at noise [S, d] and [S, C, n], with both traces."""
