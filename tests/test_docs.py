@@ -361,3 +361,13 @@ def test_the_page_for_pyro_users_runs():
     text = (DOCS / "pyro.md").read_text()
     with pyro.get_param_store().scope():
         assert printed(text, {}) == told(text)
+
+
+def test_the_page_on_reading_a_method_quotes_its_file():
+    text = (DOCS / "read_a_method.md").read_text()
+    quotes = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)
+    lines = (DOCS.parent.parent / "models" / "pfedvem.py").read_text().splitlines()
+    source = "\n".join(line.strip() for line in lines)
+    assert len(quotes) >= 8
+    for quote in quotes:
+        assert "\n".join(line.strip() for line in quote.strip().splitlines()) in source, quote

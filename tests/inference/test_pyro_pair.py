@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from importlib import import_module
 
 import promises
@@ -18,6 +19,7 @@ from pyro.infer.inspect import get_model_relations
 
 from pyrofl import federate, fit
 from pyrofl.data import Federation
+from pyrofl.inference.elbo import latent
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Guide
 from pyrofl.inference.pyro_pair import PyroPair
@@ -103,17 +105,34 @@ def test_predictive_draws_responses(name, parallel):
     assert len(y.unique(dim=0)) > 1
 
 
-def test_handlers_work():
-    pair = programs("pfedvem")
-    trace = poutine.trace(
-        poutine.condition(pair.model, {"head.bias": torch.zeros(1, 1, 5).double()})
-    ).get_trace()
-    assert trace.nodes["head.bias"]["is_observed"]
-    assert "y" not in poutine.trace(poutine.block(pair.model, hide=["y"])).get_trace().nodes
-    twice = poutine.trace(poutine.scale(pair.model, scale=2.0)).get_trace()
-    masked = poutine.trace(poutine.mask(pair.model, mask=False)).get_trace()
-    assert twice.nodes["y"]["scale"] == 2
+@pytest.mark.filterwarnings("ignore:the loss of .* weighs the divergence")
+@methods
+def test_handlers_work(name):
+    model = programs(name).model
+    plain = poutine.trace(model).get_trace()
+    site, value = next((n, v["value"]) for n, v in latent(plain))
+    trace = poutine.trace(poutine.condition(model, {site: value})).get_trace()
+    assert trace.nodes[site]["is_observed"]
+    assert torch.equal(trace.nodes[site]["value"], value)
+    hidden = poutine.trace(poutine.block(model, hide=["y"])).get_trace()
+    assert hidden.nodes.keys() == plain.nodes.keys() - {"y"}
+    twice = poutine.trace(poutine.scale(poutine.replay(model, trace=plain), scale=2.0)).get_trace()
+    once, double = (float(t.log_prob_sum().detach()) for t in (plain, twice))
+    assert double == pytest.approx(2 * once)
+    masked = poutine.trace(poutine.mask(model, mask=False)).get_trace()
     assert float(masked.log_prob_sum().detach()) == 0
+
+
+@pytest.mark.filterwarnings("ignore:the loss of .* weighs the divergence")
+@pytest.mark.parametrize("name", PAPERS)
+def test_models_are_drawn(name):
+    pytest.importorskip("graphviz")
+    pair = programs(name)
+    drawing = pyro.render_model(pair.model).source
+    assert "y [label=y fillcolor=gray" in drawing  # observed
+    assert all(f"label={plate} " in drawing for plate in ("clients", "rows"))
+    for site in set(get_model_relations(pair.model)["sample_dist"]) - {"y"}:
+        assert re.search(rf'"?{site}"? \[label="?{site}"? fillcolor=white', drawing)
 
 
 @pytest.mark.parametrize("kind", [AutoMultivariateNormal, AutoIAFNormal])
