@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort, Federation
+from pyrofl.data.outlines import Hidden
 from pyrofl.data.tables.wording import listed
 from pyrofl.inference.description import refuse_other_constants
 from pyrofl.inference.engine.origin import refuse_other_clients
@@ -96,6 +97,8 @@ def with_rows(
     rows = data.train if asked.part == "train" else data.test
     ids = torch.tensor([i for i in everyone if len(rows[i])], dtype=torch.long)
     if not len(ids):
+        if isinstance(data, Hidden):
+            data.gather()
         raise ValueError(
             f"no client of the {asked.population} population has {asked.part} rows; choose another "
             "part or population"

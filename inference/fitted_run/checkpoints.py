@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,10 @@ def restore_run(
         _check_shapes(run)
         was = {n: content[n] for n in ("method", "constants")}
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        with suppress(AttributeError, LookupError, TypeError):  # of an incomplete file
+            if was := content["method"]:
+                now = describe(by_round(method)(0))
+                _refuse_other_method(path, was, content["constants"], now)
         told = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"checkpoint {path} is incomplete ({told}); expected a file written by `save`"

@@ -139,6 +139,10 @@ def _values(column: Column, is_used: bool) -> Any:
     return np.array(words, dtype=object)
 
 
+INVALID = re.compile(r"parameter (\w+) .* the constraint (\w+)(?:\(lower_bound=([-\d.]+)\))?, but")
+"""Error of torch for an invalid parameter."""
+
+
 def read_priors(words: tuple[str, ...]) -> dict[str, Any]:
     """Return the priors of --prior: name -> Pyro distribution, or concentration of an LKJ prior.
 
@@ -178,4 +182,8 @@ def _prior(code: str, text: str) -> Any:
         return getattr(dist, name)(*given, **named)
     except Exception as error:  # whatever the distribution refuses
         why = " ".join(str(error).split())
+        if odd := INVALID.search(why):
+            words = re.sub(r"(?<!^)(?=[A-Z])", " ", odd[2]).lower()
+            bound = f" {float(odd[3]):g}" if odd[3] else ""
+            why = f"its {odd[1]} is invalid; expected one that is {words}{bound}"
         raise ValueError(f"--prior is {text!r}: {why}") from error

@@ -170,6 +170,11 @@ class Network(Summarised):
         """
         if self._forward is not None:
             return self._forward({**weights}, x)
+        if x.dim() < 3:
+            raise ValueError(
+                f"x has the axes {list(x.shape)}, clients and rows, and no columns; expected "
+                "features: x[:, None] for a single column"
+            )
         refuse_integers((part.layer for part in self.parts), x)
         return stacked.run(self.parts, self._without_rows(weights, len(x)), x)
 

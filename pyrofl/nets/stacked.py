@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyrofl.nets.architectures import Block, Noise, Shape
-from pyrofl.nets.unsupported import explained
+from pyrofl.nets.unsupported import as_outputs, explained
 from pyrofl.tensors import Tensors
 
 IMAGES = 600 * 2**10  # bytes of images per pass through convolutions: measured
@@ -241,8 +241,8 @@ def anything(layer: nn.Module, own: Tensors, x: Tensor, axes: int) -> Tensor:
     if 2 in (axes, *lead.values()):
         y = vmap(y, ({n: 0 if k == 2 else None for n, k in lead.items()}, 0 if axes == 2 else None))
     with attention_by_products(), explained(layer):
-        result: Tensor = y(own, x)
-    return result
+        result = y(own, x)
+    return as_outputs(layer, result)
 
 
 @contextmanager

@@ -65,6 +65,11 @@ def _advice(layer: nn.Module) -> str:
         return "torch.vmap cannot run it; use GRUCell, or write it with linear layers"
     if any(is_lazy(p) for p in layer.parameters(recurse=False)):
         return "its shape is not known yet; use the layer that is not lazy, or run it once"
+    parameters = [*layer.parameters(recurse=False)]
+    if any(p.is_meta for p in parameters):
+        return "its parameters are on the meta device, without values; build it on the CPU"
+    if any(p.is_complex() for p in parameters):
+        return "its parameters are complex; use a real one for each part, and torch.complex of both"
     hooks = layer._forward_pre_hooks.values()
     if isinstance(layer, _SpectralNorm) or any(isinstance(h, SpectralNorm) for h in hooks):
         return (
@@ -92,6 +97,16 @@ def refuse_integers(layers: Iterable[nn.Module], x: Tensor) -> None:
         )
 
 
+def as_outputs(layer: nn.Module, found: Any) -> Tensor:
+    """Return the outputs of a layer; raise ValueError if they are no tensor."""
+    if not isinstance(found, Tensor):
+        raise ValueError(
+            f"{_forward(layer)} returns a {type(found).__name__}; expected one tensor of outputs "
+            "[rows, outputs]"
+        )
+    return found
+
+
 @contextmanager
 def explained(layer: nn.Module) -> Iterator[None]:
     """Run a layer by vmap; raise ValueError if it cannot run so, or stores or changes tensors.
@@ -101,6 +116,13 @@ def explained(layer: nn.Module) -> Iterator[None]:
     before = None if layer in _inspected else _attributes(layer)
     try:
         yield
+    except IndexError as error:
+        if "index out of range in self" not in str(error):
+            raise
+        raise ValueError(
+            f"{_forward(layer)} looks up a row that an embedding does not have; expected integers "
+            "x from 0 to num_embeddings - 1"
+        ) from error
     except RuntimeError as error:
         for pattern, reason in REASONS.items():
             if found := re.search(pattern, str(error)):

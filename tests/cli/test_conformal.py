@@ -77,3 +77,10 @@ def test_refusals_are_one_line(capsys):
     assert main(["conformal", "r"]) == 2
     assert "r is calibrated on its test rows, and r/run.json does not" in capsys.readouterr().err
     assert main(["conformal", "r", "--alpha", "1"]) == 2
+
+
+def test_a_file_in_place_of_a_run_is_refused(tmp_path, capsys):
+    (tmp_path / "t.csv").write_text("x\n1\n")
+    assert main(["conformal", str(tmp_path / "t.csv")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"{tmp_path / 't.csv'} is a file; expected the folder of a run" in line

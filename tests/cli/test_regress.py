@@ -106,7 +106,10 @@ BAD = {
     "prior text": ([FORMULA, "--prior", "x"], "expected NAME=DIST"),
     "prior code": ([FORMULA, "--prior", "x=Normal(open('a'), 1)"], "expected NAME=DIST with"),
     "prior kind": ([FORMULA, "--prior", "x=Norml(0, 1)"], "unknown distribution 'Norml'"),
-    "prior value": ([FORMULA, "--prior", "x=Normal(0, -1)"], "Normal(0, -1)"),
+    "prior value": (
+        [FORMULA, "--prior", "x=Normal(0, -1)"],
+        "--prior is 'x=Normal(0, -1)': its scale is invalid; expected one that is greater than 0",
+    ),
     "prior twice": ([FORMULA, "--prior", "x=Normal(0, 1)", "x=Normal(0, 2)"], "x twice"),
     "draws": ([FORMULA, "--posterior-draws", "0"], "a whole number"),
 }

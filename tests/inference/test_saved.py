@@ -134,12 +134,19 @@ def test_a_run_goes_on_where_its_rows_are(tmp_path):
     )
 
 
+def test_another_method_is_named_as_such(tmp_path):
+    run("fedavg").save(tmp_path / "kept")
+    with pytest.raises(ValueError, match=r"is of another run; now init is "):
+        pyrofl.load(tmp_path / "kept", method=run("pvi").method)
+
+
 def test_without_rows_nothing_is_made_up(tmp_path):
     run("perfedavg").save(tmp_path / "kept")
     loaded = pyrofl.load(tmp_path / "kept")
     assert loaded.data.names == NAMES
     assert loaded.data.sizes.tolist() == data().sizes.tolist()
     asked = [
+        lambda: loaded.evaluate(),
         lambda: loaded.evaluate(part="train"),
         lambda: loaded.predict(mine("ward 2")[0], "ward 2"),
         lambda: fit(loaded.method, loaded.data, 3, progress=False),

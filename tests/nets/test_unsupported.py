@@ -122,6 +122,22 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 2))),
         "layer '0' is Linear: spectral_norm changes its vectors",
     ),
+    "tuple": (
+        lambda: Own(lambda m, x: (m.head(x), x)),
+        r"the forward function of Own returns a tuple; expected one tensor of outputs",
+    ),
+    "meta": (
+        lambda: nn.Sequential(nn.Linear(3, 2, device="meta")),
+        "layer '0' is Linear: its parameters are on the meta device, without values; build it on",
+    ),
+    "complex": (
+        lambda: nn.Sequential(nn.Linear(3, 2, dtype=torch.cfloat)),
+        "layer '0' is Linear: its parameters are complex; use a real one for each part",
+    ),
+    "index": (
+        lambda: Own(lambda m, x: m.other(x.long()).mean(-2), other=nn.Embedding(1, 2)),
+        "Own looks up a row that an embedding does not have; expected integers x from 0",
+    ),
     "embedding": (
         lambda: nn.Sequential(nn.Embedding(40, 2), nn.Flatten(), nn.Linear(6, 2)),
         r"Embedding looks up rows in an embedding; it needs rows x of integers; pass x\.long\(\)",
@@ -213,3 +229,9 @@ def test_parametrized_layers_are_drawn_by_the_generator(norm: Callable[..., nn.M
         torch.testing.assert_close(one[0].weight, drawn)
     else:
         torch.testing.assert_close(one[0].weight @ one[0].weight.T, torch.eye(2))
+
+
+def test_rows_without_columns_are_refused() -> None:
+    net = Network(nn.Linear(1, 2))
+    with pytest.raises(ValueError, match=r"axes \[3, 4\], clients and rows, and no columns; exp"):
+        net({n: torch.zeros(shape) for n, shape in net.shapes.items()}, torch.zeros(3, 4))

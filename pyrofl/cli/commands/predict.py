@@ -72,7 +72,9 @@ def refuse_no_run(folder: Path) -> None:
     """Raise ValueError if a run's folder has no checkpoint; the message explains how to get one."""
     if not folder.exists():
         raise ValueError(f"{folder} does not exist; expected the folder of a run, of pyrofl run")
-    if not folder.is_dir() or os.path.lexists(folder / run_folder.CHECKPOINT):
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file; expected the folder of a run, of pyrofl run")
+    if os.path.lexists(folder / run_folder.CHECKPOINT):
         return  # `load` reports what is wrong
     has = f"{folder} holds no {run_folder.CHECKPOINT}"
     if (folder / "run.json").is_file():
