@@ -26,7 +26,6 @@ By default draws are corrected, except those that `reason_against` names.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,7 +53,13 @@ from pyrofl.inference.posteriors.importance_sampling import (
     Weighing,
     Weights,
 )
-from pyrofl.inference.posteriors.outcomes import advice, heavy_tail, outcome_of, untrusted
+from pyrofl.inference.posteriors.outcomes import (
+    advice,
+    heavy_tail,
+    outcome_of,
+    untrusted,
+    warn_user,
+)
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
 from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes
@@ -359,10 +364,9 @@ class Correction:
                 raise
             self.outcome = f"no: {error.reason}"
             if not error.quiet:
-                warnings.warn(
+                warn_user(
                     f"draws are not corrected: {error.reason}; draws of the guide are used, which "
-                    f"may be too narrow or shifted; {error.advice or advice(self.verdict)}",
-                    stacklevel=6,
+                    f"may be too narrow or shifted; {error.advice or advice(self.verdict)}"
                 )
             return None, None
         self.outcome = outcome_of(weights, names, strict, self.verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -52,6 +53,14 @@ def untrusted(weights: Weights) -> Tensor:
     return is_heavy(weights) | (weights.ess < ENOUGH)
 
 
+def warn_user(text: str) -> None:
+    """Issue a warning that names the line outside pyrofl from which it was called."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == "pyrofl":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
 def outcome_of(
     weights: Weights, names: Sequence[str], strict: bool, verdict: ConvergenceStatus
 ) -> str:
@@ -69,13 +78,12 @@ def outcome_of(
     if not bool(bad.any()):
         if weights.doubt:
             why = f"{weights.doubt}; {advice(verdict)}"
-            warnings.warn(f"corrected draws may be unreliable: {why}", stacklevel=7)
+            warn_user(f"corrected draws may be unreliable: {why}")
         if heavy := heavy_estimates(weights):
-            warnings.warn(
+            warn_user(
                 f"estimates of corrected draws are unreliable: Pareto k is {heavy} (at most {BAD} "
                 "is reliable), as draws in a heavy tail are few; report the median and the "
-                "interval, or compare with pyrofl.reference.nuts",
-                stacklevel=7,
+                "interval, or compare with pyrofl.reference.nuts"
             )
         return YES
     whose = ", ".join(name for name, b in zip(names, bad.tolist(), strict=False) if b)
@@ -85,7 +93,7 @@ def outcome_of(
     more = "" if strict else ": draws of the guide are used, which may be too narrow or shifted"
     if not strict and not bool((weights.ess < ENOUGH).any()):
         more += "; corrected=True uses the weighted draws"
-    warnings.warn(f"{state}{more}; {why}; {advice(verdict)}", stacklevel=7)
+    warn_user(f"{state}{more}; {why}; {advice(verdict)}")
     return YES if strict else f"no: {why}"
 
 

@@ -212,8 +212,11 @@ def test_weights_that_cannot_be_trusted_are_refused_by_default():
     run = pyrofl.fit(off(dist.Normal(60.0, 1e-3)), schools(), 1, progress=False)
     with pytest.warns(UserWarning, match="corrected draws are unreliable; Pareto k is"):
         run.to_arviz(50, corrected=True)
-    with pytest.warns(UserWarning, match="draws are not corrected: draws of the guide are used"):
+    with pytest.warns(
+        UserWarning, match="draws are not corrected: draws of the guide are used"
+    ) as told:
         found = run.to_arviz(50)
+    assert {one.filename for one in told} == {__file__}
     guided = run.to_arviz(50, corrected=False)
     assert found["posterior"].equals(guided["posterior"])
     assert found["posterior"].attrs["corrected"].startswith("no: Pareto k is ")
