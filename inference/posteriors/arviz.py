@@ -101,9 +101,11 @@ def to_arviz(
     - log_likelihood, posterior_predictive, observed_data: the observed sites by row, counts and
       classes as integers. The first also has every `pyro.factor` of rows, and is NaN where a mask
       in the model hides a response. A row of weight w has w times its log likelihood, so that
-      `arviz.loo` leaves out, and scores, all w copies together. The group adds log_p and log_q to
-      sample_stats: log densities of every draw under the model given the server and under the
-      guide, for each client, or for all clients together if there are shared sites.
+      `arviz.loo` leaves out, and scores, all w copies together; that of a row of weight 0 is 0,
+      for which it reports k = inf: select rows with row_weight > 0 before, as `checks.loo` does.
+      The group adds log_p and log_q to sample_stats: log densities of every draw under the model
+      given the server and under the guide, for each client, or for all clients together if there
+      are shared sites.
     - prior, prior_predictive: draws from the model given the server.
     - constant_data: x, the clients' sizes and each row's number in the table.
     - sample_stats: the loss by round, client and gradient step, NaN where the client did not train;
