@@ -9,6 +9,7 @@ import torch
 
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
+from pyrofl.extensions import extension, required
 from pyrofl.inference.budget import Privacy
 from pyrofl.inference.description import refuse_other_constants
 from pyrofl.inference.engine.messages import BadMessage, OnBadMessage, inbox
@@ -21,13 +22,10 @@ from pyrofl.inference.engine.server_round import (
     refuse_surroundings,
     sample_clients,
 )
+from pyrofl.inference.engine.start import Engine, create_engine
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.method import Method
-from pyrofl.inference.privacy.noising import with_privacy
-from pyrofl.inference.privacy.preparation import refuse_preparation
 from pyrofl.inference.seeds import Seed, separate
-from pyrofl.inference.transport.start import Engine, create_engine
-from pyrofl.inference.validation.validate import validate_method
 from pyrofl.tensors import Tensors
 
 SHOWN = 3  # reasons in one line
@@ -129,8 +127,10 @@ def federate(
     """
     refuse_surroundings()
     seed, slow = separate(seed), stragglers or Stragglers()
-    at = by_round(with_privacy(method, privacy, data.clients, participation))
-    refuse_preparation(at(resume_from.number if resume_from else 0), data)
+    if privacy is not None:
+        method = required("privacy", "privacy")(method, privacy, data.clients, participation)
+    at = by_round(method)
+    refuse_private_preparation(at(resume_from.number if resume_from else 0), data)
     if resume_from is not None and server_state is not None:
         raise ValueError(
             "resume_from and server_state are mutually exclusive; pass resume_from to resume a "
@@ -143,8 +143,9 @@ def federate(
         server_state = match_server(at(0), data, server_state)
     if (begun := resume_from.number if resume_from else 0) < rounds:
         inbox(at(begun), {}, torch.zeros(0), keep_messages)
-        if check and not begun:
-            validate_method(
+        validate = extension("validation") if check and not begun else None
+        if validate is not None:
+            validate(
                 at(0),
                 data,
                 chunk_size=chunk_size,
@@ -178,6 +179,12 @@ def federate(
                 yield state
 
     return go(resume_from or first(at(0), data, seed, server_state))
+
+
+def refuse_private_preparation(method: Method, data: Federation) -> None:
+    """Raise ValueError if a method is private and its data were prepared by the clients' rows."""
+    if method.metadata.privacy is not None:
+        required("private data", "privacy")(method, data)
 
 
 def _listed(reasons: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Unpack, overload
 from pyrofl.arguments import Count, Whole, checked, known
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
+from pyrofl.extensions import extension, required
 from pyrofl.inference.engine.origin import validate_resume
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.server_round import by_round, first
@@ -23,8 +24,6 @@ from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.progress import Progress
 from pyrofl.inference.monitoring.status import monitor_of
-from pyrofl.inference.privacy.noising import with_privacy
-from pyrofl.inference.recordings import unrecorded
 from pyrofl.inference.seeds import Seed, continued
 from pyrofl.tensors import Tensors
 
@@ -149,7 +148,8 @@ def fit(
         rounds, stop_when = MOST + (past.number if past else 0), "converged"
     draw = loop.get("participation", everyone)
     data = by_round(method)(0).prepare(data)
-    method = with_privacy(method, loop.pop("privacy", None), data.clients, draw)
+    if (privacy := loop.pop("privacy", None)) is not None:
+        method = required("privacy", "privacy")(method, privacy, data.clients, draw)
     at = by_round(method)
     past_run, begun = (
         (resume_from, resume_from.state) if isinstance(resume_from, Run) else (None, resume_from)
@@ -223,7 +223,8 @@ def fit(
             clock = perf_counter()
         if progress and run.records:
             steps = (max(one.steps, default=0) for one in run.records)
-            slow = unrecorded(run.method, steps) if loop.get("record") is None else ()
+            unrecorded = extension("unrecorded updates") if loop.get("record") is None else None
+            slow = unrecorded(run.method, steps) if unrecorded else ()
             for told in (str(run.status), *run.warnings, *slow):
                 shown.tell(told)
     return run

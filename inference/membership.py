@@ -35,7 +35,7 @@ from torch import Tensor
 
 from pyrofl.arguments import checked, known
 from pyrofl.data import Federation
-from pyrofl.data.tables.array_checks import unit_warnings
+from pyrofl.extensions import extension
 from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
@@ -107,7 +107,8 @@ def join(run: Run, data: Federation) -> Run:
     for name, same in zip(had, (rows_of(data)[place] == rows_of(run.data)).all(1), strict=True):
         if not bool(same):
             raise ValueError(f"{name!r} has other training rows in the run; expected the same")
-    for text in unit_warnings(data):
+    look = extension("checks of units")
+    for text in look(data) if look else ():
         warn(text, UserWarning, stacklevel=3)
     return _continued(run, data, torch.arange(len(had)), place)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor
@@ -12,7 +12,6 @@ from torch import Generator, Tensor
 import pyrofl
 from pyrofl.arguments import Count, Whole, check_fields
 from pyrofl.data import Batch, Cohort, Federation
-from pyrofl.data.frames import Tables
 from pyrofl.files.pickles import Pickled
 from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator
 from pyrofl.inference.elbo import elbo
@@ -31,6 +30,9 @@ from pyrofl.recipes import rebuild
 from pyrofl.returned import as_numbers, as_tensors, calling
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
+
+if TYPE_CHECKING:
+    from pyrofl.data.frames import Tables
 
 ClosedFormUpdate = Callable[[Tensors, Tensors, Batch], Tensors]
 """Function (received, local, batch), tensors [C, *p] -> new values of the names that change."""

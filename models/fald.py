@@ -63,7 +63,7 @@ from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
 from pyrofl.models.scaffold import gradient
-from pyrofl.models.shared.laplace import diagonal, slopes, weight_of_each, whole
+from pyrofl.models.shared.curvature import diagonal, slopes, weight_of_each, whole
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable

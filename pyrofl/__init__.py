@@ -16,11 +16,10 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from pyrofl.data import Batch, Federation, Preprocessor
+from pyrofl.data import Batch, Federation
+from pyrofl.extensions import register
 from pyrofl.inference.aggregation.aggregator import Aggregator
 from pyrofl.inference.budget import Privacy
-from pyrofl.inference.conformal.conformal import conformal
-from pyrofl.inference.data_flow import get_data_flow
 from pyrofl.inference.elbo import elbo
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
@@ -32,20 +31,35 @@ from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.membership import join, leave
 from pyrofl.inference.method import GradientStep, Method, Phase
 from pyrofl.inference.optim import adam, sgd
-from pyrofl.inference.planning import plan
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.recordings import recordings
-from pyrofl.inference.relations import get_dependencies
 from pyrofl.inference.seeds import Seeds
-from pyrofl.inference.transport import Client, Server
-from pyrofl.inference.tuning.tune import tune
-from pyrofl.inference.validation.validate import validate_method
-from pyrofl.models.hierarchical import hierarchical
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
 __version__ = version("pyrofl")
+
+register(
+    {
+        "checks of arrays": "pyrofl.data.tables.array_checks:array_warnings",
+        "checks of frames": "pyrofl.data.tables.row_checks:frame_warnings",
+        "checks of words": "pyrofl.data.tables.data_quality:of_words",
+        "checks of units": "pyrofl.data.tables.array_checks:unit_warnings",
+        "clients of rows": "pyrofl.data.tables.owners:named_clients",
+        "engine ray": "pyrofl.inference.transport.start:create_ray_engine",
+        "executor": "pyrofl.inference.recording.recorder:Recorder",
+        "figure of rows": "pyrofl.figures:partition",
+        "figure of run": "pyrofl.figures.runs:overview",
+        "preprocessor": "pyrofl.data.tables.preprocessor:Preprocessor",
+        "privacy": "pyrofl.inference.privacy.noising:with_privacy",
+        "private data": "pyrofl.inference.privacy.preparation:refuse_preparation",
+        "recording": "pyrofl.inference.recording.recorder:recording",
+        "unrecorded updates": "pyrofl.inference.recordings:unrecorded",
+        "rewriting": "pyrofl.inference.row_space.rewriting:alternatives",
+        "summary of columns": "pyrofl.data.tables.column_summary:summarize_columns",
+        "validation": "pyrofl.inference.validation.validate:validate_method",
+    }
+)
 
 __all__ = [
     "Aggregator",
@@ -108,11 +122,22 @@ MODULES = {
 """name after `pyrofl.` -> the module that it stands for."""
 
 FUNCTIONS = {
+    "Client": "pyrofl.inference.transport",
+    "conformal": "pyrofl.inference.conformal.conformal",
+    "get_data_flow": "pyrofl.inference.data_flow",
+    "get_dependencies": "pyrofl.inference.relations",
+    "hierarchical": "pyrofl.models.hierarchical",
+    "plan": "pyrofl.inference.planning",
+    "Preprocessor": "pyrofl.data.tables.preprocessor",
+    "recordings": "pyrofl.inference.recordings",
     "regression": "pyrofl.models.regression",
     "report": "pyrofl.reports.report",
+    "Server": "pyrofl.inference.transport",
     "to_pyro": "pyrofl.inference.pyro_pair",
+    "tune": "pyrofl.inference.tuning.tune",
+    "validate_method": "pyrofl.inference.validation.validate",
 }
-"""name after `pyrofl.` -> the module of the function of this name."""
+"""name after `pyrofl.` -> the module of the function or class of this name."""
 
 
 def __getattr__(name: str) -> Any:

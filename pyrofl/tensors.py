@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import shake_128
 from operator import index
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -239,3 +241,13 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
     else:
         product = (matrix @ vector[..., None])[..., 0]
     return product
+
+
+def memory() -> int:
+    """Return the memory of this machine or container in bytes; 64 GiB if it is unknown."""
+    found = [2**36]
+    with suppress(AttributeError, ValueError, OSError):
+        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(ValueError, OSError):
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(found)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import known
-from pyrofl.data.tables.owners import refuse_known
 from pyrofl.inference.conformal.quantiles import (
     ScoreSummary,
     new_client_quantile,
@@ -24,6 +23,7 @@ from pyrofl.inference.evaluation.predictions import (
     input_rows,
     named_clients,
     predictions,
+    refuse_known,
 )
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run

@@ -16,8 +16,8 @@ from pyrofl.inference.engine.client_states import ClientStates, Row
 from pyrofl.inference.engine.messages import Form, form_of, inspect, unlike
 from pyrofl.inference.engine.state import RoundState, chunks, current_states, downloaded, uploaded
 from pyrofl.inference.method import Method
-from pyrofl.inference.recording.recorder import recording
 from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.training.executor import recorded_as
 from pyrofl.inference.training.local import Streams, train
 from pyrofl.returned import ClientError, as_tensors
 from pyrofl.tensors import Tensors, cut, join_up, under
@@ -134,7 +134,7 @@ class LocalRound(RunningRound):
         cohort = data.cohort(ids)
         received = downloaded(method, state.server, cohort)
         private = current_states(method, data, state, received, cohort, seed)
-        with recording(self.request.record), ClientError.named(data.names):
+        with recorded_as(self.request.record), ClientError.named(data.names):
             local, loss, steps, first = train(
                 method, received, private | received, data, cohort, seed=seed, number=state.number
             )

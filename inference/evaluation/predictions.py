@@ -14,8 +14,8 @@ from torch import Generator, Tensor
 from pyrofl.arguments import known
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.arrays import inputs, responses_of
-from pyrofl.data.tables.owners import client_cells, owners_of, refuse_known
 from pyrofl.data.tables.wording import listed
+from pyrofl.extensions import extension
 from pyrofl.inference.engine.state import RoundState, refuse_absent_states
 from pyrofl.inference.evaluation.predict import (
     CLASSES,
@@ -126,8 +126,16 @@ def named_clients(data: Federation, x: Any, client: str | None) -> list[str]:
         ValueError: if a row names another client than the requested one.
     """
     column = data.source.client_column if data.source else ""
-    cells = client_cells(x, column) if column else None
-    return [] if cells is None else owners_of(cells, data.names, client)
+    find = extension("clients of rows") if column else None
+    owners: list[str] = find(x, column, data.names, client) if find else []
+    return owners
+
+
+def refuse_known(owners: Sequence[str], names: Sequence[str], why: str) -> None:
+    """Raise ValueError if rows name a known client where only rows of a new client are valid."""
+    seen = [name for name in dict.fromkeys(owners) if name in names]
+    if seen:
+        raise ValueError(f"rows name the known client {listed(seen, 3)}, {why}")
 
 
 def _by_client(

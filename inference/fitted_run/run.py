@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.data.tables.wording import number_of
+from pyrofl.extensions import extension
 from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.pickles import Pickled
@@ -371,16 +372,9 @@ class Run(Pickled, Summarised):
 
     def _more_html(self) -> str:
         """Return an HTML figure of scores by round, or of parameter changes if there are none."""
-        from pyrofl import figures
-
-        if {row["round"] for row in self.history} - {0}:
-            table = self.metrics.assign(method=self.method.name or "run", seed=0)
-            drawn = figures.curves(table, self.history[0]["metric"])
-        elif not self.parameter_changes().empty:
-            drawn = figures.convergence(self)
-        else:
-            return ""
-        return picture(drawn, "scores or parameter changes by round")
+        draw = extension("figure of run")
+        drawn = draw(self) if draw else None
+        return picture(drawn, "scores or parameter changes by round") if drawn else ""
 
     def overview(self) -> dict[str, str]:
         """Return the printed summary of the run, as label -> text."""

@@ -20,24 +20,13 @@ from pyrofl.inference.optim import Optim, Sgd
 from pyrofl.inference.programs import Loss, Program, Proximal, Supervised, flat
 from pyrofl.inference.row_space.first_layer import FirstLayer, InRows, first_layer
 from pyrofl.inference.row_space.linear_views import ignores_rows, sums
+from pyrofl.inference.training.alternatives import Alternatives, ShortPhase
 from pyrofl.nets import stacked
 from pyrofl.tensors import Tensors, matches
 
 TRAFFIC = 30  # number of rows whose products take as long as a step's memory access: measured
 LINEAR = "fused", "foreach", "weight_decay", "dampening", "nesterov", "maximize"  # options of SGD
 ENABLED = True  # benchmarks and tests compare with phases as written
-
-
-class Alternatives(NamedTuple):
-    """Training phase as written, and an equivalent one that is faster for clients with few rows."""
-
-    written: tuple[Phase, ...]
-    rewritten: tuple[Phase, ...]
-    most: float  # largest number of rows for which the second is faster
-
-    def of(self, rows: int) -> tuple[Phase, ...]:
-        """Return the version of the training phase that is faster for a client with `rows` rows."""
-        return self.rewritten if rows <= self.most else self.written
 
 
 KNOWN: dict[object, tuple[object, Alternatives]] = {}
@@ -77,17 +66,6 @@ class ShortElbo:
         """Return the loss of each client, [C], computed with row coefficients."""
         short, received, local = self.rows(cast("Supervised", model), received, local, batch)
         return self.loss(short, guide, received, local, batch)
-
-
-@dataclass(frozen=True)
-class ShortPhase(Phase):
-    """Minibatch phase rewritten for clients with few rows, which are grouped by size.
-
-    Attributes:
-        blind: whether no update reads x, which is then not fetched, but empty.
-    """
-
-    blind: bool = False
 
 
 def shortened(loss: Loss, rows: InRows) -> Loss:

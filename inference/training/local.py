@@ -13,8 +13,8 @@ from torch import Generator, Tensor
 
 from pyrofl.data import Cohort, Federation
 from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.row_space.rewriting import ShortPhase, alternatives
 from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.training.alternatives import ShortPhase, alternatives
 from pyrofl.inference.training.minibatches import minibatches, same_batch
 from pyrofl.inference.training.schedules import (
     WORTH_SHORT,

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
 from pyrofl.inference.optim import initial, narrow, numbers, optimizer_of
-from pyrofl.inference.recording.recorder import Recorder
+from pyrofl.inference.training.executor import create_executor
 from pyrofl.inference.training.minibatches import Batches
 from pyrofl.inference.training.noise import AHEAD, ClientNoise
 from pyrofl.nets.stacked import LARGE
@@ -98,7 +98,7 @@ class PhaseRun:
     def forget(self) -> None:
         """Discard the recordings in use by all updates, as their tensors have been replaced."""
         for update in self.updates:
-            update.recorder.forget()
+            update.executor.forget()
 
     def touched(self, moving: Tensors, names: Collection[str], active: int) -> Touch:
         """Return tensors that an update modifies, those that others modify, and constants."""
@@ -150,7 +150,7 @@ class MoveRun:
         self.move, self.names = move, set[str]()
         values = (run.method.model, run.method.guide, move)
         self.name = getattr(move, "__name__", type(move).__name__)
-        self.recorder = Recorder(self.name, values, run.phase.batch is None, run.noise)
+        self.executor = create_executor(self.name, values, run.phase.batch is None, run.noise)
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
         """Run the update on a batch, by replaying recorded operations if possible.
@@ -160,7 +160,7 @@ class MoveRun:
         written = partial(self.written, batch)
         # An update without results has side effects, which a recording would omit.
         if begun and self.names and self.names <= self.run.owned:
-            self.recorder.make(written, self.touched, batch, ahead)
+            self.executor.make(written, self.touched, batch, ahead)
         else:
             written()
 
@@ -209,13 +209,13 @@ class StepRun:
         self.waiting = True  # for the first step
         programs = run.method.model, run.method.guide
         values, whole = (*programs, step.loss, step.optim, step.num_steps), run.phase.batch is None
-        self.recorder = Recorder(self.names, values, whole, run.noise)
-        self.recorder.numbers = partial(numbers, self.optimiser)
+        self.executor = create_executor(self.names, values, whole, run.noise)
+        self.executor.numbers = partial(numbers, self.optimiser)
         self.plain = self._begins()
 
     def _begins(self) -> bool:
         """Initialize the optimizer's state before the first step; return whether that succeeded."""
-        if not self.recorder.is_plain(self.params):
+        if not self.executor.is_plain(self.params):
             return False
         states = {n: initial(self.step.optim, p) for n, p in self.params.items()}
         for name, state in states.items():
@@ -231,12 +231,12 @@ class StepRun:
         written, repeat = partial(self.written, batch), self.step.num_steps
         for i in range(repeat):
             if begun or (self.plain and (i > 0 or repeat == 1)):
-                self.recorder.make(written, self.touched, batch, ahead * repeat - i)
+                self.executor.make(written, self.touched, batch, ahead * repeat - i)
                 if self.waiting:  # a slice in every step takes two microseconds
                     self._note(self.total[: len(batch)])
             else:
                 written()
-                self.recorder.note_layout(self.params)
+                self.executor.note_layout(self.params)
 
     def touched(self) -> Touch:
         """Return the tensors that this step modifies, those that others modify, and constants."""

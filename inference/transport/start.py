@@ -1,38 +1,21 @@
-"""Creation of the training engine (local or Ray), with validation of its settings."""
+"""Start of the Ray engine, with validation of its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Literal
 
 from pyrofl.data import Federation
-from pyrofl.inference.engine.local_round import Backend, LocalRound
-
-Engine = Literal["local", "ray"]
-
-StartEngine = Callable[[], AbstractContextManager[Backend]]
+from pyrofl.inference.engine.local_round import Backend
+from pyrofl.inference.engine.start import StartEngine
 
 
-def create_engine(engine: Engine, workers: int | None, data: Federation) -> StartEngine:
-    """Validate the engine settings, and return a function that starts the engine."""
-    if engine == "local":
-        if workers is not None:
-            raise ValueError(
-                f"workers is {workers}, but engine 'local' is one process; use engine='ray', or "
-                "leave out workers"
-            )
-        return partial(_here, data)
+def create_ray_engine(workers: int | None, data: Federation) -> StartEngine:
+    """Validate the number of workers, and return a function that starts them."""
     from pyrofl.inference.transport import ray
 
-    many = ray.hired(workers, data)
-    return partial(_by_ray, data, many)
-
-
-@contextmanager
-def _here(data: Federation) -> Iterator[Backend]:
-    yield partial(LocalRound, data)
+    return partial(_by_ray, data, ray.hired(workers, data))
 
 
 @contextmanager

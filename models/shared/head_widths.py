@@ -24,7 +24,7 @@ from pyrofl.inference.method import ClosedFormUpdate
 from pyrofl.inference.programs import Guide, Likelihood
 from pyrofl.models import guides
 from pyrofl.models.guides.correlated import parted
-from pyrofl.models.shared import laplace
+from pyrofl.models.shared import curvature
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, pick, role
 
@@ -89,5 +89,5 @@ def information(
         wide = {n: v[:, None].expand(clients, width, *v.shape[1:]) for n, v in base.items()}
         return net({n: v.reshape(len(x), 1, *v.shape[2:]) for n, v in wide.items()} | each, x)
 
-    diagonal = laplace.diagonal(laplace.slopes(outputs, likelihood, w, data))
-    return diagonal * laplace.weight_of_each(data)[:, None]
+    diagonal = curvature.diagonal(curvature.slopes(outputs, likelihood, w, data))
+    return diagonal * curvature.weight_of_each(data)[:, None]

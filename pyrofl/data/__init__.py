@@ -1,13 +1,14 @@
 """Data of clients: data sets by name or from files, minibatches, and federations."""
 
+from typing import Any
+
 from pyrofl.data.batch import Batch
 from pyrofl.data.federation import Dataset, Federation, stack
 from pyrofl.data.outlines import outline
 from pyrofl.data.roster import Cohort, Roster
 from pyrofl.data.rows import check_table
-from pyrofl.data.tables.column_summary import summarize_columns
-from pyrofl.data.tables.preprocessor import Preprocessor
 from pyrofl.data.tables.source import Source
+from pyrofl.extensions import required
 
 __all__ = [
     "Batch",
@@ -22,3 +23,11 @@ __all__ = [
     "stack",
     "summarize_columns",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return what prepares and describes tables."""
+    points = {"Preprocessor": "preprocessor", "summarize_columns": "summary of columns"}
+    if name not in points:
+        raise AttributeError(f"module 'pyrofl.data' has no attribute {name!r}")
+    return required(points[name], name)

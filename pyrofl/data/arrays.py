@@ -14,11 +14,10 @@ from torch import Tensor
 
 from pyrofl.arguments import did_you_mean, known
 from pyrofl.data.roster import names_of
-from pyrofl.data.tables.data_quality import of_words
-from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
 from pyrofl.data.tables.source import Source
 from pyrofl.data.tables.wording import listed
 from pyrofl.data.weights import refuse_other_index
+from pyrofl.extensions import extension
 
 BLUR = 0.01  # largest change of a column by rounding, in standard deviations
 KINDS = "fiub"  # NumPy kind codes of real numbers
@@ -60,7 +59,8 @@ def table_of(
     starts = [0, *ends[:-1]]
     rows = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
     test, called = tuple(rows[1::2]), wanted or parts[0].features
-    pooled, columns = torch.cat(test), Preprocessor(tuple(map(Prepared, called)))
+    pooled, preprocessor = torch.cat(test), extension("preprocessor")
+    columns = preprocessor.of_columns(called) if preprocessor else None
     return {
         "x": _as_floats(np.concatenate([part.x for part in parts]), called),
         "y": torch.cat([part.y for part in parts]),
@@ -103,7 +103,8 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
         )
     if truths:
         return "False", "True"
-    if text := of_words("y", sorted(texts), "classes"):
+    look = extension("checks of words")
+    if look and (text := look("y", sorted(texts), "classes")):
         warn(text, UserWarning, stacklevel=4)
     return _declared_classes(sites, texts) or tuple(sorted(texts))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import torch
@@ -18,11 +18,13 @@ from pyrofl.data.arrays import table_of
 from pyrofl.data.batch import Batch, RowScale
 from pyrofl.data.roster import Cohort, names_of
 from pyrofl.data.rows import check_alike, check_table, row_numbers
-from pyrofl.data.tables.array_checks import array_warnings
-from pyrofl.data.tables.preprocessor import PreprocessingPlan
 from pyrofl.data.tables.source import Source
 from pyrofl.data.weights import OfClasses, check_weights, of_classes, of_sites
+from pyrofl.extensions import extension
 from pyrofl.summaries import Summarised, picture
+
+if TYPE_CHECKING:
+    from pyrofl.data.tables.preprocessor import PreprocessingPlan
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ class Federation(FederationFields, Summarised):
             (('Bern', 'Basel'), [3, 2])
         """
         made = cls(**table_of(sites, classes, features, held_out))
-        for text in array_warnings(made) if made.source else ():
+        look = extension("checks of arrays") if made.source else None
+        for text in look(made) if look else ():
             warn(text, UserWarning, stacklevel=2)
         if weights is None:
             return made
@@ -229,12 +232,13 @@ class Federation(FederationFields, Summarised):
 
     def _more_html(self) -> str:
         """Return HTML with a figure of the training rows of each client and class."""
-        from pyrofl import figures
-
+        draw = extension("figure of rows")
+        if draw is None:
+            return ""
         kinds = max(1, len(self.classes))
         label = self.y.cpu() if self.classes else torch.zeros(len(self.y), dtype=torch.long)
         counts = torch.stack([label[rows].bincount(minlength=kinds) for rows in self.train])
-        drawn = figures.partition(counts, self.names, self.classes)
+        drawn = draw(counts, self.names, self.classes)
         return picture(drawn, "training rows of every client and class")
 
     @property

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from warnings import warn
 
-import numpy as np
-
-from pyrofl.data.tables.row_checks import Cells, is_doubled, of_doubled, of_equal, of_shared
 from pyrofl.data.tables.wording import listed, number_of
+from pyrofl.extensions import extension
 
 
 class Tables:
@@ -62,9 +60,8 @@ class Tables:
             raise ValueError(
                 f"two clients are called {listed(twice, 3)}; expected names that differ as text"
             )
-        cells = {name: _cells(frame) for name, frame in self.frames.items()}
-        doubled = of_doubled({name: is_doubled(columns) for name, columns in cells.items()})
-        for text in filter(None, (doubled, of_equal(cells) or of_shared(_common(self.frames)))):
+        look = extension("checks of frames")
+        for text in look(self.frames) if look else ():
             warn(text, UserWarning, stacklevel=3)
 
     def __repr__(self) -> str:
@@ -73,21 +70,3 @@ class Tables:
         rows = sum(map(len, self.frames.values()))
         counts = f"{number_of(len(self.frames), 'client')} with {number_of(rows, 'row')}"
         return f"Tables of {counts}: {', '.join(columns)}"
-
-
-def _common(frames: Mapping[str, Any]) -> dict[str, list[Cells]]:
-    """Return the columns that all data frames have, in one order."""
-    first, *others = frames.values()
-    names = [n for n in first.columns if all(n in frame.columns for frame in others)]
-    return {name: _cells(frame[names]) for name, frame in frames.items()}
-
-
-def _cells(frame: Any) -> list[Cells]:
-    """Return the columns of a data frame as numbers, or as texts."""
-    found: list[Cells] = []
-    for name in frame.columns:
-        if frame[name].dtype.kind in "bif":
-            found.append(np.nan_to_num(frame[name].to_numpy(float, na_value=np.nan), nan=np.inf))
-        else:
-            found.append(np.array(frame[name].astype(str).tolist()))
-    return found

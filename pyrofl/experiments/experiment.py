@@ -32,9 +32,9 @@ from pyrofl.experiments.options import (
 )
 from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.engine.messages import OnBadMessage
+from pyrofl.inference.engine.start import Engine
 from pyrofl.inference.fitted_run.chains import Until
 from pyrofl.inference.fitted_run.loggers import Logger
-from pyrofl.inference.transport.start import Engine
 from pyrofl.inference.tuning.results import By as Metric
 
 SECTIONS = {

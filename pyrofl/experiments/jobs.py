@@ -17,9 +17,9 @@ from pyrofl.inference.budget import Privacy
 from pyrofl.inference.engine.messages import inbox
 from pyrofl.inference.engine.participation import Draw, Stragglers
 from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.engine.start import create_engine
 from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.privacy.preparation import refuse_preparation
-from pyrofl.inference.transport.start import create_engine
 
 
 @dataclass(frozen=True)

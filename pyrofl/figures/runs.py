@@ -144,6 +144,14 @@ def convergence(run: Any) -> Figure:
     return with_legend(figure, grid, looks, "; ".join(notes), title=_capital(str(verdict)))
 
 
+def overview(run: Any) -> Figure | None:
+    """Draw scores by round, or parameter changes if there are none, or nothing."""
+    if {row["round"] for row in run.history} - {0}:
+        table = run.metrics.assign(method=run.method.name or "run", seed=0)
+        return curves(table, run.history[0]["metric"])
+    return None if run.parameter_changes().empty else convergence(run)
+
+
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 

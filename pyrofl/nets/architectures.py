@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pyrofl.arguments import known
-from pyrofl.data.loaders.npz_files import memory
+from pyrofl.tensors import memory
 from pyrofl.turns import synchronized
 
 Shape = tuple[int, ...]

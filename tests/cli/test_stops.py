@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyrofl import extensions
 from pyrofl.cli.commands import fitting
 from pyrofl.cli.parser import main
 from pyrofl.experiments import jobs
@@ -275,17 +276,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, capsys):
 def poisoned(monkeypatch: pytest.MonkeyPatch, first: int, counted: int = 1) -> None:
     """Let two clients send NaN from round `first` on, if the next one is round `counted`."""
     real, rounds, looks = jobs.methods, itertools.count(counted), list[int]()
-    for user in (
-        "inference.federate.validate_method",
-        "cli.commands.preflight.validate_method",
-    ):  # they upload, too
 
-        def look(*given: Any, **how: Any) -> None:
-            looks.append(1)
-            mistakes.validate_method(*given, **how)
-            looks.pop()
+    def look(*given: Any, **how: Any) -> None:  # its clients upload, too
+        looks.append(1)
+        mistakes.validate_method(*given, **how)
+        looks.pop()
 
-        monkeypatch.setattr(f"pyrofl.{user}", look)
+    monkeypatch.setitem(extensions._functions, "validation", look)
+    monkeypatch.setattr("pyrofl.cli.commands.preflight.validate_method", look)
     poison = faults.entry(torch.nan)
 
     def late(message: Tensors, bad: Tensor) -> Tensors:

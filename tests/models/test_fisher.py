@@ -20,7 +20,7 @@ from pyrofl.inference.federate import federate
 from pyrofl.inference.method import Method
 from pyrofl.inference.programs import Likelihood
 from pyrofl.models import fedavg, fisher, guides, likelihoods
-from pyrofl.models.shared.laplace import diagonal, slopes, whole
+from pyrofl.models.shared.curvature import diagonal, slopes, whole
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, spread_out
 

@@ -17,7 +17,7 @@ from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.data import Federation
 from pyrofl.data.outlines import hidden
 from pyrofl.data.tables.columns import Column, complete
-from pyrofl.data.tables.owners import owners_of, refuse_known
+from pyrofl.data.tables.owners import owners_of
 from pyrofl.data.tables.table_files import SITE, load_table
 from pyrofl.data.tables.wording import listed
 from pyrofl.experiments.console import show, tell
@@ -29,7 +29,7 @@ from pyrofl.experiments.tasks import Task, network_for, participation, resolve, 
 from pyrofl.files import checkpoint_file, run_folder, run_json
 from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.conformal.sets import PredictionSets
-from pyrofl.inference.evaluation.predictions import Predictions
+from pyrofl.inference.evaluation.predictions import Predictions, refuse_known
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -24,6 +23,7 @@ from pyrofl.data.loaders.csv_files import codes_of
 from pyrofl.data.loaders.images import Bytes, Shape, of_pixels
 from pyrofl.data.tables.columns import is_missing
 from pyrofl.data.tables.wording import refuse_no_file
+from pyrofl.tensors import memory
 
 MOST_CLASSES = 2**16  # without names of classes
 COPIES = 6  # bytes of memory per pixel during conversion to floats
@@ -146,16 +146,6 @@ class Arrays:
         if found.dtype.kind == "S":
             found = np.char.decode(found, "utf-8", "replace")
         return [str(word) for word in found.tolist()]
-
-
-def memory() -> int:
-    """Return the memory of this machine or container in bytes; 64 GiB if it is unknown."""
-    found = [2**36]
-    with suppress(AttributeError, ValueError, OSError):
-        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    with suppress(ValueError, OSError):
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(found)
 
 
 def _count(arrays: Arrays) -> Shape:

@@ -14,6 +14,15 @@ from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
 
 
+def named_clients(table: Any, column: str, names: Sequence[str], client: str | None) -> list[str]:
+    """Return the client that each row of a table names, or [] if the table lacks the column.
+
+    Arguments and errors are those of `owners_of`.
+    """
+    cells = client_cells(table, column)
+    return [] if cells is None else owners_of(cells, names, client)
+
+
 def client_cells(table: Any, column: str) -> Column | None:
     """Return the column of a table that identifies the client, or None if it has none."""
     if isinstance(table, str | Path):
@@ -63,7 +72,7 @@ def owners_of(cells: Column, names: Sequence[str], client: str | None) -> list[s
             f"{cells.label} names {listed(new)} besides known clients; these rows are predicted "
             "for new clients",
             UserWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
     return found
 
@@ -73,10 +82,3 @@ def _known_spelling(word: str, names: Sequence[str]) -> str:
     if word in names or np.isnan(number(word)):
         return word
     return next((name for name in names if number(name) == number(word)), word)
-
-
-def refuse_known(owners: Sequence[str], names: Sequence[str], why: str) -> None:
-    """Raise ValueError if rows name a known client where only rows of a new client are valid."""
-    seen = [name for name in dict.fromkeys(owners) if name in names]
-    if seen:
-        raise ValueError(f"rows name the known client {listed(seen, 3)}, {why}")

@@ -80,6 +80,11 @@ class Preprocessor:
     left_out: Mapping[str, str] = field(default_factory=dict)  # column -> why it is no feature
 
     @classmethod
+    def of_columns(cls, names: Iterable[str]) -> Preprocessor:
+        """Return the preprocessor that leaves columns of numbers unchanged."""
+        return cls(tuple(map(Prepared, names)))
+
+    @classmethod
     def of(
         cls,
         told: Iterable[Mapping[str, ColumnSummary]],

@@ -273,3 +273,28 @@ def outlier(off: NDArray[Any]) -> tuple[int, int] | None:
     if shift[column] <= SHIFTED or len(np.unique(off[:, column])) < SEVERAL:
         return None
     return int(far[:, column].argmax()), column
+
+
+def frame_warnings(frames: Mapping[str, Any]) -> list[str]:
+    """Return warnings of rows that are copies within or between clients' data frames."""
+    cells = {name: _cells(frame) for name, frame in frames.items()}
+    doubled = of_doubled({name: is_doubled(columns) for name, columns in cells.items()})
+    return [*filter(None, (doubled, of_equal(cells) or of_shared(_common(frames))))]
+
+
+def _common(frames: Mapping[str, Any]) -> dict[str, list[Cells]]:
+    """Return the columns that all data frames have, in one order."""
+    first, *others = frames.values()
+    names = [n for n in first.columns if all(n in frame.columns for frame in others)]
+    return {name: _cells(frame[names]) for name, frame in frames.items()}
+
+
+def _cells(frame: Any) -> list[Cells]:
+    """Return the columns of a data frame as numbers, or as texts."""
+    found: list[Cells] = []
+    for name in frame.columns:
+        if frame[name].dtype.kind in "bif":
+            found.append(np.nan_to_num(frame[name].to_numpy(float, na_value=np.nan), nan=np.inf))
+        else:
+            found.append(np.array(frame[name].astype(str).tolist()))
+    return found

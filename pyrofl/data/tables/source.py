@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyrofl.data.tables.preprocessor import Preprocessor
 from pyrofl.data.tables.wording import listed
+from pyrofl.extensions import required
+
+if TYPE_CHECKING:
+    from pyrofl.data.tables.preprocessor import Preprocessor
 
 LEARNED = "normal:learned"  # name of the likelihood of numbers with noise of a learned scale
 
@@ -91,5 +94,6 @@ class Source:
         """Restore the record of the data's origin from the values that `to_json` returned."""
         found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
         if (made := found.get("preparation")) is not None:
-            found["preparation"] = Preprocessor.from_json(json.dumps(made))
+            preprocessor = required("preprocessor", "a prepared table")
+            found["preparation"] = preprocessor.from_json(json.dumps(made))
         return cls(**found)
