@@ -114,6 +114,11 @@ def converted(
                 "a guide of Pyro cannot start at given standard deviations, as this method needs; "
                 "expected a family such as guides.mean_field"
             )
+        if lacking := sorted(centre.keys() - sites.keys()):
+            raise ValueError(
+                f"guide samples {', '.join(sorted(main))} and not {lacking[0]}; expected a guide "
+                "with the sites of this model"
+            )
         lead = Size()
         for site, value in centre.items():
             lead = value.shape[: value.dim() - sites[site]["fn"].event_dim]

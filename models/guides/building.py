@@ -6,6 +6,7 @@ from collections.abc import Callable
 from inspect import isclass
 from typing import Any, cast
 
+import torch
 from pyro.infer.autoguide import (
     AutoDelta,
     AutoDiagonalNormal,
@@ -53,6 +54,7 @@ def build_guide(
     elif isclass(family):
         family = AUTOGUIDES.get(family, family)
     elif isinstance(family, Guide):
+        family.start({n: torch.zeros(shape) for n, shape in shapes.items()})  # refuses other sites
         return family
     automatic = isclass(family) and issubclass(family, AutoGuide)
     if automatic or not accepts(family, shapes, **settings):
