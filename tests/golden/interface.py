@@ -1,8 +1,9 @@
 """List what users and scripts rely on, so that no change of it goes unnoticed.
 
 The list has the names of the package with their arguments, the settings of all methods, the options
-of all commands, the names and shapes of messages, the files of a saved run, and the rows of the
-page of guarantees. A line that is removed or changed belongs into CHANGELOG.md.
+of all commands, the names, shapes and types of messages, the files of a saved run with their
+entries and tensors, and the rows of the page of guarantees. A line that is removed or changed
+belongs into CHANGELOG.md.
 
 Run: python tests/golden/interface.py [--make]
 """
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import promises
 import toys
+from safetensors.torch import load_file
 
 import pyrofl
 import pyrofl.models
@@ -100,7 +102,7 @@ def options() -> Iterator[str]:
 
 
 def messages() -> Iterator[str]:
-    """Yield names and shapes of the tensors that clients send and that a server keeps."""
+    """Yield names, shapes and types of the tensors that clients send and that a server keeps."""
     data = toys.blobs()
     for module in pkgutil.iter_modules(pyrofl.models.__path__):
         build = getattr(import_module(f"pyrofl.models.{module.name}"), "build", None)
@@ -109,13 +111,13 @@ def messages() -> Iterator[str]:
         method = build(toys.net(), **promises.of(module.name).settings)
         state = toys.last(method, data, 1)
         for name, value in state.message.items():
-            yield f"message {module.name} {name} {list(value.shape[1:])}"
+            yield f"message {module.name} {name} {list(value.shape[1:])} {value.dtype}"
         for name, value in state.server.items():
-            yield f"server {module.name} {name} {list(value.shape)}"
+            yield f"server {module.name} {name} {list(value.shape)} {value.dtype}"
 
 
 def files() -> Iterator[str]:
-    """Yield the files of a run of the command and of a script, and the entries of JSON files."""
+    """Yield the files of runs of command and script, entries of JSON files, stored tensors."""
     with TemporaryDirectory() as folder:
         data = ["--data", "digits", "--clients", "4", "--per-class", "5", "--rounds", "1"]
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -127,6 +129,10 @@ def files() -> Iterator[str]:
             if path.suffix == ".json":
                 for name in json.loads(path.read_text()):
                     yield f"entry {path.relative_to(folder)} {name}"
+            if path.suffix == ".safetensors":
+                for name, value in load_file(path).items():
+                    shape, dtype = list(value.shape), value.dtype
+                    yield f"tensor {path.relative_to(folder)} {name} {shape} {dtype}"
 
 
 def guarantees() -> Iterator[str]:

@@ -54,3 +54,13 @@ def test_one_changed_element_of_a_large_tensor_is_noticed():
 def test_results_are_as_before(name):
     found = redesign.measure(redesign.cases()[name])
     assert not redesign.differences(found, redesign.read()[name])
+
+
+@comparable
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_size", [1, 3, None])
+@pytest.mark.parametrize("name", ARCHETYPES)
+def test_chunk_sizes_give_the_same(name, chunk_size):
+    case = redesign.cases()[name]
+    found = redesign.measure(replace(case, how={**case.how, "chunk_size": chunk_size}))
+    assert not redesign.differences(found, redesign.read()[name])
