@@ -15,7 +15,7 @@ import torch
 import pyrofl
 from pyrofl import Federation, checks, figures, guides, likelihoods, nets
 from pyrofl.files.text_tables import markdown
-from pyrofl.inference.metadata import SHARED
+from pyrofl.inference.definition.metadata import SHARED
 from pyrofl.models import (
     fald,
     fedabml,

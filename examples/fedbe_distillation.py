@@ -18,8 +18,8 @@ from pyrofl import datasets, federations, figures, nets
 from pyrofl.files.text_tables import table
 from pyrofl.models import fedavg, fedbe
 from pyrofl.models.fedbe import gaussian
-from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.models.fedbe.posteriors import sample
+from pyrofl.models.shared.distillation import predictions
 from pyrofl.tensors import generator, role
 
 parser = argparse.ArgumentParser(description=__doc__)

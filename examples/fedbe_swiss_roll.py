@@ -20,8 +20,8 @@ from sklearn.datasets import make_swiss_roll
 import pyrofl
 from pyrofl import Federation, figures, nets
 from pyrofl.models import fedbe
-from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.models.fedbe.posteriors import sample
+from pyrofl.models.shared.distillation import predictions
 from pyrofl.tensors import Tensors, generator, role
 
 parser = argparse.ArgumentParser(description=__doc__)

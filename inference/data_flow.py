@@ -18,17 +18,17 @@ from torch import Tensor
 from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
-from pyrofl.inference.budget import Privacy
-from pyrofl.inference.description import describe
+from pyrofl.inference.definition.budget import Privacy
+from pyrofl.inference.definition.description import describe
+from pyrofl.inference.definition.metadata import WireCost, of_kind
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Draw, everyone
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
 from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.metadata import WireCost, of_kind
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed
 from pyrofl.summaries import Summarised, picture
 from pyrofl.tensors import Tensors, cut, dense, matches, pick, size_in_bytes
 

@@ -13,18 +13,18 @@ from pyrofl.arguments import Count, Whole, checked, known
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.extensions import extension, required
+from pyrofl.inference.definition.seeds import Seed, continued
+from pyrofl.inference.engine.federate import LoopOptions, federate
 from pyrofl.inference.engine.origin import validate_resume
 from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
-from pyrofl.inference.federate import LoopOptions, federate
 from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting, Until, beginnings
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.progress import Progress
 from pyrofl.inference.monitoring.status import monitor_of
-from pyrofl.inference.seeds import Seed, continued
 from pyrofl.tensors import Tensors
 
 MOST = 100  # rounds, unless their number is given

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.inference.rejection import REJECTED, rejecting
+from pyrofl.inference.definition.rejection import REJECTED, rejecting
 from pyrofl.tensors import like, times
 
 CHAINS, KEPT, THINNING = 256, 16, 4  # chains, kept draws of each, and iterations per draw

@@ -36,12 +36,12 @@ from torch import Tensor
 from pyrofl.arguments import checked, known
 from pyrofl.data import Federation
 from pyrofl.extensions import extension
-from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.metadata import Factors, of_kind
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.metadata import Factors, of_kind
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import pick
 
 

@@ -10,13 +10,13 @@ from typing import Any, Unpack
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
+from pyrofl.inference.definition.metadata import Moments, Optimal, of_kind
+from pyrofl.inference.definition.seeds import Seed
+from pyrofl.inference.engine.federate import LoopOptions
 from pyrofl.inference.engine.server_round import by_round
-from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.metadata import Moments, Optimal, of_kind
-from pyrofl.inference.seeds import Seed
 from pyrofl.summaries import Summarised
 
 PILOT = 2  # rounds

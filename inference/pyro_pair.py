@@ -19,11 +19,11 @@ from torch import Tensor
 
 from pyrofl.arguments import known
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import Elbo, On, Seen, latent, recorded, with_rows
+from pyrofl.inference.definition.elbo import Elbo, On, Seen, latent, recorded, with_rows
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.programs import Flat, Guide, Loss
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
-from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.programs import Flat, Guide, Loss
 from pyrofl.tensors import Tensors, default_type, pick, seeded
 
 

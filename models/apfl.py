@@ -35,10 +35,10 @@ from torch import Generator
 
 from pyrofl.arguments import NotNegative, Share, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.elbo import Seen
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import GradientStep, Method, Phase, as_received
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.definition.elbo import Seen
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import GradientStep, Method, Phase, as_received
+from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step, start_own
 from pyrofl.nets import Network

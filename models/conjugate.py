@@ -36,9 +36,17 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import checked
 from pyrofl.data import Batch, Cohort, Federation
-from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
-from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
-from pyrofl.inference.metadata import (
+from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, uniform
+from pyrofl.inference.definition.elbo import (
+    base_of,
+    latent,
+    log_prob,
+    observed,
+    per_draw,
+    traces,
+    weighed,
+)
+from pyrofl.inference.definition.metadata import (
     EXACT,
     MODERATE,
     SHARED,
@@ -48,10 +56,10 @@ from pyrofl.inference.metadata import (
     Monitor,
     Rule,
 )
-from pyrofl.inference.method import Method, Phase, View, as_received
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.method import Method, Phase, View, as_received
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.structure import CLIENTS, on_cpu
-from pyrofl.models.pvi.unconstrained import layouts, traced
+from pyrofl.models.shared.unconstrained import layouts, traced
 from pyrofl.tensors import Tensors, default_type, generator, role, under
 
 __all__ = ["method"]

@@ -31,10 +31,10 @@ import pyro.distributions as dist
 
 from pyrofl.arguments import NotNegative, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import On, Seen
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import Method, as_received
-from pyrofl.inference.programs import Guide, as_prior, of_network
+from pyrofl.inference.definition.elbo import On, Seen
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import Method, as_received
+from pyrofl.inference.definition.programs import Guide, as_prior, of_network
 from pyrofl.models import fedavg
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, proximal

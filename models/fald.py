@@ -50,20 +50,27 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, checked, described
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, WeightedSum, uniform
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import INCOMPARABLE, SHARED, Metadata, keep_server_state
-from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase, View, as_received
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised
+from pyrofl.inference.definition.aggregator import Aggregator, Weight, WeightedSum, uniform
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import INCOMPARABLE, SHARED, Metadata, keep_server_state
+from pyrofl.inference.definition.method import (
+    ClosedFormUpdate,
+    GradientStep,
+    Method,
+    Phase,
+    View,
+    as_received,
+)
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Likelihood, Prior, Program, Supervised
 from pyrofl.models import guides
-from pyrofl.models.fedbe import members
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
 from pyrofl.models.scaffold import gradient
 from pyrofl.models.shared.curvature import diagonal, slopes, weight_of_each, whole
+from pyrofl.models.shared.gaussians import PARAMETERS, Normals
+from pyrofl.models.shared.kept_models import members
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable

@@ -47,17 +47,17 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, uniform
-from pyrofl.inference.aggregation.averages import Combine, get_rule
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import Metadata, normals
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Loss, Program, of_network
+from pyrofl.inference.definition.aggregator import Aggregate, Aggregator, uniform
+from pyrofl.inference.definition.averages import Combine, get_rule
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import Metadata, normals
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Likelihood, Loss, Program, of_network
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_families
-from pyrofl.models.pvi.activations import Activations, Sampling, is_chosen, reason_against
+from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.models.shared.meta_gradients import descended
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable

@@ -42,8 +42,8 @@ from torch.nn.functional import cosine_similarity
 
 from pyrofl.arguments import NotNegative, Positive, Range, checked
 from pyrofl.data import Cohort
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import Method, as_trained
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import Method, as_trained
 from pyrofl.models import fedavg
 from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.models.shared import kept_models

@@ -30,12 +30,12 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.method import GradientStep, Method, Phase, as_received, as_trained
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, as_prior, flat, of_network
+from pyrofl.inference.definition.aggregator import Aggregator, by_size
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import GradientStep, Method, Phase, as_received, as_trained
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Likelihood, Prior, as_prior, flat, of_network
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.shared.schedules import decayed

@@ -23,8 +23,8 @@ from dataclasses import replace
 from typing import Unpack
 
 from pyrofl.arguments import NotNegative, ShareBelowOne, checked
-from pyrofl.inference.method import Method
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
 from pyrofl.nets import Network

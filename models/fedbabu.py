@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Literal, Unpack
 
 from pyrofl.arguments import checked
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import head_and_base, keep, only
 from pyrofl.nets import Network

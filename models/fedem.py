@@ -37,14 +37,14 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked, described
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import with_rows
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.prior_conversion import probed
-from pyrofl.inference.programs import Likelihood, Prior, Program, as_prior
+from pyrofl.inference.definition.aggregator import Aggregator, by_size
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.elbo import with_rows
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.prior_conversion import probed
+from pyrofl.inference.definition.programs import Likelihood, Prior, Program, as_prior
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import Categorical, categorical

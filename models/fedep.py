@@ -61,22 +61,22 @@ from pyrofl.arguments import (
     checked,
 )
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregator, uniform
-from pyrofl.inference.aggregation.averages import AggregationError
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import INCOMPARABLE, Rule
-from pyrofl.inference.method import Method, Phase, View, keep_nothing, send_all
-from pyrofl.inference.programs import Likelihood, Prior, Program
+from pyrofl.inference.definition.aggregator import Aggregator, uniform
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.elbo import elbo, with_guide
+from pyrofl.inference.definition.metadata import INCOMPARABLE, Rule
+from pyrofl.inference.definition.method import Method, Phase, View, keep_nothing, send_all
+from pyrofl.inference.definition.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
-from pyrofl.models.fedpop import at, langevin
+from pyrofl.models.fedpop import langevin
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.pvi.activations import Sampling, is_chosen, reason_against
-from pyrofl.models.pvi.gaussians import PARAMETERS, enough
 from pyrofl.models.pvi.mean_field import MeanField
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import HALVINGS
+from pyrofl.models.shared.activations import Sampling, is_chosen, reason_against
+from pyrofl.models.shared.gaussians import PARAMETERS, enough
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
@@ -283,7 +283,7 @@ class Tilted:
         self, model: Program, guide: Program, received: Tensors, local: Tensors, data: Batch
     ) -> Tensor:
         """Return the tilted distribution's negative log density divided by the row count, [C]."""
-        fit = at(self.core.point, elbo(kl=0.0, mean=True))
+        fit = with_guide(self.core.point, elbo(kl=0.0, mean=True))
         away = flattened(role("w", local)) - local["prior/mean"]
         pull = self.core.factor(received["precision"], away)["shift"]
         held: Tensor = 0.5 * (away * pull).sum(-1) / data.size

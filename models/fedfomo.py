@@ -40,9 +40,9 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Range, Share, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.metadata import PER_CLIENT, SHARE, Metadata, MetadataByPattern
-from pyrofl.inference.method import Method, Phase, as_trained
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.metadata import PER_CLIENT, SHARE, Metadata, MetadataByPattern
+from pyrofl.inference.definition.method import Method, Phase, as_trained
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models import fedavg
 from pyrofl.models.shared import kept_models
 from pyrofl.models.shared.personal_copies import only_step

@@ -37,14 +37,14 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
-from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi import STANDARD
-from pyrofl.models.pvi.activations import reason_against
 from pyrofl.models.pvi.mean_field import MeanField, of_parameters
-from pyrofl.models.pvi.unconstrained import of_network
+from pyrofl.models.shared.activations import reason_against
+from pyrofl.models.shared.unconstrained import of_network
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 

@@ -47,17 +47,17 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked, described
 from pyrofl.data import Batch
-from pyrofl.inference.aggregation.aggregator import UNUSED, Aggregator, Weight, uniform, weight_by
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import Look, elbo
-from pyrofl.inference.metadata import NOT_NEGATIVE, SHARE, Metadata, normals
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Likelihood, Loss, Program, Supervised, flat
+from pyrofl.inference.definition.aggregator import UNUSED, Aggregator, Weight, uniform, weight_by
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.elbo import Look, elbo
+from pyrofl.inference.definition.metadata import NOT_NEGATIVE, SHARE, Metadata, normals
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import adam
+from pyrofl.inference.definition.programs import Likelihood, Loss, Program, Supervised, flat
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_families
-from pyrofl.models.pvi.activations import Activations, Sampling, is_chosen, reason_against
+from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, under

@@ -32,10 +32,10 @@ from torch import Generator
 
 from pyrofl.arguments import Count, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.aggregation.aggregator import Aggregator, uniform
-from pyrofl.inference.metadata import NOT_NEGATIVE, POSITIVE, SHARED, Metadata
-from pyrofl.inference.method import Method, Phase, as_received, as_trained
-from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.inference.definition.aggregator import Aggregator, uniform
+from pyrofl.inference.definition.metadata import NOT_NEGATIVE, POSITIVE, SHARED, Metadata
+from pyrofl.inference.definition.method import Method, Phase, as_received, as_trained
+from pyrofl.inference.definition.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical

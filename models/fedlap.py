@@ -49,11 +49,11 @@ from pyrofl.arguments import (
     described,
 )
 from pyrofl.data import Batch
-from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import MODERATE
-from pyrofl.inference.method import Method, Phase, as_received
-from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, uniform
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import MODERATE
+from pyrofl.inference.definition.method import Method, Phase, as_received
+from pyrofl.inference.definition.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical

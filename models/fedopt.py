@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import NotNegative, Positive, ShareBelowOne, checked
-from pyrofl.inference.aggregation.aggregator import descend, with_server_step
-from pyrofl.inference.method import Method
-from pyrofl.inference.optim import Light, Optim, sgd
+from pyrofl.inference.definition.aggregator import descend, with_server_step
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.optim import Light, Optim, sgd
 from pyrofl.models import fedavg
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, checked
 from pyrofl.data import Batch
-from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.fedopt import stepped
 from pyrofl.models.guides.correlated import parted

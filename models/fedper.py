@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import head_and_base, keep
 from pyrofl.nets import Network

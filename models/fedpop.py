@@ -37,18 +37,30 @@ from dataclasses import replace
 import pyro
 import pyro.distributions as dist
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 from torch.nn.functional import softplus
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation import Aggregator, by_size, uniform
-from pyrofl.inference.aggregation.averages import Combine, get_rule
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import INCOMPARABLE, NOT_NEGATIVE, POSITIVE, Metadata, normals
-from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase, as_trained
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Loss, Program, of_network
+from pyrofl.inference.definition.averages import Combine, get_rule
+from pyrofl.inference.definition.elbo import elbo, with_guide
+from pyrofl.inference.definition.metadata import (
+    INCOMPARABLE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Metadata,
+    normals,
+)
+from pyrofl.inference.definition.method import (
+    ClosedFormUpdate,
+    GradientStep,
+    Method,
+    Phase,
+    as_trained,
+)
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Likelihood, Loss, of_network
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_families
@@ -214,8 +226,10 @@ def build(
         width = {n: v.exp() for n, v in role("log_scale", received).items()}
         return local | received | q.start(role("loc", received), width)
 
-    chain = langevin("z", lr_head, at(point, elbo(mean=True)), temperature)
-    move_base = GradientStep("base/*", sgd(lr_base, momentum), at(point, elbo(kl=0.0, mean=True)))
+    chain = langevin("z", lr_head, with_guide(point, elbo(mean=True)), temperature)
+    move_base = GradientStep(
+        "base/*", sgd(lr_base, momentum), with_guide(point, elbo(kl=0.0, mean=True))
+    )
     weights = {"base/*": by_size, "loc/* log_scale/*": uniform}
     return Method(
         name="fedpop",
@@ -271,14 +285,3 @@ def langevin(
         return under(name, moved)
 
     return GradientStep(f"{name}/*", sgd(lr), loss), shake
-
-
-def at(point: Program, loss: Loss) -> Loss:
-    """Return a copy of a loss function that uses a point guide instead of the method's guide."""
-
-    def taken(
-        model: Program, guide: Program, received: Tensors, local: Tensors, batch: Batch
-    ) -> Tensor:
-        return loss(model, point, received, local, batch)
-
-    return taken

@@ -25,7 +25,7 @@ from typing import Unpack
 import pyro.distributions as dist
 
 from pyrofl.arguments import NotNegative, checked
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.nets import Network

@@ -49,11 +49,11 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.metadata import SHARED, Metadata
-from pyrofl.inference.method import Method, Phase, as_received, keep_nothing
-from pyrofl.inference.programs import Likelihood, Prior, Program
+from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, uniform
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.metadata import SHARED, Metadata
+from pyrofl.inference.definition.method import Method, Phase, as_received, keep_nothing
+from pyrofl.inference.definition.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
 from pyrofl.models.guides.correlated import parted, standard_noise
 from pyrofl.models.likelihoods import categorical

@@ -38,10 +38,10 @@ from torch import Generator
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, by_size, uniform
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.method import Method, Phase, as_received
-from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, by_size, uniform
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.method import Method, Phase, as_received
+from pyrofl.inference.definition.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from pyrofl.arguments import Positive, checked
 from pyrofl.data import Federation
-from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models import likelihood_factors, pvi
 from pyrofl.models.likelihood_factors.linear import needs_one_round
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure

@@ -32,9 +32,9 @@ from torch.nn.functional import one_hot
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregator
-from pyrofl.inference.metadata import Metadata, Rule
-from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.definition.aggregator import Aggregator
+from pyrofl.inference.definition.metadata import Metadata, Rule
+from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network

@@ -31,15 +31,15 @@ import torch
 
 from pyrofl.arguments import Count, Positive, PositiveShare, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
-from pyrofl.inference.metadata import POSITIVE
-from pyrofl.inference.method import Method, Phase, as_received
-from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, uniform
+from pyrofl.inference.definition.metadata import POSITIVE
+from pyrofl.inference.definition.method import Method, Phase, as_received
+from pyrofl.inference.definition.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.pvi.gaussians import PARAMETERS
 from pyrofl.models.shared.client_factors import ClientFactors
+from pyrofl.models.shared.gaussians import PARAMETERS
 from pyrofl.models.shared.ivon import Ivon, independent
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.nets import Network

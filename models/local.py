@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedavg
 from pyrofl.models.shared.base_and_head import keep
 from pyrofl.nets import Network

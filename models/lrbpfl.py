@@ -39,12 +39,12 @@ from torch import Generator, Size, Tensor
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation import Aggregator, by_size
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import GradientStep, Method, Phase, as_trained
-from pyrofl.inference.optim import adam, sgd
-from pyrofl.inference.programs import Likelihood
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import GradientStep, Method, Phase, as_trained
+from pyrofl.inference.definition.optim import adam, sgd
+from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_families

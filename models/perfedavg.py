@@ -32,8 +32,8 @@ from dataclasses import replace
 from typing import Unpack
 
 from pyrofl.arguments import Count, NotNegative, checked
-from pyrofl.inference.method import Method, Phase, as_received, as_trained
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.definition.method import Method, Phase, as_received, as_trained
+from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.shared.meta_gradients import PARTS, Order, maml
 from pyrofl.models.shared.personal_copies import only_step

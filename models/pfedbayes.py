@@ -40,16 +40,22 @@ from torch.nn.functional import softplus
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation import Aggregator, damped, uniform
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import Seen, elbo
-from pyrofl.inference.metadata import Metadata, normals
-from pyrofl.inference.method import GradientStep, Method, Phase, as_received, return_received
-from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Likelihood, Loss, Program
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.elbo import Seen, elbo
+from pyrofl.inference.definition.metadata import Metadata, normals
+from pyrofl.inference.definition.method import (
+    GradientStep,
+    Method,
+    Phase,
+    as_received,
+    return_received,
+)
+from pyrofl.inference.definition.optim import adam
+from pyrofl.inference.definition.programs import Likelihood, Loss, Program
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_families
-from pyrofl.models.pvi.activations import (
+from pyrofl.models.shared.activations import (
     Activations,
     Sampling,
     divergence,

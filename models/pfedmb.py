@@ -39,13 +39,13 @@ from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked, described
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregator, Weight, by_size
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import SHARE, Metadata, WireCost
-from pyrofl.inference.method import GradientStep, Method, Phase, as_trained, send_all
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, as_prior
+from pyrofl.inference.definition.aggregator import Aggregator, Weight, by_size
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import SHARE, Metadata, WireCost
+from pyrofl.inference.definition.method import GradientStep, Method, Phase, as_trained, send_all
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Likelihood, Prior, as_prior
 from pyrofl.models import guides
 from pyrofl.models.guides import simplex
 from pyrofl.models.likelihoods import categorical

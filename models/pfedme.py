@@ -30,11 +30,11 @@ from typing import Unpack
 import pyro.distributions as dist
 
 from pyrofl.arguments import Count, NotNegative, Positive, checked
-from pyrofl.inference.aggregation.aggregator import Aggregator, damped, uniform
-from pyrofl.inference.elbo import Elbo, Seen
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import GradientStep, Method, as_received, return_received
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.definition.aggregator import Aggregator, damped, uniform
+from pyrofl.inference.definition.elbo import Elbo, Seen
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import GradientStep, Method, as_received, return_received
+from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.models.priors import PriorFamily, proximal
 from pyrofl.models.shared.personal_copies import only_step, own, start_own

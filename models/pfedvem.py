@@ -47,11 +47,11 @@ from torch.nn.functional import softplus
 from pyrofl import arguments
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference import aggregation as agg
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, around, of_network
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Likelihood, around, of_network
 from pyrofl.models import guides, likelihoods, priors
 from pyrofl.models.shared import head_widths
 from pyrofl.nets import Network

@@ -39,15 +39,15 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Share, ShareBelowOne, Whole, checked, described
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.averages import average
-from pyrofl.inference.metadata import INCOMPARABLE, Metadata
-from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import Likelihood
+from pyrofl.inference.definition.averages import average
+from pyrofl.inference.definition.metadata import INCOMPARABLE, Metadata
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.models import fedavg, guides
-from pyrofl.models.fedbe import distillation
 from pyrofl.models.fedpop import langevin
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
+from pyrofl.models.shared import distillation
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable

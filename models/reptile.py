@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from pyrofl.arguments import NotNegative, ShareBelowOne, checked
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable

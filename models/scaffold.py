@@ -34,11 +34,11 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import NotNegative, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, uniform
-from pyrofl.inference.aggregation.averages import blend
-from pyrofl.inference.metadata import PER_CLIENT, Metadata
-from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import Loss, Program
+from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, uniform
+from pyrofl.inference.definition.averages import blend
+from pyrofl.inference.definition.metadata import PER_CLIENT, Metadata
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.models import fedavg
 from pyrofl.models.shared.personal_copies import only_step
 from pyrofl.models.shared.schedules import decayed

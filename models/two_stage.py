@@ -43,15 +43,31 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Positive, checked
 from pyrofl.data import Batch, Cohort, Federation
-from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
+from pyrofl.inference.definition.elbo import (
+    base_of,
+    latent,
+    log_prob,
+    observed,
+    per_draw,
+    traces,
+    weighed,
+)
+from pyrofl.inference.definition.metadata import (
+    MODERATE,
+    PER_CLIENT,
+    SHARED,
+    Metadata,
+    Moments,
+    Monitor,
+)
+from pyrofl.inference.definition.method import Method, Phase, View
+from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.hmc import KEPT, LogDensity, hmc
-from pyrofl.inference.metadata import MODERATE, PER_CLIENT, SHARED, Metadata, Moments, Monitor
-from pyrofl.inference.method import Method, Phase, View
-from pyrofl.inference.programs import Program
-from pyrofl.models.likelihood_factors.structure import CLIENTS, EXACT, blank, on_cpu, precise
-from pyrofl.models.pvi.declared import Declared
-from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.pvi.unconstrained import layouts
+from pyrofl.models.likelihood_factors.structure import CLIENTS, EXACT, blank, on_cpu
+from pyrofl.models.shared.declared import Declared
+from pyrofl.models.shared.matrices import precise
+from pyrofl.models.shared.sites import Layout
+from pyrofl.models.shared.unconstrained import layouts
 from pyrofl.tensors import Tensors, default_type, generator, matches, spread_out
 
 __all__ = ["hierarchical"]

@@ -30,14 +30,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
-from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Likelihood, Prior
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Likelihood, Prior
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
-from pyrofl.models.pvi.activations import Sampling
 from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
-from pyrofl.models.pvi.unconstrained import of_network
+from pyrofl.models.shared.activations import Sampling
+from pyrofl.models.shared.unconstrained import of_network
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 

@@ -18,22 +18,22 @@ from typing import Any
 
 from pyrofl.data import Batch, Federation
 from pyrofl.extensions import register
-from pyrofl.inference.aggregation.aggregator import Aggregator
-from pyrofl.inference.budget import Privacy
-from pyrofl.inference.elbo import elbo
+from pyrofl.inference.definition.aggregator import Aggregator
+from pyrofl.inference.definition.budget import Privacy
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import adam, sgd
+from pyrofl.inference.definition.seeds import Seeds
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Chains
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.membership import join, leave
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.seeds import Seeds
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 

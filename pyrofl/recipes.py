@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyrofl.turns import synchronized
 
-HANDED_ON = ("pyrofl.models", "pyrofl.inference.programs", "pyro.distributions")
+HANDED_ON = ("pyrofl.models", "pyrofl.inference.definition.programs", "pyro.distributions")
 PLAIN = (bool, str, Tensor, type(None))
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort, Federation
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
 from pyrofl.tensors import Tensors, pick
 
 ID = "fault/id"

@@ -12,10 +12,10 @@ from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.aggregation import Aggregator, by_size
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Program
 from pyrofl.tensors import Tensors
 
 

@@ -19,8 +19,8 @@ import pyrofl
 import pyrofl.models
 from pyrofl.data import Federation
 from pyrofl.experiments.settings import accepted
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import guides, priors
 from pyrofl.models.guides import dropout, simplex
 from pyrofl.models.guides.automatic import from_pyro

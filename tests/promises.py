@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import toys
 
-from pyrofl.inference.programs import Prior
+from pyrofl.inference.definition.programs import Prior
 
 # One method of each kind: what is dear runs on these, and on all when slow.
 ARCHETYPES = ("fedavg", "scaffold", "pfedvem", "pvi", "metavd", "fedbe", "ifca", "fedpop")

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli, fixed
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.models import fedep, fisher, fola, guides, likelihoods, pvi
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 

@@ -26,19 +26,19 @@ from torch import Generator, Tensor
 import pyrofl.models
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.experiments.settings import accepted
-from pyrofl.inference.aggregation.aggregator import Aggregator
-from pyrofl.inference.elbo import Elbo, On, Seen
+from pyrofl.inference.definition.aggregator import Aggregator
+from pyrofl.inference.definition.elbo import Elbo, On, Seen
+from pyrofl.inference.definition.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.optim import Sgd
+from pyrofl.inference.definition.programs import Program, Proximal, Supervised, flat
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli, fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
-from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
-from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.optim import Sgd
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.programs import Program, Proximal, Supervised, flat
 from pyrofl.inference.row_space import first_layer, rewriting
 from pyrofl.inference.training import local as training
 from pyrofl.inference.training import schedules

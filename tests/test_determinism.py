@@ -17,13 +17,13 @@ from torch import Tensor
 from pyrofl.data import Cohort, Federation
 from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.experiments.tasks import threads
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.tensors import generator
 

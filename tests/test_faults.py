@@ -18,16 +18,16 @@ import toys
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.metadata import MODERATE
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.messages import BadMessage, kinds
 from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
-from pyrofl.inference.metadata import MODERATE
-from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.tensors import Tensors, like
 

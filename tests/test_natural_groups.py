@@ -20,7 +20,7 @@ import pyrofl
 from pyrofl import reference
 from pyrofl.data import Federation
 from pyrofl.data.loaders import datasets
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models import pvi
 from pyrofl.partitions import federations
 

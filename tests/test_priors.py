@@ -15,9 +15,9 @@ from pyro.distributions import constraints
 from torch import Size
 
 from pyrofl.experiments.settings import accepted
-from pyrofl.inference.federate import federate
-from pyrofl.inference.prior_conversion import nobody
-from pyrofl.inference.programs import Supervised
+from pyrofl.inference.definition.prior_conversion import nobody
+from pyrofl.inference.definition.programs import Supervised
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import fedavg, fedem, guides, likelihoods, priors, pvi
 from pyrofl.models.priors import as_family, as_prior, learned_scales
 from pyrofl.nets import build

@@ -14,7 +14,7 @@ import torch
 import toys
 
 from pyrofl import Network, recipes
-from pyrofl.inference.description import described
+from pyrofl.inference.definition.description import described
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors
 from pyrofl.models.shared.schedules import uneven
 

@@ -18,13 +18,13 @@ from torch.distributions import transform_to
 from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Cohort, Federation
-from pyrofl.inference.aggregation.averages import average
-from pyrofl.inference.elbo import elbo
+from pyrofl.inference.definition.averages import average
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import Optim, sgd
+from pyrofl.inference.definition.programs import Program, Supervised
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import Optim, sgd
-from pyrofl.inference.programs import Program, Supervised
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.models import guides
 from pyrofl.models.guides import correlated

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy, linear, softplus
 from torch.optim import SGD
 
 from pyrofl.data import Federation
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.participation import Draw
-from pyrofl.inference.seeds import Stream, stream
 
 Weights = list[Tensor]
 """Weight [out, in] and bias of an MLP's hidden layer, and of its head or the heads' centre."""

@@ -29,9 +29,9 @@ from good_loop import BATCH
 import pyrofl.models
 from pyrofl import datasets, federations, nets
 from pyrofl.data import Federation
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli, everyone
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.tensors import Tensors, generator
 
 MANY = 1_000_000  # rounds; only those that are timed are run

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from pyrofl import Federation
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import traces
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.elbo import traces
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.structure import Structure
-from pyrofl.models.pvi.unconstrained import RowsFilled, decentred, layouts
+from pyrofl.models.shared.unconstrained import RowsFilled, decentred, layouts
 from pyrofl.tensors import Tensors, default_type
 
 WIDE = 10.0  # standard deviation that stands for an improper prior

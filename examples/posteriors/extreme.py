@@ -28,7 +28,7 @@ from run import evaluate, find
 from torch import Tensor
 
 from pyrofl import Federation
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.programs import Program
 from pyrofl.tensors import generator
 
 

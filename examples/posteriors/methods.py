@@ -27,7 +27,7 @@ from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.models import fedlap, fisher, fola, guides
 from pyrofl.models import pvi as pvi_models
 from pyrofl.models.likelihoods import named
-from pyrofl.models.pvi.unconstrained import decentred
+from pyrofl.models.shared.unconstrained import decentred
 from pyrofl.tensors import Tensors, generator
 
 DRAWS = 4000

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import tables
 
 from pyrofl import Federation
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.programs import Program
 
 HERE = Path(__file__).parent
 

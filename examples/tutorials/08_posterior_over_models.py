@@ -43,7 +43,7 @@ import pyrofl
 from pyrofl import Federation, datasets, federations, nets
 from pyrofl.figures import moving
 from pyrofl.models import fedavg, fedbe
-from pyrofl.models.fedbe.distillation import predictions
+from pyrofl.models.shared.distillation import predictions
 from pyrofl.tensors import role
 
 # %% tags=["parameters"]

@@ -1,6 +1,6 @@
 """Server updates: weighted means, robust aggregation rules and server optimizer steps."""
 
-from pyrofl.inference.aggregation.aggregator import (
+from pyrofl.inference.definition.aggregator import (
     Aggregator,
     WeightedSum,
     by_size,
@@ -10,8 +10,8 @@ from pyrofl.inference.aggregation.aggregator import (
     weight_by,
     with_server_step,
 )
-from pyrofl.inference.aggregation.averages import Combine, average, blend, get_rule, weighted_mean
-from pyrofl.inference.metadata import NOT_NEGATIVE, POSITIVE
+from pyrofl.inference.definition.averages import Combine, average, blend, get_rule, weighted_mean
+from pyrofl.inference.definition.metadata import NOT_NEGATIVE, POSITIVE
 
 __all__ = [
     "NOT_NEGATIVE",

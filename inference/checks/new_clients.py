@@ -10,9 +10,9 @@ import torch
 
 from pyrofl.data import Federation
 from pyrofl.inference.checks.replicas import seeing
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import ModelAsked
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.tensors import Tensors
 

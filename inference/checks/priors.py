@@ -9,9 +9,9 @@ import numpy as np
 
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import coordinates, import_arviz
 from pyrofl.inference.relations import get_dependencies

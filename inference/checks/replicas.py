@@ -12,10 +12,10 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort, Federation
-from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.method import GradientStep, Method, Phase, View
 from pyrofl.inference.engine.messages import merged
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.method import GradientStep, Method, Phase, View
 from pyrofl.tensors import Tensors, cut, join_up, under
 
 

@@ -23,17 +23,17 @@ from torch import Generator, Tensor
 from pyrofl.arguments import Count, Range, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.inference.checks import replicas
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.losses import Losses, comparable
 from pyrofl.inference.posteriors.arviz import of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.export import coordinates
-from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.tensors import Tensors, matches
 
 if TYPE_CHECKING:

@@ -55,11 +55,11 @@ from pyrofl.inference.conformal.sets import (
     row_weights,
     set_sizes,
 )
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.state import refuse_absent_states
 from pyrofl.inference.evaluation.predictions import PredictionAsked
 from pyrofl.inference.evaluation.specification import EvaluationSpec, default_model
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.turns import synchronized
 
 LEVEL = 0.95

@@ -19,10 +19,10 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.predict import CLASSES, answers, probabilities
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.method import Method
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pyrofl.inference.conformal.quantiles import (
     pooled_quantile,
 )
 from pyrofl.inference.conformal.scores import Forecast, aps_scores, check_scale
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.evaluation.predictions import (
     Predictions,
     input_rows,
@@ -27,7 +28,6 @@ from pyrofl.inference.evaluation.predictions import (
 )
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.returned import calling
 from pyrofl.summaries import Summarised
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Cohort, Federation
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.client_states import ClientStates, Row
 from pyrofl.inference.engine.messages import Form, form_of, inspect, unlike
 from pyrofl.inference.engine.state import RoundState, chunks, current_states, downloaded, uploaded
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.executor import recorded_as
 from pyrofl.inference.training.local import Streams, train
 from pyrofl.returned import ClientError, as_tensors

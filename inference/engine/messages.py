@@ -10,9 +10,9 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregator, Weighed
-from pyrofl.inference.metadata import FINITE, POSITIVE, Rule
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.aggregator import Aggregator, Weighed
+from pyrofl.inference.definition.metadata import FINITE, POSITIVE, Rule
+from pyrofl.inference.definition.method import Method
 from pyrofl.returned import calling
 from pyrofl.tensors import Tensors, cut, is_measured, pick
 

@@ -16,8 +16,8 @@ from pyrofl.returned import as_tensors
 from pyrofl.tensors import Tensors, pick
 
 if TYPE_CHECKING:
+    from pyrofl.inference.definition.method import Method
     from pyrofl.inference.engine.state import RoundState
-    from pyrofl.inference.method import Method
 
 BLOCK = 2**20  # numbers that are hashed at once
 STEP, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15

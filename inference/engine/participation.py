@@ -9,9 +9,9 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.arguments import WORDS, Count, PositiveShare, Share, Whole, check_fields, checked
-from pyrofl.inference.budget import Sampling
-from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.definition.budget import Sampling
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
 
 Draw = Callable[[Generator, int], Tensor]
 """(generator, clients) -> sampled ids, int64."""

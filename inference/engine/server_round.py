@@ -15,15 +15,15 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
 from pyrofl.data import Federation, Roster
-from pyrofl.inference.aggregation.averages import AggregationError
-from pyrofl.inference.description import constants_hash
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.description import constants_hash
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.local_round import Backend, LocalRound, Reply, RoundRequest
 from pyrofl.inference.engine.messages import agreed, form_of, inbox, merged, unlike
 from pyrofl.inference.engine.origin import match_server, rows_of
 from pyrofl.inference.engine.participation import Draw, validate_ids
 from pyrofl.inference.engine.state import RoundState, to_data
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, join_up, pick, role, unwritten
 from pyrofl.turns import synchronized

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Cohort, Federation, Roster
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.client_states import ClientStates
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.returned import as_tensors, calling
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, size_in_bytes, unwritten

@@ -20,11 +20,11 @@ from torch import Generator, Tensor
 from pyrofl import metrics as scoring
 from pyrofl.arguments import Count, PositiveShare, checked, known
 from pyrofl.data import Batch, Federation, check_table
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.predict import Prediction, answers, predict, probabilities
 from pyrofl.inference.evaluation.prepare import pooled_name, untrained
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
-from pyrofl.inference.method import Method
 from pyrofl.returned import calling
 from pyrofl.tensors import Tensors, join_up
 from pyrofl.turns import synchronized

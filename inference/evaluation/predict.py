@@ -14,11 +14,11 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation, stack
-from pyrofl.inference.elbo import observed, traces
+from pyrofl.inference.definition.elbo import observed, traces
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import ready, with_rows
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
-from pyrofl.inference.method import Method
 from pyrofl.inference.training.noise import ClientNoise, GuideMean, draw
 from pyrofl.metrics import crps_of_draws, crps_of_normals
 from pyrofl.tensors import Tensors

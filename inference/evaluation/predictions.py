@@ -16,6 +16,9 @@ from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.arrays import inputs, responses_of
 from pyrofl.data.tables.wording import listed
 from pyrofl.extensions import extension
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Supervised
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState, refuse_absent_states
 from pyrofl.inference.evaluation.predict import (
     CLASSES,
@@ -26,10 +29,7 @@ from pyrofl.inference.evaluation.predict import (
 )
 from pyrofl.inference.evaluation.prepare import ready
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked, default_model
-from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import trained_by
-from pyrofl.inference.programs import Supervised
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.metrics import entropies
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, generator, lent, matches

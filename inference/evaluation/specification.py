@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from pyrofl.arguments import Count, check_fields, known
-from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.seeds import Seed
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.seeds import Seed
 
 Adapted = Literal["none", "fine_tune", "train"]
 Population = Literal["training", "held_out", "pooled"]

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, Seeds, separate
+from pyrofl.inference.engine.federate import LoopOptions
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
-from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import ConvergenceStatus, Kind
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.summary import summarize
-from pyrofl.inference.seeds import Seed, Seeds, separate
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors
 

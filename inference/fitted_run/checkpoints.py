@@ -14,14 +14,14 @@ from torch import Tensor
 from pyrofl.data import Cohort, Federation
 from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import METRICS
-from pyrofl.inference.description import Description, describe
+from pyrofl.inference.definition.description import Description, describe
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.engine.server_round import by_round, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import RECORDS, save, settings_of_run
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
 
 __all__ = ["Keeper", "load", "restore_run", "save"]

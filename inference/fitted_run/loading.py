@@ -14,13 +14,13 @@ from pyrofl.data.frames import Tables
 from pyrofl.data.outlines import hidden
 from pyrofl.files import checkpoint_file, run_json
 from pyrofl.files.run_folder import CHECKPOINT
-from pyrofl.inference.description import described
+from pyrofl.inference.definition.description import described
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.fitted_run.checkpoints import restore_run
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import settings_of_run
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seeds
 
 MAX_NAMED = 3  # parts of a method that differ
 

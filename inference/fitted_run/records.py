@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyrofl.inference.definition.metadata import Moments, of_kind, unfinished, watched
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.metadata import Moments, of_kind, unfinished, watched
-from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.losses import comparable
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
 from pyrofl.tensors import Tensors

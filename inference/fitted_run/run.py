@@ -19,7 +19,10 @@ from pyrofl.files import run_folder
 from pyrofl.files.lock import locked
 from pyrofl.files.pickles import Pickled
 from pyrofl.files.run_folder import CLIENTS, METRICS
-from pyrofl.inference.budget import PrivacySpent
+from pyrofl.inference.definition.budget import PrivacySpent
+from pyrofl.inference.definition.metadata import Monitor, of_kind
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState
@@ -29,8 +32,6 @@ from pyrofl.inference.evaluation.prepare import statistics, warning_of_untrained
 from pyrofl.inference.evaluation.specification import EvaluationFields, ModelAsked
 from pyrofl.inference.fitted_run import saving
 from pyrofl.inference.fitted_run.records import RoundRecord, taken_part
-from pyrofl.inference.metadata import Monitor, of_kind
-from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.parameter_changes import table
 from pyrofl.inference.monitoring.status import ConvergenceMonitor, ConvergenceStatus, monitor_of
 from pyrofl.inference.posteriors.arviz import to_arviz
@@ -38,7 +39,6 @@ from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.posteriors.optimum import optimum
 from pyrofl.inference.posteriors.summary import summarize
 from pyrofl.inference.posteriors.widths import unlearned_widths
-from pyrofl.inference.seeds import Seed
 from pyrofl.metrics import Bins
 from pyrofl.summaries import Summarised, picture
 from pyrofl.tensors import Tensors

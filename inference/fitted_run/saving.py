@@ -13,11 +13,11 @@ from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.outlines import facts
 from pyrofl.files import checkpoint_file
 from pyrofl.files.run_folder import compared_versions, versions
-from pyrofl.inference.description import describe
+from pyrofl.inference.definition.description import describe
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.records import RoundRecord
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed, separate
 
 RECORDS = tuple(f.name for f in fields(RoundRecord) if f.name != "number")  # that follows
 STATE = tuple(f.name for f in fields(RoundState) if f.name != "reporters")
@@ -49,7 +49,7 @@ def save(run: SavableRun, path: str | Path, about: Mapping[str, Any] | None = No
         path: file, replaced once the new one is on the disk.
         about: settings of the run, as JSON; `load` raises ValueError if one differs. The data, the
             seeds, the versions of pyrofl, torch and Pyro and the parts of the method, see
-            `pyrofl.inference.description.describe`, are always compared.
+            `pyrofl.inference.definition.description.describe`, are always compared.
 
     Raises:
         OSError: if the file cannot be written, such as on a full disk.

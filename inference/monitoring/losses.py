@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.inference.metadata import INCOMPARABLE, MetadataByPattern, marked
+from pyrofl.inference.definition.metadata import INCOMPARABLE, MetadataByPattern, marked
 from pyrofl.tensors import Tensors, matches
 
 RISEN = 2  # rounds of a risen loss

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pyrofl.inference.definition.metadata import MetadataByPattern, Moments, of_kind
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.metadata import MetadataByPattern, Moments, of_kind
 from pyrofl.tensors import Tensors, matches, size_in_bytes
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pyrofl.inference.elbo import Elbo
+from pyrofl.inference.definition.elbo import Elbo
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.programs import Guide
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.programs import Guide
 
 LINES = 10  # lines of a run without a bar
 FIRST = 5  # rounds that are all printed in a run that may stop early

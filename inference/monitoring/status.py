@@ -61,10 +61,10 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from pyrofl.data import Federation
-from pyrofl.inference.method import GradientStep, Method
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.monitoring.losses import Divergence, Losses
 from pyrofl.inference.monitoring.parameter_changes import Moved
-from pyrofl.inference.recording.user_code import users_code
 from pyrofl.tensors import matches
 
 LAST, LEAST = 5, 3  # aggregations, maximum and minimum

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
-from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.corrected import Correction
@@ -30,7 +31,6 @@ from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_r
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise
 from pyrofl.inference.posteriors.provenance import facts, losses, movements, together
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
-from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors
 
 RESERVED: tuple[str, ...] = (

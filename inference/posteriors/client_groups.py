@@ -14,11 +14,11 @@ from pyro.poutine.util import site_is_subsample
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.elbo import base_of, is_point, latent, traces
+from pyrofl.inference.definition.elbo import base_of, is_point, latent, traces
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import JointNoise
 from pyrofl.inference.posteriors.pointwise import Client, densities
 from pyrofl.inference.training.noise import client_axis, open_latent

@@ -35,9 +35,11 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Supervised
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.progress import in_notebook
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
@@ -63,8 +65,6 @@ from pyrofl.inference.posteriors.outcomes import (
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
 from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes
-from pyrofl.inference.programs import Supervised
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized
 

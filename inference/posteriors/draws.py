@@ -17,13 +17,13 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
-from pyrofl.inference.elbo import is_made, latent, traces
+from pyrofl.inference.definition.elbo import is_made, latent, traces
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.server import Given, of_server
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.tensors import Tensors, join_up, matches
 from pyrofl.turns import synchronized

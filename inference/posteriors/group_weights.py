@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.inference.elbo import is_made, latent
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.elbo import is_made, latent
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.posteriors.client_groups import ClientGroup, Proposed, evaluated
 from pyrofl.inference.posteriors.draws import Values, of_rows, placed
 from pyrofl.inference.posteriors.guided_sites import GuidedSites

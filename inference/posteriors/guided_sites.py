@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Generator
 
-from pyrofl.inference.elbo import is_point, latent, traces
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.elbo import is_point, latent, traces
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.posteriors.client_groups import ClientGroup, unproposed, width
 from pyrofl.inference.posteriors.draws import in_plate
 from pyrofl.tensors import matches

@@ -30,17 +30,24 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.elbo import latent, log_densities, observed, per_draw, traces, weighed
+from pyrofl.inference.definition.elbo import (
+    latent,
+    log_densities,
+    observed,
+    per_draw,
+    traces,
+    weighed,
+)
+from pyrofl.inference.definition.metadata import Optimal, of_kind
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.metadata import Optimal, of_kind
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.client_groups import width
 from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.pointwise import Client
 from pyrofl.inference.posteriors.proposals import effective
-from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors, generator, matches, times
 from pyrofl.turns import synchronized

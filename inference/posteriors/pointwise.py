@@ -20,7 +20,7 @@ from pyro.distributions.util import scale_and_mask
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import (
+from pyrofl.inference.definition.elbo import (
     base_of,
     latent,
     log_densities,
@@ -29,14 +29,14 @@ from pyrofl.inference.elbo import (
     traces,
     weighed,
 )
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import JointNoise, Values, named, of_rows
 from pyrofl.inference.posteriors.server import Given, of_server
-from pyrofl.inference.programs import Program
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.plates import plate
 from pyrofl.tensors import Tensors, matches, seeded
 from pyrofl.turns import synchronized

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import Groups, Variable
 from pyrofl.inference.posteriors.export import STOPPED, Fact
-from pyrofl.inference.seeds import Seed, separate
 
 
 def facts(

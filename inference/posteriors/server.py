@@ -9,10 +9,10 @@ from typing import Any
 from pyro.poutine.messenger import Messenger
 
 from pyrofl.data import Cohort
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import open_latent
 from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized

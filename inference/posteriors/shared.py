@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.data.outlines import outline
+from pyrofl.inference.definition.seeds import Stream, separate, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.arviz import Fitted
@@ -42,7 +43,6 @@ from pyrofl.inference.posteriors.importance_sampling import Reply, Request, Weig
 from pyrofl.inference.posteriors.outcomes import untrusted
 from pyrofl.inference.posteriors.proposals import resampled
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, ESTIMATES
-from pyrofl.inference.seeds import Stream, separate, stream
 from pyrofl.tensors import Tensors, matches
 from pyrofl.turns import synchronized
 

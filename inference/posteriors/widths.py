@@ -16,13 +16,13 @@ from collections.abc import Iterator
 import torch
 
 from pyrofl.data import Federation
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.programs import Guide
+from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.programs import Guide
-from pyrofl.inference.seeds import Seed
 from pyrofl.tensors import Tensors, matches, pick
 from pyrofl.turns import synchronized
 

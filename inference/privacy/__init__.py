@@ -1,6 +1,6 @@
 """Private aggregation: differential privacy, and secure sums that hide single messages."""
 
-from pyrofl.inference.budget import Privacy, PrivacySpent
+from pyrofl.inference.definition.budget import Privacy, PrivacySpent
 from pyrofl.inference.privacy.masks import Masks, unmask
 from pyrofl.inference.privacy.noising import private
 from pyrofl.inference.privacy.sums import summed

@@ -26,10 +26,10 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Cohort
-from pyrofl.inference.budget import Privacy, PrivacyAccountant, too_large
+from pyrofl.inference.definition.budget import Privacy, PrivacyAccountant, too_large
+from pyrofl.inference.definition.metadata import CHANGES, EXACT, Factors, marked, of_kind
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import Draw, everyone, sampling_of
-from pyrofl.inference.metadata import CHANGES, EXACT, Factors, marked, of_kind
-from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.sums import (
     AT,
     SUM,

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyrofl.data import Federation
 from pyrofl.data.tables.wording import listed
 from pyrofl.data.weights import of_classes
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
 
 
 def refuse_preparation(method: Method, data: Federation) -> None:

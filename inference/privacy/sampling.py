@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.participation import Draw, sampling_of
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seeds
 
 
 def refuse_other_sampling(method: Method, clients: int, participation: Draw, seed: Seeds) -> None:

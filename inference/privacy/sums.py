@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyrofl.arguments import checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import (
+from pyrofl.inference.definition.aggregator import (
     UNUSED,
     Aggregator,
     Weight,
@@ -26,8 +26,8 @@ from pyrofl.inference.aggregation.aggregator import (
     by_size,
     uniform,
 )
-from pyrofl.inference.metadata import Metadata, Rule, WireCost
-from pyrofl.inference.method import Method, Phase, send_all
+from pyrofl.inference.definition.metadata import Metadata, Rule, WireCost
+from pyrofl.inference.definition.method import Method, Phase, send_all
 from pyrofl.tensors import Tensors, matches, role, spread_out, under
 
 AT, SUM, WEIGHT = "at", "sum", "weight"

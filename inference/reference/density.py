@@ -24,9 +24,9 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
-from pyrofl.inference.elbo import base_of, is_made, latent
+from pyrofl.inference.definition.elbo import base_of, is_made, latent
+from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.reference.joint import Joint, OnePrior
-from pyrofl.inference.rejection import rejecting
 from pyrofl.inference.training.noise import Message, open_latent
 from pyrofl.tensors import Tensors
 

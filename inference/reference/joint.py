@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import is_made, latent, with_rows
+from pyrofl.inference.definition.elbo import is_made, latent, with_rows
+from pyrofl.inference.definition.metadata import SHARED, Metadata
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.metadata import SHARED, Metadata
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import Values, of_rows
-from pyrofl.inference.programs import Program
-from pyrofl.inference.seeds import Seed, Stream, stream
 from pyrofl.inference.training.noise import Message, open_latent
 from pyrofl.tensors import Tensors, default_type, matches, seeded
 

@@ -28,20 +28,20 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 
 from pyrofl.arguments import Count, Positive, Whole, checked
 from pyrofl.data import Federation
-from pyrofl.inference.elbo import latent
+from pyrofl.inference.definition.elbo import latent
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.hmc import Draws, approach
 from pyrofl.inference.hmc import hmc as sampled
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, of_prior
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.inference.posteriors.pointwise import pointwise_at
-from pyrofl.inference.programs import Program
 from pyrofl.inference.reference.density import JointDensity
 from pyrofl.inference.reference.joint import Joint, alone, joined
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors, cut
 from pyrofl.turns import synchronized
 

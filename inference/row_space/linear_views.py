@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pyrofl.inference.elbo import Look
-from pyrofl.inference.programs import Likelihood
+from pyrofl.inference.definition.elbo import Look
+from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, generator
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
-from pyrofl.inference.spherical import Spherical
+from pyrofl.inference.definition.spherical import Spherical
 
 
 @dataclass

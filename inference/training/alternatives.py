@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pyrofl.data import Federation
 from pyrofl.extensions import extension
-from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.tensors import Tensors
 
 

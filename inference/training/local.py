@@ -12,8 +12,8 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort, Federation
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.seeds import Seed, Stream, stream
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.training.alternatives import ShortPhase, alternatives
 from pyrofl.inference.training.minibatches import minibatches, same_batch
 from pyrofl.inference.training.schedules import (

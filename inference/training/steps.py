@@ -11,8 +11,8 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
-from pyrofl.inference.optim import initial, narrow, numbers, optimizer_of
+from pyrofl.inference.definition.method import ClosedFormUpdate, GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import initial, narrow, numbers, optimizer_of
 from pyrofl.inference.training.executor import create_executor
 from pyrofl.inference.training.minibatches import Batches
 from pyrofl.inference.training.noise import AHEAD, ClientNoise

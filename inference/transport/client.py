@@ -18,15 +18,15 @@ from pyrofl.data.shard import Shard
 from pyrofl.files import checkpoint_file
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import compared_versions, prepare
-from pyrofl.inference.description import described
+from pyrofl.inference.definition.description import described
+from pyrofl.inference.definition.method import Method, View
+from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.engine.local_round import LocalRound, RoundRequest, as_one
 from pyrofl.inference.engine.server_round import by_round, refuse_surroundings
 from pyrofl.inference.engine.state import RoundState, current_states
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
-from pyrofl.inference.method import Method, View
 from pyrofl.inference.privacy.preparation import refuse_preparation
-from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport import weighing
 from pyrofl.inference.transport.client_records import ClientRecord, as_sent, state_of
 from pyrofl.inference.transport.requests import SENT_SEEDS, place, refuse_more_rounds

@@ -9,7 +9,7 @@ import torch
 
 from pyrofl.data import Cohort, Federation
 from pyrofl.data.shard import Shard
-from pyrofl.inference.seeds import Seeds
+from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.transport.wire import InvalidRequestError, column, named, number, tensors
 from pyrofl.tensors import Tensors
 

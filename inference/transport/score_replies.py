@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pyrofl.data import Roster
+from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.evaluation.evaluate import Scores
-from pyrofl.inference.seeds import Seed
 from pyrofl.inference.transport.wire import (
     ASKED,
     MOST_SHOWN,

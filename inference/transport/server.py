@@ -17,15 +17,15 @@ from pyrofl.data.roster import names_of
 from pyrofl.files import checkpoint_file
 from pyrofl.files.lock import locked
 from pyrofl.files.run_folder import compared_versions, prepare
-from pyrofl.inference.description import described
+from pyrofl.inference.definition.description import described
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.engine.participation import Draw, everyone
 from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
 from pyrofl.inference.engine.state import RoundState, downloaded, to_data
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
-from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.sampling import refuse_other_sampling
-from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.replies import Received, ReplyParser, nothing
 from pyrofl.inference.transport.requests import SENT_SEEDS
 from pyrofl.inference.transport.score_replies import ScoreParser

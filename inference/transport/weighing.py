@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.data.shard import Shard
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.arviz import chained, without_rows
 from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable
 from pyrofl.inference.posteriors.client_groups import grouped
@@ -26,7 +27,6 @@ from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import GuidedSites
 from pyrofl.inference.posteriors.proposals import Predicted
 from pyrofl.inference.privacy.sums import is_summed
-from pyrofl.inference.seeds import Seed, separate
 from pyrofl.inference.transport.wire import (
     Flat,
     InvalidRequestError,

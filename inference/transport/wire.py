@@ -14,8 +14,8 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.files.run_folder import versions
-from pyrofl.inference.description import clients_part
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.description import clients_part
+from pyrofl.inference.definition.method import Method
 from pyrofl.tensors import Tensors, role
 
 Flat = dict[str, Any]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Cohort, Federation
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.client_states import ClientStates, none
 from pyrofl.inference.engine.local_round import LocalRound, Reply, RoundRequest
 from pyrofl.inference.engine.state import to_data
-from pyrofl.inference.method import Method
 from pyrofl.inference.transport.wire import sealed
 from pyrofl.tensors import Tensors, cut
 

@@ -27,15 +27,15 @@ from typing import Any, Unpack
 
 from pyrofl.arguments import Count, ProperShare, checked
 from pyrofl.data import Federation
+from pyrofl.inference.definition.seeds import Seed, later, separate
+from pyrofl.inference.engine.federate import LoopOptions
 from pyrofl.inference.engine.messages import BadMessage
 from pyrofl.inference.evaluation.specification import default_model
-from pyrofl.inference.federate import LoopOptions
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.checkpoints import Keeper, load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.status import convergence_status
-from pyrofl.inference.seeds import Seed, later, separate
 from pyrofl.inference.tuning.results import By, Setting, Trial, TuningResult, ranked, told
 from pyrofl.partitions.validation import held_back
 

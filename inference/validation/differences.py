@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import Elbo, latent, recorded, with_rows
-from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.recording.user_code import users_code
-from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.definition.elbo import Elbo, latent, recorded, with_rows
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.seeds import Stream, stream
+from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.gradients import WatchedStep
 from pyrofl.plates import KeptPlates

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyrofl.data import Batch
-from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
-from pyrofl.inference.optim import optimizer_of
-from pyrofl.inference.programs import Program
-from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.definition.method import ClosedFormUpdate, GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import optimizer_of
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.independence import (
     Trial,

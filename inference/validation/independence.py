@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.definition.metadata import no_statistics
+from pyrofl.inference.definition.method import ClosedFormUpdate, GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import Adam
 from pyrofl.inference.engine.state import RoundState, client_inputs, downloaded, uploaded
-from pyrofl.inference.metadata import no_statistics
-from pyrofl.inference.method import ClosedFormUpdate, GradientStep, Method, Phase
-from pyrofl.inference.optim import Adam
 from pyrofl.inference.training.local import train
 from pyrofl.inference.validation.variants import Wider, even, filled, narrowed
 from pyrofl.tensors import Tensors, cut, under, unwritten

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from pyrofl.inference.aggregation.aggregator import Aggregator
-from pyrofl.inference.metadata import (
+from pyrofl.inference.definition.aggregator import Aggregator
+from pyrofl.inference.definition.metadata import (
     INCOMPARABLE,
     Mark,
     Moments,
@@ -16,7 +16,7 @@ from pyrofl.inference.metadata import (
     WireCost,
     of_kind,
 )
-from pyrofl.inference.method import GradientStep, Method
+from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.tensors import Tensors, matches
 
 

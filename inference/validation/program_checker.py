@@ -17,10 +17,10 @@ from torch.distributions import constraints
 from torch.distributions.utils import lazy_property
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import latent, observed, traces
-from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.programs import Program, Supervised
-from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.definition.elbo import latent, observed, traces
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.programs import Program, Supervised
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.independence import Drew, rows_of, unchanged, undrawn, unlike
 from pyrofl.returned import explained, is_of_library

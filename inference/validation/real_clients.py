@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from pyrofl.data.federation import Federation
-from pyrofl.inference.aggregation.aggregator import Aggregator
-from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.definition.aggregator import Aggregator
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState, client_inputs, to_data, uploaded
-from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.validation.differences import warn_of_odd_losses
 from pyrofl.inference.validation.gradients import WatchedStep, watched
 from pyrofl.inference.validation.independence import (

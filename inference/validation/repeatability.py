@@ -14,7 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import is_made, latent, observed, recorded, weighed, with_rows
+from pyrofl.inference.definition.elbo import is_made, latent, observed, recorded, weighed, with_rows
 from pyrofl.inference.posteriors.draws import of_rows
 from pyrofl.inference.validation.gradients import CURE
 from pyrofl.inference.validation.independence import (

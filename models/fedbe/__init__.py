@@ -63,14 +63,15 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.averages import average
-from pyrofl.inference.metadata import Monitor
-from pyrofl.inference.method import Method, View
-from pyrofl.inference.programs import Guide, Likelihood, as_prior, flat, of_network
+from pyrofl.inference.definition.averages import average
+from pyrofl.inference.definition.metadata import Monitor
+from pyrofl.inference.definition.method import Method, View
+from pyrofl.inference.definition.programs import Guide, Likelihood, as_prior, flat, of_network
 from pyrofl.models import fedavg, fedavgm, fedprox, priors, scaffold
-from pyrofl.models.fedbe import distillation
 from pyrofl.models.fedbe.posteriors import Posterior, mean_and_sd, sample, sample_each
 from pyrofl.models.likelihoods import categorical
+from pyrofl.models.shared import distillation
+from pyrofl.models.shared.kept_models import members
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, join_up, role, spread_out, under
@@ -415,11 +416,3 @@ def dirichlet(models: Tensors, size: Tensor, alpha: Positive = 0.5) -> Posterior
         }
 
     return program
-
-
-def members(received: Tensors, local: Tensors) -> list[Tensors]:
-    """Return each ensemble member's parameters; before round one, only the received model."""
-    held = role("teacher", received)
-    count = next(iter(held.values())).shape[1] if held else 0
-    known = local | received
-    return [known | {n: v[:, m] for n, v in held.items()} for m in range(count)] or [known]

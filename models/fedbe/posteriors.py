@@ -14,7 +14,7 @@ import torch
 from pyro import poutine
 from torch import Generator, Size, Tensor
 
-from pyrofl.inference.aggregation.averages import average, weighted_mean
+from pyrofl.inference.definition.averages import average, weighted_mean
 from pyrofl.inference.posteriors.export import inference_data
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, seeded

@@ -1,6 +1,6 @@
 """Guides: variational families for each client's parameters, inside Pyro's client plate."""
 
-from pyrofl.inference.programs import Guide
+from pyrofl.inference.definition.programs import Guide
 from pyrofl.models.guides.automatic import from_pyro
 from pyrofl.models.guides.basic import (
     Family,

@@ -18,9 +18,9 @@ from torch.distributions import transform_to
 from torch.func import functional_call
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import latent, with_rows
-from pyrofl.inference.prior_conversion import nobody
-from pyrofl.inference.programs import Guide, Program
+from pyrofl.inference.definition.elbo import latent, with_rows
+from pyrofl.inference.definition.prior_conversion import nobody
+from pyrofl.inference.definition.programs import Guide, Program
 from pyrofl.inference.training.noise import GuideMean
 from pyrofl.tensors import Tensors, role, seeded, spread_out, under
 from pyrofl.turns import synchronized

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 from pyrofl.arguments import Positive, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Guide, as_event
+from pyrofl.inference.definition.programs import Guide, as_event
 from pyrofl.tensors import Tensors
 
 Shapes = Mapping[str, Size]

@@ -16,7 +16,7 @@ from pyro.infer.autoguide import (
 )
 
 from pyrofl.arguments import accepts, described
-from pyrofl.inference.programs import Guide
+from pyrofl.inference.definition.programs import Guide
 from pyrofl.models.guides.automatic import of_sites
 from pyrofl.models.guides.basic import Family, Shapes, delta, mean_field
 from pyrofl.models.guides.correlated import full_covariance

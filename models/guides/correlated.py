@@ -21,7 +21,7 @@ from torch.quasirandom import SobolEngine
 
 from pyrofl.arguments import Count, Positive, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Guide
+from pyrofl.inference.definition.programs import Guide
 from pyrofl.models.guides.basic import Family, Shapes
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, role, under

@@ -20,7 +20,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pyrofl.arguments import Positive, checked
-from pyrofl.inference.programs import Guide, as_event
+from pyrofl.inference.definition.programs import Guide, as_event
 from pyrofl.models.guides.basic import Shapes, normals
 
 Coordinates = Literal["logvar", "alpha"]

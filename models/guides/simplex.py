@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import Positive, checked
-from pyrofl.inference.programs import Guide, as_event
+from pyrofl.inference.definition.programs import Guide, as_event
 from pyrofl.models.guides.basic import Shapes, sitewise
 
 

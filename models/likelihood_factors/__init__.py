@@ -45,8 +45,8 @@ import torch
 
 from pyrofl.arguments import Positive, checked
 from pyrofl.data import Federation
-from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.finding import find_structure
 from pyrofl.models.likelihood_factors.method import LikelihoodFactors
 from pyrofl.models.likelihood_factors.structure import blank, on_cpu

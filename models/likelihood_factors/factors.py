@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.posteriors.proposals import evenly
-from pyrofl.inference.rejection import rejecting
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
-from pyrofl.models.pvi.gaussians import balanced
+from pyrofl.models.shared.gaussians import balanced
 from pyrofl.tensors import Tensors, generator, like, times
 
 NODES = {0: (1, 1), 1: (5, 21), 2: (3, 11)}  # per effect: to find a maximum, and at the maximum

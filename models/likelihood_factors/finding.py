@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import base_of, latent
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.elbo import base_of, latent
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.linear import is_linear, with_linear
 from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
 from pyrofl.models.likelihood_factors.structure import (
@@ -24,8 +24,8 @@ from pyrofl.models.likelihood_factors.structure import (
     on_cpu,
     random_points,
 )
-from pyrofl.models.pvi.declared import Declared
-from pyrofl.models.pvi.unconstrained import (
+from pyrofl.models.shared.declared import Declared
+from pyrofl.models.shared.unconstrained import (
     DECENTRED,
     layouts,
     name_of,

@@ -14,12 +14,12 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.membership import leave
 from pyrofl.inference.posteriors.proposals import bridge
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.tensors import Tensors
 
 ENOUGH = 0.8  # effective part of the draws that are resampled, as few have heavy tails

@@ -10,10 +10,17 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.metadata import (
+    PER_CLIENT,
+    SHARED,
+    Factors,
+    Metadata,
+    Moments,
+    Monitor,
+)
+from pyrofl.inference.definition.method import Method, Phase, View
 from pyrofl.inference.hmc import CHAINS, KEPT, LogDensity, hmc
-from pyrofl.inference.metadata import PER_CLIENT, SHARED, Factors, Metadata, Moments, Monitor
-from pyrofl.inference.method import Method, Phase, View
 from pyrofl.inference.posteriors.proposals import ServerDraws
 from pyrofl.models.likelihood_factors.factors import (
     Factor,
@@ -33,8 +40,9 @@ from pyrofl.models.likelihood_factors.leaving import (
 from pyrofl.models.likelihood_factors.linear import knows_noise, needs_one_round, statistics
 from pyrofl.models.likelihood_factors.rules import rules, with_cavity
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
-from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu, precise
+from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu
 from pyrofl.models.likelihood_factors.variables import Variables, curvature, find_mode
+from pyrofl.models.shared.matrices import precise
 from pyrofl.tensors import Tensors, like, spread_out, under
 
 CELLS = 4_000_000  # numbers in a tensor

@@ -10,9 +10,9 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyrofl.inference.elbo import base_of
+from pyrofl.inference.definition.elbo import base_of
 from pyrofl.inference.training.noise import open_latent
-from pyrofl.models.pvi.unconstrained import DECENTRED, as_deterministic
+from pyrofl.models.shared.unconstrained import DECENTRED, as_deterministic
 
 
 class NonCentered(Messenger):

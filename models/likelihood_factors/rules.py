@@ -8,30 +8,15 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Cohort
-from pyrofl.inference.metadata import (
+from pyrofl.inference.definition.metadata import (
     MODERATE,
     NOT_NEGATIVE,
     JointRule,
     MetadataByPattern,
     Rule,
 )
-from pyrofl.models.likelihood_factors.structure import precise
+from pyrofl.models.shared.matrices import precise, semidefinite, symmetric
 from pyrofl.tensors import Tensors
-
-ROUNDING = 1e-6  # of entries, relative to the largest of a matrix
-
-
-def symmetric(value: Tensor) -> Tensor:
-    """Return whether each matrix [C, n, n] is symmetric, bool [C]."""
-    apart = (value - value.mT).abs().flatten(1)
-    return (apart <= ROUNDING * value.abs().flatten(1).amax(1, keepdim=True)).all(1)
-
-
-def semidefinite(value: Tensor) -> Tensor:
-    """Return whether each matrix [C, n, n] is symmetric without negative eigenvalues, bool [C]."""
-    values = torch.linalg.eigvalsh(precise(value).nan_to_num(0.0, 0.0, 0.0))
-    positive: Tensor = values[:, 0] >= -ROUNDING * values.abs().amax(1)
-    return symmetric(value) & positive
 
 
 def rules(is_linear: bool) -> MetadataByPattern:

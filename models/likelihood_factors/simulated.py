@@ -14,10 +14,10 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation
-from pyrofl.inference.elbo import log_prob, observed, per_draw, weighed
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.elbo import log_prob, observed, per_draw, weighed
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.structure import OtherStructure, on_cpu
-from pyrofl.models.pvi.unconstrained import traced
+from pyrofl.models.shared.unconstrained import traced
 from pyrofl.tensors import generator
 
 CLIENTS = 48  # simulated; one in twelve has each kind of covariates and responses

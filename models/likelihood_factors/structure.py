@@ -22,11 +22,20 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import base_of, latent, log_prob, observed, per_draw, traces, weighed
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.elbo import (
+    base_of,
+    latent,
+    log_prob,
+    observed,
+    per_draw,
+    traces,
+    weighed,
+)
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models.likelihood_factors.noncentered import NonCentered
-from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.pvi.unconstrained import RowsFilled
+from pyrofl.models.shared.matrices import precise
+from pyrofl.models.shared.sites import Layout
+from pyrofl.models.shared.unconstrained import RowsFilled
 from pyrofl.returned import ClientError
 from pyrofl.tensors import Tensors, default_type, generator, matches
 
@@ -205,11 +214,6 @@ def on_cpu(batch: Batch) -> Batch:
     known = {n: v for n in names if (v := getattr(batch, n)) is not None}
     moved: dict[str, Any] = {n: precise(v) for n, v in known.items()}
     return replace(batch, **moved)
-
-
-def precise(value: Tensor) -> Tensor:
-    """Return a tensor on the CPU, in double precision if it is of floating point."""
-    return value.cpu().double() if value.is_floating_point() else value.cpu()
 
 
 def blank(batch: Batch) -> Batch:

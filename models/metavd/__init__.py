@@ -64,11 +64,18 @@ from pyrofl.arguments import (
     checked,
 )
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.averages import Combine, get_rule
-from pyrofl.inference.metadata import INCOMPARABLE, SPARSE, Metadata, Monitor
-from pyrofl.inference.method import GradientStep, Method, Phase, View, as_trained, return_received
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, Program, as_prior, flat
+from pyrofl.inference.definition.averages import Combine, get_rule
+from pyrofl.inference.definition.metadata import INCOMPARABLE, SPARSE, Metadata, Monitor
+from pyrofl.inference.definition.method import (
+    GradientStep,
+    Method,
+    Phase,
+    View,
+    as_trained,
+    return_received,
+)
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Likelihood, Prior, Program, as_prior, flat
 from pyrofl.models import guides
 from pyrofl.models.guides.dropout import (
     BOUND,

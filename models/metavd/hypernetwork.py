@@ -16,14 +16,14 @@ from torch.nn.functional import leaky_relu, linear
 from torch.nn.utils import get_total_norm
 
 from pyrofl.data import Cohort, Federation
-from pyrofl.inference.aggregation.aggregator import descend
-from pyrofl.inference.aggregation.averages import Combine, mean
+from pyrofl.inference.definition.aggregator import descend
+from pyrofl.inference.definition.averages import Combine, mean
+from pyrofl.inference.definition.metadata import PER_CLIENT, REPORTED, MetadataByPattern
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.optim import Optim
+from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.metadata import PER_CLIENT, REPORTED, MetadataByPattern
-from pyrofl.inference.method import Method
-from pyrofl.inference.optim import Optim
-from pyrofl.inference.seeds import Seed
 from pyrofl.inference.training.local import train
 from pyrofl.tensors import Tensors, like, pick, role, spread_out, total, under
 

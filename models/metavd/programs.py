@@ -15,9 +15,9 @@ from torch import Size, Tensor
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.prior_conversion import probed
-from pyrofl.inference.programs import (
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.prior_conversion import probed
+from pyrofl.inference.definition.programs import (
     Guide,
     Likelihood,
     Loss,

@@ -47,13 +47,13 @@ from torch import Generator, Size, Tensor
 from pyrofl.arguments import Count, NotNegative, Positive, ShareBelowOne, Whole, checked, described
 from pyrofl.data import Batch, Cohort
 from pyrofl.data.batch import share
-from pyrofl.inference.aggregation.aggregator import Aggregator, by_size
-from pyrofl.inference.aggregation.averages import Combine
-from pyrofl.inference.elbo import elbo, with_rows
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood, Prior, Program, as_prior, flat
+from pyrofl.inference.definition.aggregator import Aggregator, by_size
+from pyrofl.inference.definition.averages import Combine
+from pyrofl.inference.definition.elbo import elbo, with_rows
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Likelihood, Prior, Program, as_prior, flat
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pfedgp.processes import Kernel, lower, predicted, sites

@@ -24,8 +24,13 @@ from torch import Size, Tensor
 
 from pyrofl.arguments import NotNegative, Positive, checked
 from pyrofl.data import Batch
-from pyrofl.inference.prior_conversion import PriorFamily, as_families, as_family, as_prior
-from pyrofl.inference.programs import (
+from pyrofl.inference.definition.prior_conversion import (
+    PriorFamily,
+    as_families,
+    as_family,
+    as_prior,
+)
+from pyrofl.inference.definition.programs import (
     ByName,
     LocationScale,
     Prior,

@@ -26,12 +26,12 @@ from torch import Generator, Size
 
 from pyrofl.arguments import Positive, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator, uniform
-from pyrofl.inference.aggregation.averages import average
-from pyrofl.inference.metadata import NOT_NEGATIVE
-from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.prior_conversion import PriorFamily, as_family, nobody
-from pyrofl.inference.programs import PriorFunction, around
+from pyrofl.inference.definition.aggregator import Aggregate, Aggregator, uniform
+from pyrofl.inference.definition.averages import average
+from pyrofl.inference.definition.metadata import NOT_NEGATIVE
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.prior_conversion import PriorFamily, as_family, nobody
+from pyrofl.inference.definition.programs import PriorFunction, around
 from pyrofl.models.guides.automatic import site_moments
 from pyrofl.tensors import Tensors, pick, role, spread_out, under
 

@@ -77,19 +77,19 @@ import torch
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
 from pyrofl.data import Federation
-from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Likelihood, Prior, Program
-from pyrofl.models import guides
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Likelihood, Prior, Program
+from pyrofl.models.guides import Family, delta, mean_field
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
-from pyrofl.models.pvi.activations import Sampling
-from pyrofl.models.pvi.declared import Declared
-from pyrofl.models.pvi.gaussians import enough
 from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.pvi.sfvi import SharedGuide
-from pyrofl.models.pvi.unconstrained import (
+from pyrofl.models.shared.activations import Sampling
+from pyrofl.models.shared.declared import Declared
+from pyrofl.models.shared.gaussians import enough
+from pyrofl.models.shared.unconstrained import (
     decentred,
     freed,
     layouts,
@@ -119,7 +119,7 @@ def build(
     *,
     likelihood: Likelihood = categorical,
     prior: Prior = STANDARD,
-    guide: guides.Family = guides.mean_field,
+    guide: Family = mean_field,
     covariance: Literal["diagonal", "full"] = "diagonal",
     sampling: Sampling = "auto",
     warm_start: Whole | None = None,
@@ -166,7 +166,7 @@ def build(
         ValueError: if num_particles is odd, the guide another one, or the other arguments do not
             permit drawing activations and `sampling` or `warm_start` asks for it.
     """
-    if guide not in (guides.mean_field, guides.delta):
+    if guide not in (mean_field, delta):
         raise ValueError(
             f"guide is {described(guide)}; expected mean_field or delta, and see covariance"
         )
@@ -177,7 +177,7 @@ def build(
         prior,
         of_network(net, prior, init_scale),
         covariance=covariance,
-        is_random=guide is guides.mean_field,
+        is_random=guide is mean_field,
         sampling=sampling,
         warm_start=warm_start,
         damping=damping,
@@ -194,7 +194,7 @@ def hierarchical(
     data: Federation,
     *,
     shared: str,
-    guide: guides.Family | None = None,
+    guide: Family | None = None,
     covariance: Covariance = "full",
     damping: PositiveShare | None = None,
     num_particles: Count | None = None,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.tensors import Tensors, role, times, under
 
 DIFFERENT = 0.05  # change of an exponent c that is worth a change of variables

@@ -10,7 +10,7 @@ from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.membership import leave
-from pyrofl.models.pvi.gaussians import PARAMETERS
+from pyrofl.models.shared.gaussians import PARAMETERS
 
 
 def without(run: Run, client: str, rounds: int) -> RoundState:

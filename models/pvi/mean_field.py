@@ -17,14 +17,14 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.method import GradientStep, Phase, send_all
-from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Likelihood, Prior, Program, Supervised
-from pyrofl.models.pvi.activations import Activations, Sampling, is_chosen, reason_against
-from pyrofl.models.pvi.gaussians import Normals, enough
+from pyrofl.inference.definition.method import GradientStep, Phase, send_all
+from pyrofl.inference.definition.optim import adam
+from pyrofl.inference.definition.programs import Likelihood, Prior, Program, Supervised
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import Covariance
-from pyrofl.models.pvi.sites import Layout
+from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
+from pyrofl.models.shared.gaussians import Normals, enough
+from pyrofl.models.shared.sites import Layout
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, like, pick
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import PositiveShare, checked
-from pyrofl.inference.optim import Light, Optim
-from pyrofl.models.pvi.gaussians import inverse
+from pyrofl.inference.definition.optim import Light, Optim
+from pyrofl.models.shared.gaussians import inverse
 from pyrofl.tensors import Tensors, like, times
 
 MOST = 10.0  # by what a variance changes at most in a step

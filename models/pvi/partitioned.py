@@ -17,8 +17,8 @@ from pyro import poutine
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import (
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import (
     CHANGES,
     INCOMPARABLE,
     MODERATE,
@@ -30,16 +30,16 @@ from pyrofl.inference.metadata import (
     Optimal,
     Rule,
 )
-from pyrofl.inference.method import GradientStep, Method, Phase, View
-from pyrofl.inference.optim import Optim
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.method import GradientStep, Method, Phase, View
+from pyrofl.inference.definition.optim import Optim
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models.guides.correlated import standard_noise
-from pyrofl.models.pvi.gaussians import Normals, balanced, inverse, stacked
 from pyrofl.models.pvi.leaving import without
 from pyrofl.models.pvi.natural_gradient import halved, natural
 from pyrofl.models.pvi.server import Covariance, FactorServer
-from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.pvi.unconstrained import Scaled, scaling
+from pyrofl.models.shared.gaussians import Normals, balanced, inverse, stacked
+from pyrofl.models.shared.sites import Layout
+from pyrofl.models.shared.unconstrained import Scaled, scaling
 from pyrofl.plates import DRAWS
 from pyrofl.tensors import Tensors, like, pick, role, times, under
 

@@ -13,11 +13,11 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort
-from pyrofl.inference.aggregation.averages import AggregationError
-from pyrofl.inference.method import send_all
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.method import send_all
 from pyrofl.models.pvi.centring import Centring
-from pyrofl.models.pvi.gaussians import PARAMETERS, Normals
-from pyrofl.models.pvi.sites import Layout
+from pyrofl.models.shared.gaussians import PARAMETERS, Normals
+from pyrofl.models.shared.sites import Layout
 from pyrofl.tensors import Tensors, pick, role, under
 
 Covariance = Literal["diagonal", "blocks", "full"]

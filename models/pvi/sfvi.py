@@ -32,21 +32,21 @@ from pyro.poutine.messenger import Messenger
 from torch import Generator, Size, Tensor
 
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.aggregator import Aggregator, WeightedSum, descend, uniform
-from pyrofl.inference.elbo import elbo, latent, with_rows
-from pyrofl.inference.metadata import SHARED, Metadata, Moments, Optimal
-from pyrofl.inference.method import GradientStep, Method, Phase, View, as_received
-from pyrofl.inference.optim import adam, sgd
+from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, descend, uniform
+from pyrofl.inference.definition.elbo import elbo, latent, with_rows
+from pyrofl.inference.definition.metadata import SHARED, Metadata, Moments, Optimal
+from pyrofl.inference.definition.method import GradientStep, Method, Phase, View, as_received
+from pyrofl.inference.definition.optim import adam, sgd
+from pyrofl.inference.definition.programs import Guide, Program
 from pyrofl.inference.posteriors.client_groups import width
-from pyrofl.inference.programs import Guide, Program
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.models.guides import Family, build_guide
 from pyrofl.models.guides.correlated import standard_noise
-from pyrofl.models.pvi.gaussians import balanced
 from pyrofl.models.pvi.natural_gradient import given_others, halved, of_one
 from pyrofl.models.pvi.partitioned import NARROW, REACH
-from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.pvi.unconstrained import Scaled, scaling
+from pyrofl.models.shared.gaussians import balanced
+from pyrofl.models.shared.sites import Layout
+from pyrofl.models.shared.unconstrained import Scaled, scaling
 from pyrofl.plates import DRAWS
 from pyrofl.tensors import Tensors, generator, like, pick, role, times, under
 

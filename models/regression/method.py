@@ -11,9 +11,9 @@ import torch
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions
-from pyrofl.inference.method import Method
 from pyrofl.models.regression.design import Design, Grouped, level_text, make_design
 from pyrofl.models.regression.prediction import predict_rows
 from pyrofl.models.regression.priors import Priors

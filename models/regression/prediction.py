@@ -28,11 +28,11 @@ from pyrofl.data import Batch
 from pyrofl.data.tables.owners import client_cells, owners_of
 from pyrofl.data.tables.row_checks import outlier
 from pyrofl.data.tables.wording import listed
+from pyrofl.inference.definition.seeds import Stream, separate, stream
 from pyrofl.inference.evaluation.predict import CLASSES, probabilities
 from pyrofl.inference.evaluation.predictions import Predictions, in_order, predictive_values
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import SAMPLES
-from pyrofl.inference.seeds import Stream, separate, stream
 from pyrofl.models.regression.design import Design, Grouped
 from pyrofl.models.regression.program import compile_program, source
 from pyrofl.models.regression.rows import kind_of, mean_of, tensor

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models.regression.design import OFFSET, Design, Grouped
 from pyrofl.models.regression.hurdle import Hurdle
 from pyrofl.models.regression.priors import Priors

@@ -20,8 +20,8 @@ from typing import cast
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort
-from pyrofl.inference.method import GradientStep, Method, Phase, as_trained
-from pyrofl.inference.programs import Supervised
+from pyrofl.inference.definition.method import GradientStep, Method, Phase, as_trained
+from pyrofl.inference.definition.programs import Supervised
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, matches, spread_out
 

@@ -12,8 +12,8 @@ import torch
 from torch import Generator
 
 from pyrofl.data import Cohort
-from pyrofl.inference.metadata import Metadata
-from pyrofl.models.pvi.gaussians import PARAMETERS
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.models.shared.gaussians import PARAMETERS
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.tensors import Tensors, pick, role, under

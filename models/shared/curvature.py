@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Likelihood
+from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.nets.network import Forward

@@ -19,16 +19,16 @@ from collections.abc import Mapping
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import latent, recorded, with_rows
-from pyrofl.inference.method import ClosedFormUpdate
-from pyrofl.inference.programs import Guide, Likelihood
-from pyrofl.models import guides
+from pyrofl.inference.definition.elbo import latent, recorded, with_rows
+from pyrofl.inference.definition.method import ClosedFormUpdate
+from pyrofl.inference.definition.programs import Guide, Likelihood
+from pyrofl.models.guides import log_mean_field, mean_field
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.shared import curvature
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, pick, role
 
-INDEPENDENT = guides.mean_field, guides.log_mean_field
+INDEPENDENT = mean_field, log_mean_field
 
 
 def widths_update(

@@ -23,20 +23,19 @@ from torch import Tensor
 
 from pyrofl.arguments import described
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.method import GradientStep, Phase
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Program
-from pyrofl.models import guides
-from pyrofl.models.fedpop import at
+from pyrofl.inference.definition.elbo import elbo, with_guide
+from pyrofl.inference.definition.method import GradientStep, Phase
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Program
+from pyrofl.models.guides import Family, mean_field
 from pyrofl.models.guides.correlated import parted, standard_noise
 from pyrofl.models.shared.laplace import Laplace
 from pyrofl.tensors import Tensors, under
 
 
-def independent(guide: guides.Family) -> guides.Family:
+def independent(guide: Family) -> Family:
     """Return the guide's family; raise ValueError if it is not that of independent normals."""
-    if guide is not guides.mean_field:
+    if guide is not mean_field:
         raise ValueError(
             f"guide is {described(guide)}, and IVON learns independent normals; expected mean_field"
         )
@@ -97,7 +96,7 @@ class Ivon:
     ) -> Tensor:
         """Return the mean loss per row [C] at the drawn weights."""
         w = parted(local["mean"] + local["noise"] + local["slope"], self.core.net.shapes)
-        fit = at(self.core.point, elbo(kl=0.0, mean=True))
+        fit = with_guide(self.core.point, elbo(kl=0.0, mean=True))
         return fit(model, self.core.point, received, local | under("w", w), data)
 
     def move(self, received: Tensors, local: Tensors, data: Batch) -> Tensors:

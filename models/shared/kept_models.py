@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort
-from pyrofl.inference.metadata import PER_CLIENT, MetadataByPattern
+from pyrofl.inference.definition.metadata import PER_CLIENT, MetadataByPattern
 from pyrofl.tensors import Tensors, role, spread_out, under
 
 MODEL, HEARD = "server/model", "server/heard"
@@ -54,3 +54,11 @@ def combined(server: Tensors, weights: Tensor) -> Tensors:
     """
     models = role(MODEL, server).items()
     return {n: torch.stack([torch.tensordot(own, v, 1) for own in weights]) for n, v in models}
+
+
+def members(received: Tensors, local: Tensors) -> list[Tensors]:
+    """Return each ensemble member's parameters; before round one, only the received model."""
+    held = role("teacher", received)
+    count = next(iter(held.values())).shape[1] if held else 0
+    known = local | received
+    return [known | {n: v[:, m] for n, v in held.items()} for m in range(count)] or [known]

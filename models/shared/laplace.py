@@ -20,9 +20,9 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import described
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.averages import AggregationError
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import (
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.elbo import elbo, with_guide
+from pyrofl.inference.definition.metadata import (
     MODERATE,
     NOT_NEGATIVE,
     SHARED,
@@ -31,17 +31,16 @@ from pyrofl.inference.metadata import (
     Moments,
     TensorMetadata,
 )
-from pyrofl.inference.method import GradientStep, Phase
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Guide, Likelihood, Prior, Program, Supervised
-from pyrofl.models import guides
-from pyrofl.models.fedpop import at
+from pyrofl.inference.definition.method import GradientStep, Phase
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Guide, Likelihood, Prior, Program, Supervised
+from pyrofl.models.guides import Family, delta, full_covariance, mean_field
 from pyrofl.models.guides.correlated import parted
-from pyrofl.models.likelihood_factors.rules import semidefinite
-from pyrofl.models.pvi.gaussians import LARGEST, PARAMETERS, Normals
-from pyrofl.models.pvi.sites import Layout
-from pyrofl.models.pvi.unconstrained import of_network
 from pyrofl.models.shared.curvature import diagonal, slopes, weight_of_each, whole
+from pyrofl.models.shared.gaussians import LARGEST, PARAMETERS, Normals
+from pyrofl.models.shared.matrices import semidefinite
+from pyrofl.models.shared.sites import Layout
+from pyrofl.models.shared.unconstrained import of_network
 from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, times, under
@@ -59,11 +58,11 @@ class Laplace:
     net: Network
     likelihood: Likelihood
     prior: Prior
-    guide: guides.Family
+    guide: Family
 
     def __post_init__(self) -> None:
         """Validate the guide's family, the number of parameters and the prior."""
-        if self.guide not in (guides.mean_field, guides.full_covariance):
+        if self.guide not in (mean_field, full_covariance):
             raise ValueError(
                 f"guide is {described(self.guide)}; expected mean_field or full_covariance"
             )
@@ -72,7 +71,7 @@ class Laplace:
                 "prior is not a normal with fixed moments, whose product with normal factors is "
                 "one; expected such as dist.Normal(0.0, 1.0)"
             )
-        if self.guide is guides.full_covariance and self.layout.size > LARGEST:
+        if self.guide is full_covariance and self.layout.size > LARGEST:
             raise ValueError(
                 f"a full covariance (guide full_covariance) of {self.layout.size} parameters; "
                 f"expected at most {LARGEST}, or a diagonal one (guide mean_field)"
@@ -162,7 +161,9 @@ class Laplace:
             near = mean + (times(hold, away) if self.normals.full else hold * away)
             return under("w", parted(near, self.net.shapes))
 
-        step = GradientStep("w/*", sgd(lr, momentum, clip), at(self.point, elbo(kl=0.0, mean=True)))
+        step = GradientStep(
+            "w/*", sgd(lr, momentum, clip), with_guide(self.point, elbo(kl=0.0, mean=True))
+        )
         climb = Phase((step, pull) if strength else (step,), epochs, batch)
         first = (Phase((tie,)),) if strength else ()
         return *first, climb, Phase((self.begin,)), Phase((inform,), 1, batch)
@@ -212,7 +213,7 @@ class Laplace:
     @cached_property
     def point(self) -> Guide:
         """Point-estimate guide that is used while a client trains."""
-        return guides.delta(self.net.shapes, loc="w")
+        return delta(self.net.shapes, loc="w")
 
     @cached_property
     def q(self) -> Guide:
@@ -227,7 +228,7 @@ class Laplace:
     @cached_property
     def normals(self) -> Normals:
         """Operations on normal distributions of the network's parameters."""
-        return Normals(self.layout.size, self.guide is guides.full_covariance)
+        return Normals(self.layout.size, self.guide is full_covariance)
 
     @property
     def metadata(self) -> Metadata:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.arguments import NotNegative, Positive, Whole, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Loss, Program
+from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.tensors import Tensors, like, pick, total
 
 Order = Literal["exact", "first", "hessian_free"]

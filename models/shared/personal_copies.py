@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Generator
 
 from pyrofl.data import Cohort
-from pyrofl.inference.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.tensors import Tensors, role, under
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import Count, Share, checked
-from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.recipes import rebuildable
 
 

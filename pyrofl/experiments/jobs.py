@@ -13,7 +13,7 @@ from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.settings import parse
 from pyrofl.experiments.tasks import Task, participation, task
-from pyrofl.inference.budget import Privacy
+from pyrofl.inference.definition.budget import Privacy
 from pyrofl.inference.engine.messages import inbox
 from pyrofl.inference.engine.participation import Draw, Stragglers
 from pyrofl.inference.engine.server_round import by_round

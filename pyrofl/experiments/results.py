@@ -19,15 +19,15 @@ from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job
 from pyrofl.files import run_folder, run_json, text_tables
 from pyrofl.files.own_files import subfolder
-from pyrofl.inference.budget import PrivacySpent
 from pyrofl.inference.conformal.sets import PredictionSets
+from pyrofl.inference.definition.budget import PrivacySpent
+from pyrofl.inference.definition.seeds import separate
 from pyrofl.inference.engine.messages import kinds
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import Adapted, default_model
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
-from pyrofl.inference.seeds import separate
 from pyrofl.metrics import Bins
 from pyrofl.partitions.federations import class_counts
 from pyrofl.tensors import Tensors

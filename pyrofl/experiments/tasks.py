@@ -17,8 +17,8 @@ from pyrofl.data import Dataset, Federation, weights
 from pyrofl.data.loaders import datasets
 from pyrofl.data.tables.source import LEARNED
 from pyrofl.experiments.experiment import Experiment
+from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.participation import Draw, bernoulli, everyone, fixed, fraction
-from pyrofl.inference.seeds import Seeds
 from pyrofl.nets import Network
 from pyrofl.partitions import federations
 from pyrofl.tensors import generator

@@ -34,7 +34,7 @@ from pyrofl.flower.site import (
     WEIGHTS,
     label,
 )
-from pyrofl.inference.description import clients_part
+from pyrofl.inference.definition.description import clients_part
 from pyrofl.inference.engine.server_round import by_round
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.correction import configure_draws, reporter

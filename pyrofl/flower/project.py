@@ -21,9 +21,9 @@ from pyrofl.data.roster import names_of
 from pyrofl.data.tables.columns import Column, complete, read
 from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.tasks import Task, network
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.server_round import by_round
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seeds
 from pyrofl.inference.transport.wire import Flat
 
 FILE = "pyproject.toml"

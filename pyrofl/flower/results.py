@@ -24,13 +24,14 @@ from pyrofl.experiments.results import (
 from pyrofl.files import checkpoint_file, run_folder, run_json
 from pyrofl.files.own_files import subfolder
 from pyrofl.flower.project import Project
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Supervised
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationFields
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import RECORDS, save
-from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import monitor_of
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.importance_sampling import Weights
@@ -40,7 +41,6 @@ from pyrofl.inference.posteriors.shared import (
     corrected_shared,
     shared_to_arviz,
 )
-from pyrofl.inference.programs import Supervised
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.weighing import reason_against
 from pyrofl.inference.transport.wire import Flat

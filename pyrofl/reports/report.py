@@ -11,9 +11,9 @@ from pyrofl.arguments import Count, checked
 from pyrofl.data.tables.wording import number_of
 from pyrofl.experiments import rows
 from pyrofl.files.run_folder import refuse_no_output
+from pyrofl.inference.definition.programs import Supervised
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.programs import Supervised
 from pyrofl.reports import first_page as words
 from pyrofl.reports import parameters
 from pyrofl.reports.page import Section, page, write

@@ -22,9 +22,9 @@ from torch import Tensor
 from pyrofl import nets
 from pyrofl.data import Federation
 from pyrofl.data.loaders import datasets
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import everyone
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.inference.training import noise
 from pyrofl.models import apfl, ditto, fedavg, fedpop, fedprox, pfedbayes, pfedme, pfedvem, pvi
 from pyrofl.partitions import federations

@@ -24,11 +24,11 @@ from pyrofl.experiments.methods import builds, methods, reaching
 from pyrofl.experiments.settings import Epochs, arguments, parse, read_settings
 from pyrofl.experiments.tasks import Task, participation
 from pyrofl.files.run_folder import CLIENTS, COMPARE, METRICS, read_csv
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Likelihood
+from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.fit import fit
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.axes import GROUPS
-from pyrofl.inference.programs import Likelihood
-from pyrofl.inference.seeds import Seeds
 from pyrofl.models import fedavg, fedprox, local
 from pyrofl.nets import Network
 from pyrofl.tensors import generator

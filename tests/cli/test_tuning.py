@@ -16,7 +16,7 @@ from pyrofl.experiments.methods import builds, methods
 from pyrofl.experiments.settings import arguments
 from pyrofl.experiments.tasks import Task
 from pyrofl.files.run_folder import read_csv
-from pyrofl.inference.seeds import Seeds
+from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.nets import build
 from pyrofl.partitions import federations
 

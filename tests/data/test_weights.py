@@ -24,9 +24,9 @@ from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.outlines import facts, hidden
 from pyrofl.data.shard import shard
 from pyrofl.data.weights import read
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.inference.recording import recorder
 from pyrofl.inference.row_space import rewriting
 from pyrofl.inference.transport.client import Client

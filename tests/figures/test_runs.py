@@ -15,7 +15,7 @@ from pictures import overlaps, title
 
 from pyrofl import figures
 from pyrofl.figures import style
-from pyrofl.inference.metadata import Monitor
+from pyrofl.inference.definition.metadata import Monitor
 from pyrofl.metrics import Bins, calibration_bins
 
 RNG = np.random.default_rng(0)

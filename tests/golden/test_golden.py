@@ -18,9 +18,9 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Federation
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.inference.training import noise
 from pyrofl.models import fedabml, fedbe, metavd, pfedmb, pfedvem
 from pyrofl.nets import build

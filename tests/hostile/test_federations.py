@@ -27,10 +27,10 @@ from torch import Tensor
 
 from pyrofl.data import Federation
 from pyrofl.experiments.settings import accepted
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.method import Method
 from pyrofl.models.likelihoods import normal
 from pyrofl.nets import build
 from pyrofl.tensors import generator

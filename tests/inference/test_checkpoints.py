@@ -21,14 +21,14 @@ from pyrofl.data import Federation
 from pyrofl.data.fingerprint import fingerprint
 from pyrofl.files import checkpoint_file as container
 from pyrofl.files.run_folder import compared_versions, versions
-from pyrofl.inference.description import described
+from pyrofl.inference.definition.description import described
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.checkpoints import Keeper, load, save
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seeds
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.priors import student_t
 from pyrofl.tensors import size_in_bytes

@@ -19,12 +19,12 @@ from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.aggregation import Aggregator, by_size
-from pyrofl.inference.elbo import elbo
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import adam, sgd
+from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.fit import fit
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import adam, sgd
-from pyrofl.inference.programs import Program
 from pyrofl.inference.validation.validate import validate_method
 from pyrofl.models import fedavg, likelihoods, pvi
 from pyrofl.nets import Network

@@ -18,12 +18,12 @@ import toys
 from torch import Tensor, nn
 
 import pyrofl
-from pyrofl.inference.description import clients_part, described
+from pyrofl.inference.definition.description import clients_part, described
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run import checkpoints
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, pfedvem
 from pyrofl.nets.network import Network
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo, latent, log_densities, traces, with_rows
-from pyrofl.inference.programs import Loss, Program, Supervised, flat
+from pyrofl.inference.definition.elbo import elbo, latent, log_densities, traces, with_rows
+from pyrofl.inference.definition.programs import Loss, Program, Supervised, flat
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.models import guides

@@ -16,9 +16,9 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.files.run_folder import CLIENTS, METRICS
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import Stragglers
 from pyrofl.inference.evaluation.predict import Prediction
-from pyrofl.inference.method import Method
 from pyrofl.metrics import mean
 from pyrofl.models import fedavg, local, pfedvem, pvi
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyrofl.inference.metadata import FINITE, Metadata
+from pyrofl.inference.definition.metadata import FINITE, Metadata
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from torch.nn.functional import softplus
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.experiments.methods import builds
 from pyrofl.inference.aggregation import Aggregator, by_size, weight_by
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.federate import federate
-from pyrofl.inference.metadata import PER_CLIENT, POSITIVE, SHARED, Metadata
-from pyrofl.inference.method import GradientStep, Phase
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import PER_CLIENT, POSITIVE, SHARED, Metadata
+from pyrofl.inference.definition.method import GradientStep, Phase
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.validation.validate import validate_method
 from pyrofl.models import fedavg, likelihoods
 from pyrofl.nets import Network

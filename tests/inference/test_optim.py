@@ -7,7 +7,7 @@ import torch
 import toys
 from torch import Tensor
 
-from pyrofl.inference.optim import adam, clipped, narrow, sgd
+from pyrofl.inference.definition.optim import adam, clipped, narrow, sgd
 from pyrofl.tensors import generator
 
 STEP = 20  # roundings of an entry in a step, at most

@@ -11,8 +11,8 @@ import torch
 
 import pyrofl
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.fitted_run.checkpoints import load, save
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.optimum import optimum
 from pyrofl.models import pvi
 from pyrofl.tensors import Tensors, generator

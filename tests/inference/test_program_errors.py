@@ -13,9 +13,9 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.aggregation import Aggregator, uniform
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedpop, priors, pvi
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors

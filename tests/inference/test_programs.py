@@ -14,9 +14,9 @@ from checks import close
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.programs import Supervised, around, flat
-from pyrofl.inference.spherical import Spherical, distances
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.programs import Supervised, around, flat
+from pyrofl.inference.definition.spherical import Spherical, distances
 from pyrofl.models import fedavg, guides, likelihoods
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import by_name, proximal

@@ -19,11 +19,11 @@ from pyro.infer.inspect import get_model_relations
 
 from pyrofl import federate, fit
 from pyrofl.data import Federation
-from pyrofl.inference.elbo import latent
-from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Guide
+from pyrofl.inference.definition.elbo import latent
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Guide
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.pyro_pair import PyroPair
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.noise import AHEAD, ClientNoise
 from pyrofl.models import ditto, fedabml, fedavg, likelihoods, pfedvem
 

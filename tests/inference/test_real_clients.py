@@ -16,9 +16,9 @@ from torch import Generator, Tensor
 import pyrofl
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.aggregation import Aggregator, by_size
-from pyrofl.inference.aggregation.aggregator import with_server_step
-from pyrofl.inference.method import GradientStep, Method, send_all
-from pyrofl.inference.optim import sgd
+from pyrofl.inference.definition.aggregator import with_server_step
+from pyrofl.inference.definition.method import GradientStep, Method, send_all
+from pyrofl.inference.definition.optim import sgd
 from pyrofl.models import fedavg
 from pyrofl.tensors import Tensors
 

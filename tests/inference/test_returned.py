@@ -14,9 +14,9 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation import Aggregator, by_size
+from pyrofl.inference.definition.metadata import Metadata, Moments, Monitor, Optimal, Rule, WireCost
+from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.fit import fit
-from pyrofl.inference.metadata import Metadata, Moments, Monitor, Optimal, Rule, WireCost
-from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors

@@ -17,12 +17,12 @@ import pyrofl
 from pyrofl import Seeds, reference
 from pyrofl.data import Federation
 from pyrofl.data.loaders.conjugate import linear_regression
-from pyrofl.inference import seeds
+from pyrofl.inference.definition import seeds
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Stream, stream
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training import local
 from pyrofl.inference.training.local import Streams
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
@@ -103,7 +103,7 @@ def test_all_streams_that_the_library_uses_are_different(monkeypatch):
     assert len({begin(*key) for key in keys}) == len(keys) > 150
 
 
-def drawn(seed: pyrofl.inference.seeds.Seed) -> list[RoundState]:
+def drawn(seed: pyrofl.inference.definition.seeds.Seed) -> list[RoundState]:
     method = fedavg.build(toys.net(), guide=guides.mean_field, epochs=3, batch=4)
     return list(federate(method, toys.blobs((3, 9, 7, 12)), 3, seed=seed, **OPTIONS))
 
@@ -112,7 +112,7 @@ def who(rounds: list[RoundState]) -> list[list[list[int]]]:
     return [[r.trained.tolist(), r.reporters.ids.tolist()] for r in rounds]
 
 
-def starts(seed: pyrofl.inference.seeds.Seed) -> Tensor:
+def starts(seed: pyrofl.inference.definition.seeds.Seed) -> Tensor:
     method, data = fedavg.build(toys.net()), toys.blobs()
     return next(iter(pyrofl.fit(method, data, 0, seed=seed, progress=False).state.server.values()))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pyrofl import Phase, elbo, fit
 from pyrofl.data import Cohort
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
 from pyrofl.models import fedamp, fedavg, fedlap, pfedgp, pvi
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors

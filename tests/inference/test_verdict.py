@@ -16,11 +16,11 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Federation
+from pyrofl.inference.definition.metadata import INCOMPARABLE, normals
 from pyrofl.inference.engine.participation import Stragglers, fraction
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.checkpoints import load, save
 from pyrofl.inference.fitted_run.records import RoundRecord
-from pyrofl.inference.metadata import INCOMPARABLE, normals
 from pyrofl.inference.monitoring.losses import Losses, comparable
 from pyrofl.inference.monitoring.parameter_changes import Moved, movement
 from pyrofl.inference.monitoring.status import (
@@ -29,7 +29,7 @@ from pyrofl.inference.monitoring.status import (
     convergence_status,
 )
 from pyrofl.models import fedavg, likelihoods, local, pfedvem, priors, pvi
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
 

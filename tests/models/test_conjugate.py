@@ -15,8 +15,8 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Federation
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.federate import federate
 from pyrofl.models import conjugate
 
 SIZES = (1, 6, 3, 1, 9, 2)

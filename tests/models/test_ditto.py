@@ -9,11 +9,11 @@ from checks import close
 from promises import Promises
 from toys import last
 
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.method import Method
 from pyrofl.models import ditto, fedavg, fedprox, likelihoods, local
 from pyrofl.nets import build
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data.loaders.conjugate import gaussian_means
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.models import fald, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import role

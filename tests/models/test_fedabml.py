@@ -17,14 +17,14 @@ from toys import last
 
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask, gaussian_means
-from pyrofl.inference.elbo import elbo
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
-from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedabml, fedavg, guides, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator, role

@@ -11,10 +11,10 @@ from checks import close
 from promises import Promises
 from toys import crossed, last
 
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.method import Method
 from pyrofl.models import fedamp, fedavg, fedprox, likelihoods, local
 from pyrofl.nets import build
 from pyrofl.tensors import role

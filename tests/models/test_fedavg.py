@@ -14,10 +14,10 @@ from toys import last
 from pyrofl.data import Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask
 from pyrofl.inference import reference
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.state import client_inputs
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.models import fedavg, guides, likelihoods, priors
 from pyrofl.nets import Network, build

@@ -8,7 +8,7 @@ from checks import close
 from promises import Promises
 from toys import last
 
-from pyrofl.inference.federate import federate
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import fedavg, fedavgm
 from pyrofl.nets import build
 from pyrofl.tensors import pick, role

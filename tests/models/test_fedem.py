@@ -17,11 +17,11 @@ from toys import crossed, last
 
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders.conjugate import conjugate
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedem, guides, likelihoods, priors
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors

@@ -10,13 +10,13 @@ from promises import Promises
 from regressions import EVEN, PRIOR, SD, TASK, posterior
 from torch import Tensor
 
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.models import fedep, guides, likelihoods, pvi
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import build
 
 PROMISES = {"fedep": Promises(together="*", random=True, message=(2 * toys.ALL, 2 * toys.ALL))}

@@ -11,11 +11,11 @@ from promises import Promises
 from toys import crossed, last
 
 from pyrofl.data.loaders.conjugate import conjugate
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedfomo, likelihoods, local
 from pyrofl.nets import build
 

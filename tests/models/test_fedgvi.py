@@ -14,7 +14,7 @@ from promises import Promises
 from torch import Tensor, nn
 
 import pyrofl
-from pyrofl.inference.federate import federate
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import fedgvi, likelihoods, pvi
 from pyrofl.nets import Network, build
 

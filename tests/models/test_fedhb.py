@@ -12,9 +12,9 @@ from promises import Promises
 from torch import Tensor
 
 from pyrofl.data.loaders.conjugate import gaussian_means
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
 from pyrofl.models import fedhb, guides, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import role

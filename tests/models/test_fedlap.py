@@ -12,9 +12,9 @@ from regressions import MEAN, PRIOR, SD, TASK, posterior, q_of
 from torch.nn.functional import softplus
 
 import pyrofl
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.models import fedlap, likelihoods, priors
 from pyrofl.nets import build
 

@@ -10,9 +10,9 @@ from promises import Promises
 from torch import Tensor
 from toys import last
 
-from pyrofl.inference.aggregation.aggregator import descend
+from pyrofl.inference.definition.aggregator import descend
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.federate import federate
 from pyrofl.models import fedavg, fedavgm, fedopt, fedper
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick, role

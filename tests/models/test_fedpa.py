@@ -12,7 +12,7 @@ from promises import Promises
 from toys import last
 
 from pyrofl.data import Batch
-from pyrofl.inference.method import Phase
+from pyrofl.inference.definition.method import Phase
 from pyrofl.models import fedavg, fedopt, fedpa, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator

@@ -12,9 +12,9 @@ from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.data.loaders.conjugate import gaussian_means
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.models import fedpop, guides, likelihoods
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, role

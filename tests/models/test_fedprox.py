@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from toys import last
 
 from pyrofl.data.loaders.conjugate import ConjugateTask
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import fedavg, fedprox, likelihoods, priors
 from pyrofl.nets import build
 from pyrofl.tensors import generator, role

@@ -16,9 +16,9 @@ from torch.nn.functional import softplus
 
 import pyrofl
 from pyrofl.data import Federation
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Likelihood
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Likelihood
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import fedavg, fisher, guides, likelihoods
 from pyrofl.models.shared.curvature import diagonal, slopes, whole
 from pyrofl.nets import build

@@ -10,8 +10,8 @@ from checks import close
 from promises import Promises
 from regressions import EVEN, MEAN, PRIOR, TASK, posterior, q_of
 
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import fola, guides, likelihoods, priors
 from pyrofl.nets import build
 

@@ -10,7 +10,7 @@ import torch
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Federation
-from pyrofl.inference.federate import federate
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.training.noise import draw
 from pyrofl.models import fedavg, likelihoods, pfedvem
 from pyrofl.nets import build

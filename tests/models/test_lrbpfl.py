@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy, softplus
 
 import pyrofl
 from pyrofl.data import Federation
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import GradientStep, Method
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import fedavg, guides, likelihoods, lrbpfl
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, generator, role, under

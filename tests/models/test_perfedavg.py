@@ -11,8 +11,8 @@ from torch import Tensor
 from toys import last
 
 from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.method import Method
 from pyrofl.inference.training.local import train
 from pyrofl.models import fedavg, likelihoods, metavd, perfedavg
 from pyrofl.models.shared.meta_gradients import Order

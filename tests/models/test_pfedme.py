@@ -9,9 +9,9 @@ from checks import close
 from promises import Promises
 from toys import last
 
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.method import Method
 from pyrofl.models import ditto, fedabml, guides, likelihoods, pfedme
 from pyrofl.nets import build
 

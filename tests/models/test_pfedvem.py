@@ -19,10 +19,10 @@ from toys import last
 
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate, gaussian_means
-from pyrofl.inference.elbo import elbo
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import client_inputs
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, Phase
 from pyrofl.models import guides, likelihoods, pfedvem
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, role, spread_out, total

@@ -17,11 +17,11 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.data.loaders import datasets
 from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
-from pyrofl.inference.elbo import elbo
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, pvi
 from pyrofl.nets import build
 from pyrofl.partitions import federations

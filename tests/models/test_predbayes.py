@@ -10,7 +10,7 @@ from toys import last
 
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.models import fedavg, predbayes
-from pyrofl.models.fedbe import distillation
+from pyrofl.models.shared import distillation
 from pyrofl.nets import build
 from pyrofl.tensors import generator, role
 

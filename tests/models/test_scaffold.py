@@ -14,11 +14,11 @@ from toys import last
 
 from pyrofl.data import Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask
-from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, fixed
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg, likelihoods, scaffold
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, pick, role

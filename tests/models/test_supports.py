@@ -7,7 +7,7 @@ import torch
 
 import pyrofl
 from pyrofl import Federation, reference
-from pyrofl.models.pvi.unconstrained import freed, has_own_support, traced
+from pyrofl.models.shared.unconstrained import freed, has_own_support, traced
 
 Y = (torch.randn(24, generator=torch.Generator().manual_seed(1)) * 0.5 + 1.3).double()
 ROWS = list(torch.arange(24).split([9, 2, 6, 7]))

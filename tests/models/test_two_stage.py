@@ -17,8 +17,8 @@ import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
 from pyrofl.inference import hmc as sampler
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.federate import federate
 from pyrofl.models import two_stage
 from pyrofl.models.two_stage import TwoStage
 from pyrofl.tensors import generator

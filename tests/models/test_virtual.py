@@ -9,7 +9,7 @@ from promises import Promises
 from regressions import MEAN, PRIOR, SD, TASK
 
 from pyrofl.models import guides, likelihoods, virtual
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import Network
 
 PROMISES = {

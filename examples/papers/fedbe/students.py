@@ -15,9 +15,9 @@ from typing import Any
 
 import pyrofl
 from pyrofl import datasets, federations, nets
-from pyrofl.inference.aggregation.averages import average
+from pyrofl.inference.definition.averages import average
 from pyrofl.models import fedbe
-from pyrofl.models.fedbe.distillation import predictions
+from pyrofl.models.shared.distillation import predictions
 from pyrofl.tensors import role
 
 HERE = Path(__file__).parent

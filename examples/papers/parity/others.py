@@ -37,8 +37,8 @@ from pyrofl import nets
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders import datasets
 from pyrofl.files.text_tables import markdown
-from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Program
 from pyrofl.models import apfl, ditto, fedavg, fedbabu, fedrep, local, perfedavg, pfedme, pfedvem
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from pyrofl.arguments import known
 from pyrofl.experiments.experiment import TRIES, as_text
 from pyrofl.experiments.methods import Scheduled, builds, reaching
 from pyrofl.experiments.settings import arguments, parse
-from pyrofl.inference.description import described
+from pyrofl.inference.definition.description import described
 from pyrofl.inference.engine.server_round import by_round
 
 Words = dict[str, str]

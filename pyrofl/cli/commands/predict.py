@@ -29,12 +29,12 @@ from pyrofl.experiments.tasks import Task, network_for, participation, resolve, 
 from pyrofl.files import checkpoint_file, run_folder, run_json
 from pyrofl.inference.conformal.conformal import conformal
 from pyrofl.inference.conformal.sets import PredictionSets
+from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.evaluation.predictions import Predictions, refuse_known
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.fitted_run.loading import load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.privacy.noising import with_privacy
-from pyrofl.inference.seeds import Seeds
 
 WHOSE = ("client", "client_column", "new_client")
 

@@ -20,10 +20,10 @@ from pyrofl.files import checkpoint_file, run_folder, run_json
 from pyrofl.files.lock import locked
 from pyrofl.files.own_files import refuse_link
 from pyrofl.files.run_folder import CHECKPOINT
+from pyrofl.inference.definition.metadata import Optimal, of_kind
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.fitted_run.checkpoints import Keeper, load
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.metadata import Optimal, of_kind
-from pyrofl.inference.method import Method
 from pyrofl.inference.monitoring.status import monitor_of
 
 

@@ -19,8 +19,8 @@ from pyrofl.data import Federation
 from pyrofl.experiments.experiment import as_text
 from pyrofl.experiments.methods import builds
 from pyrofl.experiments.settings import READERS
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.nets import Network
 from pyrofl.reports.calibration import sentence
 

@@ -10,7 +10,7 @@ from pyrofl.experiments.jobs import Job
 from pyrofl.experiments.results import cost
 from pyrofl.experiments.saved_runs import OPEN
 from pyrofl.files import run_folder, text_tables
-from pyrofl.inference.budget import SEEDED
+from pyrofl.inference.definition.budget import SEEDED
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.paired import interval_over_seeds

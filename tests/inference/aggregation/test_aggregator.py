@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from pyrofl.data import Cohort
-from pyrofl.inference.aggregation.aggregator import (
+from pyrofl.inference.definition.aggregator import (
     Aggregator,
     Weighed,
     WeightedSum,
@@ -21,7 +21,7 @@ from pyrofl.inference.aggregation.aggregator import (
     weight_by,
     with_server_step,
 )
-from pyrofl.inference.aggregation.averages import AggregationError, weighted_mean
+from pyrofl.inference.definition.averages import AggregationError, weighted_mean
 from pyrofl.tensors import Tensors, cut, generator
 
 CLIENTS = 7

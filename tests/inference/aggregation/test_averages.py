@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyrofl.inference.aggregation.aggregator import descend
-from pyrofl.inference.aggregation.averages import average, blend, weighted_mean
+from pyrofl.inference.definition.aggregator import descend
+from pyrofl.inference.definition.averages import average, blend, weighted_mean
+from pyrofl.inference.definition.optim import adam, sgd
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.federate import federate
-from pyrofl.inference.optim import adam, sgd
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors, generator
 

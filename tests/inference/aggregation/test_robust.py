@@ -15,10 +15,10 @@ from promises import others_slow
 from torch import Tensor
 
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.averages import average, get_rule, krum, median, middle
+from pyrofl.inference.definition.averages import average, get_rule, krum, median, middle
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, Phase
 from pyrofl.models import (
     fedabml,
     fedavg,

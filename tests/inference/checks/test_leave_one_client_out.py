@@ -23,11 +23,11 @@ from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders import datasets
 from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.inference.checks.elpd import elpd_data
-from pyrofl.inference.metadata import PER_CLIENT, Factors, of_kind
+from pyrofl.inference.definition.metadata import PER_CLIENT, Factors, of_kind
 from pyrofl.inference.posteriors.export import import_arviz, smoothed
 from pyrofl.models import fedavg, likelihoods, pvi
-from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.models.pvi.leaving import without
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.partitions import federations
 from pyrofl.tensors import Tensors, generator

@@ -15,8 +15,8 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders.conjugate import ConjugateTask, linear_regression
-from pyrofl.inference.metadata import SHARED, Metadata
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.metadata import SHARED, Metadata
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.models import guides

@@ -15,9 +15,9 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.checks.new_clients import joining
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.method import Method, Phase
-from pyrofl.inference.programs import Program
 from pyrofl.models import pvi
 from pyrofl.tensors import Tensors, generator
 

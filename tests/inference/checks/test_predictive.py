@@ -12,9 +12,9 @@ from scipy.stats import kstest
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.posteriors.export import inference_data, load, save
-from pyrofl.inference.programs import Program
 from pyrofl.models import pvi
 from pyrofl.tensors import Tensors
 

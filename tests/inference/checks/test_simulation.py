@@ -18,7 +18,6 @@ from torch import Generator, Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Cohort, Federation
-from pyrofl.inference.aggregation.averages import AggregationError
 from pyrofl.inference.checks.replicas import (
     compact,
     first_of,
@@ -28,13 +27,14 @@ from pyrofl.inference.checks.replicas import (
     with_responses,
 )
 from pyrofl.inference.checks.simulation import Ranks, rank, simulated
-from pyrofl.inference.elbo import elbo
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import SHARED, Metadata
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import adam, sgd
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
-from pyrofl.inference.federate import federate
-from pyrofl.inference.metadata import SHARED, Metadata
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import adam, sgd
-from pyrofl.inference.programs import Program
 from pyrofl.models import fald, fedavg, guides, pfedvem, pvi
 from pyrofl.models.guides import correlated
 from pyrofl.models.likelihoods import normal

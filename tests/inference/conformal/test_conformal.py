@@ -68,8 +68,11 @@ def by_hand(run: Run, found: pyrofl.inference.conformal.sets.Conformal, i: int, 
     probs = run.predict(run.data.x[rows], run.data.names[i], **how).mean
     u = torch.rand(
         len(rows),
-        generator=pyrofl.inference.seeds.stream(
-            run.seed, pyrofl.inference.seeds.Stream.CONFORMAL, run.data.names[i], "scores"
+        generator=pyrofl.inference.definition.seeds.stream(
+            run.seed,
+            pyrofl.inference.definition.seeds.Stream.CONFORMAL,
+            run.data.names[i],
+            "scores",
         ),
         dtype=torch.float64,
     )

@@ -11,9 +11,9 @@ import torch
 import toys
 
 from pyrofl.inference.engine.client_states import ClientStates, RowStore, mapped
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
-from pyrofl.inference.federate import federate
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors
 

@@ -14,13 +14,13 @@ from torch import Generator
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.aggregation.aggregator import Aggregator, Weighed
+from pyrofl.inference.definition.aggregator import Aggregator, Weighed
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import advance
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
 from pyrofl.inference.fitted_run import checkpoints as checkpoint
-from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedabml, fedavg, guides, local, pfedmb, pfedvem
 from pyrofl.models.priors import learned_scales
 from pyrofl.tensors import Tensors

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pyrofl.data import Cohort
+from pyrofl.inference.definition.metadata import POSITIVE, Rule
 from pyrofl.inference.engine.messages import agreed, form_of, inspect, merged, unlike
-from pyrofl.inference.metadata import POSITIVE, Rule
 from pyrofl.tensors import Tensors
 
 NAMES = ("north", "south", "east", "west")

@@ -13,12 +13,12 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import everyone, fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
-from pyrofl.inference.method import Method
 from pyrofl.inference.relations import get_dependencies
 from pyrofl.models import fedavg, pfedbayes, pvi
 from pyrofl.models.guides.automatic import from_pyro

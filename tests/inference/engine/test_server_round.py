@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import Generator
 
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.aggregation.averages import average
+from pyrofl.inference.definition.averages import average
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.engine import state as engine_state
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState, chunks, client_inputs
-from pyrofl.inference.federate import federate
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import Method, Phase
 from pyrofl.models import fedavg
 from pyrofl.tensors import Tensors, generator
 

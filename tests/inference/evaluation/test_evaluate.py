@@ -13,14 +13,14 @@ import toys
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort, Federation
+from pyrofl.inference.definition.method import Method, View
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation import predict as predicting
 from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, uncertainty
 from pyrofl.inference.evaluation.predict import Prediction, predict, predict_batch
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, View
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.metrics import mean
 from pyrofl.models import fedavg, guides, pfedvem, pvi

@@ -14,9 +14,9 @@ from checks import close
 
 import pyrofl
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.evaluation import predict
 from pyrofl.inference.evaluation.evaluate import Uncertainty
-from pyrofl.inference.method import Method, Phase
 from pyrofl.metrics import calibration_error
 from pyrofl.models import fedavg, pfedvem
 from pyrofl.tensors import Tensors

@@ -20,8 +20,8 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.metadata import SHARED, Metadata
-from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.definition.metadata import SHARED, Metadata
+from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors import client_groups, corrected, group_weights
 from pyrofl.inference.posteriors.export import smoothed

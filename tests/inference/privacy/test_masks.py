@@ -12,8 +12,8 @@ import toys
 from scipy.stats import chi2
 from sites import SIZES, some
 
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.federate import federate
 from pyrofl.inference.privacy.masks import STEP, Masks, unmask
 from pyrofl.inference.privacy.sums import summed
 from pyrofl.inference.transport import Client, Server

@@ -21,8 +21,8 @@ from sites import SIZES, some
 import pyrofl
 from pyrofl import Privacy
 from pyrofl.data import Federation
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
-from pyrofl.inference.federate import federate
 from pyrofl.inference.privacy.noising import Bounds, private, secret_normals
 from pyrofl.inference.transport import Client, Server
 from pyrofl.models import fedavg, pfedvem, pvi

@@ -9,10 +9,10 @@ import toys
 from promises import others_slow
 from sites import CLOSE, SIZES
 
-from pyrofl.inference.aggregation.aggregator import Aggregator
+from pyrofl.inference.definition.aggregator import Aggregator
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.inference.privacy.sums import summed
 from pyrofl.models import fedabml, fedavg, guides
 from pyrofl.models.priors import learned_scales

@@ -15,11 +15,11 @@ from promises import others_slow
 from torch import Tensor, nn
 
 from pyrofl.data import Batch
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.optim import Optim, adam, sgd
+from pyrofl.inference.definition.programs import Supervised
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.optim import Optim, adam, sgd
-from pyrofl.inference.programs import Supervised
 from pyrofl.inference.recording import code, recorder
 from pyrofl.inference.recording.recorder import RECORDINGS, Recording, forget
 from pyrofl.inference.recording.tape import Tape

@@ -19,13 +19,13 @@ import toys
 from torch import Tensor, nn
 
 import pyrofl
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Supervised
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.optim import adam
+from pyrofl.inference.definition.programs import Supervised
+from pyrofl.inference.definition.user_code import users_code
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.recording.recorder import USERS, forget
-from pyrofl.inference.recording.user_code import users_code
 from pyrofl.inference.recordings import recordings
 from pyrofl.models import fedavg, likelihoods, priors
 from pyrofl.nets import Network
@@ -99,7 +99,7 @@ def wrapped(*given: Any) -> Any:
     return given[0]
 
 
-wrapped.__module__ = "pyrofl.inference.elbo"
+wrapped.__module__ = "pyrofl.inference.definition.elbo"
 
 LIBRARYS = {
     "numbers": (1, 0.5, "a", None, torch.ones(2), np.ones(2), torch.float64),

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from promises import others_slow
 from torch import Size, nn
 
-from pyrofl.inference.elbo import Seen, elbo
+from pyrofl.inference.definition.elbo import Seen, elbo
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import adam, sgd
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import adam, sgd
 from pyrofl.inference.row_space import first_layer as layers
 from pyrofl.inference.row_space import rewriting
 from pyrofl.inference.row_space.first_layer import RowProducts, first_layer

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import GradientStep, Method, Phase
-from pyrofl.inference.optim import adam, clipped, sgd
-from pyrofl.inference.programs import Program
-from pyrofl.inference.seeds import Stream, stream
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.optim import adam, clipped, sgd
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.seeds import Stream, stream
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.training import schedules
 from pyrofl.inference.training.local import train
 from pyrofl.inference.training.schedules import make_schedule

@@ -19,10 +19,10 @@ from torch import Generator, Tensor
 from torch.nn.functional import softplus
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.federate import federate
-from pyrofl.inference.optim import adam, sgd
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.optim import adam, sgd
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.training.noise import ClientNoise, GuideMean, draw
 from pyrofl.models import guides
 from pyrofl.models.guides.automatic import from_pyro

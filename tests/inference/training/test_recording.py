@@ -13,7 +13,7 @@ import toys
 from pyro import poutine
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import recorded
+from pyrofl.inference.definition.elbo import recorded
 from pyrofl.models import fedavg, guides
 from pyrofl.models.priors import fixed
 

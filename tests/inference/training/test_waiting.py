@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyrofl import nets
 from pyrofl.data import Batch, Federation
 from pyrofl.experiments.methods import builds
-from pyrofl.inference.federate import federate
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.training import noise
 from pyrofl.inference.training.steps import Batches, PhaseRun
 from pyrofl.models import fedavg, guides, pfedgp, pvi, virtual

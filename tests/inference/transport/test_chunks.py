@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import toys
 
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine import state
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.method import Method
 from pyrofl.inference.transport import Client, Server
 from pyrofl.models import pfedvem, scaffold
 

@@ -11,10 +11,10 @@ import torch
 import toys
 from sites import CLOSE, SIZES, some
 
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.engine.server_round import advance, first, sample_clients
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
 from pyrofl.inference.transport import Client, Server
 from pyrofl.tensors import Tensors
 

@@ -20,8 +20,8 @@ from sites import CLOSE, SIZES, some
 import pyrofl
 from pyrofl.data import Federation
 from pyrofl.files.lock import locked
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.federate import federate
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.wire import InvalidRequestError, StateLostError
 from pyrofl.models import conjugate, fedavg, fedbe, pvi, scaffold

@@ -12,9 +12,9 @@ import torch
 import toys
 from engine_posts import Fake
 
-from pyrofl.inference import federate as rounds
+from pyrofl.inference.engine import federate as rounds
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
-from pyrofl.inference.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.checkpoints import load, save
 from pyrofl.inference.transport import start

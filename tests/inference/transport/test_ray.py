@@ -17,8 +17,8 @@ import torch
 import toys
 
 from pyrofl.cli.parser import main
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
-from pyrofl.inference.federate import federate
 from pyrofl.inference.transport import ray as by_ray
 from pyrofl.models import pfedvem
 

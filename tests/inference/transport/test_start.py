@@ -8,7 +8,7 @@ import pytest
 import toys
 
 from pyrofl.cli.parser import main
-from pyrofl.inference.federate import federate
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.fit import fit
 from pyrofl.inference.transport import ray as by_ray
 from pyrofl.models import fedavg

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pyrofl.models import likelihoods
-from pyrofl.models.fedbe.distillation import collected, cyclical, distil, predictions, sharpened
+from pyrofl.models.shared.distillation import collected, cyclical, distil, predictions, sharpened
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator
 

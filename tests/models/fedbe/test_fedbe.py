@@ -17,16 +17,16 @@ from toys import last
 
 import pyrofl
 from pyrofl.data.loaders.datasets import load
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Stream, stream
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, fedavgm, fedbe, fedprox, guides, likelihoods, priors, scaffold
-from pyrofl.models.fedbe.distillation import predictions
 from pyrofl.models.fedbe.posteriors import mean_and_sd
+from pyrofl.models.shared.distillation import predictions
 from pyrofl.nets import build
 from pyrofl.partitions.federations import split
 from pyrofl.tensors import Tensors, generator, role

@@ -23,7 +23,7 @@ from torch import Size
 from torch.nn.functional import softplus
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import latent, traces
+from pyrofl.inference.definition.elbo import latent, traces
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models import fedavg, guides, pfedvem
 from pyrofl.models.guides.automatic import from_pyro

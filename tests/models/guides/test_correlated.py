@@ -11,9 +11,9 @@ from checks import close
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo, latent, traces
-from pyrofl.inference.optim import adam
-from pyrofl.inference.programs import Guide
+from pyrofl.inference.definition.elbo import elbo, latent, traces
+from pyrofl.inference.definition.optim import adam
+from pyrofl.inference.definition.programs import Guide
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models.guides import correlated
 from pyrofl.tensors import Tensors, generator, seeded, under

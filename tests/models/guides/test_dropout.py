@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo, traces, with_rows
-from pyrofl.inference.method import Method
-from pyrofl.inference.programs import Loss
+from pyrofl.inference.definition.elbo import elbo, traces, with_rows
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Loss
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models import metavd
 from pyrofl.models.guides.dropout import (

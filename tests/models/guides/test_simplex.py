@@ -13,7 +13,7 @@ from torch import Size, Tensor
 from torch.distributions import kl_divergence
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo, traces
+from pyrofl.inference.definition.elbo import elbo, traces
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models.guides import simplex
 from pyrofl.tensors import Tensors, generator

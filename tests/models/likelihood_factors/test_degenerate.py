@@ -8,7 +8,7 @@ import torch
 
 from pyrofl import Federation, datasets, federations
 from pyrofl.inference import hmc as sampler
-from pyrofl.inference.aggregation.averages import AggregationError
+from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.fit import fit
 from pyrofl.models import likelihood_factors
 from pyrofl.models.likelihood_factors.leaving import LEAST, inverse, positive

@@ -18,8 +18,8 @@ import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
 from pyrofl.inference import hmc as sampler
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.federate import federate
 from pyrofl.inference.hmc import CHAINS, hmc, r_hat
 from pyrofl.models import likelihood_factors
 from pyrofl.models.likelihood_factors.factors import Factor, integrate

@@ -21,10 +21,10 @@ import pyrofl
 from pyrofl import datasets, federations
 from pyrofl.data import Federation
 from pyrofl.inference import hmc as sampler
-from pyrofl.inference.federate import federate
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import likelihood_factors, pvi
 from pyrofl.models.likelihood_factors.method import LikelihoodFactors
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.tensors import Tensors
 
 SIZES = (1, 5, 3, 8, 1, 4)

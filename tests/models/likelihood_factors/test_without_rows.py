@@ -17,9 +17,9 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.data.outlines import outline
 from pyrofl.inference import hmc as sampler
-from pyrofl.inference.description import clients_part
+from pyrofl.inference.definition.description import clients_part
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.federate import federate
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.wire import InvalidRequestError
 from pyrofl.models import likelihood_factors

@@ -16,13 +16,13 @@ from toys import last
 
 import pyrofl
 from pyrofl.data import Cohort
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
-from pyrofl.inference.optim import sgd
 from pyrofl.models import fedavg, guides, metavd
 from pyrofl.models.guides.dropout import TINY
 from pyrofl.models.metavd import hypernetwork

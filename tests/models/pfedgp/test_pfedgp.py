@@ -13,12 +13,12 @@ from torch import nn
 from toys import crossed, last
 
 from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
-from pyrofl.inference.elbo import latent, traces
+from pyrofl.inference.definition.elbo import latent, traces
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, likelihoods, pfedgp, priors
 from pyrofl.nets import Network, build
 from pyrofl.tensors import generator, role

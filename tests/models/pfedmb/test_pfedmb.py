@@ -15,14 +15,14 @@ from pyro.infer import Trace_ELBO
 from torch import Size, Tensor, nn
 
 from pyrofl.data import Batch, Cohort, Federation
-from pyrofl.inference.aggregation.averages import average
-from pyrofl.inference.elbo import elbo, with_rows
+from pyrofl.inference.definition.averages import average
+from pyrofl.inference.definition.elbo import elbo, with_rows
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.training.local import train
 from pyrofl.models import fedavg, guides, pfedmb

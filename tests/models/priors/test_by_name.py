@@ -14,10 +14,10 @@ from pyro import poutine
 from torch import Tensor
 
 from pyrofl.experiments.settings import accepted
-from pyrofl.inference.elbo import with_rows
+from pyrofl.inference.definition.elbo import with_rows
+from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import client_inputs
-from pyrofl.inference.method import Method
 from pyrofl.models import fedavg, fedhb, guides, pfedbayes, pfedvem, priors
 
 BUILT = [m for m, build in table.BUILDS.items() if "prior" in accepted(build)]

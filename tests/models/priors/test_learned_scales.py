@@ -12,8 +12,8 @@ from checks import close
 
 from pyrofl.data import Batch
 from pyrofl.data.loaders.conjugate import gaussian_means
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method, Phase
+from pyrofl.inference.definition.method import Method, Phase
+from pyrofl.inference.engine.federate import federate
 from pyrofl.models import fedavg, guides, likelihoods, local, priors
 from pyrofl.models.guides import inverse_softplus, mean_field
 from pyrofl.models.priors.learned_scales import learned, learning

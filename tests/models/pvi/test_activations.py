@@ -13,20 +13,20 @@ from regressions import PRIOR, TASK, posterior
 from torch import Tensor, nn
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.method import GradientStep, Method
+from pyrofl.inference.definition.programs import Loss, Supervised
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli, fraction
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import GradientStep, Method
-from pyrofl.inference.programs import Loss, Supervised
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.models import fedabml, fedep, fedhb, guides, likelihoods, pfedbayes, priors
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.pvi.activations import Activations
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.activations import Activations
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import Network, build
 from pyrofl.tensors import Tensors, generator, pick, under
 

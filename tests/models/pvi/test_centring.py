@@ -14,7 +14,7 @@ import pyrofl
 from pyrofl.data import Federation
 from pyrofl.models import pvi
 from pyrofl.models.pvi.centring import Centring
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.tensors import role
 
 LEVELS, CLIENTS = 8, 2

@@ -7,8 +7,8 @@ import torch
 from checks import close
 from torch import Tensor
 
-from pyrofl.models.pvi.gaussians import Normals, balanced, enough, stacked
 from pyrofl.models.pvi.natural_gradient import natural
+from pyrofl.models.shared.gaussians import Normals, balanced, enough, stacked
 from pyrofl.tensors import generator
 
 COVARIANCE = torch.tensor([[2.0, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]]).double()

@@ -12,10 +12,10 @@ from regressions import PRIOR, TASK, posterior
 from torch import Tensor, nn
 
 import pyrofl
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fraction
-from pyrofl.inference.federate import federate
 from pyrofl.models import guides, likelihoods, priors, pvi, virtual
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import Network, build
 
 NET = Network(nn.Sequential(nn.Linear(3, 1, bias=False)))

@@ -25,22 +25,22 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.data.loaders.conjugate import gaussian_means, linear_regression
-from pyrofl.inference.aggregation.averages import AggregationError
-from pyrofl.inference.elbo import latent, log_densities, per_draw, traces
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.elbo import latent, log_densities, per_draw, traces
+from pyrofl.inference.definition.metadata import Metadata
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.federate import federate
-from pyrofl.inference.metadata import Metadata
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.programs import Program
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.models import guides, likelihoods, priors, pvi
-from pyrofl.models.pvi.gaussians import Normals
 from pyrofl.models.pvi.partitioned import Partitioned
-from pyrofl.models.pvi.unconstrained import layouts
+from pyrofl.models.shared.gaussians import Normals
+from pyrofl.models.shared.unconstrained import layouts
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors, generator
 

@@ -19,7 +19,7 @@ from pyrofl.inference.evaluation.predict import predict
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.models import pvi
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.tensors import Tensors, generator
 
 SIZES = (1, 5, 3)

@@ -19,14 +19,14 @@ import pyrofl
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders.conjugate import gaussian_means
 from pyrofl.inference.checks.leave_one_out import loo
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed as some
 from pyrofl.inference.engine.server_round import advance, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.evaluation.specification import EvaluationSpec
-from pyrofl.inference.federate import federate
 from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.method import Method
 from pyrofl.inference.posteriors.pointwise import pointwise
 from pyrofl.models import guides, pvi
 from pyrofl.models.pvi.sfvi import SharedGuide

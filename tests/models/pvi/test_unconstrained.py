@@ -14,7 +14,7 @@ from checks import close
 from pyro import poutine
 
 from pyrofl.data import Batch
-from pyrofl.models.pvi.unconstrained import decentred, layouts
+from pyrofl.models.shared.unconstrained import decentred, layouts
 from pyrofl.tensors import Tensors
 
 BATCH = toys.blobs().batch(torch.tensor([0]))

@@ -335,7 +335,7 @@ RESPONSES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_a_program_with_finite_densities(family):
-    from pyrofl.inference.elbo import observed
+    from pyrofl.inference.definition.elbo import observed
 
     frames = tables()
     for frame in frames.values():

@@ -10,12 +10,12 @@ from promises import Promises
 from torch.nn.functional import cross_entropy
 from toys import assert_same, last
 
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.seeds import Stream, stream
+from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.evaluation.prepare import prepared
-from pyrofl.inference.federate import federate
-from pyrofl.inference.method import Method
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.seeds import Stream, stream
 from pyrofl.models import fedavg, fedbabu, fedper, fedrep, guides, lgfedavg, local
 from pyrofl.models.fedopt import stepped
 from pyrofl.nets import build

@@ -13,9 +13,9 @@ from promises import others_slow
 from regressions import PRIOR, SD
 
 from pyrofl.data.loaders.conjugate import linear_regression
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
 from pyrofl.models import fald, fedep, fisher, fola, guides, likelihoods
-from pyrofl.models.pvi.gaussians import Normals
+from pyrofl.models.shared.gaussians import Normals
 from pyrofl.nets import build
 from pyrofl.tensors import Tensors
 

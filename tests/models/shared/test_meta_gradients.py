@@ -9,8 +9,8 @@ from checks import close
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.programs import Loss, Program
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.models.shared.meta_gradients import descended, maml
 from pyrofl.tensors import Tensors, seeded
 

@@ -10,9 +10,9 @@ import torch
 import toys
 from checks import close
 
-from pyrofl.inference.elbo import On, Seen, elbo
+from pyrofl.inference.definition.elbo import On, Seen, elbo
+from pyrofl.inference.definition.method import return_received
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.method import return_received
 from pyrofl.models import fedavg, fedprox, guides, local, scaffold
 from pyrofl.models.shared.personal_copies import only_step, own, start_own
 from pyrofl.tensors import Tensors, generator, seeded

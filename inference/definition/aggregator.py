@@ -19,8 +19,8 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import check_fields
 from pyrofl.data import Cohort
-from pyrofl.inference.aggregation.averages import Combine, blend, get_rule, mean
-from pyrofl.inference.optim import Optim
+from pyrofl.inference.definition.averages import Combine, blend, get_rule, mean
+from pyrofl.inference.definition.optim import Optim
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, join_up, matches
 

@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import base_of, latent
-from pyrofl.inference.prior_conversion import Prior, as_prior, nobody
-from pyrofl.inference.programs import Program
-from pyrofl.inference.rejection import rejecting
+from pyrofl.inference.definition.elbo import base_of, latent
+from pyrofl.inference.definition.prior_conversion import Prior, as_prior, nobody
+from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.training.noise import ClientNoise, open_latent
 from pyrofl.inference.validation.patterns import idle, nearest
 from pyrofl.inference.validation.program_checker import refuse_subsampling
-from pyrofl.models.pvi.places import place_of
-from pyrofl.models.pvi.sites import Layout, Site
+from pyrofl.models.shared.places import place_of
+from pyrofl.models.shared.sites import Layout, Site
 from pyrofl.nets import Network
 from pyrofl.returned import explained
 from pyrofl.tensors import Tensors, default_type, generator, like, matches

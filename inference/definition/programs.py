@@ -19,14 +19,14 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.prior_by_name import ByName
-from pyrofl.inference.prior_conversion import (
+from pyrofl.inference.definition.prior_by_name import ByName
+from pyrofl.inference.definition.prior_conversion import (
     LocationScale,
     Prior,
     PriorFunction,
     as_prior,
 )
-from pyrofl.inference.spherical import spherical
+from pyrofl.inference.definition.spherical import spherical
 from pyrofl.nets import Forward, Network
 from pyrofl.nets.reparametrised import Reparametrised
 from pyrofl.tensors import Tensors, role

@@ -10,8 +10,10 @@ import torch
 from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.extensions import extension, required
-from pyrofl.inference.budget import Privacy
-from pyrofl.inference.description import refuse_other_constants
+from pyrofl.inference.definition.budget import Privacy
+from pyrofl.inference.definition.description import refuse_other_constants
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.engine.messages import BadMessage, OnBadMessage, inbox
 from pyrofl.inference.engine.origin import match_server, validate_resume
 from pyrofl.inference.engine.participation import Draw, Stragglers, everyone
@@ -24,8 +26,6 @@ from pyrofl.inference.engine.server_round import (
 )
 from pyrofl.inference.engine.start import Engine, create_engine
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.method import Method
-from pyrofl.inference.seeds import Seed, separate
 from pyrofl.tensors import Tensors
 
 SHOWN = 3  # reasons in one line

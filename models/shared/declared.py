@@ -18,10 +18,10 @@ from pyro import poutine
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.elbo import latent
-from pyrofl.inference.programs import Program
-from pyrofl.models.pvi.sites import Layout, Site
-from pyrofl.models.pvi.unconstrained import name_of, spread_by_others, traced
+from pyrofl.inference.definition.elbo import latent
+from pyrofl.inference.definition.programs import Program
+from pyrofl.models.shared.sites import Layout, Site
+from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
 
 DRAWS = 3  # of the prior, to see what changes with what
 

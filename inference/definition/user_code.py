@@ -18,7 +18,14 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from pyrofl.inference.description import HOOKS, INTERNAL, UNCALLED, attributes, closure, is_own
+from pyrofl.inference.definition.description import (
+    HOOKS,
+    INTERNAL,
+    UNCALLED,
+    attributes,
+    closure,
+    is_own,
+)
 from pyrofl.nets import Network
 
 LIBRARY = ("pyrofl", "pyro", "torch")

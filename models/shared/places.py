@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyrofl.inference.elbo import base_of
+from pyrofl.inference.definition.elbo import base_of
 
 AXES = ("chain", "draw", "client", "row")
 """Axes of the result of to_arviz, where no site can have such a name."""

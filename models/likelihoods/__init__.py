@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 
 from pyrofl.arguments import Count, Range, checked
 from pyrofl.data.tables.source import LEARNED
-from pyrofl.inference.programs import Likelihood
+from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.recipes import rebuildable
 
 Finite = Annotated[float, Range(-inf, inf, open_low=True, open_high=True)]

@@ -13,9 +13,9 @@ import pyrofl
 from pyrofl.arguments import Count, Whole, check_fields
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.files.pickles import Pickled
-from pyrofl.inference.aggregation.aggregator import Aggregate, Aggregator
-from pyrofl.inference.elbo import elbo
-from pyrofl.inference.metadata import (
+from pyrofl.inference.definition.aggregator import Aggregate, Aggregator
+from pyrofl.inference.definition.elbo import elbo
+from pyrofl.inference.definition.metadata import (
     PER_CLIENT,
     SHARED,
     Metadata,
@@ -24,8 +24,8 @@ from pyrofl.inference.metadata import (
     marked,
     of_kind,
 )
-from pyrofl.inference.optim import Optim
-from pyrofl.inference.programs import Loss, Program
+from pyrofl.inference.definition.optim import Optim
+from pyrofl.inference.definition.programs import Loss, Program
 from pyrofl.recipes import rebuild
 from pyrofl.returned import as_numbers, as_tensors, calling
 from pyrofl.summaries import Summarised
@@ -49,8 +49,8 @@ class GradientStep:
         num_steps: steps on each minibatch.
 
     Examples:
-        >>> from pyrofl.inference.elbo import elbo
-        >>> from pyrofl.inference.optim import adam
+        >>> from pyrofl.inference.definition.elbo import elbo
+        >>> from pyrofl.inference.definition.optim import adam
         >>> step = GradientStep("q/*", adam(0.01), elbo(num_particles=4))
     """
 
@@ -73,8 +73,8 @@ class Phase:
         batch: rows of a minibatch; None uses all rows at once.
 
     Examples:
-        >>> from pyrofl.inference.elbo import elbo
-        >>> from pyrofl.inference.optim import sgd
+        >>> from pyrofl.inference.definition.elbo import elbo
+        >>> from pyrofl.inference.definition.optim import sgd
         >>> phase = Phase((GradientStep("q/*", sgd(0.1), elbo()),), epochs=5, batch=32)
     """
 
@@ -193,9 +193,9 @@ class Method(Pickled, Summarised):
         >>> import pyro.distributions as dist
         >>> from pyrofl.data import Federation
         >>> from pyrofl.inference.aggregation import Aggregator, uniform
-        >>> from pyrofl.inference.elbo import elbo
-        >>> from pyrofl.inference.federate import federate
-        >>> from pyrofl.inference.optim import sgd
+        >>> from pyrofl.inference.definition.elbo import elbo
+        >>> from pyrofl.inference.engine.federate import federate
+        >>> from pyrofl.inference.definition.optim import sgd
         >>> def model(received, local, batch):
         ...     with batch.clients():
         ...         mu = pyro.sample("mu", dist.Normal(0.0, 10.0))

@@ -16,8 +16,8 @@ from torch import Generator, Tensor
 
 from pyrofl.arguments import Number, check_fields
 from pyrofl.data import Batch, Cohort
-from pyrofl.inference.budget import PrivacyAccountant
-from pyrofl.inference.programs import Program
+from pyrofl.inference.definition.budget import PrivacyAccountant
+from pyrofl.inference.definition.programs import Program
 from pyrofl.returned import as_numbers, as_tensors, calling
 from pyrofl.tensors import Tensors, pick, role, sparse
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from pyrofl.arguments import described
 from pyrofl.data import Batch
-from pyrofl.inference.elbo import On, elbo
-from pyrofl.inference.programs import Guide, Likelihood, Loss, Program, sample_noise
+from pyrofl.inference.definition.elbo import On, elbo
+from pyrofl.inference.definition.programs import Guide, Likelihood, Loss, Program, sample_noise
 from pyrofl.inference.training.noise import open_latent
-from pyrofl.models import guides
+from pyrofl.models.guides import log_mean_field, mean_field
 from pyrofl.models.priors import PriorFamily, as_families
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrised import Reparametrised
@@ -148,7 +148,7 @@ def is_chosen(sampling: Sampling, why: str) -> bool:
 
 
 def reason_against(
-    net: Network, guide: object = guides.mean_field, prior: PriorFamily = dist.Normal
+    net: Network, guide: object = mean_field, prior: PriorFamily = dist.Normal
 ) -> str:
     """Return why the outputs of layers cannot be drawn, or an empty string if they can.
 
@@ -157,7 +157,7 @@ def reason_against(
         guide: family of the parameters' posterior.
         prior: location-scale family of their prior.
     """
-    if guide not in (guides.mean_field, guides.log_mean_field):
+    if guide not in (mean_field, log_mean_field):
         return f"guide is {described(guide)}, not independent normals such as mean_field"
     if {*as_families(prior, net.shapes).values()} != {dist.Normal}:
         return f"prior is {described(prior)}, not dist.Normal"

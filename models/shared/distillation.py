@@ -14,8 +14,8 @@ import torch
 from torch import Generator, Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from pyrofl.inference.optim import sgd
-from pyrofl.inference.programs import Likelihood
+from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.inference.training.schedules import make_schedule
 from pyrofl.models.likelihoods import categorical
 from pyrofl.nets import Network

@@ -27,7 +27,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from pyrofl.inference.method import Method
+from pyrofl.inference.definition.method import Method
 from pyrofl.tensors import Tensors
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -23,7 +23,7 @@ from torch import Size, Tensor
 
 from pyrofl.arguments import accepts, described
 from pyrofl.data import Batch
-from pyrofl.inference.prior_by_name import ByName
+from pyrofl.inference.definition.prior_by_name import ByName
 from pyrofl.tensors import Tensors
 
 PriorFunction = Callable[[str, Size, Tensors, Tensors, Batch], TorchDistribution]

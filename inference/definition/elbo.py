@@ -19,9 +19,9 @@ from torch.distributions import kl_divergence
 
 from pyrofl.arguments import Count, NotNegative, checked
 from pyrofl.data import Batch
-from pyrofl.inference.programs import Loss, Program
-from pyrofl.inference.rejection import REJECTED, of_points, rejecting
-from pyrofl.inference.spherical import Spherical, distances
+from pyrofl.inference.definition.programs import Loss, Program
+from pyrofl.inference.definition.rejection import REJECTED, of_points, rejecting
+from pyrofl.inference.definition.spherical import Spherical, distances
 from pyrofl.plates import DRAWS, ONCE, KeptPlates, plate
 from pyrofl.tensors import Tensors, default_type
 
@@ -386,3 +386,14 @@ def _recorded(program: Program, args: tuple[Any, ...], known: Any, rejects: bool
         error.add_note(recorder.trace.format_shapes())
         raise
     return recorder.trace
+
+
+def with_guide(guide: Program, loss: Loss) -> Loss:
+    """Return a copy of a loss function that uses a guide instead of the method's guide."""
+
+    def with_another(
+        model: Program, _: Program, received: Tensors, local: Tensors, batch: Batch
+    ) -> Tensor:
+        return loss(model, guide, received, local, batch)
+
+    return with_another
