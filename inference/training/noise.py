@@ -101,8 +101,8 @@ class ClientNoise(Messenger):
                 msg["value"] = draw(fn, axis, self.generators, rows, own, self.of_rows)
             except NotImplementedError as error:  # as of an improper prior
                 raise NotImplementedError(
-                    f"site {name!r} has an improper prior, which cannot be sampled, and "
-                    "no guide samples it"
+                    f"site {name!r} has an improper prior; expected a proper one, or a guide "
+                    "that samples it"
                 ) from error
             except TypeError as error:
                 raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -241,32 +241,12 @@ def flower(name: str) -> Callable[[Namespace], None]:
     return do
 
 
-class Once(Action):
-    """Action that stores the value of an option and refuses a second one; `given` lists them."""
-
-    def __call__(
-        self,
-        parser: ArgumentParser,
-        namespace: Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Store the value, and end with an error if the option has one already."""
-        given: set[str] = getattr(namespace, "given", set())
-        if option_string and self.dest in given:
-            had = getattr(namespace, self.dest)
-            parser.error(f"{option_string} is given twice, {had} and {values}; expected one value")
-        namespace.given = given | ({self.dest} if option_string else set())
-        setattr(namespace, self.dest, values)
-
-
 class Parser(ArgumentParser):
     """Argument parser that reports errors in one line, and refuses abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
         """Create a parser; an abbreviation would change its meaning with a new option."""
         super().__init__(**options, allow_abbrev=False)
-        self.register("action", None, Once)
 
     def print_help(self, file: Any = None) -> None:
         """Print the help text of a command; raise an error if it cannot be written."""
@@ -321,13 +301,11 @@ def with_config(words: Sequence[str]) -> list[str]:
     given = parser().parse_args(words)
     over = {word.partition("=")[0] for word in given.settings}
     values["settings"] = [word for word in settings if word.partition("=")[0] not in over]
-    own = [name for name in own if name not in given.given]
     asked = words_of({name: value for name, value in values.items() if name in own})
     if not given.methods:
         asked = [*([methods] if isinstance(methods, str) else map(str, methods)), *asked]
     # An option follows, so that a method is not read as one more value of the last one.
-    after = at + (1 if "=" in words[at] else 2)
-    return [words[0], *asked, f"--config={path}", *words[1:at], *words[after:]]
+    return [words[0], *asked, f"--config={path}", *words[1:]]
 
 
 def parser() -> ArgumentParser:

@@ -462,8 +462,7 @@ def test_files_of_sites_are_prepared_and_how_is_kept(tmp_path, capsys):
 
 def test_a_network_from_a_file(tmp_path):
     (tmp_path / "nets.py").write_text(NETWORKS)
-    options = [f"{tmp_path / 'nets.py'}:good" if w == "mlp:6" else w for w in SMALL]
-    words = ["run", "local", *options]
+    words = ["run", "local", *SMALL, "--net", f"{tmp_path / 'nets.py'}:good"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
     with xarray.open_dataset(tmp_path / "out" / "posterior.nc", group="posterior") as posterior:
         assert set(posterior) == {"0.weight", "0.bias"}

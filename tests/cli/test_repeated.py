@@ -18,8 +18,6 @@ SMALL = ["fedavg", "--per-class", "6", "--clients", "2", "--posterior-draws", "0
         (["--round", "3"], "unrecognized arguments: --round 3; did you mean --rounds?"),
         (["--set", "lr=.1", "lr=.2"], "--set gives lr more than once, lr=.1 and lr=.2"),
         (["--set", "lr=.1", "--set", "lr=.1"], "--set gives lr more than once"),
-        (["--rounds", "2", "--rounds=3"], "--rounds is given twice, 2 and 3; expected one value"),
-        (["--seed", "2", "--seed", "2"], "--seed is given twice, 2 and 2; expected one value"),
         (["--set", "lr=1e-400"], "lr of fedavg is '1e-400'; expected 0, or at least 1.18e-38"),
         (["--set", "lr=1e-45"], "expected 0, or at least 1.18e-38"),
         (["--drop-rate", "1e-400"], "--drop-rate: found '1e-400'; expected 0, or at least"),
@@ -59,18 +57,6 @@ def test_settings_on_the_command_line_replace_those_of_the_config(tmp_path):
     assert main(["run", *SMALL, *words]) == 0
     facts = json.loads((out / "run.json").read_text())
     assert facts["experiment"]["settings"] == ["momentum=0.5", "lr=0.2"]
-
-
-@pytest.mark.parametrize("config", [["--config={}"], ["--config", "{}"]])
-def test_options_on_the_command_line_replace_those_of_the_config(config, tmp_path, capsys):
-    (tmp_path / "study.yaml").write_text("rounds: 3\nseed: 5\n")
-    words = [word.format(tmp_path / "study.yaml") for word in config]
-    words += ["--out", str(tmp_path / "out")]
-    assert main(["run", "--rounds", "1", *SMALL, *words]) == 0
-    facts = json.loads((tmp_path / "out/run.json").read_text())
-    assert [facts["experiment"][name] for name in ("rounds", "seed")] == [1, 5]
-    assert main(["run", *SMALL, *words, *words[:-2]]) == 2
-    assert "--config is given twice" in capsys.readouterr().err
 
 
 def test_a_run_is_resumed_with_other_rounds_and_says_if_there_is_none(tmp_path, capsys):
