@@ -112,7 +112,7 @@ def reference(title: str, module: ModuleType) -> str:
     for name in offered(module):
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isfunction(value):
-            home = "pyrofl" if value is vars(pyrofl).get(name) else title
+            home = "pyrofl" if value is getattr(pyrofl, name, None) else title
             listed.append(f"   ~{home}.{name}")
         elif isinstance(value, dict):
             values.append(f"`{title}.{name}` has the names {', '.join(f'`{n}`' for n in value)}.")
