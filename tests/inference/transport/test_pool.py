@@ -13,11 +13,11 @@ import toys
 from engine_posts import Fake
 
 from pyrofl.inference.engine import federate as rounds
+from pyrofl.inference.engine import start
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.checkpoints import load, save
-from pyrofl.inference.transport import start
 from pyrofl.inference.transport.pool import Pool
 from pyrofl.models import fedavg, pfedvem
 from pyrofl.tensors import Tensors
