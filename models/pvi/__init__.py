@@ -79,7 +79,8 @@ from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, des
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Likelihood, Prior, Program
-from pyrofl.models.guides import Family, delta, mean_field
+from pyrofl.models.guides import Family, delta
+from pyrofl.models.guides import mean_field as independent_normals  # a submodule has its name
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
 from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
@@ -119,7 +120,7 @@ def build(
     *,
     likelihood: Likelihood = categorical,
     prior: Prior = STANDARD,
-    guide: Family = mean_field,
+    guide: Family = independent_normals,
     covariance: Literal["diagonal", "full"] = "diagonal",
     sampling: Sampling = "auto",
     warm_start: Whole | None = None,
@@ -166,7 +167,7 @@ def build(
         ValueError: if num_particles is odd, the guide another one, or the other arguments do not
             permit drawing activations and `sampling` or `warm_start` asks for it.
     """
-    if guide not in (mean_field, delta):
+    if guide not in (independent_normals, delta):
         raise ValueError(
             f"guide is {described(guide)}; expected mean_field or delta, and see covariance"
         )
@@ -177,7 +178,7 @@ def build(
         prior,
         of_network(net, prior, init_scale),
         covariance=covariance,
-        is_random=guide is mean_field,
+        is_random=guide is independent_normals,
         sampling=sampling,
         warm_start=warm_start,
         damping=damping,

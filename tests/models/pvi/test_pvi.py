@@ -5,6 +5,7 @@ Reference means and standard deviations are those of the draws of stan-dev/poste
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from dataclasses import replace
@@ -620,3 +621,9 @@ def test_a_full_covariance_of_many_weights_is_refused_at_build():
         ValueError, match=r"full covariance of 1,?\d+ weights; expected at most 1000"
     ):
         pvi.build(toys.net("mlp:80"), covariance="full")
+
+
+def test_the_default_guide_is_that_of_the_library():
+    default = inspect.signature(pvi.build).parameters["guide"].default
+    assert default is guides.mean_field
+    assert pvi.build(toys.net(), guide=guides.mean_field).model
