@@ -38,7 +38,7 @@ from torch import Tensor
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.definition.programs import Likelihood, Prior
+from pyrofl.inference.definition.programs import Likelihood, Prior, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.pvi import STANDARD
@@ -120,9 +120,7 @@ def build(
             f"{why}, whose outputs this method draws; expected such layers, or the method pvi"
         )
     core = of_parameters(
-        net,
-        likelihood,
-        prior,
+        Supervised(net, likelihood, prior),
         sites,
         covariance="diagonal",
         is_random=True,

@@ -51,7 +51,7 @@ from pyrofl.inference.definition.method import (
     return_received,
 )
 from pyrofl.inference.definition.optim import adam
-from pyrofl.inference.definition.programs import Likelihood, Loss, Program
+from pyrofl.inference.definition.programs import Likelihood, Loss, Program, of_network
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import PriorFamily, as_event, as_families
@@ -151,6 +151,7 @@ def build(
             for n, shape in net.shapes.items()
         }
 
+    @of_network(net, likelihood)
     def model(received: Tensors, local: Tensors, data: Batch) -> None:
         """Define the Pyro model: prior around the global distribution, and likelihood.
 

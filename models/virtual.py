@@ -31,7 +31,7 @@ from dataclasses import replace
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.definition.programs import Likelihood, Prior
+from pyrofl.inference.definition.programs import Likelihood, Prior, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
@@ -108,9 +108,7 @@ def build(
             "be shared, as those of a network with hidden layers"
         )
     core = of_parameters(
-        net,
-        likelihood,
-        prior,
+        Supervised(net, likelihood, prior),
         of_network(net, prior, init_scale, " ".join(shared)),
         covariance="full" if guide is guides.full_covariance else "diagonal",
         is_random=guide is not guides.delta,

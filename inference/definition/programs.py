@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, cast
 
 import pyro
@@ -50,6 +50,7 @@ __all__ = [
     "flat",
     "of_network",
     "sample_noise",
+    "without_parameters",
 ]
 
 Program = Callable[[Tensors, Tensors, Batch], object]
@@ -299,9 +300,25 @@ class Guide:
         Raises:
             ValueError: inside SVI, whose optimizer would train nothing.
         """
-        if any(isinstance(h, TraceMessenger) and h.param_only for h in _PYRO_STACK):
-            raise ValueError(
-                "this guide has no pyro.param, so SVI would train nothing; use the programs of "
-                "method.to_pyro(data), which have"
-            )
+        refuse_svi()
         return self.program(received, local, batch)
+
+
+def refuse_svi() -> None:
+    """Raise ValueError inside SVI, whose optimizer would train nothing of a guide's tensors."""
+    if any(isinstance(h, TraceMessenger) and h.param_only for h in _PYRO_STACK):
+        raise ValueError(
+            "this guide has no pyro.param, so SVI would train nothing; use the programs of "
+            "method.to_pyro(data), which have"
+        )
+
+
+def without_parameters(guide: Program) -> Program:
+    """Mark a guide as one that reads the tensors of its arguments alone, so SVI refuses it."""
+
+    @wraps(guide)
+    def refusing(received: Tensors, local: Tensors, batch: Batch) -> object:
+        refuse_svi()
+        return guide(received, local, batch)
+
+    return refusing

@@ -73,12 +73,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import pyro
+import pyro.distributions as dist
 import torch
 
 from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked, described
-from pyrofl.data import Federation
+from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.definition.programs import Likelihood, Prior, Program
+from pyrofl.inference.definition.programs import (
+    Likelihood,
+    Prior,
+    Program,
+    as_prior,
+    of_network,
+)
 from pyrofl.models.guides import Family, delta
 from pyrofl.models.guides import mean_field as independent_normals  # a submodule has its name
 from pyrofl.models.likelihoods import categorical
@@ -89,16 +97,12 @@ from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.models.shared.activations import Sampling
 from pyrofl.models.shared.declared import Declared
-from pyrofl.models.shared.gaussians import enough
-from pyrofl.models.shared.unconstrained import (
-    decentred,
-    freed,
-    layouts,
-    of_network,
-    with_hidden_rows,
-)
+from pyrofl.models.shared.gaussians import Normals, enough
+from pyrofl.models.shared.unconstrained import decentred, freed, layouts, with_hidden_rows
+from pyrofl.models.shared.unconstrained import of_network as layouts_of
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
+from pyrofl.tensors import Tensors, times
 
 __all__ = ["build", "hierarchical"]
 
@@ -171,12 +175,34 @@ def build(
         raise ValueError(
             f"guide is {described(guide)}; expected mean_field or delta, and see covariance"
         )
+    weights, nothing = layouts_of(net, prior, init_scale)
+    normal = Normals(weights.size, full=covariance == "full")
+    shapes, p = net.shapes, as_prior(prior, net.shapes)
+
+    @of_network(net, likelihood, prior)
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the shared weights w from the prior p(w), then the responses of all rows."""
+        with batch.clients():
+            w = {n: pyro.sample(n, p(n, shapes[n], received, local, batch)) for n in shapes}
+            with batch.rows():
+                pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
+
+    def q(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the weights w = m + S e from q_j(w), a normal with the covariance S S'."""
+        m, s = local["mean"], local["root"]
+        with batch.clients():
+            standard = dist.Normal(torch.zeros_like(m), torch.ones_like(m)).to_event(1)
+            e = pyro.sample("_shared", standard, infer={"is_auxiliary": True})
+            w = m + (times(s, e) if normal.full else s * e)
+            left = -normal.log_det(s).expand(w.shape[:-1])  # log q(w) - log p(e)
+            for site, value, growth in weights.constrained(w):  # growth is 0 of real weights
+                fn = dist.Delta(value, log_density=left - growth, event_dim=len(site.shape))
+                pyro.sample(site.name, fn)
+                left = torch.zeros_like(left)
 
     core = of_parameters(
-        net,
-        likelihood,
-        prior,
-        of_network(net, prior, init_scale),
+        model,
+        (weights, nothing),
         covariance=covariance,
         is_random=guide is independent_normals,
         sampling=sampling,
@@ -186,7 +212,7 @@ def build(
         num_particles=num_particles,
         optimizer=optimizer,
     )
-    return core.method(epochs, batch, core.lr if lr is None else lr)
+    return core.method(epochs, batch, core.lr if lr is None else lr, guide=q)
 
 
 @checked

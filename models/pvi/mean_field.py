@@ -19,7 +19,7 @@ from pyrofl.arguments import Count, Positive, PositiveShare, Whole, checked
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.method import GradientStep, Phase, send_all
 from pyrofl.inference.definition.optim import adam
-from pyrofl.inference.definition.programs import Likelihood, Prior, Program, Supervised
+from pyrofl.inference.definition.programs import Likelihood, Program, Supervised
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import Covariance
 from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, reason_against
@@ -183,9 +183,7 @@ def with_root(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
 
 @checked
 def of_parameters(
-    net: Network,
-    likelihood: Likelihood,
-    prior: Prior,
+    model: Supervised,
     sites: tuple[Layout, Layout],
     *,
     covariance: Covariance,
@@ -199,13 +197,14 @@ def of_parameters(
 ) -> Partitioned:
     """Return PVI of a network in which some parameters are shared and others are the clients' own.
 
-    Args are those of `pvi.build`; without `is_random` clients move the means alone.
+    The model is one of a network, and other args are those of `pvi.build`; without `is_random`
+    clients move the means alone.
 
     Raises:
         ValueError: if num_particles is odd, or sampling, warm_start or optimizer do not suit the
             rest.
     """
-    ours, mine = sites
+    net, (ours, mine) = model.net, sites
     fan_in = {n: net.fan_in(n) for n in net.shapes}
     width = [
         init_scale * torch.full_like(s.mean, fan_in[s.name]).rsqrt()
@@ -230,19 +229,18 @@ def of_parameters(
     elif not all(bool(side.each("exact").all()) for side in sites):
         why = "prior is not a normal with fixed moments, such as dist.Normal(0.0, 1.0)"
     why = why or reason_against(net)
-    program = Supervised(net, likelihood, prior)
     if is_chosen(sampling, why):
         draws = enough(num_particles or 2, ours.size + mine.size, covariance)
         rounds = 5 if warm_start is None else warm_start
         return MeanField(
-            program,
+            model,
             *sites,
             covariance,
             draws,
             damping,
             start,
             net=net,
-            likelihood=likelihood,
+            likelihood=model.likelihood,
             own_sd=own,
             warm_start=rounds,
             optimizer=optimizer or "adam",
@@ -254,4 +252,4 @@ def of_parameters(
         raise ValueError(f"warm_start is {warm_start}, but {why}; use warm_start=0")
     size = ours.size + mine.size
     num_draws = enough(num_particles or 8, size, covariance) if is_random else None
-    return Partitioned(program, *sites, covariance, num_draws, damping, start)
+    return Partitioned(model, *sites, covariance, num_draws, damping, start)

@@ -32,7 +32,7 @@ from pyrofl.inference.definition.metadata import (
 )
 from pyrofl.inference.definition.method import GradientStep, Method, Phase, View
 from pyrofl.inference.definition.optim import Optim
-from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.programs import Program, without_parameters
 from pyrofl.models.guides.correlated import standard_noise
 from pyrofl.models.pvi.leaving import without
 from pyrofl.models.pvi.natural_gradient import halved, natural
@@ -68,12 +68,16 @@ class Partitioned(FactorServer):
     def __post_init__(self) -> None:
         Normals(self.ours.size + self.mine.size, self.full)  # refuses too many variables
 
-    def method(self, steps: int, batch: int | None, lr: float) -> Method:
+    def method(
+        self, steps: int, batch: int | None, lr: float, guide: Program | None = None
+    ) -> Method:
         """Return partitioned variational inference (PVI) as a federated method.
 
-        Arguments are the local steps, batch size and learning rate.
+        Arguments are the local steps, batch size and learning rate, and a written guide with the
+        distribution of `Partitioned.guide`.
         """
-        guide = self.guide
+        together = f"{self.ours.names} {NOISE[0]}{'' if guide else ' _u'}"
+        guide = without_parameters(guide or self.guide)
         factors = Factors(View(self.together, self.cavity), self.densities, self.replace, without)
         proper = Rule("a precision of a normal distribution", self.normals.proper)
         return Method(
@@ -92,7 +96,7 @@ class Partitioned(FactorServer):
                     "shift": CHANGES,
                     "precision": (proper, CHANGES),
                     "precision shift": MODERATE,
-                    f"{self.ours.names} _u {NOISE[0]}": SHARED,
+                    together: SHARED,
                     "server/shift server/precision": (PER_CLIENT, factors),
                     # The cavity that a loss is relative to is another in each round.
                     self.moving: (INCOMPARABLE, *self.best),

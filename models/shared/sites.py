@@ -8,6 +8,7 @@ prior: they depend on nothing, and count for nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -139,6 +140,18 @@ class Layout:
                 found[site.name] = pyro.sample(site.name, fn)
             log_density = torch.zeros_like(log_density)
         return found
+
+    def constrained(self, u: Tensor) -> Iterator[tuple[Site, Tensor, Tensor]]:
+        """Yield each site, its values and their log Jacobian at a point u [..., C, 1, n].
+
+        Values are [..., C, 1, *p], and Jacobians [..., C, 1]; sites are of clients, not of rows.
+        """
+        for site, part in zip(
+            self.sites, u.split([len(s.mean) for s in self.sites], -1), strict=True
+        ):
+            free = part.reshape(*u.shape[:-1], *site.shape)
+            value = site.transform(free)
+            yield site, value, site.growth(free, value, u.dim() - 1)
 
     def freed(self, values: Tensors) -> tuple[Tensor, Tensor]:
         """Return draws of latent sites as unconstrained vectors [S, n], and log Jacobians."""

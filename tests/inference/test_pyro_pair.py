@@ -212,7 +212,7 @@ def test_nuts_under_a_flat_prior_is_the_exact_posterior():
     assert float(w.std()) == pytest.approx(sd, rel=5 / 600**0.5)
 
 
-@methods
+@pytest.mark.parametrize("name", [*METHODS, "pvi", "virtual"])
 def test_a_guide_without_parameters_is_refused_by_svi(name):
     data, method = toys.blobs(), build(name)
     state, *_ = federate(method, data, 1)
@@ -257,7 +257,7 @@ def test_the_printed_guide_is_the_named_family():
         assert all(torch.equal(v, other.server[n]) for n, v in one.server.items())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "pvi"])
 def test_a_methods_file_shows_its_model_and_guide(name):
     method = build(name)
     guide = method.guide.program if isinstance(method.guide, Guide) else method.guide
