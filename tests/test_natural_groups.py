@@ -5,7 +5,6 @@ The tables lie in the folder HIERARCHICAL: counties' radon, nights of sleep loss
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import programs
 import pytest
+import real_tables
 import torch
 
 import pyrofl
@@ -29,7 +29,7 @@ FIT = pyrofl.fit  # which a test replaces
 
 def table(file: str, target: str, group: str, *features: str) -> Federation:
     """Return one client per group."""
-    folder = Path(os.environ.get("HIERARCHICAL", "../shared/data/hierarchical"))
+    folder = real_tables.folder()
     rows = datasets.load(
         f"csv:{folder / file}",
         target=target,
@@ -150,7 +150,7 @@ def ran(monkeypatch, tmp_path):
     )
 
     def run(script):
-        folder = Path(os.environ.get("HIERARCHICAL", "../shared/data/hierarchical"))
+        folder = real_tables.folder()
         file = str(folder / NUTS[script][0])
         monkeypatch.setattr(sys, "argv", [script, "--data", file, "--out", str(tmp_path)])
         return runpy.run_path(str(Path(__file__).parent.parent / "examples" / f"{script}.py"))

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import programs
 import pyro
 import pyro.distributions as dist
 import pytest
+import real_tables
 import torch
 import toys
 from checks import close
@@ -586,7 +585,7 @@ def design(name: str, table: np.ndarray) -> tuple[np.ndarray, np.ndarray, object
 def test_pooled_posteriors_of_others(name):
     """Rows dealt to five clients; the folder of the tables is named by HIERARCHICAL."""
     (file, year), mean, sd = REFERENCES[name]
-    folder = Path(os.environ.get("HIERARCHICAL", "../shared/data/hierarchical"))
+    folder = real_tables.folder()
     table = np.genfromtxt(folder / file, delimiter=",", names=True)
     if year:
         table = table[table["year"] == year]
