@@ -305,9 +305,17 @@ class Run(Pickled, Summarised):
         elif vanished:
             self.ending = {"blind": "predictions are the same for all rows of a client"}
 
-    def record_correction(self, why: str) -> None:
-        """Store why the weights of the last correction by `to_arviz` are unreliable, or ""."""
-        self.ending = self.ending | ({"weights": why} if why or self.ending else {})
+    def record_correction(self, outcome: str, why: str = "") -> None:
+        """Store the outcome of the last correction by `to_arviz`, for the status.
+
+        The outcome is "yes", or "no" and the reason; "" removes what an earlier correction stored.
+        `why` states why the weights are unreliable, if they are.
+        """
+        old = self.ending
+        if not outcome:
+            old = {n: v for n, v in old.items() if n not in ("corrected", "weights")}
+        found = {"corrected": outcome, "weights": why}
+        self.ending = old | {n: v for n, v in found.items() if v}
 
     def _alike(self, state: RoundState) -> bool:
         """Return whether the predictions of each tested client are the same for all of its rows."""

@@ -106,11 +106,17 @@ class ConvergenceStatus:
     small: ClassVar[dict[str, float]] = SMALL
 
     def tested(
-        self, off: str = "", note: str = "", blind: str = "", weights: str = ""
+        self,
+        off: str = "",
+        note: str = "",
+        blind: str = "",
+        weights: str = "",
+        corrected: str = "",
     ) -> ConvergenceStatus:
         """Return the convergence status, corrected by a test whether the objective is optimal.
 
-        `weights` states why those of the last correction by `to_arviz` are unreliable.
+        Of the last correction by `to_arviz`, `weights` states why they are unreliable, and
+        `corrected` is the outcome: "yes", or "no" and the reason.
         """
         if self.kind != "converged" or not (off or note or blind or weights):
             return self
@@ -122,7 +128,13 @@ class ConvergenceStatus:
             return replace(self, kind="not converged", why=f"{why} with slower rate decay")
         if weights:
             return replace(self, kind="not converged", why=weights, ended=True)
-        return replace(self, why=f"{self.why}; {note}, which corrected draws account for")
+        if not corrected:
+            note = f"{note}; to_arviz corrects its draws where their weights are reliable"
+        elif corrected == "yes":
+            note = f"{note}, which corrected draws account for"
+        else:
+            note = f"{note}, and its draws are not corrected"
+        return replace(self, why=f"{self.why}; {note}")
 
     def __str__(self) -> str:
         return f"{self.kind}{f' since round {self.since}' if self.since else ''}: {self.why}"

@@ -65,8 +65,8 @@ class Fitted(Protocol):
         """Convergence status of the run: converged, not converged, stuck or diverged."""
         ...
 
-    def record_correction(self, why: str) -> None:
-        """Store why the weights of the last correction are unreliable, or "", for the status."""
+    def record_correction(self, outcome: str, why: str = "") -> None:
+        """Store the outcome of the last correction, for the status; "" removes an earlier one."""
         ...
 
     def statistics(self) -> Tensors:
@@ -171,7 +171,8 @@ def to_arviz(
             f"seeds of the runs are {seeds}; fit each run with its own seed, so that chains are "
             "independent"
         )
-    if chosen & {"posterior", *OF_ROWS} and corrected is not False:
+    drawn = bool(chosen & {"posterior", *OF_ROWS})
+    if drawn and corrected is not False:
         for run in runs:
             run.record_correction("")  # of an earlier one
     verdicts = refuse_diverged(runs, allow_diverged)
@@ -188,8 +189,8 @@ def to_arviz(
         correction = Correction(corrected, progress, verdict)
         made.append(_groups(run, axes, chosen, how, everything, correction))
         corrections.append(correction.outcome)
-        if correction.unreliable:
-            run.record_correction(correction.unreliable)
+        if drawn:
+            run.record_correction(correction.outcome, correction.unreliable)
         _check_sites(made[-1], made[0])
     used = {axis for group in made[0].values() for v in group.values() for axis in v.axes}
     coords = {**{n: v for n, v in of_axes.items() if n in used}, **(coords or {})}

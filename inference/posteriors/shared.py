@@ -120,7 +120,7 @@ def corrected_shared(
         return _weighed(run, report, asked)
 
     found, weights = correction.tried(run.method, run.state, asked, reason, [], weigh)
-    run.record_correction(correction.unreliable)
+    run.record_correction(correction.outcome, correction.unreliable)
     found = found or SharedDraws(own)
     return replace(found, outcome=correction.outcome, weights=weights)
 

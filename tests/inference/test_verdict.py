@@ -88,6 +88,21 @@ def test_unreliable_weights_are_in_the_status_of_a_converged_run():
     assert moving.tested(weights="Pareto k is 2: use X") == moving
 
 
+@pytest.mark.parametrize(
+    ("outcome", "ends"),
+    [
+        ("", "too narrow; to_arviz corrects its draws where their weights are reliable"),
+        ("yes", "too narrow, which corrected draws account for"),
+        ("no: corrected=False", "too narrow, and its draws are not corrected"),
+    ],
+)
+def test_the_status_states_whether_the_draws_of_a_narrow_guide_are_corrected(outcome, ends):
+    done = ConvergenceStatus("converged", "nothing moves", 1)
+    found = done.tested(note="the guide is too narrow", corrected=outcome)
+    assert str(found) == f"converged: nothing moves; the guide is {ends}"
+    assert done.tested(corrected=outcome) == done
+
+
 def test_the_reason_is_the_change_in_the_last_round():
     """The first change, from the prior, says nothing about what is left."""
     each = [{"mu": {"mean": v, "sd": 0.0}} for v in (9.0, 0.6, 0.07)]

@@ -224,6 +224,18 @@ def test_weights_that_cannot_be_trusted_are_refused_by_default():
     assert float(found["sample_stats"]["importance_ess"][0]) < 400
 
 
+def test_the_status_describes_the_draws_that_to_arviz_returned_last():
+    run = pyrofl.fit(still(together, True), schools(), 6, progress=False)
+    run.ending = {"note": "the guide is too wide"}
+    assert "to_arviz corrects" in str(run.status)
+    run.to_arviz(50)
+    assert str(run.status).endswith("which corrected draws account for")
+    run.to_arviz(50, corrected=False)
+    assert str(run.status).endswith("its draws are not corrected")
+    run.to_arviz(50, groups=["prior"])
+    assert str(run.status).endswith("its draws are not corrected")
+
+
 def test_draws_are_corrected_by_default():
     run = pyrofl.fit(still(together, True), schools(), 1, progress=False)
     found, exact_draws = run.to_arviz(50), run.to_arviz(50, corrected=True)
