@@ -14,8 +14,10 @@ r is the guide at first, then a t distribution with the moments found so far (Ca
 Marin and Robert, "Adaptive importance sampling in general mixture classes", 2008), as the tails of
 a guide may be too short. z is drawn around its mode given g, with the curvature there, found by
 Newton's method; one draw in eight with twice the scale. Weights are Pareto smoothed; they are
-reliable for a shape k up to 0.7. Each mean, standard deviation and end of an interval has a k of
-its own, see `tail_shapes`. Where clients share no site, each client is weighted separately.
+reliable for a shape k up to 0.7; k is bounded by the largest weight's part of their sum, as a fit
+to weights that are bounded can have any shape. Each mean, standard deviation and end of an interval
+has a k of its own, see `tail_shapes`. Where clients share no site, each client is weighted
+separately.
 
 Where the guide selects among draws of the server, as that of likelihood factors, these are weighted
 first, then t distributions add draws where the list has none; see `Mixture`.
@@ -45,7 +47,6 @@ from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
 from pyrofl.inference.posteriors.client_groups import grouped
 from pyrofl.inference.posteriors.draws import Values
-from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites
 from pyrofl.inference.posteriors.importance_sampling import (
@@ -64,7 +65,7 @@ from pyrofl.inference.posteriors.outcomes import (
 )
 from pyrofl.inference.posteriors.pointwise import Pointwise, pointwise_at
 from pyrofl.inference.posteriors.proposals import ServerDraws, effective, resampled
-from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes
+from pyrofl.inference.posteriors.tail_shapes import ESTIMATE, shapes, weighted
 from pyrofl.tensors import Tensors
 from pyrofl.turns import synchronized
 
@@ -230,7 +231,7 @@ def _apart(
     parts: Sequence[GroupWeighing], common: Generator, count: int, shown: Bar
 ) -> tuple[list[Tensor], Weights]:
     """Weigh draws of each client by itself; return its log weights [S], and diagnostics [C]."""
-    made = [smoothed(part.alone(count)) for part in shown(parts, count)]
+    made = [weighted(part.alone(count)) for part in shown(parts, count)]
     k, log_w = torch.tensor([k for _, k in made]), [w for w, _ in made]
     return log_w, Weights(k, torch.stack([effective(w) for w in log_w]), count)
 

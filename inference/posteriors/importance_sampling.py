@@ -16,7 +16,6 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.inference.posteriors.export import smoothed
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.guided_sites import LEAST, CannotCorrect, GuidedSites
 from pyrofl.inference.posteriors.proposals import (
@@ -27,7 +26,7 @@ from pyrofl.inference.posteriors.proposals import (
     effective,
     nearer,
 )
-from pyrofl.inference.posteriors.tail_shapes import difference
+from pyrofl.inference.posteriors.tail_shapes import difference, weighted
 from pyrofl.tensors import Tensors, seeded
 
 TURNS = 4  # maximum adaptations of the t distribution
@@ -133,7 +132,7 @@ class Weighing:
         for _ in range(TURNS if size else 0):
             # Pilot runs locate the posterior and determine the number of draws of z.
             e, reply, ratio = self._tried(proposal, PILOT * (size + 2), draws, sets=2)
-            log_w, _ = smoothed(ratio)
+            log_w, _ = weighted(ratio)
             w, before, worth = log_w.exp(), worth, float(effective(log_w))
             draws, count = self._enough(reply, w, draws), self._needed(log_w)
             if worth > EVEN * len(w):
@@ -143,7 +142,7 @@ class Weighing:
                 break
         for _ in range(TURNS):
             e, reply, ratio = self._tried(proposal, count, draws)
-            log_w, k = smoothed(ratio)
+            log_w, k = weighted(ratio)
             if k < HEAVY or not size or effective(log_w) > EVEN * count:
                 break
             proposal = nearer(proposal, e, log_w.exp())  # few draws may have missed a tail
@@ -157,10 +156,10 @@ class Weighing:
         """
         source, draws = Listed(self.guided.listed), [self.guided.least] * len(self.rows)
         _, reply, ratio = self._tried(source, PILOT, draws, sets=2)
-        log_w, _ = smoothed(ratio)
+        log_w, _ = weighted(ratio)
         draws, count = self._enough(reply, log_w.exp(), draws), self._needed(log_w)
         e, reply, ratio = self._tried(source, count, draws)
-        log_w, k = smoothed(ratio)
+        log_w, k = weighted(ratio)
         if self.listed is None:
             return _weighed(reply.values, log_w, k)
         draws = [max(k, LEAST) for k in draws]  # for the tails, where the guide of z is worst
@@ -176,7 +175,7 @@ class Weighing:
             reply = self.exchange(Request(places, draws, server=server, more=True))
             found = found.extended(near, noise, level, _ratio(reply))
             values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
-            (log_w, k), (last, last_k) = smoothed(found.log_weights()), smoothed(found.last())
+            (log_w, k), (last, last_k) = weighted(found.log_weights()), weighted(found.last())
             if last_k < EXISTS and float(effective(last)) > FEWEST:
                 which = difference(values, before, last)
                 doubt = f"{DIFFER} ({which})" if which else ""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.monitoring.status import ConvergenceStatus
-from pyrofl.inference.posteriors.importance_sampling import BAD, ENOUGH, EVEN, Weights
+from pyrofl.inference.posteriors.importance_sampling import BAD, ENOUGH, Weights
 from pyrofl.inference.posteriors.tail_shapes import ESTIMATES, SURE
 
 YES = "yes"
@@ -23,8 +23,7 @@ RICHER = (
 
 def is_heavy(weights: Weights) -> Tensor:
     """Return whether Pareto k is too large: [1] for all clients, or [C] for each."""
-    # Where weights are nearly equal there is no tail whose shape would show anything.
-    return (weights.k > BAD) & ~(weights.ess > EVEN * weights.tried)
+    return weights.k > BAD
 
 
 def heavy_tail(weights: Weights) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.inference.posteriors.export import TAIL
+from pyrofl.inference.posteriors.export import TAIL, smoothed
 from pyrofl.tensors import Tensors
 
 ENDS = 0.025, 0.975  # probabilities below the ends of an interval
@@ -59,15 +59,28 @@ def _shapes(x: Tensor, w: Tensor) -> Tensor:
     return torch.stack([mean, sd, bounded, bounded])
 
 
+def weighted(log_weights: Tensor) -> tuple[Tensor, float]:
+    """Return Pareto-smoothed, normalized log weights [S], and their shape, see `_bounded`."""
+    log_w, k = smoothed(log_weights)
+    if not math.isfinite(k):
+        return log_w, k
+    largest = log_weights.double().softmax(0).amax()
+    return log_w, float(_limited(torch.tensor(k), largest, len(log_w)))
+
+
 def _bounded(value: Tensor) -> Tensor:
-    """Return the shape of the upper tails of values [S, d], with a bound from the largest, [d].
+    """Return the shape of the upper tails of values [S, d], with a bound from the largest, [d]."""
+    largest = value.amax(0) / value.clamp(min=0).sum(0)
+    return _limited(_shape(value), largest, len(value))
+
+
+def _limited(shape: Tensor, largest: Tensor, count: int) -> Tensor:
+    """Return shapes of tails, with a bound from the part of the largest of `count` values.
 
     With shape k below 1, the largest of S values has about S^(k - 1) of their sum. Where it has far
     less, no draw dominates, whatever shape a fit to bounded values has.
     """
-    largest = value.amax(0) / value.clamp(min=0).sum(0)
-    bound = 1 + (LESS * largest).log() / math.log(len(value))
-    shape = _shape(value)
+    bound = 1 + (LESS * largest).log() / math.log(count)
     return torch.where(bound < 1, torch.minimum(shape, bound), shape)
 
 

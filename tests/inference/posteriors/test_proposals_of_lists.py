@@ -29,7 +29,13 @@ from pyrofl.inference.posteriors.importance_sampling import (
 )
 from pyrofl.inference.posteriors.outcomes import heavy_estimates, outcome_of
 from pyrofl.inference.posteriors.proposals import Listed, Mixture, ServerDraws, nearer
-from pyrofl.inference.posteriors.tail_shapes import ESTIMATES, _shape, difference, shapes
+from pyrofl.inference.posteriors.tail_shapes import (
+    ESTIMATES,
+    _shape,
+    difference,
+    shapes,
+    weighted,
+)
 from pyrofl.tensors import seeded
 
 LIST, CONSTANT = 4096, 7.0  # draws of the server, and the unknown constant of f
@@ -111,6 +117,24 @@ def test_the_shape_of_a_pareto_tail_is_found(k):
     found = _shape(uniform**-k)
     error = (1 + k) / (3 * 20_000**0.5) ** 0.5
     assert float((found - k).abs().max()) < 4 * error
+
+
+def test_bounded_weights_have_no_heavy_tail():
+    """Most draws have little weight, and one in 50 up to three times the mean: the fit has k .8."""
+    source = Generator().manual_seed(0)
+    w = 1 + 0.3 * torch.rand(5000, generator=source, dtype=torch.float64)
+    w[:100] = 3 * torch.rand(100, generator=source, dtype=torch.float64).clamp(min=0.6)
+    assert smoothed(w.log())[1] > BAD
+    log_w, k = weighted(w.log())
+    assert k < 0.3
+    assert torch.equal(log_w, smoothed(w.log())[0])
+
+
+@pytest.mark.parametrize("k", [0.8, 0.9, 1.2])
+def test_the_bound_does_not_hide_heavy_tails(k):
+    uniform = torch.rand(200, 5000, generator=Generator().manual_seed(0), dtype=torch.float64)
+    hidden = [smoothed(log_w)[1] > BAD >= weighted(log_w)[1] for log_w in -k * uniform.log()]
+    assert np.mean(hidden) <= 0.05
 
 
 def test_each_estimate_has_its_own_shape():
