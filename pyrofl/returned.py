@@ -91,6 +91,11 @@ CAUSES = (
         r"size of tensor|[Ss]hape|must match|[Ee]xpected size|cannot be multiplied|out of bounds",
         AXES,
     ),
+    (
+        r"collide at dim=",
+        "give an own plate a place inside batch.clients(), at its default dim=-1, or use a vector "
+        "with .expand([K]).to_event(1)",
+    ),
     (r"named '(clients|rows)'", "enter each plate once: batch.rows() inside one batch.clients()"),
     (r"sites are named|sample sites named", "give every site its own name"),
     (r"Expected scale", "poutine.scale requires a scale above 0"),

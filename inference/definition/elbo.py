@@ -160,6 +160,13 @@ def _weights(value: object, clients: int) -> Tensor:
     )
 
 
+IN_EVERY_RUN = (
+    "in every run: sample a site of one branch in the others too, and choose the value by "
+    "torch.where"
+)
+"""Remedy for a program whose sites depend on data or values."""
+
+
 def traces(
     model: Program,
     guide: Program,
@@ -188,7 +195,7 @@ def traces(
     if unguided or unmodelled:
         raise ValueError(
             f"the guide lacks {sorted(unguided)} and the model lacks {sorted(unmodelled)}; "
-            "both must have the same latent sites"
+            f"both must have the same latent sites, {IN_EVERY_RUN}"
         )
     return q, p
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +14,15 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyrofl.data import Batch
-from pyrofl.inference.definition.elbo import is_made, latent, observed, recorded, weighed, with_rows
+from pyrofl.inference.definition.elbo import (
+    IN_EVERY_RUN,
+    is_made,
+    latent,
+    observed,
+    recorded,
+    weighed,
+    with_rows,
+)
 from pyrofl.inference.posteriors.draws import of_rows
 from pyrofl.inference.validation.gradients import CURE
 from pyrofl.inference.validation.independence import (
@@ -29,7 +37,7 @@ from pyrofl.inference.validation.independence import (
 from pyrofl.inference.validation.program_checker import Look, equal, factors, log_prob_of
 from pyrofl.inference.validation.variants import narrowed
 from pyrofl.plates import KeptPlates
-from pyrofl.tensors import Tensors, cut, default_type
+from pyrofl.tensors import Tensors, cut, default_type, seeded
 
 
 class Other(NamedTuple):
@@ -231,6 +239,28 @@ class Reruns:
                 return found
         return None
 
+    def refuse_changing_sites(self) -> None:
+        """Raise ValueError if the model has other sites where latent values are large or small."""
+        for pick in (torch.amax, torch.amin):
+            changed = _names(self.look.p) ^ self._names_at(pick)
+            if changed:
+                raise ValueError(
+                    f"the model samples {', '.join(sorted(changed))} at some values of its latent "
+                    f"sites and not at others; expected the same sites {IN_EVERY_RUN}"
+                )
+
+    def _names_at(self, pick: Callable[[Tensor], Tensor]) -> set[str]:
+        """Return the names of the model's sites at extreme latent values.
+
+        Those of the first run, if the model fails there, as at a scale that overflows.
+        """
+        look, sites = self.look, dict(self.look.q.nodes)
+        with torch.no_grad(), seeded(0), suppress(IndexError, RuntimeError, ValueError):
+            for name in self.values:
+                sites[name] = {**sites[name], "value": _extreme(look.p.nodes[name], pick)}
+            return _names(self._model(look.batch, SimpleNamespace(nodes=sites)))
+        return _names(look.p)
+
     # Gradients
 
     def refuse_cut_sites(self) -> None:
@@ -262,6 +292,24 @@ class Reruns:
         grads = torch.autograd.grad(total, [*values.values()], allow_unused=True, retain_graph=True)
         found = zip(values, grads, strict=True)
         return [name for name, grad in found if grad is None or not bool(grad.any())]
+
+
+def _names(trace: Any) -> set[str]:
+    """Return the names of the latent and observed sites of a trace."""
+    return {name for name, _ in (*latent(trace), *observed(trace))}
+
+
+def _extreme(site: Any, pick: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the extreme of 20 prior draws as each entry of a latent value, if its support allows.
+
+    Otherwise, as of a simplex or without a proper prior, the value is unchanged.
+    """
+    fn, value = site["fn"], site["value"]
+    with suppress(NotImplementedError):
+        extreme = torch.full_like(value, float(pick(fn.sample((20,)))))
+        if bool(fn.support.check(extreme).all()):
+            return extreme
+    return value
 
 
 def _others(trace: Any, without: str = "") -> Tensor:

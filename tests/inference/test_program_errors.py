@@ -56,6 +56,14 @@ PROGRAMS: dict[str, tuple[Rows, str]] = {
 }
 
 
+BRANCHES: dict[str, Callable[[Tensor, Batch], object]] = {
+    "data of a client": lambda b, batch: batch.y.mean() > 1.5,
+    "number of clients": lambda b, batch: len(batch) > 1,
+    "value of a site, all positive": lambda b, batch: (b > 0).all(),
+    "value of a site, any large": lambda b, batch: (b[..., 0] > 1.5).any(),
+}
+
+
 def program(rows: Rows) -> Callable[[Tensors, Tensors, Batch], None]:
     def model(received: Tensors, local: Tensors, batch: Batch) -> None:
         with batch.clients():
@@ -96,6 +104,42 @@ def test_an_error_in_a_program_is_one_line_that_names_its_cause(name, kind):
     with pytest.raises(ValueError, match=expected) as error:
         fit()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("condition", BRANCHES)
+@pytest.mark.parametrize("build", [pyrofl.hierarchical, pvi.hierarchical])
+def test_a_site_of_one_branch_alone_is_refused_with_a_remedy(condition, build):
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            b = pyro.sample("b", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            more = pyro.sample("more", dist.Normal(0.0, 1.0)) if found(b, batch) else 0.0
+            with batch.rows():
+                observed(dist.Normal(b[..., 0] + more, 1.0), batch)
+
+    found = BRANCHES[condition]
+    with pytest.raises(ValueError, match=r"more.*in every run.*torch\.where") as error:
+        pyrofl.fit(build(model, DATA, shared="b"), DATA, 1, progress=False)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_plate_in_the_place_of_the_draws_is_refused_with_a_remedy(inside):
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with batch.clients():
+            b = pyro.sample("b", dist.Normal(0.0, 1.0))
+            with pyro.plate("wards", 4, dim=-3):
+                ward = pyro.sample("ward", dist.Normal(b, 1.0))
+            with batch.rows():
+                observed(dist.Normal(ward.sum(-3), 1.0), batch)
+
+    def outside(received: Tensors, local: Tensors, batch: Batch) -> None:
+        with pyro.plate("wards", 4, dim=-3):
+            ward = pyro.sample("ward", dist.Normal(0.0, 1.0))
+        with batch.clients(), batch.rows():
+            observed(dist.Normal(ward.sum(-3), 1.0), batch)
+
+    with pytest.raises(ValueError, match=r"collide at dim=-3.*inside batch.clients\(\).*dim=-1"):
+        pvi.hierarchical(model if inside else outside, DATA, shared="*")
 
 
 def test_a_prior_of_another_kind_is_refused_where_it_is_given():
