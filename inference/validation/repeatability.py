@@ -304,7 +304,7 @@ def _extreme(site: Any, pick: Callable[[Tensor], Tensor]) -> Tensor:
 
     Otherwise, as of a simplex or without a proper prior, the value is unchanged.
     """
-    fn, value = site["fn"], site["value"]
+    fn, value = site["fn"], torch.as_tensor(site["value"])
     with suppress(NotImplementedError):
         extreme = torch.full_like(value, float(pick(fn.sample((20,)))))
         if bool(fn.support.check(extreme).all()):

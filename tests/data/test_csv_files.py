@@ -44,6 +44,33 @@ def test_text_gives_classes_and_numbers_features(table):
     assert data.groups["site"].tolist() == [1, 0, 1, 0, 1, 0]
 
 
+@pytest.mark.parametrize("column", ["mass", "length"])
+def test_numbers_beyond_single_precision_are_no_text(table, column):
+    """One is named with its line; a whole column is refused with what is wrong with it."""
+    header, *lines = [line.split(",") for line in ROWS.strip().splitlines()]
+    at = header.index(column)
+    for some in (lines[2:3], lines):
+        rows = [list(line) for line in lines]
+        for line in rows[2:3] if len(some) == 1 else rows:
+            line[at] += "e40"
+        text = "\n".join(",".join(line) for line in (header, *rows))
+        with pytest.raises(ValueError, match=rf"column {column} holds '.*e40' in line .*3\.4e\+38"):
+            load(table(text), target="mass", features=["length"], likelihood="normal:1.0")
+    with pytest.raises(ValueError, match=rf"{column} holds '.*e40' in line 2; .*3\.4e\+38: use a"):
+        load(table(text), target="mass")
+
+
+def test_decimal_commas_of_the_target_are_refused(table):
+    text = (
+        ROWS.replace("4.5", '"4,5"')
+        .replace("3.5", '"3,5"')
+        .replace("20,", '"20,0",')
+        .replace("25,", '"25,0",')
+    )
+    with pytest.raises(ValueError, match=r"mass holds '4,5' in line 2; expected a full stop"):
+        load(table(text), target="mass", features=["length"], likelihood="normal:1.0")
+
+
 def test_a_number_is_a_response(table):
     data = load(table(), target="mass", features=["length"])
     assert data.classes == ()
@@ -141,7 +168,10 @@ def test_refuses_arguments(table, arguments, message):
         ("b\n1\n2\n", "no numeric column besides b"),
         ("a,b\n1,2\n3,2\n", "column b holds only '2'; expected at least two different values"),
         ("a,b\n1,x\n3,x\n", "column b holds only 'x'; expected at least two different values"),
-        ('a,b\n1,"0,5"\n2,"1,5"\n3,"2,5"\n', "column b holds 3 different texts, such as '0,5', in"),
+        (
+            'a,b\n1,"0,5"\n2,"1,5"\n3,"2,5"\n',
+            "column b holds '0,5' in line 2; expected a full stop",
+        ),
         ("a,b\n1700000001,1\n1700000002,2\n", "a runs from 1700000001 to 1700000002; expected num"),
     ],
 )

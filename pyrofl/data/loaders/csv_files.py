@@ -323,8 +323,10 @@ def _response(column: Column, likelihood: str | None) -> tuple[Tensor, tuple[str
     if not is_class and column.is_numeric:
         return torch.from_numpy(column.single()), ()
     if likelihood not in (None, "categorical"):
+        column.refuse_unreadable()
         column.refuse_text(f"numbers for {likelihood}")
     if likelihood is None and 2 * different > len(column.words):
+        column.refuse_unreadable()
         raise ValueError(
             f"{told} {different} different texts, such as {column.words[0]!r}, in "
             f"{len(column.words)} rows, and no likelihood is given; expected numbers such as 1.5, "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import nan
+from math import inf, nan
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ NO_VALUE = frozenset(("", ".", "na", "n/a", "#n/a", "nan", "-nan", "null"))  # i
 BLUR = 0.01  # largest change of a number by float32 rounding, in standard deviations
 UNNAMED = "(column {})"
 BOOLEANS = {"true": "True", "false": "False"}  # in any case of letters
+DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 TRUTHS = frozenset(BOOLEANS.values())
 LARGEST = float(np.finfo(np.float32).max)  # x and y are float32
 
@@ -110,6 +112,18 @@ class Column:
         if self.clash:
             raise ValueError(f"{self.clash}; expected one kind in all files: correct it, or {cure}")
 
+    def refuse_unreadable(self) -> None:
+        """Raise ValueError if half of the cells have a decimal comma or are too large."""
+        if self.is_numeric:
+            return
+        for is_such, expected in (
+            (DECIMAL_COMMA.fullmatch, "a full stop before decimals, as in 1.5"),
+            (_exceeds_single, f"numbers of at most {LARGEST:.1e}: use a larger unit"),
+        ):
+            found = np.array([bool(is_such(word)) for word in self.words])
+            if found.any() and 2 * found.sum() >= (~self.gaps).sum():
+                raise ValueError(f"{self.first(found)}; expected {expected}")
+
     def refuse_text(self, expected: str) -> None:
         """Raise ValueError if the column does not hold numbers."""
         if not self.is_numeric:
@@ -122,7 +136,7 @@ class Column:
             count = len(self.words) - np.count_nonzero(self.gaps) - len(cells)
             raise ValueError(
                 f"{self.label} holds {listed(cells, 3)}, and {count} numbers; expected finite "
-                f"numbers such as 1.5: correct the cells, or {cure}"
+                f"numbers such as 1.5, at most {LARGEST:.1e}: correct the cells, or {cure}"
             )
 
     def single(self) -> NDArray[np.float32]:
@@ -176,6 +190,14 @@ def number(word: str) -> float:
         return nan
     plain = "_" not in word and word.isascii()
     return value if plain and abs(value) <= LARGEST else nan
+
+
+def _exceeds_single(word: str) -> bool:
+    """Return whether a cell is a finite number that float32 cannot hold."""
+    try:
+        return LARGEST < abs(float(word)) < inf and "_" not in word
+    except ValueError:
+        return False
 
 
 def is_missing(word: str) -> bool:

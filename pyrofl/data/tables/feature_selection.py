@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from pyrofl.data.tables.columns import UNNAMED, Column
 
 MOST_LEVELS = 20  # of a column of text used as categories by default
 FAR_APART = 100.0  # ratio of the standard deviations of two features
-DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
 class Chosen(NamedTuple):
@@ -58,7 +55,7 @@ def choose(
         if not why:
             column.refuse_clash("name the features that are wanted, without it (--features)")
         if wanted is None:
-            _refuse_decimal_commas(column)
+            column.refuse_unreadable()
         if why:
             left_out[name] = why
     names = tuple(wanted or (name for name in table if name not in (*owners, *left_out)))
@@ -96,14 +93,7 @@ def _few_words(column: Column) -> bool:
 
 
 def _refuse_no_numbers(column: Column, take_text: bool) -> None:
-    _refuse_decimal_commas(column)
+    column.refuse_unreadable()
     cure = " (or categories: --categories)" if take_text else ""
     column.refuse_text(f"numbers as features{cure}")
     column.refuse_odd("name the features that are wanted, without it (--features)")
-
-
-def _refuse_decimal_commas(column: Column) -> None:
-    """Raise ValueError if a column contains numbers with decimal commas, such as 1,5."""
-    found = np.array([bool(DECIMAL_COMMA.fullmatch(word)) for word in column.words])
-    if not column.is_numeric and found.any() and 2 * found.sum() >= (~column.gaps).sum():
-        raise ValueError(f"{column.first(found)}; expected a full stop before decimals, as in 1.5")
