@@ -8,10 +8,12 @@ NUTS, Predictive, autoguides, handlers and `pyro.render_model`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 from warnings import warn
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -20,8 +22,9 @@ from torch import Tensor
 from pyrofl.arguments import known
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import Elbo, On, Seen, latent, recorded, with_rows
+from pyrofl.inference.definition.metadata import LocalPair
 from pyrofl.inference.definition.method import GradientStep, Method
-from pyrofl.inference.definition.programs import Flat, Guide, Loss
+from pyrofl.inference.definition.programs import Flat, Guide, Loss, Program
 from pyrofl.inference.engine.server_round import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.tensors import Tensors, default_type, pick, seeded
@@ -54,6 +57,9 @@ def to_pyro(
     parameters are the tensors [C, *p] that gradient steps train; they start at the state.
     Closed-form updates of earlier phases, such as pFedVEM's confidence, are computed once.
 
+    Of PVI, FedEP and FedGVI they are what a client fits: the likelihood of its rows with the
+    cavity, the posterior without the client's own factor, as prior.
+
     Args:
         method: the method.
         data: the federation.
@@ -67,11 +73,13 @@ def to_pyro(
         the sum over rows and clients.
 
     Raises:
-        ValueError: if the client is unknown, or the method has no gradient steps; from the
-            programs, if Pyro's store has parameters of another client or state.
+        ValueError: if the client is unknown, the method has no gradient steps or says why it has
+            no such pair, or a cavity is no distribution; from the programs, if Pyro's store has
+            parameters of another client or state.
 
     Warns:
-        UserWarning: if the method's own loss weighs the divergence by another number.
+        UserWarning: if the method's own loss weighs the divergence by another number, or has
+            another divergence.
 
     Examples:
         >>> import pyro
@@ -93,16 +101,21 @@ def to_pyro(
         ids = torch.tensor([data.names.index(client)])
     batch = data.batch(ids)
     state = first(method, data, seed) if state is None else getattr(state, "state", state)
-    received, stored = client_inputs(method, data, state, data.cohort(ids), seed)
-    at, steps = steps_of(method, phase)
-    views, kl = unwrap(steps[0].loss)
+    pair, used = method.metadata.pair, method
+    if isinstance(pair, str):
+        raise ValueError(f"to_pyro of {method.name or 'this method'} is not possible: {pair}")
+    if pair and pair.download:
+        used = replace(method, download=pair.download)
+    received, stored = client_inputs(used, data, state, data.cohort(ids), seed)
+    programs = local_pair if pair else of_steps
     with torch.no_grad():
-        local = prepared(method, at, received, stored | received, batch)
-    if kl not in (0, 1):
+        base, program, local, patterns, views, differs = programs(
+            method, phase, received, stored, batch
+        )
+    if differs:
         warn(
-            f"the loss of {method.name or 'this method'} weighs the divergence of the guide from "
-            f"the prior by {kl}; the programs have weight 1, so SVI and NUTS approximate another "
-            "distribution than the method",
+            f"the loss of {method.name or 'this method'} {differs}, so SVI and NUTS approximate "
+            "another distribution than the method",
             UserWarning,
             stacklevel=3,
         )
@@ -114,9 +127,6 @@ def to_pyro(
             center = view.centre(down, values) if view.centre else down
             down, values = center, view.view(down, values)
         return with_rows(down, len(batch)), with_rows(values, len(batch)), batch
-
-    # Guides of the library refuse SVI when they are called, as they have no parameters of Pyro.
-    program = method.guide.program if isinstance(method.guide, Guide) else method.guide
 
     def with_parameters() -> tuple[Tensors, Tensors, Batch]:
         """Return the arguments, with parameters from Pyro's store."""
@@ -140,7 +150,7 @@ def to_pyro(
         with default_type(batch.size.dtype), seeded(seed):
             try:
                 q = recorded(program, tensors(values))
-                return q, recorded(method.model, tensors(values), q)
+                return q, recorded(base, tensors(values), q)
             except RuntimeError as error:
                 if "several sites are named 'clients'" not in str(error):
                     raise
@@ -150,23 +160,97 @@ def to_pyro(
                     "reference.nuts and reference.hmc on your own program"
                 ) from None
 
-    patterns = " ".join(step.names for step in steps)
-    if phase is None:  # a guide may be set in closed form, as that of FedPop
-        patterns += f" {getattr(method.guide, 'names', '')}"
     names = set(read_tensors(run, local, pick(local, patterns)))
     start = {n: site["value"].detach() for n, site in latent(run(local)[0])}
 
     def model() -> object:
         """Sample the latent sites of the clients, and observe the responses of their rows."""
         with default_type(batch.size.dtype), FlatStart(start):
-            return method.model(*with_parameters())
+            return base(*with_parameters())
 
     def guide() -> object:
         """Sample the latent sites of the clients from their approximate posterior."""
-        with default_type(batch.size.dtype):
+        with default_type(batch.size.dtype), CountedDensities():
             return program(*with_parameters())
 
     return PyroPair(model, guide)
+
+
+class Programs(NamedTuple):
+    """Programs of a method with arguments, and what they read.
+
+    Attributes:
+        model: the Pyro model.
+        guide: the Pyro guide, without the refusal of SVI.
+        local: the tensors [C, *p] from which clients start.
+        patterns: of those that may be parameters.
+        views: how the method's loss transforms the tensors that programs read.
+        differs: how the method's loss differs from the programs' ELBO; empty if it does not.
+    """
+
+    model: Program
+    guide: Program
+    local: Tensors
+    patterns: str
+    views: list[Seen]
+    differs: str
+
+
+def local_pair(
+    method: Method, phase: int | None, received: Tensors, local: Tensors, batch: Batch
+) -> Programs:
+    """Return the pair that a method declares to be that of its clients, as PVI does.
+
+    Raises:
+        ValueError: if a phase is given, as all phases fit this pair.
+    """
+    pair = method.metadata.pair
+    assert isinstance(pair, LocalPair)
+    if phase is not None:
+        raise ValueError(
+            f"phase is {phase}; expected None, as all phases of {method.name or 'this method'} fit "
+            "the same model and guide"
+        )
+    start = {n: v.detach() for n, v in pair.start(received, local | received, batch).items()}
+    return Programs(pair.model, pair.guide, start, pair.names, [], pair.differs)
+
+
+def of_steps(
+    method: Method, phase: int | None, received: Tensors, local: Tensors, batch: Batch
+) -> Programs:
+    """Return a method's own model and guide, with the tensors of its gradient steps.
+
+    Raises:
+        ValueError: if there are no such steps.
+    """
+    at, steps = steps_of(method, phase)
+    views, kl = unwrap(steps[0].loss)
+    patterns = " ".join(step.names for step in steps)
+    if phase is None:  # a guide may be set in closed form, as that of FedPop
+        patterns += f" {getattr(method.guide, 'names', '')}"
+    differs = ""
+    if kl not in (0, 1):
+        differs = (
+            f"weighs the divergence of the guide from the prior by {kl}; the programs have weight 1"
+        )
+    # Guides of the library refuse SVI when they are called, as they have no parameters of Pyro.
+    program = method.guide.program if isinstance(method.guide, Guide) else method.guide
+    local = prepared(method, at, received, local | received, batch)
+    return Programs(method.model, program, local, patterns, views, differs)
+
+
+class CountedDensities(Messenger):
+    """Pyro handler that states the log densities of Delta sites as factors.
+
+    `TraceMeanField_ELBO` takes the divergence of a Delta from the prior without them, so it would
+    train no spread of a guide whose sites are functions of noise.
+    """
+
+    def _pyro_sample(self, msg: Any) -> None:
+        fn = msg["fn"]
+        if isinstance(fn, dist.Delta) and not msg["is_observed"] and bool(fn.log_density.any()):
+            pyro.factor(f"_density/{msg['name']}", fn.log_density, has_rsample=True)
+            msg["fn"] = dist.Delta(fn.v, event_dim=fn.event_dim)
 
 
 class FlatStart(Messenger):

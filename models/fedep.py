@@ -64,7 +64,7 @@ from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import Aggregator, uniform
 from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.definition.elbo import elbo, with_guide
-from pyrofl.inference.definition.metadata import INCOMPARABLE, Rule
+from pyrofl.inference.definition.metadata import INCOMPARABLE, LocalPair, Rule
 from pyrofl.inference.definition.method import Method, Phase, View, keep_nothing, send_all
 from pyrofl.inference.definition.programs import Likelihood, Prior, Program
 from pyrofl.models import guides
@@ -72,9 +72,10 @@ from pyrofl.models.fedpop import langevin
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.likelihoods import categorical
+from pyrofl.models.pvi import written
 from pyrofl.models.pvi.mean_field import MeanField
 from pyrofl.models.pvi.partitioned import Partitioned
-from pyrofl.models.pvi.server import HALVINGS
+from pyrofl.models.pvi.server import HALVINGS, Covariance
 from pyrofl.models.shared.activations import Sampling, is_chosen, reason_against
 from pyrofl.models.shared.gaussians import PARAMETERS, enough
 from pyrofl.models.shared.laplace import Laplace
@@ -138,7 +139,8 @@ def build(
             not permit it.
     """
     core = Laplace(net, likelihood, prior, guide)
-    size, covariance = core.layout.size, "full" if core.normals.full else "diagonal"
+    size = core.layout.size
+    covariance: Covariance = "full" if core.normals.full else "diagonal"
     if moments == "natural" and lr > 1:
         raise ValueError(f"lr is {lr}, of natural gradients; expected at most 1")
     samples = enough(num_particles, size, covariance) if moments == "natural" else 2
@@ -154,7 +156,9 @@ def build(
     if is_chosen(sampling, why):
         own: Any = {"own_sd": torch.zeros(0), "warm_start": 0, "optimizer": "natural"}
         pvi = MeanField(*parts, net=net, likelihood=likelihood, **own)
-    method = replace(pvi.method(epochs, batch, min(lr, 1.0)), name="fedep")
+    _, q, tilted_model = written(net, likelihood, prior, core.layout, covariance)
+    pair = pvi.pair(tilted_model, q)
+    method = replace(pvi.method(epochs, batch, min(lr, 1.0), pair=pair), name="fedep")
     if moments != "natural":
         tilted = Tilted(core, method.guide)
         phases = {
@@ -354,6 +358,13 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         """Initialize the client's state in every round, as it is not kept between rounds."""
         return method.init_client(received, data.cohort, generator(0))
 
+    pair = method.metadata.pair
+    assert isinstance(pair, LocalPair)
+
+    def start(received: Tensors, local: Tensors, data: Batch) -> Tensors:
+        """Return the tensors from which all clients start in every round."""
+        return pair.start(received, local | anew(received, local, data), data)
+
     # What is sent is no change of what the server has, but a distribution as well.
     left = ("shift", "precision")
     known = method.metadata.tensors
@@ -367,5 +378,7 @@ def without_factors(method: Method, core: Laplace, damping: float | None) -> Met
         download=cavity,
         aggregate=Aggregator({"*": uniform}, merged),
         views={"global": View(read, send_all)},
-        metadata=replace(method.metadata, tensors=marks),
+        metadata=replace(
+            method.metadata, tensors=marks, pair=replace(pair, download=None, start=start)
+        ),
     )

@@ -41,7 +41,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Likelihood, Prior, Supervised
 from pyrofl.models import guides
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.pvi import STANDARD
+from pyrofl.models.pvi import STANDARD, written
 from pyrofl.models.pvi.mean_field import MeanField, of_parameters
 from pyrofl.models.shared.activations import reason_against
 from pyrofl.models.shared.unconstrained import of_network
@@ -51,6 +51,10 @@ from pyrofl.recipes import rebuildable
 LossName = Literal["log", "gce", "beta"]
 Divergence = Literal["kl", "renyi"]
 
+RENYI = (
+    "has Renyi's divergence of the guide from the cavity; the programs have the Kullback-Leibler "
+    "divergence"
+)
 TUNE_OVER = {
     "robustness": (0.2, 0.5, 0.8),
     "divergence": ("kl", "renyi"),
@@ -119,8 +123,11 @@ def build(
         raise ValueError(
             f"{why}, whose outputs this method draws; expected such layers, or the method pvi"
         )
+    robust = likelihood if loss == "log" else Robust(likelihood, loss, robustness)
+    model = Supervised(net, likelihood, prior)
+    _, q, tilted = written(net, robust, prior, sites[0], "diagonal")
     core = of_parameters(
-        Supervised(net, likelihood, prior),
+        model,
         sites,
         covariance="diagonal",
         is_random=True,
@@ -133,10 +140,10 @@ def build(
     )
     assert isinstance(core, MeanField)
     fields = {name: getattr(core, name) for name in core.__dataclass_fields__}
-    if loss != "log":
-        fields["likelihood"] = Robust(likelihood, loss, robustness)
+    fields["likelihood"] = robust
     general = Generalized(**fields, order=renyi_order if divergence == "renyi" else None)
-    return replace(general.method(epochs, batch, lr), name="fedgvi")
+    pair = general.pair(tilted, q, "" if divergence == "kl" else RENYI)
+    return replace(general.method(epochs, batch, lr, pair=pair), name="fedgvi")
 
 
 @dataclass(frozen=True)
@@ -226,6 +233,11 @@ class LossDistribution(TorchDistribution):
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> LossDistribution:
         """Return the distribution expanded to another batch shape."""
         return LossDistribution(self.fn.expand(torch.Size(batch_shape)), self.loss, self.r)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Draw responses from the likelihood that the loss is computed from."""
+        value: Tensor = self.fn.sample(torch.Size(sample_shape))
+        return value
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the unnormalized log density of responses: minus their loss."""

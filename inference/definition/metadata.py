@@ -243,6 +243,31 @@ def no_statistics(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
 
 
 @dataclass(frozen=True)
+class LocalPair:
+    """Model and guide of the distribution that clients fit, where it is not that of the method.
+
+    `Method.to_pyro` returns them. In PVI this is the likelihood of a client's rows with the cavity
+    distribution in the place of the prior.
+
+    Attributes:
+        model: The Pyro model.
+        guide: The Pyro guide.
+        names: Patterns of the local tensors that are parameters of the guide.
+        download: (server, cohort) -> what the programs read of the server; None is the method's.
+        start: (received, local, batch) -> tensors [C, *p] from which clients start in a round;
+            ValueError where the model has no distribution.
+        differs: How the clients' own loss differs from the pair's ELBO; empty if it does not.
+    """
+
+    model: Program
+    guide: Program
+    names: str
+    download: Callable[[Tensors, Cohort], Tensors] | None
+    start: Callable[[Tensors, Tensors, Batch], Tensors]
+    differs: str = ""
+
+
+@dataclass(frozen=True)
 class Metadata:
     """Metadata of a method: roles and rules of its tensors, and settings of its rounds.
 
@@ -261,6 +286,8 @@ class Metadata:
         sites: Description of the shared and the client-specific sites; printed by `fit`.
         privacy: Differential privacy of the server's states, see `privacy.private`.
         joint_rules: Rules of remote clients' messages that depend on the server's state.
+        pair: What `Method.to_pyro` returns instead of the method's own model and guide; a string
+            says why there is no pair.
     """
 
     tensors: MetadataByPattern = field(default_factory=dict)
@@ -272,6 +299,7 @@ class Metadata:
     sites: str = ""
     privacy: PrivacyAccountant | None = None
     joint_rules: tuple[JointRule, ...] = ()
+    pair: LocalPair | str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

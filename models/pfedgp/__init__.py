@@ -244,7 +244,11 @@ def build(
         aggregate=Aggregator({"*": by_size}, rule=aggregation),
         adapt=(keep,),
         views={"personal": own},
-        metadata=Metadata(reads={"model": model, "guide": q}),
+        metadata=Metadata(
+            reads={"model": model, "guide": q},
+            pair="its loss predicts half of its rows from a Gaussian process given the other half, "
+            "and no guide has parameters of its own for f; use run.predict or run.posterior",
+        ),
     )
 
 

@@ -84,6 +84,7 @@ from pyrofl.inference.definition.programs import (
     Likelihood,
     Prior,
     Program,
+    Supervised,
     as_prior,
     of_network,
 )
@@ -98,11 +99,12 @@ from pyrofl.models.pvi.sfvi import SharedGuide
 from pyrofl.models.shared.activations import Sampling
 from pyrofl.models.shared.declared import Declared
 from pyrofl.models.shared.gaussians import Normals, enough
+from pyrofl.models.shared.sites import Layout
 from pyrofl.models.shared.unconstrained import decentred, freed, layouts, with_hidden_rows
 from pyrofl.models.shared.unconstrained import of_network as layouts_of
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
-from pyrofl.tensors import Tensors, times
+from pyrofl.tensors import Tensors, pick, times
 
 __all__ = ["build", "hierarchical"]
 
@@ -176,30 +178,7 @@ def build(
             f"guide is {described(guide)}; expected mean_field or delta, and see covariance"
         )
     weights, nothing = layouts_of(net, prior, init_scale)
-    normal = Normals(weights.size, full=covariance == "full")
-    shapes, p = net.shapes, as_prior(prior, net.shapes)
-
-    @of_network(net, likelihood, prior)
-    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the shared weights w from the prior p(w), then the responses of all rows."""
-        with batch.clients():
-            w = {n: pyro.sample(n, p(n, shapes[n], received, local, batch)) for n in shapes}
-            with batch.rows():
-                pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
-
-    def q(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the weights w = m + S e from q_j(w), a normal with the covariance S S'."""
-        m, s = local["mean"], local["root"]
-        with batch.clients():
-            standard = dist.Normal(torch.zeros_like(m), torch.ones_like(m)).to_event(1)
-            e = pyro.sample("_shared", standard, infer={"is_auxiliary": True})
-            w = m + (times(s, e) if normal.full else s * e)
-            left = -normal.log_det(s).expand(w.shape[:-1])  # log q(w) - log p(e)
-            for site, value, growth in weights.constrained(w):  # growth is 0 of real weights
-                fn = dist.Delta(value, log_density=left - growth, event_dim=len(site.shape))
-                pyro.sample(site.name, fn)
-                left = torch.zeros_like(left)
-
+    model, q, tilted = written(net, likelihood, prior, weights, covariance)
     core = of_parameters(
         model,
         (weights, nothing),
@@ -212,7 +191,62 @@ def build(
         num_particles=num_particles,
         optimizer=optimizer,
     )
-    return core.method(epochs, batch, core.lr if lr is None else lr, guide=q)
+    lr = core.lr if lr is None else lr
+    return core.method(epochs, batch, lr, guide=q, pair=core.pair(tilted, q))
+
+
+def written(
+    net: Network, likelihood: Likelihood, prior: Prior, weights: Layout, covariance: Covariance
+) -> tuple[Supervised, Program, Program]:
+    """Return PVI of a network as Pyro programs: model, guide, and a client's tilted distribution.
+
+    Args are those of `build`, and the layout of all weights in one vector.
+    """
+    normal = Normals(weights.size, full=covariance != "diagonal")
+    p0 = normal.independent(*weights.prior())
+    shapes, p = net.shapes, as_prior(prior, net.shapes)
+
+    @of_network(net, likelihood, prior)
+    def model(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the shared weights w from the prior p(w), then the responses of all rows."""
+        with batch.clients():
+            w = {n: pyro.sample(n, p(n, shapes[n], received, local, batch)) for n in shapes}
+            with batch.rows():
+                pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
+
+    def guide(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample the weights w = m + S e from q_j(w), a normal with the covariance S S'."""
+        m, s = local["mean"], local["root"]
+        with batch.clients():
+            standard = dist.Normal(torch.zeros_like(m), torch.ones_like(m)).to_event(1)
+            e = pyro.sample("_shared", standard, infer={"is_auxiliary": True})
+            w = m + (times(s, e) if normal.full else s * e)
+            left = -normal.log_det(s).expand(w.shape[:-1])  # log q(w) - log p(e)
+            for site, value, growth in weights.constrained(w):  # growth is 0 of real weights
+                fn = dist.Delta(value, log_density=left - growth, event_dim=len(site.shape))
+                pyro.sample(site.name, fn)
+                left = torch.zeros_like(left)
+
+    def tilted(received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample w from q(w) / t_j(w) times (p(w) / p0(w))^(1 / J), then the client's responses.
+
+        The cavity q / t_j replaces the prior, by a factor.
+        """
+        with batch.clients():
+            each = {n: p(n, shapes[n], received, local, batch) for n in shapes}
+            w = {n: pyro.sample(n, fn) for n, fn in each.items()}
+            u, growth = weights.unconstrained(w)
+            log_p = sum(fn.log_prob(w[n]) for n, fn in each.items()) + growth  # of u
+            cavity, zero = (
+                normal.log_density(u, {n: v.to(u) for n, v in pick(t, "shift precision").items()})
+                for t in (received, p0)
+            )
+            share = received.get("share", 0.0)  # 1 / J, where p is not p0
+            pyro.factor("cavity", cavity + share * (log_p - zero) - log_p)
+            with batch.rows():
+                pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
+
+    return model, guide, tilted
 
 
 @checked

@@ -115,6 +115,10 @@ class MeanField(Partitioned):
         kept = {n: torch.where(moved[:, None], local[n], v) for n, v in at.items()}
         return kept | {"moved": moved | (self.bayesian(received, batch) > 0)}
 
+    def begun(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Return the local tensors from which clients start in a regular round."""
+        return local | self.restart(received, local, batch)
+
     def bayesian(self, received: Tensors, batch: Batch) -> Tensor:
         """Return 1 for clients in a regular round of PVI, and 0 in a warm-start round, [C]."""
         left = received.get("warm_rounds", torch.zeros_like(batch.size))

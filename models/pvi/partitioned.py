@@ -25,6 +25,7 @@ from pyrofl.inference.definition.metadata import (
     PER_CLIENT,
     SHARED,
     Factors,
+    LocalPair,
     Metadata,
     Moments,
     Optimal,
@@ -69,12 +70,17 @@ class Partitioned(FactorServer):
         Normals(self.ours.size + self.mine.size, self.full)  # refuses too many variables
 
     def method(
-        self, steps: int, batch: int | None, lr: float, guide: Program | None = None
+        self,
+        steps: int,
+        batch: int | None,
+        lr: float,
+        guide: Program | None = None,
+        pair: LocalPair | None = None,
     ) -> Method:
         """Return partitioned variational inference (PVI) as a federated method.
 
-        Arguments are the local steps, batch size and learning rate, and a written guide with the
-        distribution of `Partitioned.guide`.
+        Arguments are the local steps, batch size and learning rate, a written guide with the
+        distribution of `Partitioned.guide`, and the pair of `Method.to_pyro`.
         """
         together = f"{self.ours.names} {NOISE[0]}{'' if guide else ' _u'}"
         guide = without_parameters(guide or self.guide)
@@ -103,8 +109,40 @@ class Partitioned(FactorServer):
                     f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
                 },
                 reads={"model": self.model, "guide": guide},
+                pair=pair,
             ),
         )
+
+    def pair(self, tilted: Program, guide: Program, differs: str = "") -> LocalPair:
+        """Return what clients fit as a pair for `Method.to_pyro`, given written programs.
+
+        The guide reads "mean" and "root", which is exp("log_root") where it is diagonal.
+        """
+
+        def read_logs(received: Tensors, local: Tensors, batch: Batch) -> object:
+            """Sample the weights from the guide, given logarithms of standard deviations."""
+            root = local["root"] if self.full else local["log_root"].exp()
+            return guide(received, local | {"root": root}, batch)
+
+        def start(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+            """Return mean and root from which clients start; ValueError for improper cavities."""
+            bad = int((~self.normals.proper(received["precision"])).sum())
+            if bad:
+                raise ValueError(
+                    f"the cavity of {bad} of {len(batch)} clients, the posterior without the "
+                    "client's own factor, is no distribution, as some of its precisions are not "
+                    "positive; use the state of another round"
+                )
+            local = self.begun(received, local, batch)
+            return local if self.full else local | {"log_root": local["root"].log()}
+
+        spread = () if self.draws is None else ("root" if self.full else "log_root",)
+        names = " ".join(("mean", *spread))
+        return LocalPair(tilted, read_logs, names, self.regular_cavity, start, differs)
+
+    def begun(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
+        """Return the local tensors from which clients start in a regular round."""
+        return local
 
     def phases(self, steps: int, batch: int | None, lr: float) -> tuple[Phase, ...]:
         """Return local training phases: natural-gradient steps, halved if they raise the loss."""

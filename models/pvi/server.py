@@ -65,6 +65,12 @@ class FactorServer:
         own = {n: server[f"server/{n}"][at] * known[:, None] for n in PARAMETERS}
         return received | {n: received[n] - own[n] for n in PARAMETERS}
 
+    def regular_cavity(self, server: Tensors, cohort: Cohort) -> Tensors:
+        """Return the cavities of a round of PVI proper, after any warm start."""
+        return {
+            n: v for n, v in FactorServer.cavity(self, server, cohort).items() if n != "warm_rounds"
+        }
+
     def result(self, server: Tensors, cohort: Cohort) -> Tensors:
         """Send each client the posterior, and whether it contains the client's own factor."""
         return send_all(server, cohort) | {"counted": cohort.ids < len(server["server/shift"])}

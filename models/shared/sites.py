@@ -153,6 +153,19 @@ class Layout:
             value = site.transform(free)
             yield site, value, site.growth(free, value, u.dim() - 1)
 
+    def unconstrained(self, values: Tensors) -> tuple[Tensor, Tensor]:
+        """Return values [..., C, 1, *p] as one vector [..., C, 1, n], and their log Jacobian.
+
+        It is the inverse of `constrained`.
+        """
+        parts, growth = [], torch.zeros(())
+        for site in self.sites:
+            free = site.transform.inv(values[site.name])
+            axes = free.dim() - len(site.shape)
+            parts.append(free.reshape(*free.shape[:axes], -1))
+            growth = growth + site.growth(free, values[site.name], axes)
+        return torch.cat(parts, -1), growth
+
     def freed(self, values: Tensors) -> tuple[Tensor, Tensor]:
         """Return draws of latent sites as unconstrained vectors [S, n], and log Jacobians."""
         free = {s.name: s.transform.inv(values[s.name]) for s in self.sites}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyrofl import Phase, elbo, fit
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.method import Method
-from pyrofl.models import fedamp, fedavg, fedlap, pfedgp, pvi
+from pyrofl.models import fedamp, fedavg, fedlap, pfedgp, pvi, virtual
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -68,10 +68,14 @@ def test_clients_are_named_and_not_numbered() -> None:
         fedavg.build(toys.net()).to_pyro(toys.blobs((3, 8)), 0)
 
 
-@pytest.mark.parametrize("build", [pvi.build, pfedgp.build])
-def test_programs_that_enter_a_plate_twice_are_no_programs_of_pyro(build: Any) -> None:
+def test_programs_that_enter_a_plate_twice_are_no_programs_of_pyro() -> None:
     with pytest.raises(ValueError, match=r"enter batch.clients\(\) several times, which Pyro's ow"):
-        build(toys.net()).to_pyro(toys.blobs((3, 8)))
+        virtual.build(toys.net()).to_pyro(toys.blobs((3, 8)))
+
+
+def test_methods_say_why_they_have_no_pair() -> None:
+    with pytest.raises(ValueError, match=r"to_pyro of pfedgp is not possible: .* half of its rows"):
+        pfedgp.build(toys.net()).to_pyro(toys.blobs((3, 8)))
 
 
 def broken(server: Tensors, message: Tensors, cohort: Cohort, generator: Any) -> Tensors:
