@@ -87,11 +87,14 @@ def with_levels(frames: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any
         if names.count(name) > 1:
             raise ValueError(f"--levels gives {name} twice; expected one list for each column")
         levels = [composed(level.strip()) for level in rest.split(",")]
-        if not sign or len(set(levels)) < max(2, len(levels)) or "" in levels:
+        if not name or not sign or len(levels) < 2 or "" in levels:
             raise ValueError(
                 f"--levels is {text!r}; expected COLUMN=LEVEL,LEVEL,... with two or more levels"
             )
-        known(name, [str(n) for frame in frames.values() for n in frame], "column of --levels:")
+        if twice := next((one for one in levels if levels.count(one) > 1), ""):
+            raise ValueError(f"--levels gives {twice} twice; expected each level of {name} once")
+        columns = dict.fromkeys(str(n) for frame in frames.values() for n in frame)
+        known(name, columns, "column of --levels:")
         frames = {site: _with_levels(site, frame, name, levels) for site, frame in frames.items()}
     return frames
 
@@ -103,6 +106,8 @@ def _with_levels(site: str, frame: Any, name: str, levels: list[str]) -> Any:
     if name not in frame:
         return frame
     column = frame[name]
+    if column.dtype.kind == "b":
+        column = column.map(str)
     if column.dtype.kind in "iuf":  # the levels are numbers
         column = column.map(lambda value: next((w for w in levels if number(w) == value), value))
     odd = column[column.notna() & ~column.isin(levels)]

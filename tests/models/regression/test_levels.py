@@ -13,6 +13,7 @@ import pyrofl
 from pyrofl import Federation, federations
 from pyrofl.cli import main
 from pyrofl.data.frames import Tables
+from pyrofl.experiments.regressions import with_levels
 
 WORDS = ["low", "mid", "high"]
 
@@ -140,12 +141,20 @@ def test_the_command_line_declares_levels(tmp_path: Path, monkeypatch: Any, caps
     for levels, told in (
         ("y=low,mid", "a: column y holds high, which is no level of --levels; expected one of"),
         ("y=low", "expected COLUMN=LEVEL,LEVEL,... with two or more levels"),
-        ("z=low,mid", "unknown column of --levels: 'z'"),
+        ("z=low,mid", "unknown column of --levels: 'z'; expected one of (column 1), x, y, site\n"),
+        ("=low,mid", "--levels is '=low,mid'; expected COLUMN=LEVEL,LEVEL,..."),
+        ("y=low,mid,low", "--levels gives low twice; expected each level of y once"),
     ):
         assert main([*line, "--levels", levels]) == 2
         assert told in capsys.readouterr().err
     assert main([*line, "--levels", "y=low,mid,high"]) == 0
     assert pd.read_csv("r/estimates.csv").set_index("parameter")["mean"]["b[x]"] > 1.0
+
+
+def test_truth_values_can_be_levels_of_the_command_line() -> None:
+    frames = {"a": pd.DataFrame({"ill": [True, False]}), "b": pd.DataFrame({"ill": [True, True]})}
+    found = with_levels(frames, ("ill=True,False",))
+    assert [list(frame["ill"].cat.codes) for frame in found.values()] == [[0, 1], [0, 0]]
 
 
 def test_two_clients_of_one_value_in_the_client_column_are_refused() -> None:
