@@ -15,6 +15,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models import likelihood_factors, pvi
+from pyrofl.models.guides import Family
 from pyrofl.models.likelihood_factors.linear import needs_one_round
 from pyrofl.models.likelihood_factors.structure import OtherStructure, Structure
 
@@ -22,13 +23,20 @@ __all__ = ["hierarchical"]
 
 
 @checked
-def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positive = 10.0) -> Method:
+def hierarchical(
+    model: Program,
+    data: Federation,
+    *,
+    shared: str,
+    guide: Family | None = None,
+    wide: Positive = 10.0,
+) -> Method:
     """Build the method with the fewest rounds for your own hierarchical Pyro program.
 
     The method is `likelihood_factors.hierarchical` if each client's own sites are normal given the
     shared ones, otherwise `pvi.hierarchical`. `print(method)` and the first line of a fit state
-    which one it is, and which site prevents likelihood factors. To set options of PVI, such as
-    `guide`, call `pvi.hierarchical`.
+    which one it is, and which site prevents likelihood factors. To set other options of PVI, such
+    as `covariance`, call `pvi.hierarchical`.
 
     Args:
         model: a program (received, local, batch), all of whose sites are in `batch.clients()`; it
@@ -39,6 +47,7 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         shared: patterns of the sites that are one for all clients; others are each client's own.
             Both are shown before the fit, and by `print(method)`; a warning names own sites that
             no client can learn from its rows.
+        guide: of the shared sites, by PVI, such as `guides.flow(3)`; see `pvi.hierarchical`.
         wide: standard deviation of improper priors before round one; without effect on the result.
 
     Returns:
@@ -67,6 +76,10 @@ def hierarchical(model: Program, data: Federation, *, shared: str, wide: Positiv
         >>> run.status.kind
         'converged'
     """
+    if guide:
+        method = pvi.hierarchical(model, data, shared=shared, guide=guide, wide=wide)
+        sites = f"{method.metadata.sites}; method: PVI, as a guide is given"
+        return replace(method, metadata=replace(method.metadata, sites=sites))
     try:
         method = likelihood_factors.hierarchical(model, data, shared=shared, wide=wide)
         assert isinstance(method.model, Structure)

@@ -92,6 +92,7 @@ from pyrofl.models.guides import Family, delta
 from pyrofl.models.guides import mean_field as independent_normals  # a submodule has its name
 from pyrofl.models.likelihoods import categorical
 from pyrofl.models.priors import fixed
+from pyrofl.models.pvi.guide_forms import refuse_other_forms
 from pyrofl.models.pvi.mean_field import Optimizer, of_parameters
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import Covariance
@@ -318,6 +319,8 @@ def hierarchical(
         >>> tuple(run.posterior(10)["theta"].shape)
         (10, 8)
     """
+    if guide:
+        refuse_other_forms(guide)
     if guide and (covariance != "full" or damping is not None):
         raise ValueError(
             f"covariance is {covariance!r} and damping is {damping}, and there is a guide; "

@@ -105,6 +105,7 @@ class SharedGuide:
         view = "personal" if self.mine.size else "global"
         sizes = {site.name: len(site.mean) for site in self.ours.sites}
         return Method(
+            name="pvi",
             init=self.init,
             model=self.model,
             guide=guide,

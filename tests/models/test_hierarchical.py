@@ -162,7 +162,7 @@ def test_other_errors_are_those_of_the_user():
         pyrofl.hierarchical(normal, rows(), shared="tau")
 
 
-@pytest.mark.parametrize("option", ["batch", "guide"])
+@pytest.mark.parametrize("option", ["batch", "covariance"])
 def test_options_of_pvi_are_refused(option):
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
         pyrofl.hierarchical(normal, rows(), shared="mu", **{option: 4})
