@@ -209,11 +209,18 @@ def site_moments(
 
     Each is [C, *p].
     """
-    clients = len(batch)
-    with GuideMean():
-        trace = poutine.trace(program).get_trace(
-            with_rows(received, clients), with_rows(local, clients), batch
-        )
+    arguments = with_rows(received, len(batch)), with_rows(local, len(batch)), batch
+    try:
+        with GuideMean():
+            trace = poutine.trace(program).get_trace(*arguments)
+    except ValueError as error:
+        site, found, _ = str(error).partition(" has no mean")
+        if not found:
+            raise
+        raise ValueError(
+            f"the guide's {site} has no mean in closed form, and this method computes with the "
+            "moments of its guide; expected a family of pyrofl, such as guides.flow()"
+        ) from error
     mean, variance = {}, {}
     for n, site in latent(trace):
         if site["infer"].get("is_auxiliary"):

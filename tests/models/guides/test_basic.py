@@ -22,6 +22,7 @@ from pyro.infer.autoguide import (
 from torch import Size
 from torch.nn.functional import softplus
 
+from pyrofl import fit
 from pyrofl.data import Batch
 from pyrofl.inference.definition.elbo import latent, traces
 from pyrofl.inference.training.noise import ClientNoise
@@ -264,3 +265,10 @@ def test_pfedvem_needs_variances_in_closed_form(blobs):
     assert "global" not in method.views
     with pytest.raises(ValueError, match=r"Transf.* has no mean|no closed form"):
         toys.last(method, blobs, 1, chunk_size=1)
+
+
+def test_moments_that_a_flow_of_pyro_lacks_are_said_in_one_line():
+    """PFedVEM's confidence needs the variance of the head."""
+    method = pfedvem.build(toys.net("mlp:2"), guide=AutoIAFNormal)
+    with pytest.raises(ValueError, match=r"^the guide's site [^\n]* guides.flow\(\)[^\n]*$"):
+        fit(method, toys.blobs((3, 8)), 1, chunk_size=1, progress=False)
