@@ -14,12 +14,12 @@ import toys
 from torch import Generator, Tensor
 
 import pyrofl
-from pyrofl.data import Batch, Cohort
+from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.aggregation import Aggregator, by_size
 from pyrofl.inference.definition.aggregator import with_server_step
 from pyrofl.inference.definition.method import GradientStep, Method, send_all
 from pyrofl.inference.definition.optim import sgd
-from pyrofl.models import fedavg
+from pyrofl.models import fedavg, pvi
 from pyrofl.tensors import Tensors
 
 
@@ -176,6 +176,23 @@ def test_right_gradients_are_not_warned_of(guide):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pyrofl.validate_method(found, toys.blobs())
+
+
+def test_responses_far_from_zero_are_not_warned_of():
+    """Terms of the loss are 1e16 and cancel, so that finite differences have rounding errors."""
+
+    def model(received: Any, local: Any, batch: Any) -> None:
+        with batch.clients():
+            mu = pyro.sample("mu", pyro.distributions.Normal(0.0, 1e10))
+            with batch.rows():
+                pyro.sample("y", pyro.distributions.Normal(mu, 1.0), obs=batch.y)
+
+    y = 1e8 + torch.arange(1.0, 5.0).double()
+    rows = list(torch.arange(4).split(2))
+    data = Federation(torch.zeros(4, 1).double(), y, rows, [r[:0] for r in rows])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pyrofl.validate_method(pvi.hierarchical(model, data, shared="mu"), data)
 
 
 def test_a_loss_of_ids_is_said():
