@@ -73,7 +73,7 @@ def to_pyro(
         the sum over rows and clients.
 
     Raises:
-        ValueError: if the client is unknown, the method has no gradient steps or says why it has
+        ValueError: if the client is unknown, the method has no gradient steps or states why it has
             no such pair, or a cavity is no distribution; from the programs, if Pyro's store has
             parameters of another client or state.
 

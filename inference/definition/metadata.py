@@ -287,7 +287,7 @@ class Metadata:
         privacy: Differential privacy of the server's states, see `privacy.private`.
         joint_rules: Rules of remote clients' messages that depend on the server's state.
         pair: What `Method.to_pyro` returns instead of the method's own model and guide; a string
-            says why there is no pair.
+            states why there is none.
     """
 
     tensors: MetadataByPattern = field(default_factory=dict)
