@@ -20,7 +20,7 @@ import pyrofl
 from pyrofl import figures, likelihoods, nets
 from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
 from pyrofl.files.text_tables import table
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.models import fedabml, fedavg
 from pyrofl.tensors import generator

@@ -23,9 +23,10 @@ from pyrofl.inference.definition.description import describe
 from pyrofl.inference.definition.metadata import WireCost, of_kind
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
+from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Draw, everyone
-from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.run import Run
@@ -173,7 +174,7 @@ def get_data_flow(
     else:
         assert data is not None
         at, begun, rounds = by_round(method), {}, ROUNDS
-        data = at(0).prepare(data)
+        data = prepare_data(at(0), data)
     recorder = _Recorder(at)
     begun |= {"participation": participation, "privacy": privacy, "check": False}
     states = []

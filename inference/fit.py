@@ -14,10 +14,11 @@ from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.extensions import extension, required
 from pyrofl.inference.definition.seeds import Seed, continued
+from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import LoopOptions, federate
 from pyrofl.inference.engine.origin import validate_resume
 from pyrofl.inference.engine.participation import everyone
-from pyrofl.inference.engine.server_round import by_round, first
+from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
 from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting, Until, beginnings
@@ -147,7 +148,7 @@ def fit(
         past = resume_from.state if isinstance(resume_from, Run) else resume_from
         rounds, stop_when = MOST + (past.number if past else 0), "converged"
     draw = loop.get("participation", everyone)
-    data = by_round(method)(0).prepare(data)
+    data = prepare_data(by_round(method)(0), data)
     if (privacy := loop.pop("privacy", None)) is not None:
         method = required("privacy", "privacy")(method, privacy, data.clients, draw)
     at = by_round(method)

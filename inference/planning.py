@@ -12,8 +12,9 @@ from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.inference.definition.metadata import Moments, Optimal, of_kind
 from pyrofl.inference.definition.seeds import Seed
+from pyrofl.inference.definition.table_method import prepare_data
 from pyrofl.inference.engine.federate import LoopOptions
-from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.run import Run
@@ -147,7 +148,7 @@ def plan(
         >>> found.total_seconds[0] > 30
         True
     """
-    data = by_round(method)(0).prepare(data)
+    data = prepare_data(by_round(method)(0), data)
     if data.is_outline:
         raise ValueError("data has no rows; pass simulated rows of the same sizes and columns")
     stop: Any = None if rounds else "converged"

@@ -25,7 +25,7 @@ from pyrofl.inference.definition.elbo import Elbo, On, Seen, latent, recorded, w
 from pyrofl.inference.definition.metadata import LocalPair
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.programs import Flat, Guide, Loss, Program
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.tensors import Tensors, default_type, pick, seeded
 

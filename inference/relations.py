@@ -17,7 +17,7 @@ from pyrofl.arguments import checked
 from pyrofl.data import Federation
 from pyrofl.inference.definition.elbo import base_of, with_rows
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.tensors import Tensors, default_type, matches
 from pyrofl.turns import synchronized

@@ -133,15 +133,15 @@ def die() -> None:
 
 def in_training(count: int) -> None:
     """Die before the so-manieth group of clients trains."""
-    from pyrofl.inference.engine.local_round import LocalRound
+    from pyrofl.inference.engine.round import LocalClients
 
-    real, calls = LocalRound.train, iter(range(1, count))
+    real, calls = LocalClients.train, iter(range(1, count))
 
     def train(*args: Any) -> Any:
         next(calls, None) or die()
         return real(*args)
 
-    LocalRound.train = train
+    LocalClients.train = train
 
 
 def in_step(count: int) -> None:

@@ -23,7 +23,7 @@ FILES = (
     *(
         "inference/test_checkpoints.py",
         "inference/aggregation/test_robust.py",
-        "inference/engine/test_server_round.py",
+        "inference/engine/test_round.py",
     ),
 )
 ENDS = {

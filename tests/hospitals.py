@@ -22,8 +22,9 @@ from pyrofl.flower.records import Records, deserialize, serialize
 from pyrofl.flower.rows import rows_of
 from pyrofl.flower.site import answered
 from pyrofl.flower.template import new
-from pyrofl.inference.engine.participation import everyone
-from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
+from pyrofl.inference.engine.participation import everyone, sample_clients
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.tensors import role
 
@@ -86,7 +87,7 @@ def looped(made: Project, label: str, absent: Sequence[set[str]] = ()) -> RoundS
         lost = torch.tensor([data.names.index(name) for name in out], dtype=torch.long)
         asked, ids = sample_clients(at(number), data.clients, made.seed, number, everyone, None)
         heard = asked[~torch.isin(asked, lost)]
-        state = advance(at(number), data, state, ids, heard, lost, seed=made.seed, chunk_size=1)
+        state = run_round(at(number), data, state, ids, heard, lost, seed=made.seed, chunk_size=1)
     return state
 
 

@@ -26,6 +26,10 @@ from torch import Generator, Tensor
 import pyrofl.models
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.experiments.settings import accepted
+from pyrofl.inference.acceleration import groups
+from pyrofl.inference.acceleration import local as training
+from pyrofl.inference.acceleration.groups import buckets
+from pyrofl.inference.acceleration.row_space import first_layer, rewriting
 from pyrofl.inference.definition.aggregator import Aggregator
 from pyrofl.inference.definition.elbo import Elbo, On, Seen
 from pyrofl.inference.definition.metadata import PER_CLIENT, POSITIVE, REPORTED, SHARED, marked
@@ -34,15 +38,12 @@ from pyrofl.inference.definition.optim import Sgd
 from pyrofl.inference.definition.programs import Program, Proximal, Supervised, flat
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli, fixed
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.row_space import first_layer, rewriting
-from pyrofl.inference.training import local as training
-from pyrofl.inference.training import schedules
-from pyrofl.inference.training.schedules import buckets
 from pyrofl.models import fedhb, guides, priors
 from pyrofl.tensors import Tensors, generator, matches, size_in_bytes
 
@@ -151,10 +152,31 @@ def test_clients_may_be_trained_side_by_side_or_one_by_one(name):
 
 
 @on_archetypes
+@pytest.mark.parametrize(
+    "chunk_size",
+    [5, pytest.param(1, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.slow)],
+)
+def test_rounds_as_written_have_the_same_results(name, chunk_size):
+    written = federate(
+        built(name),
+        data(),
+        3,
+        participation=bernoulli(0.5),
+        chunk_size=chunk_size,
+        record=False,
+        check=False,
+    )
+    for one, accelerated in zip(written, usual(name), strict=True):
+        toys.assert_same_round(one, accelerated, rtol=1e-8, atol=1e-9)
+        toys.assert_same(one.first_loss, accelerated.first_loss, rtol=1e-8, atol=1e-9)
+        assert torch.equal(one.steps, accelerated.steps)
+
+
+@on_archetypes
 def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
     def sizes(counts: Tensor, worth: int | None = None) -> list[Tensor]:
-        groups.append(buckets(counts, worth))
-        return groups[-1]
+        found.append(buckets(counts, worth))
+        return found[-1]
 
     method = built(name)
     if all(phase.batch for phase in method.phases):
@@ -163,11 +185,11 @@ def test_full_batches_may_be_padded_in_groups(name, monkeypatch):
         federate(method, data(), 3, participation=bernoulli(0.5), chunk_size=12) for _ in range(2)
     )
     whole = next(together)
-    groups: list[list[Tensor]] = []
-    monkeypatch.setattr(schedules, "WORTH", 0)  # a group for every number of rows
+    found: list[list[Tensor]] = []
+    monkeypatch.setattr(groups, "WORTH", 0)  # a group for every number of rows
     monkeypatch.setattr(training, "buckets", sizes)
     toys.assert_same_round(next(apart), whole, rtol=1e-8, atol=1e-9)
-    assert max(map(len, groups)) > 3
+    assert max(map(len, found)) > 3
 
 
 def steps_by_rows(method: Method) -> bool:
@@ -242,7 +264,7 @@ def test_the_order_in_which_clients_are_drawn_changes_nothing(name):
     method, start = built(name), usual(name)[0]
     ids = torch.tensor([1, 3, 4, 7, 10, 11])
     mixed = ids[torch.tensor([3, 5, 0, 1, 4, 2])]
-    a, b = (advance(method, data(), start, i, i) for i in (ids, mixed))
+    a, b = (run_round(method, data(), start, i, i) for i in (ids, mixed))
     toys.assert_same_round(a, b, rtol=1e-9, atol=1e-10)
     assert b.reporters.ids.tolist() == ids.tolist() == b.trained.tolist()
 
@@ -359,16 +381,18 @@ def test_the_message_survives_a_file(name):
 def test_who_does_not_report_leaves_the_server_alone(name):
     method, start = built(name), usual(name)[0]
     reporters = torch.tensor([2, 5, 6])
-    silent = advance(method, data(), start, torch.arange(12), reporters, chunk_size=12)
+    silent = run_round(method, data(), start, torch.arange(12), reporters, chunk_size=12)
     x = data().x.clone()
     for i in (0, 1, 9):
         x[data().train[i]] += 1
     other = replace(data(), x=x)
-    moved = advance(method, other, start, torch.arange(12), reporters, chunk_size=12)
+    moved = run_round(method, other, start, torch.arange(12), reporters, chunk_size=12)
     toys.assert_same(moved.server, silent.server)
     toys.assert_same(moved.message, silent.message)
     assert silent.reporters.ids.tolist() == [2, 5, 6]
-    nobody = advance(method, data(), start, torch.arange(12), torch.zeros(0).long(), chunk_size=12)
+    nobody = run_round(
+        method, data(), start, torch.arange(12), torch.zeros(0).long(), chunk_size=12
+    )
     toys.assert_same(nobody.server, start.server)
 
 
@@ -377,8 +401,8 @@ def test_a_client_that_turns_bad_changes_nothing_for_others(name):
     method, start = built(name), usual(name)[0]
     ids, bad = torch.arange(12), [1, 4]
     others = torch.tensor([i for i in range(12) if i not in bad])
-    spoilt = advance(toys.poisoned(method, *bad), data(), start, ids, ids, chunk_size=12)
-    clean = advance(method, data(), start, ids, others, chunk_size=12)
+    spoilt = run_round(toys.poisoned(method, *bad), data(), start, ids, ids, chunk_size=12)
+    clean = run_round(method, data(), start, ids, others, chunk_size=12)
     toys.assert_same(spoilt.server, clean.server)
     named = {reason.split(":")[0] for reason in spoilt.rejected}
     if clean.message or clean.client_states:
@@ -426,7 +450,7 @@ def test_inputs_are_not_changed(name):
     method, state, federation = built(name), usual(name)[0], toys.blobs()
     copies = [v.clone() for v in tensors(state)] + [federation.x.clone(), federation.y.clone()]
     seen = state.seen.clone()
-    advance(method, federation, state, torch.arange(12), torch.arange(6))
+    run_round(method, federation, state, torch.arange(12), torch.arange(6))
     now = [*tensors(state), federation.x, federation.y]
     assert all(torch.equal(a, b) for a, b in zip(now, copies, strict=True))
     assert torch.equal(state.seen, seen)
@@ -497,10 +521,10 @@ def test_messages_are_folded_or_the_merge_says_why_not(name, chunk_size):
     if not isinstance(method.aggregate, Aggregator):
         assert re.search("(?i)(all|every) (the )?messages?", reason(method.aggregate)), name
         with pytest.raises(ValueError, match=r"keep_messages is False, but .+; use .+"):
-            advance(method, data(), start, ALL, some, chunk_size=chunk_size, keep_messages=False)
+            run_round(method, data(), start, ALL, some, chunk_size=chunk_size, keep_messages=False)
         return
     kept, folded = (
-        advance(method, data(), start, ALL, some, chunk_size=chunk_size, keep_messages=keep)
+        run_round(method, data(), start, ALL, some, chunk_size=chunk_size, keep_messages=keep)
         for keep in (True, False)
     )
     toys.assert_same(folded.server, kept.server, rtol=1e-10, atol=1e-11)
@@ -512,7 +536,7 @@ def test_messages_are_folded_or_the_merge_says_why_not(name, chunk_size):
 def test_another_merge_takes_effect_or_is_refused(name):
     method, start = built(name), usual(name)[0]
     ids = usual(name)[1].trained
-    plain = advance(method, data(), start, ids, ids, chunk_size=12)
+    plain = run_round(method, data(), start, ids, ids, chunk_size=12)
 
     def keep(server: Tensors, message: Tensors, cohort: Cohort, generator: Generator) -> Tensors:
         return server
@@ -527,14 +551,14 @@ def test_another_merge_takes_effect_or_is_refused(name):
         other = replaced(method, "aggregate", aggregate)
         if other is None:
             continue
-        state = advance(other, data(), start, ids, ids, chunk_size=12)
+        state = run_round(other, data(), start, ids, ids, chunk_size=12)
         toys.assert_same(state.client_states, plain.client_states)
         if aggregate is keep:
             toys.assert_same(state.server, start.server)
         if plain.message:
             assert differ(state, plain)
         with pytest.raises(ValueError, match=r"keep_messages is False, but .+; use .+"):
-            advance(other, data(), start, ids, ids, chunk_size=12, keep_messages=False)
+            run_round(other, data(), start, ids, ids, chunk_size=12, keep_messages=False)
 
 
 # What is replaced takes effect everywhere, or is refused.
@@ -689,7 +713,7 @@ def test_what_reads_a_program_by_itself_says_so(name):
 def test_without_phases_nobody_trains_or_it_is_refused(name):
     other = replace(built(name), phases=())
     for start in (first(other, data(), 0), usual(name)[0]):
-        state, refusal = tried(lambda start=start: advance(other, data(), start, ALL, ALL))
+        state, refusal = tried(lambda start=start: run_round(other, data(), start, ALL, ALL))
         if state is None:
             assert re.fullmatch(
                 r"phases .+; expected .+|upload reads .+; compute it in a phase, .+", refusal

@@ -13,14 +13,16 @@ import toys
 
 import pyrofl
 from pyrofl import extensions
+from pyrofl.inference.engine.round import LocalClients
+from pyrofl.inference.training.phases import run_phases
 from pyrofl.models import fedabml, fedavg, metavd, pfedmb, pfedvem
 
 PACKAGE = Path(pyrofl.__file__).parent
 ROOT = PACKAGE.parent
 PARTS = (  # folders and files that the core does not need
-    *("inference/validation", "inference/recording", "inference/row_space", "inference/privacy"),
+    *("inference/validation", "inference/acceleration", "inference/privacy"),
     *("inference/transport", "inference/conformal", "inference/tuning", "inference/checks"),
-    *("inference/reference", "inference/recordings.py", "inference/planning.py"),
+    *("inference/reference", "inference/planning.py"),
     *("inference/relations.py", "inference/data_flow.py", "inference/pyro_pair.py"),
     *("models/regression", "models/likelihood_factors", "models/hierarchical.py"),
     *("models/conjugate.py", "models/two_stage.py", "models/pfedgp"),
@@ -34,6 +36,8 @@ PARTS = (  # folders and files that the core does not need
 PROGRAM = """
 import torch, pyrofl
 from pyrofl import nets
+from pyrofl.inference.engine.round import LocalClients
+from pyrofl.inference.training.phases import run_phases
 from pyrofl.models import fedabml, fedavg, fedbe, metavd, pfedmb, pfedvem
 g = torch.Generator().manual_seed(0)
 sites = {n: (torch.randn(m, 3, generator=g), torch.arange(m) % 2) for n, m in zip("abc", (4, 7, 9))}
@@ -78,6 +82,38 @@ def test_arguments_of_removed_parts_are_refused(blobs):
         pyrofl.fit(method, blobs, 1, privacy=privacy)
     with pytest.raises(ValueError, match=r"engine='ray' needs .*, a part of pyrofl that was remo"):
         pyrofl.fit(method, blobs, 1, engine="ray")
+
+
+def test_an_executor_of_the_user_runs_every_phase(blobs, monkeypatch):
+    calls = []
+
+    def counting(*arguments, record=None):
+        calls.append(record)
+        return run_phases(*arguments)
+
+    method = fedavg.build(toys.net())
+    expected = toys.last(method, blobs, 2)
+    monkeypatch.setitem(extensions._functions, "executor", counting)
+    state = toys.last(method, blobs, 2, record=True, check=False)
+    assert calls
+    assert set(calls) == {True}
+    toys.assert_same_round(state, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_backend_of_the_user_carries_every_request(blobs):
+    requests = []
+
+    def backend(request):
+        requests.append(request.state.number)
+        return LocalClients(blobs, request)
+
+    method = fedavg.build(toys.net())
+    toys.assert_same_round(
+        toys.last(method, blobs, 3, engine=backend, check=False), toys.last(method, blobs, 3)
+    )
+    assert requests == [0, 1, 2]
+    with pytest.raises(ValueError, match="engine is 'rayy'; expected"):
+        pyrofl.fit(method, blobs, 1, engine="rayy")
 
 
 def test_an_extension_replaces_another_and_is_imported_when_it_is_needed(monkeypatch):

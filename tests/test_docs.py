@@ -64,7 +64,14 @@ def title(text: str) -> str:
     return text.partition("\n")[0].removeprefix("## ")
 
 
-PRINTING = ["conformal", "what_leaves_a_client", "own_tables", "regression", "../../CONTRIBUTING"]
+PRINTING = [
+    "conformal",
+    "how_a_round_works",
+    "what_leaves_a_client",
+    "own_tables",
+    "regression",
+    "../../CONTRIBUTING",
+]
 
 
 @pytest.mark.parametrize("page", PRINTING)
@@ -371,3 +378,20 @@ def test_the_page_on_reading_a_method_quotes_its_file():
     assert len(quotes) >= 8
     for quote in quotes:
         assert "\n".join(line.strip() for line in quote.strip().splitlines()) in source, quote
+
+
+def test_the_page_on_rounds_quotes_the_code():
+    text = (DOCS / "how_a_round_works.md").read_text()
+    root = DOCS.parent.parent / "inference"
+    source = "".join((root / f).read_text() for f in ("engine/round.py", "training/phases.py"))
+    table = re.findall(r"(?m)^\| [^|]+ \| (`[^|]+) \|", text)
+    quotes = [
+        quote.partition("...")[0] for cell in table for quote in re.findall("`([^`]+)`", cell)
+    ]
+    assert len(quotes) >= 10
+    assert [quote for quote in quotes if quote not in source] == []
+    for name in re.findall(r"(?m)^ +([a-zA-Z_.]+)  +\S", text):
+        assert (
+            f"def {name.rpartition('.')[2]}(" in source + "def federate("
+            or f"class {name}" in source
+        )

@@ -24,7 +24,8 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.messages import BadMessage, kinds
 from pyrofl.inference.engine.participation import Stragglers
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import fit
@@ -55,11 +56,11 @@ def begun(name: str) -> RoundState:
 @cache
 def without(name: str) -> RoundState:
     """A second round in which the bad clients train and are not heard."""
-    return advance(contract.built(name), data(), begun(name), CLIENTS, GOOD, chunk_size=1)
+    return run_round(contract.built(name), data(), begun(name), CLIENTS, GOOD, chunk_size=1)
 
 
 def spoilt(name: str, method: Method, federation: Federation | None = None) -> RoundState:
-    return advance(method, federation or data(), begun(name), CLIENTS, CLIENTS, chunk_size=1)
+    return run_round(method, federation or data(), begun(name), CLIENTS, CLIENTS, chunk_size=1)
 
 
 def check(name: str, state: RoundState, words: str) -> int:
@@ -139,8 +140,8 @@ def test_most_clients_decide_what_the_first_message_looks_like(name, place, kind
     method, bad = contract.built(name), PLACES[place]
     start, good = first(method, data(), 0), CLIENTS[bad != CLIENTS]
     odd = faults.corrupted(method, faults.POISONS[kind][0], bad)
-    found = advance(odd, data(), start, CLIENTS, CLIENTS, chunk_size=1)
-    expected = advance(method, data(), start, CLIENTS, good, chunk_size=1)
+    found = run_round(odd, data(), start, CLIENTS, CLIENTS, chunk_size=1)
+    expected = run_round(method, data(), start, CLIENTS, good, chunk_size=1)
     toys.assert_same(found.server, expected.server)
     toys.assert_same(found.message, expected.message)
     assert [reason.split(":")[0] for reason in found.rejected] == [f"client {bad}"]
@@ -156,10 +157,10 @@ def test_clients_are_counted_and_not_the_chunks_that_they_train_in():
     halved = faults.POISONS["wrong type"][0]
     for chunk, bad, left in ((2, (3, 1), (0, 2, 4, 5)), (4, (3, 1, 5, 2), (1, 2, 3, 5))):
         odd = faults.corrupted(method, halved, *bad)
-        state = advance(odd, data(), start, CLIENTS, CLIENTS, chunk_size=chunk)
+        state = run_round(odd, data(), start, CLIENTS, CLIENTS, chunk_size=chunk)
         assert state.reporters.ids.tolist() == list(left)
         assert len(state.rejected) == 6 - len(left)
-    whole = advance(faults.corrupted(method, halved, *range(6)), data(), start, CLIENTS, CLIENTS)
+    whole = run_round(faults.corrupted(method, halved, *range(6)), data(), start, CLIENTS, CLIENTS)
     assert not whole.rejected  # all agree
 
 
@@ -249,12 +250,12 @@ def test_who_is_not_heard_has_trained_and_the_rest_is_exact(name):
     assert sorted(state.silent.tolist() + heard.tolist()) == CLIENTS.tolist()
     start = first(contract.built(name), data(), 3)
     method, lost = contract.built(name), state.silent
-    exact = advance(method, data(), start, CLIENTS, heard, lost, seed=3, chunk_size=6)
+    exact = run_round(method, data(), start, CLIENTS, heard, lost, seed=3, chunk_size=6)
     assert torch.equal(state.steps, exact.steps)
     toys.assert_same_round(state, exact)
     assert state.seen.nonzero().flatten().tolist() == heard.tolist()
     toys.assert_same(
-        state.server, advance(method, data(), start, heard, heard, seed=3).server, **NEAR
+        state.server, run_round(method, data(), start, heard, heard, seed=3).server, **NEAR
     )
 
 
@@ -267,20 +268,20 @@ def test_who_was_not_merged_goes_back_to_what_it_had(name):
     method, some = contract.built(name), CLIENTS[:4]  # two are new afterwards
 
     def begin() -> RoundState:
-        return advance(method, data(), first(method, data(), 0), some, some)
+        return run_round(method, data(), first(method, data(), 0), some, some)
 
     heard, lost = torch.tensor([1, 3]), [0, 2, 4]
     kept = torch.tensor([1, 3, 5])  # the last is not asked to report
     had = {n: v.clone() for n, v in begin().client_states.items()}
-    exact = advance(method, data(), begin(), kept, heard).client_states
-    after = advance(method, data(), begin(), CLIENTS, heard, torch.tensor(lost))
+    exact = run_round(method, data(), begin(), kept, heard).client_states
+    after = run_round(method, data(), begin(), CLIENTS, heard, torch.tensor(lost))
     toys.assert_same(*({n: v[lost] for n, v in p.items()} for p in (after.client_states, had)))
     toys.assert_same(
         *({n: v[kept] for n, v in p.items()} for p in (after.client_states, exact)), **NEAR
     )
     assert after.seen.nonzero().flatten().tolist() == [0, 1, 2, 3, 5]
     had = {n: v.clone() for n, v in after.client_states.items()}
-    stuck = advance(replace(method, aggregate=refused), data(), after, CLIENTS, CLIENTS)
+    stuck = run_round(replace(method, aggregate=refused), data(), after, CLIENTS, CLIENTS)
     assert stuck.rejected == ("the server: no message suits",)
     toys.assert_same(dict(stuck.client_states.items()), had)
     assert torch.equal(stuck.seen, after.seen)

@@ -40,7 +40,7 @@ BARE = ("models", "inference", "tests", "examples")  # would be second module ob
 
 
 def part(file: Path) -> str:
-    """Return the file's module, "pyrofl.inference.engine.server_round"."""
+    """Return the file's module, "pyrofl.inference.engine.round"."""
     names = file.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(("pyrofl", *names)).removesuffix(".__init__")
 
@@ -77,7 +77,7 @@ def test_imports_run_one_way():
         rule = next(p for p in MAY_NOT_IMPORT if f"{full}.".startswith(f"{p}."))
         guilty[name] = inside(found, *MAY_NOT_IMPORT[rule], *BARE)
     assert not {name: wrong for name, wrong in guilty.items() if wrong}
-    assert {"pyrofl.models.pfedvem", "pyrofl.inference.engine.server_round"} <= IMPORTS.keys()
+    assert {"pyrofl.models.pfedvem", "pyrofl.inference.engine.round"} <= IMPORTS.keys()
 
 
 def read(types: bool) -> dict[str, set[str]]:
@@ -113,7 +113,7 @@ def test_no_folder_imports_itself_by_others():
     assert [name for name in arrows if name in reached(arrows, name)] == []
 
 
-OPTIONAL = ("inference.validation", "inference.recording", "inference.row_space", "figures", "cli")
+OPTIONAL = ("inference.validation", "inference.acceleration", "figures", "cli")
 OPTIONAL += ("inference.transport", "inference.privacy", "inference.posteriors", "data.loaders")
 OPTIONAL += ("inference.evaluation", "models", "flower", "reports", "experiments", "inference.fit")
 
@@ -122,7 +122,7 @@ def test_a_round_needs_none_of_the_parts_around_it():
     arrows = read(types=False) | {"pyrofl": set()}  # which registers them by name
     modules = reached(arrows, "pyrofl.inference.engine.federate")
     assert not inside(modules, *(f"pyrofl.{name}" for name in OPTIONAL))
-    assert "pyrofl.inference.training.steps" in modules
+    assert "pyrofl.inference.training.phases" in modules
 
 
 def test_no_module_imports_one_that_imports_it():
@@ -234,7 +234,7 @@ def test_an_unknown_name_is_refused():
 
 
 def test_the_folders_are_packages():
-    for name in ("pyrofl.models.pfedvem", "pyrofl.inference.engine.server_round"):
+    for name in ("pyrofl.models.pfedvem", "pyrofl.inference.engine.round"):
         assert import_module(name).__name__ == name
     assert (PACKAGE / "py.typed").is_file()
     for folder in ("models", "inference"):

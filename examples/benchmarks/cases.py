@@ -21,12 +21,12 @@ from torch import Tensor
 from pyrofl import nets
 from pyrofl.data import Federation
 from pyrofl.data.loaders import datasets
+from pyrofl.inference.acceleration.recording.recorder import forget
+from pyrofl.inference.acceleration.row_space import rewriting
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli, everyone, fraction
-from pyrofl.inference.recording.recorder import forget
-from pyrofl.inference.row_space import rewriting
 from pyrofl.models import (
     apfl,
     ditto,

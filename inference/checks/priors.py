@@ -10,6 +10,7 @@ import numpy as np
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.table_method import variables_of
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.arviz import to_arviz
@@ -124,7 +125,7 @@ def prior_sensitivity(found: Run | Sequence[Run], draws: int = 4000) -> pandas.D
             "no shared site has a prior that depends on no other site; expected a hierarchical "
             "program, such as a regression"
         )
-    shown = run.method.variables() or {n: n for n in map(str, data["posterior"]) if n in names}
+    shown = variables_of(run.method) or {n: n for n in map(str, data["posterior"]) if n in names}
     parts: dict[str, Any] = {}
     for component in ("prior", "likelihood"):
         if f"log_{component}" in data:

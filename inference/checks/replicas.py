@@ -83,10 +83,11 @@ def side_by_side(method: Method, clients: int, refused: dict[int, str] | None = 
             try:
                 own = {n: v.clone() for n, v in each[r].items()}
                 made = method.aggregate(own, cut(message, at), mine, generator)
-                each[r], bad = merged(each[r], made, len(mine.ids))
+                each[r], failure = merged(each[r], made, len(mine.ids))
             except AggregationError as error:
-                bad = [f"the server: {error}"]
-            refused.update((r, reason) for reason in bad)
+                failure = f"the server: {error}"
+            if failure:
+                refused[r] = failure
         return _whole(each)
 
     def counted(phase: Phase) -> Phase:

@@ -26,7 +26,7 @@ from pyrofl.inference.checks import replicas
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import by_round, first
+from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.losses import Losses, comparable

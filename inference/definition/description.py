@@ -99,16 +99,6 @@ def constants_hash(method: Method) -> str:
     return _hash(repr(values).encode()) if values else ""
 
 
-def refuse_other_constants(method: Method, known: str) -> None:
-    """Raise ValueError if a method's frozen weights or buffers do not have the given hash."""
-    if known and constants_hash(method) != known:
-        raise ValueError(
-            "the frozen weights or buffers of the method's networks differ from those of the "
-            "trained state; load them again, or use pyrofl.load(DIR, method=...), which restores "
-            "them"
-        )
-
-
 CLIENTS = (
     "model",
     "guide",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -30,9 +30,6 @@ from pyrofl.recipes import rebuild
 from pyrofl.returned import as_numbers, as_tensors, calling
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, dense, pick, spread_out
-
-if TYPE_CHECKING:
-    from pyrofl.data.frames import Tables
 
 ClosedFormUpdate = Callable[[Tensors, Tensors, Batch], Tensors]
 """Function (received, local, batch), tensors [C, *p] -> new values of the names that change."""
@@ -255,33 +252,6 @@ class Method(Pickled, Summarised):
                     f"guide=...), which builds the method again, or replace these functions too "
                     f"and remove {kind!r} from metadata.reads"
                 )
-
-    def prepare(self, data: Federation | Tables) -> Federation:
-        """Return the federation that the model reads: the given one.
-
-        Methods that are made from a formula return the columns of their design.
-
-        Raises:
-            ValueError: if data is not a federation.
-        """
-        if not isinstance(data, Federation):
-            raise ValueError(
-                f"data is a {type(data).__name__}; expected a Federation, as this method has no "
-                "formula that makes features of tables"
-            )
-        return data
-
-    def axes(self) -> tuple[dict[str, tuple[str, ...]], dict[str, list[Any]]]:
-        """Return names of the axes of sites, and labels of the axes, for ArviZ: none by default."""
-        return {}, {}
-
-    def predict_table(self, run: Any, x: Any, client: str | None, own: Any, asked: Any) -> Any:
-        """Return predictions of the rows of a table; None if they are features of the model."""
-        return None
-
-    def variables(self) -> dict[str, str] | None:
-        """Return the variables that a summary lists, and their names in it; None lists all."""
-        return None
 
     def swap(self, **settings: Any) -> Method:
         """Return the method built again with another prior, guide, likelihood or other settings.

@@ -5,9 +5,11 @@ Partitions use NumPy's streams instead, keyed by (seed, purpose); see `federatio
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from numbers import Integral
+from typing import Any
 
 from torch import Generator
 
@@ -93,3 +95,19 @@ def continued(seed: Seed | None, last: Seed | None) -> Seed:
 def stream(seed: Seed, purpose: Stream, *key: int | str) -> Generator:
     """Return the random generator of a run for a purpose and a key; see `Stream`."""
     return generator(getattr(separate(seed), SEED_OF.get(purpose, "noise")), purpose, *key)
+
+
+class Streams(Sequence[Generator]):
+    """Sequence of random generators of clients, each created when it is first needed."""
+
+    def __init__(self, make: Callable[[str], Generator], names: Sequence[str]) -> None:
+        """Store the clients' names and the function that creates a client's generator."""
+        self.make, self.names = make, names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return Streams(self.make, self.names[at])
+        return self.make(self.names[at])

@@ -1,6 +1,6 @@
 """One federated round: server request, local training, replies and server aggregation.
 
-`server_round.advance` runs a round: it sends a `RoundRequest` to the clients by a `Backend`,
-collects their replies and aggregates the messages. `local_round.LocalRound` is the backend of
-clients in this process; `pyrofl.inference.transport` has those of remote clients.
+`round.run_round` runs a round: it sends a `RoundRequest` to the clients by a `Backend`, collects
+their replies and aggregates the messages. `round.LocalClients` is the backend of clients in this
+process; `pyrofl.inference.transport` has those of remote clients.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TypedDict
 
 import torch
@@ -11,24 +11,17 @@ from pyrofl.arguments import Count, Whole, checked
 from pyrofl.data import Federation
 from pyrofl.extensions import extension, required
 from pyrofl.inference.definition.budget import Privacy
-from pyrofl.inference.definition.description import refuse_other_constants
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, separate
-from pyrofl.inference.engine.messages import BadMessage, OnBadMessage, inbox
-from pyrofl.inference.engine.origin import match_server, validate_resume
+from pyrofl.inference.engine.messages import OnBadMessage, inbox
+from pyrofl.inference.engine.origin import match_server, refuse_other_constants, validate_resume
 from pyrofl.inference.engine.participation import Draw, Stragglers, everyone
-from pyrofl.inference.engine.server_round import (
-    advance,
-    by_round,
-    first,
-    refuse_surroundings,
-    sample_clients,
-)
-from pyrofl.inference.engine.start import Engine, create_engine
+from pyrofl.inference.engine.requests import Backend
+from pyrofl.inference.engine.round import run_rounds
+from pyrofl.inference.engine.start import Engine, by_round, create_engine, first
 from pyrofl.inference.engine.state import RoundState
+from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.tensors import Tensors
-
-SHOWN = 3  # reasons in one line
 
 
 class LoopOptions(TypedDict, total=False):
@@ -43,7 +36,7 @@ class LoopOptions(TypedDict, total=False):
     keep_messages: bool
     check: bool
     record: bool | None
-    engine: Engine
+    engine: Engine | Backend
     workers: int | None
     privacy: Privacy | None
 
@@ -67,7 +60,7 @@ def federate(
     check: bool = True,
     record: bool | None = None,
     privacy: Privacy | None = None,
-    engine: Engine = "local",
+    engine: Engine | Backend = "local",
     workers: Count | None = None,
 ) -> Generator[RoundState, None, None]:
     """Run federated rounds of a method, yielding the state after each round.
@@ -95,13 +88,15 @@ def federate(
         check: before round one, raise ValueError for a method that would give wrong numbers, see
             `validate_method`.
         record: run repeated updates from recorded operations, see `recordings`. None records
-            those whose functions are all pyrofl's own, False none. True records your functions
-            too, several times faster: it is a promise that within a phase of a round their results
-            depend on their tensors alone, not on a counter, a clock or a file.
+            those whose functions are all pyrofl's own. True records your functions too, several
+            times faster: it is a promise that within a phase of a round their results depend on
+            their tensors alone, not on a counter, a clock or a file. False runs every phase as it
+            is written, without groups of clients by size too, as a debugger needs.
         privacy: clip the clients' contributions to the server's sums and add noise to them; see
             `privacy.private`.
         engine: "local" trains in this process, "ray" in several; see `pyrofl.inference.transport`.
-            These processes end after the last round, or when the iterator is closed.
+            These processes end after the last round, or when the iterator is closed. A function
+            `RoundRequest` -> `RunningRound` is a transport of your own; see "How a round works".
         workers: number of Ray workers, each with some of the clients; default one per core or GPU.
 
     Yields:
@@ -126,7 +121,7 @@ def federate(
         2 [0, 1, 2, 3]
     """
     refuse_surroundings()
-    seed, slow = separate(seed), stragglers or Stragglers()
+    seed = separate(seed)
     if privacy is not None:
         method = required("privacy", "privacy")(method, privacy, data.clients, participation)
     at = by_round(method)
@@ -154,41 +149,29 @@ def federate(
 
     start_engine = create_engine(engine, workers, data)
 
-    def go(state: RoundState) -> Generator[RoundState, None, None]:
+    def run(state: RoundState) -> Generator[RoundState, None, None]:
         with start_engine() as backend:
-            for number in range(state.number, rounds):
-                now, draws = at(number), (participation, training_clients)
-                drawn, ids = sample_clients(now, data.clients, seed, number, *draws)
-                reporters = slow.reported(drawn, data.names, seed, number)
-                state = advance(
-                    slow.working(now, data.names, seed, number),
-                    data,
-                    state,
-                    ids,
-                    reporters,
-                    drawn[~torch.isin(drawn, reporters)],
-                    seed=seed,
-                    chunk_size=chunk_size,
-                    memory=max_state_bytes,
-                    keep_messages=keep_messages,
-                    record=record,
-                    backend=backend,
-                )
-                if on_bad_message == "raise" and state.rejected:
-                    raise BadMessage(_listed(state.rejected))
-                yield state
+            yield from run_rounds(
+                at,
+                data,
+                state,
+                rounds,
+                participation,
+                training_clients,
+                stragglers or Stragglers(),
+                on_bad_message,
+                seed,
+                chunk_size=chunk_size,
+                memory=max_state_bytes,
+                keep_messages=keep_messages,
+                record=record,
+                backend=backend,
+            )
 
-    return go(resume_from or first(at(0), data, seed, server_state))
+    return run(resume_from or first(at(0), data, seed, server_state))
 
 
 def refuse_private_preparation(method: Method, data: Federation) -> None:
     """Raise ValueError if a method is private and its data were prepared by the clients' rows."""
     if method.metadata.privacy is not None:
         required("private data", "privacy")(method, data)
-
-
-def _listed(reasons: Sequence[str]) -> str:
-    """Join the first reasons for rejected messages by semicolons, and count the further ones."""
-    more = len(reasons) - SHOWN
-    shown = [*reasons[:SHOWN], f"and {more} more"] if more > 0 else reasons
-    return "; ".join(shown)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from pyrofl.data import Cohort
+from pyrofl.data import Cohort, Federation
 from pyrofl.inference.definition.aggregator import Aggregator, Weighed
 from pyrofl.inference.definition.metadata import FINITE, POSITIVE, Rule
 from pyrofl.inference.definition.method import Method
-from pyrofl.returned import calling
+from pyrofl.inference.definition.seeds import Seed, Stream, Streams, stream
+from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, is_measured, pick
 
 OnBadMessage = Literal["reject", "raise"]
+
+SHOWN = 3  # reasons in one line
 
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 """Names, shapes [*p] and types of a message's tensors, in the order of their names."""
@@ -115,8 +119,8 @@ def unlike(form: Form, expected: Form) -> str:
     return ""
 
 
-def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]]:
-    """Validate an aggregated server state; return it, or the old state and the error if invalid.
+def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, str]:
+    """Validate an aggregated server state; return it and "", or the old state and the error.
 
     Raises:
         ValueError: if a tensor has a row for each aggregated client, or another shape or type than
@@ -124,9 +128,9 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
     """
     for name, value in old.items():
         if name not in new:
-            return old, [
+            return old, (
                 f"the server: aggregated state lacks {name}; expected all tensors of its state"
-            ]
+            )
         found = new[name]
         if found.shape == (clients, *value.shape):
             raise ValueError(
@@ -145,8 +149,49 @@ def merged(old: Tensors, new: Tensors, clients: int) -> tuple[Tensors, list[str]
         if not is_measured(value) or bool(value.sum().isfinite()):
             continue
         if not bool((holds := value.isfinite()).all()):
-            return old, [f"the server: aggregated {_named(name, value, holds, FINITE)}"]
-    return new, []
+            return old, f"the server: aggregated {_named(name, value, holds, FINITE)}"
+    return new, ""
+
+
+def privatized(
+    method: Method,
+    data: Federation,
+    seed: Seed,
+    number: int,
+    received: Tensors,
+    message: Tensors,
+    cohort: Cohort,
+    sends: Tensor,
+) -> Tensors:
+    """Return the messages of the clients that send one, with noise if the clients must add it.
+
+    Args:
+        method: the method.
+        data: the federation.
+        seed: seed of the run.
+        number: number of the round, from 0.
+        received: what the clients have received, [C, ...].
+        message: messages of all of them, [C, ...].
+        cohort: the clients.
+        sends: which of them send a message, bool [C].
+    """
+    at = sends.nonzero().flatten()
+    names = [data.names[i] for i in cohort.ids.cpu()[at].tolist()]
+    at = at.to(data.device)
+    message, promise = cut(message, at), method.metadata.privacy
+    if promise is None or promise.privatize is None:
+        return message
+    sources = Streams(partial(stream, seed, Stream.PRIVACY, number), names)
+    return as_tensors(
+        "what privatize returns", promise.privatize(cut(received, at), message, sources)
+    )
+
+
+def listed(reasons: Sequence[str]) -> str:
+    """Join the first reasons for rejected messages by semicolons, and count the further ones."""
+    more = len(reasons) - SHOWN
+    shown = [*reasons[:SHOWN], f"and {more} more"] if more > 0 else reasons
+    return "; ".join(shown)
 
 
 def kinds(rejected: Iterable[str]) -> dict[str, int]:

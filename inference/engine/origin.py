@@ -1,4 +1,4 @@
-"""Validation that data have the clients, and if resumed the training rows, of a saved state."""
+"""Validation that data and method are those of a saved state: clients, rows, frozen weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Federation, Roster
+from pyrofl.extensions import extension
 from pyrofl.returned import as_tensors
 from pyrofl.tensors import Tensors, pick
 
@@ -106,6 +107,22 @@ def refuse_other_clients(
         f"{_difference(state.names, names)} in the state; pass data with the same clients that "
         "train, in the same order"
     )
+
+
+def constants_of(method: Method) -> str:
+    """Return a hash of a method's frozen weights and buffers; "" if it has none."""
+    constants_hash = extension("constants")
+    return str(constants_hash(method)) if constants_hash is not None else ""
+
+
+def refuse_other_constants(method: Method, known: str) -> None:
+    """Raise ValueError if a method's frozen weights or buffers do not have the given hash."""
+    if known and constants_of(method) != known:
+        raise ValueError(
+            "the frozen weights or buffers of the method's networks differ from those of the "
+            "trained state; load them again, or use pyrofl.load(DIR, method=...), which restores "
+            "them"
+        )
 
 
 def match_server(method: Method, data: Federation | Roster, given: Tensors | RoundState) -> Tensors:

@@ -12,6 +12,7 @@ from pyrofl.arguments import WORDS, Count, PositiveShare, Share, Whole, check_fi
 from pyrofl.inference.definition.budget import Sampling
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
+from pyrofl.returned import calling
 
 Draw = Callable[[Generator, int], Tensor]
 """(generator, clients) -> sampled ids, int64."""
@@ -132,6 +133,23 @@ def validate_ids(ids: Tensor, clients: int) -> Tensor:
             f"{clients - 1}"
         )
     return ids
+
+
+def sample_clients(
+    method: Method,
+    clients: int,
+    seed: Seed,
+    number: int,
+    participation: Draw,
+    training_clients: Draw | None,
+) -> tuple[Tensor, Tensor]:
+    """Sample the reporting and the training clients of a round; return their sorted ids."""
+    source = stream(seed, Stream.WHO, number)
+    with calling("a draw of clients"):
+        reporters = validate_ids(participation(source, clients), clients)
+        if training_clients is not None:
+            return reporters, validate_ids(training_clients(source, clients), clients)
+    return reporters, torch.arange(clients) if method.metadata.train_all_clients else reporters
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ from torch import Generator, Tensor
 from pyrofl.data import Cohort, Federation
 from pyrofl.data.outlines import Hidden
 from pyrofl.data.tables.wording import listed
-from pyrofl.inference.definition.description import refuse_other_constants
 from pyrofl.inference.definition.metadata import REPORTED, marked, no_statistics
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
-from pyrofl.inference.engine.origin import refuse_other_clients
+from pyrofl.inference.engine.origin import refuse_other_clients, refuse_other_constants
 from pyrofl.inference.engine.state import RoundState, chunks, client_inputs
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
-from pyrofl.inference.training.local import train
+from pyrofl.inference.training.phases import train
 from pyrofl.tensors import Tensors, cut, join_up, pick
 from pyrofl.turns import synchronized
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Seeds, separate
+from pyrofl.inference.definition.table_method import variables_of
 from pyrofl.inference.engine.federate import LoopOptions
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
@@ -87,7 +88,7 @@ class Chains(Summarised, Sequence[Run]):
             prob: probability of the intervals.
             what: further arguments of `to_arviz`.
         """
-        return summarize(self.to_arviz(draws, **what), prob, self.runs[0].method.variables())
+        return summarize(self.to_arviz(draws, **what), prob, variables_of(self.runs[0].method))
 
     def parameter_changes(self) -> DataFrame:
         """Return a table of the parameter changes of all runs, with the seed as first column."""

@@ -17,7 +17,7 @@ from pyrofl.files.run_folder import METRICS
 from pyrofl.inference.definition.description import Description, describe
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
-from pyrofl.inference.engine.server_round import by_round, first
+from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run

@@ -17,7 +17,8 @@ from pyrofl.files.run_folder import CHECKPOINT
 from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
-from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.definition.table_method import prepare_data
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.fitted_run.checkpoints import restore_run
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.fitted_run.saving import settings_of_run
@@ -61,7 +62,7 @@ def load(
                 "data are tables and method is None; expected the regression of these tables as "
                 "method"
             )
-        data = by_round(method)(0).prepare(data)
+        data = prepare_data(by_round(method)(0), data)
     about, content = checkpoint_file.read_any(path, "cpu" if data is None else None)
     try:
         seeds = {n: int(about[f"seed of {n}"]) for n in vars(Seeds())}

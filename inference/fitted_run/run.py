@@ -23,8 +23,9 @@ from pyrofl.inference.definition.budget import PrivacySpent
 from pyrofl.inference.definition.metadata import Monitor, of_kind
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
+from pyrofl.inference.definition.table_method import TableMethod, variables_of
 from pyrofl.inference.engine.origin import refuse_other_clients
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric, Scores, calibration, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
@@ -149,9 +150,10 @@ class Run(Pickled, Summarised):
             ValueError: if there is no such client or model, or columns, rows or names do not fit.
         """
         how: PredictionAsked = {"seed": self.seed, "draws": self.draws, **asked}
-        of_table = None if isinstance(x, Tensor) else self.method.predict_table
-        made: Predictions | None = of_table(self, x, client, own, how) if of_table else None
-        return made or predictions(*self._fitted, x, client, own, **how)
+        if isinstance(self.method, TableMethod) and not isinstance(x, Tensor):
+            of_table: Predictions = self.method.predict_table(self, x, client, own, how)
+            return of_table
+        return predictions(*self._fitted, x, client, own, **how)
 
     def calibration(self, **asked: Unpack[EvaluationFields]) -> Bins:
         """Return predictions binned by confidence, for a reliability diagram."""
@@ -194,7 +196,7 @@ class Run(Pickled, Summarised):
 
         See `pyrofl.inference.posteriors.summary.summarize`; `what` are arguments of `to_arviz`.
         """
-        return summarize(self.to_arviz(draws, **what), prob, self.method.variables())
+        return summarize(self.to_arviz(draws, **what), prob, variables_of(self.method))
 
     def evaluate_all(self) -> list[Scores]:
         """Evaluate every model on training and held-out clients, and on all test rows pooled.

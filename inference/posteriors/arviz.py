@@ -20,6 +20,7 @@ from pyrofl.arguments import Count, checked, known
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
+from pyrofl.inference.definition.table_method import axes_of
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
@@ -177,7 +178,7 @@ def to_arviz(
             run.record_correction("")  # of an earlier one
     verdicts = refuse_diverged(runs, allow_diverged)
     clients = those(data, ids)
-    of_method, of_axes = runs[0].method.axes()
+    of_method, of_axes = axes_of(runs[0].method)
     asked_dims, dims = dims or {}, {**of_method, **(dims or {})}
     refuse_bad_axes(dims)
     made, corrections = [], []

@@ -19,7 +19,7 @@ from pyrofl.data import Federation
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.programs import Guide
 from pyrofl.inference.definition.seeds import Seed
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import single
 from pyrofl.inference.evaluation.specification import EvaluationSpec

@@ -15,6 +15,7 @@ from pyrofl.data import Federation
 from pyrofl.data.tables.wording import listed
 from pyrofl.data.weights import of_classes
 from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.table_method import TableMethod
 
 
 def refuse_preparation(method: Method, data: Federation) -> None:
@@ -96,7 +97,7 @@ def _designed(method: Method, data: Federation) -> str:
     return (
         "the levels, columns and priors of a regression are made of the clients' rows; expected "
         "pvi.hierarchical with a program of your own"
-        if type(method).prepare is not Method.prepare
+        if isinstance(method, TableMethod)
         else ""
     )
 

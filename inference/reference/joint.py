@@ -22,7 +22,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.origin import refuse_other_clients
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.posteriors.draws import Values, of_rows

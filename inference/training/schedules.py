@@ -1,11 +1,9 @@
-"""Training schedules for clients with different numbers of rows: minibatches and groups.
-
-Groups are padded separately; joined results are padded to the longest client of all.
-"""
+"""Schedules of local training: minibatches of clients with different numbers of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -13,15 +11,14 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pyrofl.tensors import Tensors, cut, placed
+from pyrofl.data import Batch, Cohort, Federation
+from pyrofl.data.batch import share
 
-WORTH = 2000  # rows of padding that take longer than an additional step: measured
-WORTH_SHORT = 500  # the same for clients that train in the space of their rows: measured
+FETCHED = 2**18  # bytes of rows that are fetched at once, which stay in the cache: measured
+BESIDE = 32  # bytes of a row except its x
 
-ROOM = 256  # maximum padding of a group, so that shapes recur, as recordings need
-
-Axes = dict[str, list[int]]
-"""Name of a local tensor -> its axes of rows, padded to the longest client of all."""
+Batches = Callable[[int, int, int], Iterator[Batch]]
+"""(step, clients with this step, number of steps with these clients) -> batch of each step."""
 
 
 class Schedule(NamedTuple):
@@ -72,91 +69,28 @@ def make_schedule(
     return Schedule(*map(torch.from_numpy, found))  # a step lies alike in short and long plans
 
 
-def alike(sizes: Tensor, bounds: Sequence[float]) -> list[Tensor]:
-    """Group clients with numbers of rows [C] in the same interval between the given bounds."""
-    within = [tuple(size <= most for most in bounds) for size in sizes.tolist()]
-    kinds = dict.fromkeys(within)
-    return [torch.tensor([c for c, w in enumerate(within) if w == kind]) for kind in kinds]
+def same_batch(whole: Batch) -> Batches:
+    """Return a function that yields the same full batch in every step."""
+    return lambda _, active, many: repeat(whole.select_clients(slice(0, active)), many)
 
 
-def buckets(sizes: Tensor, worth: int | None = None) -> list[Tensor]:
-    """Group clients by similar numbers of rows [C], largest first, to save padding."""
-    order = sizes.argsort(descending=True, stable=True)
-    return list(order.split(runs(sizes[order].tolist(), WORTH if worth is None else worth)))
+def minibatches(data: Federation, cohort: Cohort, schedule: Schedule, blind: bool) -> Batches:
+    """Return a function that yields the scheduled minibatches of all clients, step by step.
 
+    Clients are sorted by decreasing number of steps.
 
-def runs(sizes: list[int], worth: int) -> list[int]:
-    """Return sizes of client groups, given decreasing numbers of rows, split to save padding."""
-    spared = [(sizes[0] - size) * (len(sizes) - c) for c, size in enumerate(sizes)]
-    first = spared.index(max(spared))
-    if spared[first] <= worth:
-        return [len(sizes)]
-    return [*runs(sizes[:first], worth), *runs(sizes[first:], worth)]
-
-
-def roomy(sizes: Tensor, bound: int) -> int:
-    """Return the number of rows to which full batches of clients with sizes [C] are padded.
-
-    At most the bound, the longest of all clients, as programs may not support more rows.
+    Rows of several steps are fetched at once; those of a `blind` phase have no x.
     """
-    longest = int(sizes.max())
-    step = 1 << max(0, min(longest // 2, ROOM // len(sizes)).bit_length() - 1)
-    return min(-(-longest // step) * step, bound)
+    rows, mask, at = (v.to(data.x.device) for v in (schedule.rows, schedule.mask, schedule.at))
+    part = share(cohort.size, mask)
+    each = BESIDE + (0 if blind else data.x[:1].numel() * data.x.element_size())
 
+    def batches(t: int, active: int, many: int) -> Iterator[Batch]:
+        first = Cohort(cohort.ids[:active], cohort.size[:active])
+        ahead, end = max(1, FETCHED // (active * rows.shape[2] * each)), t + many
+        for begin in range(t, end, ahead):
+            now = slice(begin, min(begin + ahead, end)), slice(active)
+            found = data.gather(first, rows[now], mask[now], at[now], part[now], blind)
+            yield from found.by_step()
 
-def narrowed(tensors: Mapping[str, Tensor], axes: Axes, width: int) -> Tensors:
-    """Cut the padded row axes of tensors to at most `width` rows."""
-    cut = dict(tensors)
-    for name in axes.keys() & cut.keys():
-        for axis in axes[name]:
-            cut[name] = cut[name].narrow(axis, 0, min(width, cut[name].shape[axis]))
-    return cut
-
-
-def joined(
-    parts: Sequence[Tensors],
-    before: Sequence[Tensors],
-    widths: Sequence[int],
-    places: Sequence[Tensor],
-) -> tuple[Tensors, Axes]:
-    """Join tensors of client groups in the order of all clients, padded along rows if needed.
-
-    Tensors that a group has not changed are those from before. Widths are the rows of each group's
-    longest client. Axes of rows are returned too, if groups differ there.
-    """
-    if len(parts) == 1:
-        return cut(parts[0], places[0].argsort()), {}
-    changed: Tensors = {}
-    axes: Axes = {}
-    for name in dict.fromkeys(n for part in parts for n in part):
-        values = [part.get(name, old.get(name)) for part, old in zip(parts, before, strict=True)]
-        found = [v for v in values if v is not None]
-        if len(found) < len(values):
-            raise ValueError(
-                f"a client without a step in this phase would lack {name!r}; compute it in "
-                "init_client too"
-            )
-        if len({v.shape[1:] for v in found}) > 1:
-            axes[name] = _rows(name, found, widths)
-            found = [_widened(v, axes[name], max(widths)) for v in found]
-        changed[name] = placed(found, places)
-    return changed, axes
-
-
-def _rows(name: str, values: Sequence[Tensor], widths: Sequence[int]) -> list[int]:
-    shapes = [tuple(v.shape[1:]) for v in values]
-    if len({len(shape) for shape in shapes}) == 1:
-        lengths = enumerate(zip(*shapes, strict=True), 1)
-        differ = [(axis, found) for axis, found in lengths if len(set(found)) > 1]
-        if all(found == tuple(widths) for _, found in differ):
-            return [axis for axis, _ in differ]
-    raise ValueError(
-        f"{name!r} has shapes {shapes} in groups of clients with up to {list(widths)} rows; "
-        "they may only differ in axes of rows"
-    )
-
-
-def _widened(value: Tensor, axes: list[int], width: int) -> Tensor:
-    wide = value.new_zeros([width if a in axes else n for a, n in enumerate(value.shape)])
-    wide[tuple(map(slice, value.shape))] = value
-    return wide
+    return batches

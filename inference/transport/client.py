@@ -21,9 +21,11 @@ from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.method import Method, View
 from pyrofl.inference.definition.seeds import Seed, separate
-from pyrofl.inference.engine.local_round import LocalRound, RoundRequest, as_one
-from pyrofl.inference.engine.server_round import by_round, refuse_surroundings
+from pyrofl.inference.engine.requests import RoundRequest, as_one
+from pyrofl.inference.engine.round import LocalClients
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.engine.state import RoundState, current_states
+from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
 from pyrofl.inference.privacy.preparation import refuse_preparation
@@ -130,7 +132,7 @@ class Client:
             reporters = cohort.ids.cpu()[reports]
             ids = cohort.ids.cpu()
             here = replace(method, download=as_sent(ids))
-            local = LocalRound(shard, RoundRequest(here, state, ids, reporters, self.seed))
+            local = LocalClients(shard, RoundRequest(here, state, ids, reporters, self.seed))
             reply = as_one([*local.replies()], ids)
             for i, reason in zip(cohort.ids.tolist(), reply.reasons, strict=True):
                 if reason:

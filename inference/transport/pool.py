@@ -21,7 +21,7 @@ from pyrofl.data import Cohort, Federation
 from pyrofl.data.shard import shard
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.client_states import Tables
-from pyrofl.inference.engine.local_round import Reply, RoundRequest, RunningRound
+from pyrofl.inference.engine.requests import Reply, RoundRequest, RunningRound
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.transport.wire import sealed
 from pyrofl.inference.transport.worker import assign_clients

@@ -12,8 +12,8 @@ from torch import Tensor
 from pyrofl.arguments import known
 from pyrofl.data import Cohort, Roster
 from pyrofl.inference.definition.method import GradientStep, Method
-from pyrofl.inference.engine.local_round import Reply, RunningRound
 from pyrofl.inference.engine.messages import form_of, inspect
+from pyrofl.inference.engine.requests import Reply, RunningRound
 from pyrofl.inference.engine.state import RoundState, nobody
 from pyrofl.inference.transport.wire import (
     MOST_SHOWN,

@@ -20,8 +20,9 @@ from pyrofl.files.run_folder import compared_versions, prepare
 from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, separate
-from pyrofl.inference.engine.participation import Draw, everyone
-from pyrofl.inference.engine.server_round import advance, by_round, first, sample_clients
+from pyrofl.inference.engine.participation import Draw, everyone, sample_clients
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState, downloaded, to_data
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
@@ -141,7 +142,7 @@ class Server:
         senders = torch.cat([reply.sender.ids for reply in read]).sort().values
         came = torch.cat([reply.report["ids"] for reply in read])
         received, silent = Received(read), reporters[~torch.isin(reporters, came)]
-        after = advance(
+        after = run_round(
             method,
             self.roster,
             state,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from pyrofl.data import Federation
-from pyrofl.inference.engine.local_round import Backend
+from pyrofl.inference.engine.requests import Backend
 from pyrofl.inference.engine.start import StartEngine
 
 

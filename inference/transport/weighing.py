@@ -16,6 +16,7 @@ from torch import Tensor
 from pyrofl.data.shard import Shard
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, separate
+from pyrofl.inference.definition.table_method import axes_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.arviz import chained, without_rows
@@ -161,7 +162,7 @@ def posterior(
     ids = column(request, "ids", len(names), torch.long)
     asked = EvaluationSpec(model=request["model"], seed=seed, draws=number(request, "draws"))
     own = read_own(method, shard, state, ids, asked)
-    dims, coords = method.axes()
+    dims, coords = axes_of(method)
     axes = ClientAxes(shard, ids, method.shared, dims, own)
     groups: Groups = {}
     if (chosen := tensors("shared", request).get("chosen")) is None:

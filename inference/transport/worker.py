@@ -12,7 +12,8 @@ from torch import Tensor
 from pyrofl.data import Cohort, Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.client_states import ClientStates, none
-from pyrofl.inference.engine.local_round import LocalRound, Reply, RoundRequest
+from pyrofl.inference.engine.requests import Reply, RoundRequest
+from pyrofl.inference.engine.round import LocalClients
 from pyrofl.inference.engine.state import to_data
 from pyrofl.inference.transport.wire import sealed
 from pyrofl.tensors import Tensors, cut
@@ -37,7 +38,7 @@ class Worker:
         """Store the data, and the sorted ids of the clients of this worker."""
         self.data, self.mine = data.to(device), mine
         self.states: dict[int, ClientStates] = {}
-        self.round: LocalRound | None = None
+        self.round: LocalClients | None = None
         self.left: deque[Tensor] = deque()  # ids of clients per remaining vectorized batch
 
     def load(self, number: int, seen: Tensor, private: Tensors) -> None:
@@ -69,7 +70,7 @@ class Worker:
             "ids": ids[torch.isin(ids, self.mine)],
             "memory": None if memory is None else memory * len(self.mine) // self.data.clients,
         }
-        self.round = LocalRound(self.data, RoundRequest(self.method, **{**request, **own}))
+        self.round = LocalClients(self.data, RoundRequest(self.method, **{**request, **own}))
         self.left = deque(self.round.chunks())
         return self.more()
 

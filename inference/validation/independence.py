@@ -23,7 +23,7 @@ from pyrofl.inference.definition.metadata import no_statistics
 from pyrofl.inference.definition.method import ClosedFormUpdate, GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import Adam
 from pyrofl.inference.engine.state import RoundState, client_inputs, downloaded, uploaded
-from pyrofl.inference.training.local import train
+from pyrofl.inference.training.phases import train
 from pyrofl.inference.validation.variants import Wider, even, filled, narrowed
 from pyrofl.tensors import Tensors, cut, under, unwritten
 
@@ -261,6 +261,7 @@ class Trial:
             seed=0,
             number=0,
             phases=self.phases,
+            record=False,
         )
         return Made(received, private, local, loss | under("first", begun))
 

@@ -26,9 +26,8 @@ from pyrofl.inference.definition.averages import AggregationError
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.messages import merged
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs, to_data
-from pyrofl.inference.training.executor import recorded_as
 from pyrofl.inference.validation.gradients import ROWS, WatchedStep, refuse_still, watched
 from pyrofl.inference.validation.independence import (
     Drew,
@@ -94,7 +93,7 @@ def validate_method(
     minibatches = any(phase.batch for phase in (*method.phases, *method.adapt))
     few, ids = _few(method, data, alone=chunk_size == 1)
     without = pyro.get_param_store().scope(), pyro.validation_enabled(False)
-    with without[0], without[1], recorded_as(False):
+    with without[0], without[1]:
         try:
             _in_both_precisions(method, filled(few), ids, server_state)
         except ValueError as error:

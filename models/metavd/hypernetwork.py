@@ -24,7 +24,7 @@ from pyrofl.inference.definition.optim import Optim
 from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.engine.origin import refuse_other_clients
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.training.local import train
+from pyrofl.inference.training.phases import train
 from pyrofl.tensors import Tensors, like, pick, role, spread_out, total, under
 
 PSI, TABLE, OWN = "server/psi", "server/embedding", "server/spread"

@@ -11,7 +11,7 @@ import torch
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.wording import listed
-from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.table_method import TableMethod
 from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions
 from pyrofl.models.regression.design import Design, Grouped, level_text, make_design
@@ -21,7 +21,7 @@ from pyrofl.models.regression.program import coefficients
 
 
 @dataclass(frozen=True, repr=False)
-class Regression(Method):
+class Regression(TableMethod):
     """Regression from a formula: a method with its formula, family and data.
 
     Attributes:

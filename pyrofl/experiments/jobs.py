@@ -16,8 +16,7 @@ from pyrofl.experiments.tasks import Task, participation, task
 from pyrofl.inference.definition.budget import Privacy
 from pyrofl.inference.engine.messages import inbox
 from pyrofl.inference.engine.participation import Draw, Stragglers
-from pyrofl.inference.engine.server_round import by_round
-from pyrofl.inference.engine.start import create_engine
+from pyrofl.inference.engine.start import by_round, create_engine
 from pyrofl.inference.privacy.noising import with_privacy
 from pyrofl.inference.privacy.preparation import refuse_preparation
 

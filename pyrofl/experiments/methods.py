@@ -13,7 +13,7 @@ from pyrofl.data.tables.source import LEARNED
 from pyrofl.experiments.settings import DONE, Build, Value, accepted, arguments, read_settings
 from pyrofl.experiments.tasks import Task
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.models.likelihoods import learned_normal, named
 
 Scheduled = Method | Callable[[int], Method]

@@ -35,7 +35,7 @@ from pyrofl.flower.site import (
     label,
 )
 from pyrofl.inference.definition.description import clients_part
-from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.transport import Server
 from pyrofl.inference.transport.correction import configure_draws, reporter
 from pyrofl.inference.transport.wire import Flat, named_by, plain

@@ -11,7 +11,7 @@ from pyrofl.data.outlines import facts, hidden
 from pyrofl.files import text_tables
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
-from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.evaluation.specification import Part
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect

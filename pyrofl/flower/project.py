@@ -23,7 +23,7 @@ from pyrofl.experiments.methods import Scheduled, methods
 from pyrofl.experiments.tasks import Task, network
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seeds
-from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.transport.wire import Flat
 
 FILE = "pyproject.toml"

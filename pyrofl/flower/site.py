@@ -21,7 +21,7 @@ from pyrofl.files.run_folder import write_json
 from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records
 from pyrofl.flower.rows import rows_of
-from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.evaluation.predictions import Predictions
 from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.posteriors import export

@@ -15,6 +15,7 @@ import numpy as np
 from pyrofl import figures
 from pyrofl.data.tables.wording import listed, number_of
 from pyrofl.inference.checks import predictive_checks
+from pyrofl.inference.definition.table_method import variables_of
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.export import SAMPLES
 from pyrofl.inference.posteriors.summary import ADDED, summarize
@@ -76,7 +77,7 @@ def estimates(run: Run, found: Any, var_names: Sequence[str] | None = None) -> E
     method: Any = run.method
     if is_regression(run):
         has_ratios = method.design.family.ratio.get(method.link) and method.design.terms
-        table = summarize(found, names=method.variables())
+        table = summarize(found, names=variables_of(method))
         return Estimates(found, table, ratios=effects.ratios(run) if has_ratios else None)
     every = found["posterior"]
     shown, left = fitting(every, ENTRIES) if var_names is None else (var_names, [])

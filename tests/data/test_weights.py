@@ -24,11 +24,11 @@ from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.outlines import facts, hidden
 from pyrofl.data.shard import shard
 from pyrofl.data.weights import read
+from pyrofl.inference.acceleration.recording import recorder
+from pyrofl.inference.acceleration.row_space import rewriting
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.recording import recorder
-from pyrofl.inference.row_space import rewriting
 from pyrofl.inference.transport.client import Client
 from pyrofl.models import fedavg
 

@@ -12,7 +12,7 @@ from hospitals import NAMES, looped, wire
 from pyrofl.cli import main
 from pyrofl.flower.coordinator import Settings, coordinate
 from pyrofl.flower.rows import rows_of
-from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.fitted_run.run import Run
 
 METHODS = ("pfedvem", "ditto")

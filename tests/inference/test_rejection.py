@@ -7,9 +7,9 @@ import torch
 
 import pyrofl
 from pyrofl import Federation
+from pyrofl.inference.acceleration.recording.tape import Tape
 from pyrofl.inference.definition.elbo import elbo, traces
 from pyrofl.inference.definition.rejection import SINGULAR, rejecting
-from pyrofl.inference.recording.tape import Tape
 from pyrofl.models import pvi
 
 LINALG = torch.linalg

@@ -17,14 +17,13 @@ import pyrofl
 from pyrofl import Seeds, reference
 from pyrofl.data import Federation
 from pyrofl.data.loaders.conjugate import linear_regression
+from pyrofl.inference.acceleration import local
 from pyrofl.inference.definition import seeds
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.definition.seeds import Stream, stream
+from pyrofl.inference.definition.seeds import Stream, Streams, stream
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.training import local
-from pyrofl.inference.training.local import Streams
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
 from pyrofl.nets import build
 from pyrofl.tensors import generator

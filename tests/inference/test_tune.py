@@ -12,7 +12,7 @@ from torch import nn
 
 import pyrofl
 from pyrofl.data import Federation
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.tuning.results import Trial, TuningResult, ranked, told
 from pyrofl.inference.tuning.tune import halved, rungs, tune
 from pyrofl.models import fedavg

@@ -16,7 +16,7 @@ import pyrofl
 from pyrofl.data.loaders.conjugate import gaussian_means
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fald, likelihoods
 from pyrofl.nets import build

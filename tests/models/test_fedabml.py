@@ -21,7 +21,7 @@ from pyrofl.inference.definition.elbo import elbo
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.fit import fit

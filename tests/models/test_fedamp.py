@@ -13,7 +13,8 @@ from toys import crossed, last
 
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedamp, fedavg, fedprox, likelihoods, local
 from pyrofl.nets import build
@@ -59,7 +60,7 @@ def test_each_client_solves_its_own_pull_to_its_cloud_model(quadratic):
     w = begun.message["w/w"]
     xi = 0.5 / 4 * torch.exp(-(w[0] - w[1]).square().sum() / 4)
     close(sent, torch.stack([w[0] + xi * (w[1] - w[0]), w[1] + xi * (w[0] - w[1])]))
-    state = advance(method, data, begun, *[torch.arange(2)] * 2)
+    state = run_round(method, data, begun, *[torch.arange(2)] * 2)
     exact, _ = quadratic.posterior(sent, torch.tensor([2.0, 2.0]))
     close(state.message["w/w"], exact, 1e-9)
 

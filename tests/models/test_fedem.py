@@ -18,7 +18,8 @@ from toys import crossed, last
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders.conjugate import conjugate
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
@@ -64,7 +65,7 @@ def begun(method: Method, data: Federation, *slopes: float) -> RoundState:
 def test_a_round_by_hand():
     data = lines([[0.0, 0.0, 2.0], [1.0]])
     method = fedem.build(SLOPE, **LINES, epochs=1, batch=None, lr=0.5, momentum=0.0)
-    state = advance(method, data, begun(method, data, 0.0, 2.0), *[torch.arange(2)] * 2)
+    state = run_round(method, data, begun(method, data, 0.0, 2.0), *[torch.arange(2)] * 2)
     near, far = 0.880797, 0.119203  # 1 / (1 + exp(-2)): y on one line, two away from the other
     close(state.client_states["weight/pi"][0], [(2 * near + far) / 3, (2 * far + near) / 3], 1e-6)
     close(state.client_states["weight/pi"][1], [0.5, 0.5])
@@ -80,7 +81,7 @@ def test_with_a_dirichlet_the_weights_are_variational_bayes():
     method = fedem.build(SLOPE, **LINES, guide="dirichlet", prior=two_of_each, epochs=0)
     state = begun(method, data, 0.0, 2.0)
     for _ in range(2):
-        state = advance(method, data, state, *[torch.arange(1)] * 2)
+        state = run_round(method, data, state, *[torch.arange(1)] * 2)
     log_pi = np.zeros(2)
     for _ in range(2):
         p = np.exp(log_pi - np.array([[0.0, 2.0], [0.0, 2.0], [2.0, 0.0]]))
@@ -105,7 +106,7 @@ def test_it_is_em_of_a_mixture_of_regressions():
         likelihood.append(np.log(p.sum(1)).sum())
         q = p / p.sum(1, keepdims=True)
         pi, w = q.mean(0), (q * (x * y)[:, None]).sum(0) / (q * x[:, None] ** 2).sum(0)
-        state = advance(method, task.federation, state, *[torch.arange(1)] * 2)
+        state = run_round(method, task.federation, state, *[torch.arange(1)] * 2)
         close(state.client_states["weight/pi"][0], pi, 1e-9)
         close(state.server["component/weight"].flatten(), w, 1e-9)
     assert (np.diff(likelihood) > 0).all()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedep, guides, likelihoods, pvi

@@ -13,7 +13,8 @@ from toys import crossed, last
 from pyrofl.data.loaders.conjugate import conjugate
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedavg, fedfomo, likelihoods, local
@@ -48,7 +49,7 @@ def test_a_step_by_hand():
     # Client 0 has y = 1 and is at 0: V = 1/2. Its own model 1 has V = 0, that of client 1, 1.5,
     # 1/8, and that of client 2, -1, 2, which is worse.
     method, begun, data = means(1.0, 1.5, -1.0)
-    state = advance(method, data, begun, *[torch.tensor([0])] * 2)
+    state = run_round(method, data, begun, *[torch.tensor([0])] * 2)
     own, other = 0.5 / 1, (0.5 - 0.125) / 1.5
     close(state.client_states["w/w"][0], [(own * 1 + other * 1.5) / (own + other)])
     assert torch.equal(state.client_states["base/w/w"][0], state.client_states["w/w"][0])
@@ -57,7 +58,7 @@ def test_a_step_by_hand():
 def test_who_finds_no_better_model_goes_on_from_its_own():
     method, begun, data = means(0.0, 5.0)
     worse = begun.client_states | {"w/w": torch.tensor([[0.5], [5.0]]).double()}
-    state = advance(method, data, replace(begun, client_states=worse), *[torch.tensor([0])] * 2)
+    state = run_round(method, data, replace(begun, client_states=worse), *[torch.tensor([0])] * 2)
     assert state.client_states["w/w"][0].tolist() == [0.5]
 
 
@@ -72,7 +73,7 @@ def test_what_clients_value_is_added_up_and_chosen_next():
         assert len(set(row)) == 3
         assert i not in row
         assert sorted(table[i, row]) == sorted(table[i])[-3:]
-    after = advance(method, data, state, *[torch.arange(8)] * 2)
+    after = run_round(method, data, state, *[torch.arange(8)] * 2)
     added = after.server["server/affinity"] - table
     close(added.gather(1, chosen), after.message["weight"])
     close(added.sum(1), after.message["weight"].sum(1))
@@ -99,7 +100,7 @@ def test_every_fifth_row_judges_and_is_not_learned_from(blobs):
     x = blobs.x.clone()
     x[blobs.train[1][4::5]] += 100.0
     plain, moved = (
-        advance(method, d, first(method, d, 0), *[torch.tensor([1])] * 2)
+        run_round(method, d, first(method, d, 0), *[torch.tensor([1])] * 2)
         for d in (blobs, replace(blobs, x=x))
     )
     for n, value in plain.message.items():

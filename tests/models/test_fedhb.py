@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyrofl.data.loaders.conjugate import gaussian_means
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedhb, guides, likelihoods
 from pyrofl.nets import build

@@ -12,7 +12,7 @@ from regressions import PRIOR, assert_mean_field, normal, posterior
 import pyrofl
 from pyrofl.data.loaders.conjugate import linear_regression
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.models import fedivon, likelihoods
 from pyrofl.nets import build
 

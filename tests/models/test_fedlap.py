@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 import pyrofl
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.models import fedlap, likelihoods, priors
 from pyrofl.nets import build
 

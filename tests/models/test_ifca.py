@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy, one_hot
 from toys import crossed, last
 
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedavg, ifca, pfedmb
 from pyrofl.nets import build
@@ -53,13 +54,13 @@ def test_every_cluster_is_fedavg_of_its_clients():
     net, data = toys.net(), crossed()
     method = ifca.build(net, clusters=2, epochs=2, lr=0.1)
     begun = last(method, data, 2)
-    state = advance(method, data, begun, torch.arange(6), torch.arange(6))
+    state = run_round(method, data, begun, torch.arange(6), torch.arange(6))
     for k in range(2):
         ids = (state.client_states["cluster"] == k).nonzero().flatten()
         assert len(ids)
         plain = fedavg.build(net, epochs=2, lr=0.1)
         start = replace(first(plain, data, 0, cut_to(begun.server, k)), number=begun.number)
-        alone = advance(plain, data, start, ids, ids)
+        alone = run_round(plain, data, start, ids, ids)
         for n, value in alone.server.items():
             close(state.server[f"cluster/{n}"][k], value, 1e-9)
 

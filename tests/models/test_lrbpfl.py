@@ -113,12 +113,12 @@ def test_point_corrections_of_one_client_are_a_loop_of_torch():
         net, guide=guides.delta, epochs=3, batch=None, lr_correction=0.02, lr_base=0.05, kl=0.5
     )
     (start,) = federate(method, data, 1)
-    first = pyrofl.inference.engine.server_round.first(method, data, 0).server
+    first = pyrofl.inference.engine.start.first(method, data, 0).server
     w = {n: v.clone().requires_grad_() for n, v in role("base", first).items()}
     _, own = pyrofl.inference.engine.state.client_inputs(
         method,
         data,
-        pyrofl.inference.engine.server_round.first(method, data, 0),
+        pyrofl.inference.engine.start.first(method, data, 0),
         data.cohort(torch.tensor([0])),
         0,
     )
@@ -206,7 +206,7 @@ def optimum(q: Tensors, x: Tensor, y: Tensor) -> Tensors:
 
 def begun(method: Method, data: Federation) -> Tensors:
     """Return the clients' states before training."""
-    state = pyrofl.inference.engine.server_round.first(method, data, 0)
+    state = pyrofl.inference.engine.start.first(method, data, 0)
     cohort = data.cohort(torch.arange(2))
     received, own = pyrofl.inference.engine.state.client_inputs(method, data, state, cohort, 0)
     return received | own

@@ -13,7 +13,7 @@ from toys import last
 from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.training.local import train
+from pyrofl.inference.training.phases import train
 from pyrofl.models import fedavg, likelihoods, metavd, perfedavg
 from pyrofl.models.shared.meta_gradients import Order
 from pyrofl.nets import build

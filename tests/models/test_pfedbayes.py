@@ -17,7 +17,7 @@ from toys import last
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import adam
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import guides, likelihoods, pfedbayes, pfedme

@@ -11,7 +11,7 @@ from toys import last
 
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.models import ditto, fedabml, guides, likelihoods, pfedme
 from pyrofl.nets import build
 

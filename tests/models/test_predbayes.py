@@ -8,7 +8,8 @@ from checks import close
 from promises import Promises
 from toys import last
 
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.models import fedavg, predbayes
 from pyrofl.models.shared import distillation
 from pyrofl.nets import build
@@ -102,6 +103,6 @@ def test_the_student_learns_what_the_ensemble_predicts(blobs):
 def test_beta_is_found_on_rows_with_labels(blobs):
     rows = torch.cat(blobs.test)
     method = predbayes.build(toys.net(), tuning=(blobs.x[rows], blobs.y[rows]), **QUICK)
-    state = advance(method, blobs, first(method, blobs, 0), *[torch.arange(12)] * 2)
+    state = run_round(method, blobs, first(method, blobs, 0), *[torch.arange(12)] * 2)
     each = predbayes.each_predicts(toys.net(), role("sample", state.message), blobs.x[rows])
     close(state.server["server/beta"], predbayes.tuned(each, blobs.y[rows]))

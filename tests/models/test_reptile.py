@@ -8,7 +8,7 @@ from checks import close
 from promises import Promises
 from toys import last
 
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedavg, fedavgm, metavd, reptile
 from pyrofl.nets import build

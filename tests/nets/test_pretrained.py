@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import pyrofl
-from pyrofl.inference.row_space import rewriting
+from pyrofl.inference.acceleration.row_space import rewriting
 from pyrofl.models import fedavg, fedbe, pfedvem
 from pyrofl.nets import Network
 from pyrofl.nets.reparametrised import Reparametrised

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import pyrofl
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.models import fedavg, fedhb, fisher, guides, pfedbayes, pfedvem
 from pyrofl.nets import Network, lora
 from pyrofl.nets.reparametrised import Reparametrised

@@ -13,7 +13,7 @@ from pyrofl.experiments.experiment import TRIES, as_text
 from pyrofl.experiments.methods import Scheduled, builds, reaching
 from pyrofl.experiments.settings import arguments, parse
 from pyrofl.inference.definition.description import described
-from pyrofl.inference.engine.server_round import by_round
+from pyrofl.inference.engine.start import by_round
 
 Words = dict[str, str]
 """A setting as it is written behind --set: name -> value."""

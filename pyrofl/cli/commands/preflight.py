@@ -15,7 +15,7 @@ from pyrofl.experiments.experiment import MAX_UNREQUESTED
 from pyrofl.experiments.jobs import Job
 from pyrofl.experiments.results import posterior_view
 from pyrofl.experiments.tasks import Task
-from pyrofl.inference.engine.server_round import by_round, first
+from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.fitted_run import loggers
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export

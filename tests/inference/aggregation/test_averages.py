@@ -16,7 +16,7 @@ from pyrofl.inference.definition.aggregator import descend
 from pyrofl.inference.definition.averages import average, blend, weighted_mean
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors, generator
 

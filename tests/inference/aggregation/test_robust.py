@@ -18,7 +18,7 @@ from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.averages import average, get_rule, krum, median, middle
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.models import (
     fedabml,
     fedavg,

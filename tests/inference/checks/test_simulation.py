@@ -34,7 +34,7 @@ from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.models import fald, fedavg, guides, pfedvem, pvi
 from pyrofl.models.guides import correlated
 from pyrofl.models.likelihoods import normal

@@ -13,7 +13,8 @@ import toys
 from pyrofl.inference.engine.client_states import ClientStates, RowStore, mapped
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.models import pfedvem
 from pyrofl.tensors import Tensors
 
@@ -154,15 +155,15 @@ def test_clients_whose_messages_are_left_out_in_the_end_keep_what_they_had(blobs
     odd = faults.corrupted(method, faults.POISONS["wrong type"][0], 3, 8)
     ids = torch.arange(12)
     good = torch.tensor([i for i in range(12) if i not in (3, 8)])
-    begun = advance(odd, blobs, first(method, blobs, 0), ids, ids, chunk_size=1)
+    begun = run_round(odd, blobs, first(method, blobs, 0), ids, ids, chunk_size=1)
     assert begun.reporters.ids.tolist() == good.tolist()
     assert not any(bool(v[[3, 8]].any()) for v in begun.client_states.values())
-    whole = advance(
+    whole = run_round(
         faults.corrupted(method, faults.POISONS["NaN"][0]), blobs, begun, ids, ids, chunk_size=1
     )
     before = dict(whole.client_states)
     unknown = replace(whole, message={})  # no form is known from an earlier round
-    after = advance(odd, blobs, unknown, ids, ids, chunk_size=1)
+    after = run_round(odd, blobs, unknown, ids, ids, chunk_size=1)
     assert len(after.rejected) == 2
     toys.assert_same(
         {n: v[[3, 8]] for n, v in after.client_states.items()},

@@ -18,7 +18,7 @@ from pyrofl.inference.definition.aggregator import Aggregator, Weighed
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
-from pyrofl.inference.engine.server_round import advance
+from pyrofl.inference.engine.round import run_round
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fitted_run import checkpoints as checkpoint
 from pyrofl.models import fedabml, fedavg, guides, local, pfedmb, pfedvem
@@ -45,7 +45,7 @@ def both(
     data = toys.blobs() if data is None else data
     (begun,) = federate(method, data, 1, chunk_size=12)
     kept, folded = (
-        advance(method, data, begun, ALL, SOME, chunk_size=chunk_size, keep_messages=keep)
+        run_round(method, data, begun, ALL, SOME, chunk_size=chunk_size, keep_messages=keep)
         for keep in (True, False)
     )
     return kept, folded
@@ -119,7 +119,7 @@ def test_with_nobody_heard_the_server_keeps_its_state():
     method = contract.built("pfedvem")
     (begun,) = federate(method, toys.blobs(), 1)
     nobody = torch.zeros(0, dtype=torch.long)
-    after = advance(method, toys.blobs(), begun, ALL, nobody, keep_messages=False)
+    after = run_round(method, toys.blobs(), begun, ALL, nobody, keep_messages=False)
     toys.assert_same(after.server, begun.server)
     assert after.message.keys() == begun.message.keys()
 
@@ -244,8 +244,8 @@ def test_a_schedule_is_refused_in_the_round_that_cannot():
 def test_messages_are_in_order_and_hold_the_memory_of_their_clients_alone(reporters, chunk_size):
     method, data = pfedvem.build(toys.net()), toys.blobs()
     start = next(federate(method, data, 1))
-    state = advance(method, data, start, ALL, reporters, chunk_size=chunk_size)
-    whole = advance(method, data, start, ALL, ALL, chunk_size=1)
+    state = run_round(method, data, start, ALL, reporters, chunk_size=chunk_size)
+    whole = run_round(method, data, start, ALL, ALL, chunk_size=1)
     assert state.reporters.ids.tolist() == reporters.tolist()
     for n, v in state.message.items():
         torch.testing.assert_close(v, whole.message[n][reporters], rtol=1e-8, atol=1e-9)

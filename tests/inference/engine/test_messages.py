@@ -95,4 +95,4 @@ def test_complex_numbers_are_looked_at_too():
         assert told == ["", "north: v is nan+2j; expected a finite number"]
     state, bad = merged({"v": value[:1]}, {"v": value[1:]}, 5)
     assert torch.equal(state["v"], value[:1])
-    assert bad == ["the server: aggregated v[0] is nan+2j; expected a finite number"]
+    assert bad == "the server: aggregated v[0] is nan+2j; expected a finite number"

@@ -11,7 +11,7 @@ import toys
 from pyrofl.data import Federation
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.origin import rows_of
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.fit import fit
 from pyrofl.models import fedavg

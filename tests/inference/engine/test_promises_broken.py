@@ -16,7 +16,8 @@ from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import everyone, fixed
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.fit import fit
 from pyrofl.inference.relations import get_dependencies
@@ -55,7 +56,7 @@ def test_a_merge_that_fails_half_way_leaves_the_server_as_it_was(blobs):
         return {n: v * torch.nan for n, v in server.items()}
 
     start = first(made(), blobs, 0)
-    state = advance(made(aggregate=half), blobs, start, torch.arange(3), torch.arange(3))
+    state = run_round(made(aggregate=half), blobs, start, torch.arange(3), torch.arange(3))
     assert state.rejected[0].startswith("the server: aggregated ")
     toys.assert_same(state.server, first(made(), blobs, 0).server)
 

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.definition.method import Method, View
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation import predict as predicting
 from pyrofl.inference.evaluation.evaluate import Scores, calibration, evaluate, uncertainty

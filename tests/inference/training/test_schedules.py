@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyrofl.inference.training import schedules
-from pyrofl.inference.training.schedules import buckets, make_schedule, roomy
+from pyrofl.inference.acceleration import groups
+from pyrofl.inference.acceleration.groups import buckets, roomy
+from pyrofl.inference.training.schedules import Schedule, make_schedule
 from pyrofl.tensors import generator
 
 SIZES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -70,7 +71,7 @@ def test_every_epoch_has_an_order_of_its_own():
     assert tuple(range(12)) not in orders
 
 
-def _by_epoch(found: schedules.Schedule, epochs: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_epoch(found: Schedule, epochs: int) -> tuple[torch.Tensor, torch.Tensor]:
     return found.rows[:, 0].reshape(epochs, -1), found.mask[:, 0].reshape(epochs, -1)
 
 
@@ -93,11 +94,10 @@ def test_groups_hold_every_client_once_and_a_cut_spares_what_it_costs(sizes):
     grouped = [[sizes[i] for i in group.tolist()] for group in found]
     assert [size for group in grouped for size in group] == sorted(sizes, reverse=True)
     padded = sum(len(group) * group[0] for group in grouped)
-    assert padded + schedules.WORTH * (len(found) - 1) <= len(sizes) * max(sizes)
+    assert padded + groups.WORTH * (len(found) - 1) <= len(sizes) * max(sizes)
     for group in grouped:  # nor is there a cut left that would
         assert all(
-            (group[0] - size) * (len(group) - at) <= schedules.WORTH
-            for at, size in enumerate(group)
+            (group[0] - size) * (len(group) - at) <= groups.WORTH for at, size in enumerate(group)
         )
 
 

@@ -12,8 +12,9 @@ import toys
 from sites import CLOSE, SIZES, some
 
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.participation import Stragglers, bernoulli
-from pyrofl.inference.engine.server_round import advance, first, sample_clients
+from pyrofl.inference.engine.participation import Stragglers, bernoulli, sample_clients
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.transport import Client, Server
 from pyrofl.tensors import Tensors
@@ -61,7 +62,7 @@ def test_halves_make_the_rounds_of_the_loop(name):
             torch.isin(asked, torch.tensor([int(n[-1]) for h in lost for n in HOLDERS[h]]))
         ]
         heard = asked[~torch.isin(asked, missed)]
-        state = advance(method, data, state, ids, heard, missed, seed=5, chunk_size=1)
+        state = run_round(method, data, state, ids, heard, missed, seed=5, chunk_size=1)
         orders = server.configure_train(HOLDERS)
         replies = {h: clients[h].train(order) for h, order in orders.items()}
         for flat in (*orders.values(), *replies.values()):  # a view would take its table along

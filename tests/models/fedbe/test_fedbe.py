@@ -21,7 +21,8 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.models import fedavg, fedavgm, fedbe, fedprox, guides, likelihoods, priors, scaffold
@@ -236,8 +237,8 @@ def test_every_variant_keeps_the_contract(teachers, distil, posterior, on):
     *_, alone = federate(method, data, 2, participation=fixed(3), chunk_size=1)
     toys.assert_same_round(alone, second, rtol=1e-8, atol=1e-9)
     ids = torch.arange(4)
-    spoilt = advance(toys.poisoned(method, 1), data, begun, ids, ids)
-    clean = advance(method, data, begun, ids, torch.tensor([0, 2, 3]))
+    spoilt = run_round(toys.poisoned(method, 1), data, begun, ids, ids)
+    clean = run_round(method, data, begun, ids, torch.tensor([0, 2, 3]))
     toys.assert_same(spoilt.server, clean.server)
     for view in method.views:
         found = evaluate(method, data, second, model=view).values["nll"]

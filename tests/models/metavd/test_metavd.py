@@ -20,7 +20,7 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.optim import sgd
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.models import fedavg, guides, metavd

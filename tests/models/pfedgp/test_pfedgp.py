@@ -16,7 +16,7 @@ from pyrofl.data.loaders.conjugate import ConjugateTask, conjugate
 from pyrofl.inference.definition.elbo import latent, traces
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.models import fedavg, likelihoods, pfedgp, priors

@@ -19,12 +19,12 @@ from pyrofl.inference.definition.averages import average
 from pyrofl.inference.definition.elbo import elbo, with_rows
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.inference.training.local import train
+from pyrofl.inference.training.phases import train
 from pyrofl.models import fedavg, guides, pfedmb
 from pyrofl.models.pfedmb import layers, merged
 from pyrofl.nets import Network, build

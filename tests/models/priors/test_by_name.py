@@ -16,7 +16,7 @@ from torch import Tensor
 from pyrofl.experiments.settings import accepted
 from pyrofl.inference.definition.elbo import with_rows
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.models import fedavg, fedhb, guides, pfedbayes, pfedvem, priors
 

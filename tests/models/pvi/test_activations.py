@@ -18,7 +18,7 @@ from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.programs import Loss, Supervised
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli, fraction
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
 from pyrofl.inference.training.noise import ClientNoise

@@ -32,7 +32,8 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.posteriors.draws import posterior
@@ -97,7 +98,7 @@ def test_one_client_after_the_other_is_exact_after_one_pass(quadratic, order):
     method, data = regression(damping=1.0), quadratic.federation  # sequential PVI
     state = first(method, data, 0)
     for j in order:
-        state = advance(method, data, state, torch.tensor([j]), torch.tensor([j]))
+        state = run_round(method, data, state, torch.tensor([j]), torch.tensor([j]))
     mean, root = q_of(state, True)
     exact = quadratic.pooled(torch.zeros(2), torch.eye(2) / 2)
     close(mean, exact[0], 1e-6)

@@ -22,7 +22,8 @@ from pyrofl.inference.checks.leave_one_out import loo
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed as some
-from pyrofl.inference.engine.server_round import advance, first
+from pyrofl.inference.engine.round import run_round
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.prepare import prepared
 from pyrofl.inference.evaluation.specification import EvaluationSpec
@@ -126,10 +127,10 @@ def test_what_clients_send_adds_up_to_the_gradient_of_pyro(monkeypatch):
     )
     begun, everyone = first(method, data, 0), torch.arange(8)
     for _ in range(3):
-        begun = advance(method, data, begun, everyone, everyone)
+        begun = run_round(method, data, begun, everyone, everyone)
     bound = SharedGuide.bound
     monkeypatch.setattr(SharedGuide, "bound", lambda *args: kept.append(args[-1]) or bound(*args))
-    state = advance(method, data, begun, everyone, everyone)
+    state = run_round(method, data, begun, everyone, everyone)
     e = kept[-1][:, :, 0]  # [S, C, 3], of the gradient, which comes last
     assert len(e) == 6
     close(e[..., :2], e[:, :1, :2].expand(-1, 8, -1), 1e-12)

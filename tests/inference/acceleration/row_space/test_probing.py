@@ -7,7 +7,7 @@ import torch
 import toys
 from torch import Tensor
 
-from pyrofl.inference.row_space.linear_views import ignores_rows, sums
+from pyrofl.inference.acceleration.row_space.linear_views import ignores_rows, sums
 from pyrofl.models import likelihoods
 from pyrofl.tensors import Tensors, like
 

@@ -15,16 +15,16 @@ from promises import others_slow
 from torch import Tensor, nn
 
 from pyrofl.data import Batch
+from pyrofl.inference.acceleration.recording import code, recorder
+from pyrofl.inference.acceleration.recording.recorder import RECORDINGS, Recording, forget
+from pyrofl.inference.acceleration.recording.tape import Tape
+from pyrofl.inference.acceleration.recordings import recordings
+from pyrofl.inference.acceleration.steps import StepRun
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.optim import Optim, adam, sgd
 from pyrofl.inference.definition.programs import Supervised
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.recording import code, recorder
-from pyrofl.inference.recording.recorder import RECORDINGS, Recording, forget
-from pyrofl.inference.recording.tape import Tape
-from pyrofl.inference.recordings import recordings
-from pyrofl.inference.training.steps import StepRun
 from pyrofl.models import ditto, fedavg, fedper, fedprox, fedrep, guides, local, pfedme, pfedvem
 from pyrofl.models.priors import fixed
 from pyrofl.nets import Network
@@ -536,11 +536,10 @@ def test_nothing_is_recorded_if_so_requested(monkeypatch):
     method, data, written = METHODS["fedavg"](), toys.blobs(), counted(monkeypatch)
     unrecorded = list(federate(method, data, 2, record=False))
     assert not made()
-    expected = len(written)
+    assert not written
     for one, other in zip(unrecorded, federate(method, data, 2), strict=True):
         toys.assert_same_round(one, other, rtol=0, atol=0)
     assert made()
-    assert len(written) < 2 * expected
 
 
 PLACES = ("attribute", "slots", "iterator", "variable", "global", "dictionary", "update", "layer")

@@ -1,59 +1,55 @@
-"""Local training: the phases of a method, for several clients in one vectorized batch."""
+"""Accelerated local training: groups of clients by size, recorded updates, space of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pyro
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from pyrofl.data import Cohort, Federation
-from pyrofl.inference.definition.method import GradientStep, Method, Phase
-from pyrofl.inference.definition.seeds import Seed, Stream, stream
-from pyrofl.inference.training.alternatives import ShortPhase, alternatives
-from pyrofl.inference.training.minibatches import minibatches, same_batch
-from pyrofl.inference.training.schedules import (
+from pyrofl.inference.acceleration.groups import (
     WORTH_SHORT,
     Axes,
     alike,
     buckets,
     joined,
-    make_schedule,
     narrowed,
     roomy,
 )
-from pyrofl.inference.training.steps import PhaseRun
+from pyrofl.inference.acceleration.recording.recorder import recording
+from pyrofl.inference.acceleration.row_space.alternatives import ShortPhase
+from pyrofl.inference.acceleration.row_space.rewriting import alternatives
+from pyrofl.inference.acceleration.steps import PhaseRun
+from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.seeds import Streams
+from pyrofl.inference.training.phases import Source, Trained
+from pyrofl.inference.training.schedules import make_schedule, minibatches, same_batch
 from pyrofl.tensors import Tensors, as_run, cut, join_up
 
 
-def train(
+def run_phases(
     method: Method,
+    phases: Sequence[Phase],
     received: Tensors,
     local: Tensors,
     data: Federation,
     cohort: Cohort,
-    *,
-    seed: Seed,
-    number: int,
-    phases: Sequence[Phase] | None = None,
-) -> tuple[Tensors, Tensors, Tensor, Tensors]:
-    """Train C clients together by the given training phases, by default those of the method.
+    noise: Source,
+    order: Source,
+    record: bool | None = None,
+) -> Trained:
+    """Run training phases faster than as written: in groups by size, from recorded operations.
 
-    Returns:
-        local after training, [C, ...], the mean loss of each gradient step by its names, [C], the
-        number of gradient steps, [C] int64, and the loss of the first of each, [C].
+    It has the arguments and results of `training.phases.run_phases`, and `record` of `federate`.
     """
     known, sizes = local.keys(), data.sizes[cohort.ids.cpu()]
-    noise = cache(partial(stream, seed, Stream.NOISE, number))  # continues from phase to phase
-    round_ = Training(method, data, noise, partial(stream, seed, Stream.ORDER, number))
-    requested = method.phases if phases is None else phases
-    each = [alternatives(method, phase, received, local, data) for phase in requested]
+    round_ = Training(method, data, noise, order)
+    each = [alternatives(method, phase, received, local, data) for phase in phases]
     groups = []
-    with pyro.validation_enabled(False), torch.enable_grad():
+    with recording(record):
         for some in alike(sizes, [way.most for way in each]):
             before, rows = cut(local, some), int(sizes[some[0]])
             own = [phase for way in each for phase in way.of(rows)]
@@ -64,20 +60,11 @@ def train(
                 own_after = part.after._replace(local=kept)
                 groups.append(part._replace(places=some[part.places], after=own_after))
         after, _ = as_one(groups)
-    return local | after.local, after.losses, after.made, after.first
-
-
-class Trained(NamedTuple):
-    """Results of local training for some clients: tensors, losses and step counts."""
-
-    local: Tensors  # changed tensors, [C, ...]
-    losses: Tensors  # [C]
-    made: Tensor  # gradient steps, [C] int64
-    first: Tensors  # [C]
+    return after._replace(local=local | after.local)
 
 
 class Group(NamedTuple):
-    """Clients that were trained together, with their tensors before and after training."""
+    """Clients that were trained together, with their tensors before and the changed ones after."""
 
     places: Tensor  # [G], among all
     before: Tensors  # [G, ...]
@@ -88,11 +75,11 @@ class Group(NamedTuple):
 def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
     """Join training results of groups of clients; also return which tensor axes index rows."""
     places, before, widths, after = zip(*groups, strict=True)
-    changed, losses, made, first = zip(*after, strict=True)
+    changed, losses, steps, first = zip(*after, strict=True)
     local, axes = joined(changed, before, widths, places)
     back = torch.cat(places).argsort()
     both = (cut(join_up(part), back) for part in (losses, first))
-    return Trained(local, next(both), torch.cat(made)[back], next(both)), axes
+    return Trained(local, next(both), torch.cat(steps)[back], next(both)), axes
 
 
 class Training(NamedTuple):
@@ -100,8 +87,8 @@ class Training(NamedTuple):
 
     method: Method
     data: Federation
-    noise: Callable[[str], Generator]
-    order: Callable[[str], Generator]
+    noise: Source
+    order: Source
 
     def run(
         self, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
@@ -135,7 +122,7 @@ class Training(NamedTuple):
                 return groups
             after, found = as_one(groups)
             axes = {n: at for n, at in axes.items() if n not in after.local} | found
-            local, made = local | after.local, made + after.made
+            local, made = local | after.local, made + after.steps
             losses, first = losses | after.losses, after.first | first
         changed = {n: v for n, v in local.items() if v is not begun.get(n)}
         everyone = torch.arange(len(sizes))
@@ -183,19 +170,3 @@ class Training(NamedTuple):
             made += steps * sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
         changed = {n: v for n, v in local.items() if v is not begun.get(n)}
         return Trained(changed, losses, made, first)
-
-
-class Streams(Sequence[Generator]):
-    """Sequence of random generators of clients, each created when it is first needed."""
-
-    def __init__(self, make: Callable[[str], Generator], names: Sequence[str]) -> None:
-        """Store the clients' names and the function that creates a client's generator."""
-        self.make, self.names = make, names
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return Streams(self.make, self.names[at])
-        return self.make(self.names[at])

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pyrofl.inference.recording.tape import Call, NotRecorded, Tape, storage, tensors
+from pyrofl.inference.acceleration.recording.tape import Call, NotRecorded, Tape, storage, tensors
 
 EMPTY = "empty", "new_empty", "empty_like"
 ZEROS = "zeros", "new_zeros", "zeros_like"

@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from promises import others_slow
 from torch import Size, nn
 
+from pyrofl.inference.acceleration import groups
+from pyrofl.inference.acceleration import local as training
+from pyrofl.inference.acceleration.row_space import first_layer as layers
+from pyrofl.inference.acceleration.row_space import rewriting
+from pyrofl.inference.acceleration.row_space.first_layer import RowProducts, first_layer
+from pyrofl.inference.acceleration.row_space.rewriting import pays, with_few_rows
 from pyrofl.inference.definition.elbo import Seen, elbo
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import client_inputs
 from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.row_space import first_layer as layers
-from pyrofl.inference.row_space import rewriting
-from pyrofl.inference.row_space.first_layer import RowProducts, first_layer
-from pyrofl.inference.row_space.rewriting import pays, with_few_rows
-from pyrofl.inference.training import local as training
-from pyrofl.inference.training import schedules
 from pyrofl.models import (
     apfl,
     ditto,
@@ -98,7 +98,7 @@ WAYS += [(name, *way) for name in ("fedavg", "pfedme") for way in ((None, 2000),
 
 @pytest.mark.parametrize(("name", "chunk_size", "worth"), others_slow(WAYS, WAYS[::4]))
 def test_the_same_steps_are_made(name, chunk_size, worth, always, monkeypatch):
-    monkeypatch.setattr(schedules, "WORTH", worth)  # 0: a group for every size
+    monkeypatch.setattr(groups, "WORTH", worth)  # 0: a group for every size
     monkeypatch.setattr(training, "WORTH_SHORT", worth)
     method, data = TAKEN[name](toys.net("mlp:7,6"), batch=4), toys.blobs()
     cohort = bernoulli(0.5)

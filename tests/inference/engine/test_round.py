@@ -18,7 +18,7 @@ from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.engine import state as engine_state
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import bernoulli, everyone, fixed, fraction
-from pyrofl.inference.engine.server_round import first
+from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, chunks, client_inputs
 from pyrofl.models import fedavg
 from pyrofl.tensors import Tensors, generator

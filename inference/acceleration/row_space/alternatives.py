@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyrofl.data import Federation
-from pyrofl.extensions import extension
-from pyrofl.inference.definition.method import Method, Phase
-from pyrofl.tensors import Tensors
+from pyrofl.inference.definition.method import Phase
 
 
 class Alternatives(NamedTuple):
@@ -32,14 +29,3 @@ class ShortPhase(Phase):
     """
 
     blind: bool = False
-
-
-def alternatives(
-    method: Method, phase: Phase, received: Tensors, local: Tensors, data: Federation
-) -> Alternatives:
-    """Return a phase and its equivalent of the extension "rewriting", if any."""
-    rewriting = extension("rewriting")
-    if rewriting is None:
-        return Alternatives((phase,), (phase,), 0)
-    found: Alternatives = rewriting(method, phase, received, local, data)
-    return found

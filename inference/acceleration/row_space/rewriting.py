@@ -14,13 +14,13 @@ from pyro.distributions import Normal
 from torch import Size, Tensor
 
 from pyrofl.data import Batch, Federation
+from pyrofl.inference.acceleration.row_space.alternatives import Alternatives, ShortPhase
+from pyrofl.inference.acceleration.row_space.first_layer import FirstLayer, InRows, first_layer
+from pyrofl.inference.acceleration.row_space.linear_views import ignores_rows, sums
 from pyrofl.inference.definition.elbo import Elbo, On, Seen
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import Optim, Sgd
 from pyrofl.inference.definition.programs import Loss, Program, Proximal, Supervised, flat
-from pyrofl.inference.row_space.first_layer import FirstLayer, InRows, first_layer
-from pyrofl.inference.row_space.linear_views import ignores_rows, sums
-from pyrofl.inference.training.alternatives import Alternatives, ShortPhase
 from pyrofl.nets import stacked
 from pyrofl.tensors import Tensors, matches
 

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.acceleration.recording.code import Bind, Given, compiled
+from pyrofl.inference.acceleration.recording.tape import NotRecorded, Reads, Tape
 from pyrofl.inference.definition.description import state_of
 from pyrofl.inference.definition.user_code import layers_held, users_code
-from pyrofl.inference.recording.code import Bind, Given, compiled
-from pyrofl.inference.recording.tape import NotRecorded, Reads, Tape
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 

@@ -11,14 +11,19 @@ import torch
 from torch import Generator, Tensor
 
 from pyrofl.data import Batch, Cohort
+from pyrofl.inference.acceleration.recording.recorder import Recorder
 from pyrofl.inference.definition.method import ClosedFormUpdate, GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import initial, narrow, numbers, optimizer_of
-from pyrofl.inference.training.executor import create_executor
-from pyrofl.inference.training.minibatches import Batches
 from pyrofl.inference.training.noise import AHEAD, ClientNoise
+from pyrofl.inference.training.schedules import Batches
+from pyrofl.inference.training.updates import (
+    absent_tensor,
+    client_losses,
+    closed_form_values,
+    stepped_names,
+)
 from pyrofl.nets.stacked import LARGE
-from pyrofl.returned import as_tensors
-from pyrofl.tensors import Tensors, cut, pick, under
+from pyrofl.tensors import Tensors, cut, under
 
 Touch = tuple[Tensors, Tensors, Tensors]
 """Tensors that an update modifies, those that other updates modify, and constant ones."""
@@ -44,13 +49,8 @@ class PhaseRun:
         self.method, self.phase, self.received, self.cohort = method, phase, received, cohort
         self.noise = ClientNoise(noise, AHEAD)
         steps = [move for move in phase.updates if isinstance(move, GradientStep)]
-        moving = {i: pick(local, step.names) for i, step in enumerate(steps)}
-        for i, step in enumerate(steps):
-            if not moving[i]:
-                raise ValueError(
-                    f"no local tensor matches {step.names!r}; expected patterns of {sorted(local)}"
-                )
-        self.owned = {n for mine in moving.values() for n in mine}
+        moving = [stepped_names(step, local) for step in steps]
+        self.owned = {n for names in moving for n in names}
         self.local = {
             n: v.clone(memory_format=torch.contiguous_format) if n in self.owned else v
             for n, v in local.items()
@@ -59,7 +59,7 @@ class PhaseRun:
         self.once = False  # whether updates run only once, for all clients, and nothing in place
         self.ones = torch.ones_like(cohort.size)
         # Weak references: in a cycle, tensors would stay until the garbage is collected.
-        self.steps = [StepRun(self, step, [*moving[i]]) for i, step in enumerate(steps)]
+        self.steps = [StepRun(self, step, names) for step, names in zip(steps, moving, strict=True)]
         stepping = iter(self.steps)
         self.updates = [
             next(stepping) if isinstance(move, GradientStep) else MoveRun(self, move)
@@ -122,10 +122,7 @@ class PhaseRun:
             self.owned.add(name)
             return
         if old is None:
-            raise ValueError(
-                f"a client without a step in this phase would lack {name!r}; compute it in "
-                "init_client too"
-            )
+            raise absent_tensor(name)
         if name not in self.owned:
             self.local[name] = old.clone(memory_format=torch.contiguous_format)
             self.owned.add(name)
@@ -150,7 +147,7 @@ class MoveRun:
         self.move, self.names = move, set[str]()
         values = (run.method.model, run.method.guide, move)
         self.name = getattr(move, "__name__", type(move).__name__)
-        self.executor = create_executor(self.name, values, run.phase.batch is None, run.noise)
+        self.executor = Recorder(self.name, values, run.phase.batch is None, run.noise)
 
     def make(self, batch: Batch, begun: bool, ahead: int) -> None:
         """Run the update on a batch, by replaying recorded operations if possible.
@@ -174,16 +171,9 @@ class MoveRun:
         run = self.run
         with run.noise:
             made = self.move(run.received, run.now, batch)
-        changed = as_tensors(f"what update {self.name!r} returns", made, len(batch))
+        changed = closed_form_values(self.name, made, run.now, len(batch))
         if not run.once:  # an update may return tensors that its other results overwrite
             changed = {n: v.clone() for n, v in changed.items()}
-        for name, value in changed.items():
-            before = run.now.get(name, value)
-            if before.is_floating_point() != value.is_floating_point():
-                raise ValueError(
-                    f"{self.name} changes {name!r} from {before.dtype} to {value.dtype}; convert "
-                    "the result to the original type"
-                )
         self.names = {*changed}
         for name, value in changed.items():
             run.write(name, value.detach())
@@ -209,7 +199,7 @@ class StepRun:
         self.waiting = True  # for the first step
         programs = run.method.model, run.method.guide
         values, whole = (*programs, step.loss, step.optim, step.num_steps), run.phase.batch is None
-        self.executor = create_executor(self.names, values, whole, run.noise)
+        self.executor = Recorder(self.names, values, whole, run.noise)
         self.executor.numbers = partial(numbers, self.optimiser)
         self.plain = self._begins()
 
@@ -256,17 +246,8 @@ class StepRun:
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
         with run.noise:
             local = run.now | leaves
-            loss = step.loss(run.method.model, run.method.guide, run.received, local, batch)
-        if not isinstance(loss, Tensor):
-            raise ValueError(
-                f"the loss of step {step.names!r} is a {type(loss).__name__}; expected a tensor "
-                "with one number for each client"
-            )
-        if loss.shape != batch.size.shape:
-            raise ValueError(
-                f"the loss of step {step.names!r} has shape {list(loss.shape)}; expected "
-                f"[{len(batch)}], one number for each client"
-            )
+            made = step.loss(run.method.model, run.method.guide, run.received, local, batch)
+        loss = client_losses(step, made, batch)
         moving, ones = list(leaves.values()), run.ones[: len(loss)]
         grads = torch.autograd.grad(loss, moving, ones, allow_unused=True, materialize_grads=True)
         for (name, p), grad in zip(params.items(), grads, strict=True):

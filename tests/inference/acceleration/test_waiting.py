@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyrofl import nets
 from pyrofl.data import Batch, Federation
 from pyrofl.experiments.methods import builds
+from pyrofl.inference.acceleration.steps import PhaseRun
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.training import noise
-from pyrofl.inference.training.steps import Batches, PhaseRun
+from pyrofl.inference.training.schedules import Batches
 from pyrofl.models import fedavg, guides, pfedgp, pvi, virtual
 from pyrofl.models.priors import fixed
 from pyrofl.tensors import generator

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
+from pyrofl.inference.acceleration.recording.recorder import RECORDINGS, USERS, Recorder
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.recording.recorder import RECORDINGS, USERS, Recorder
 
 MANY = 1000  # steps of one client, which take about a second as written
 

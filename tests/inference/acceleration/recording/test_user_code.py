@@ -19,14 +19,14 @@ import toys
 from torch import Tensor, nn
 
 import pyrofl
+from pyrofl.inference.acceleration.recording.recorder import USERS, forget
+from pyrofl.inference.acceleration.recordings import recordings
 from pyrofl.inference.definition.elbo import elbo
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.optim import adam
 from pyrofl.inference.definition.programs import Supervised
 from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.recording.recorder import USERS, forget
-from pyrofl.inference.recordings import recordings
 from pyrofl.models import fedavg, likelihoods, priors
 from pyrofl.nets import Network
 

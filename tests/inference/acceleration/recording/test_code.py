@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyrofl.inference.recording.code import Given, compiled
-from pyrofl.inference.recording.tape import NotRecorded, Tape
+from pyrofl.inference.acceleration.recording.code import Given, compiled
+from pyrofl.inference.acceleration.recording.tape import NotRecorded, Tape
 
 MAKES = (
     lambda one, two: one - two,

@@ -30,8 +30,8 @@ import torch
 from torch import Size, Tensor
 
 from pyrofl.data import Batch
+from pyrofl.inference.acceleration.row_space.priors import InRowsPrior, dot
 from pyrofl.inference.definition.programs import Supervised
-from pyrofl.inference.row_space.priors import InRowsPrior, dot
 from pyrofl.nets import Network, stacked
 from pyrofl.tensors import Tensors
 

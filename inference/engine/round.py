@@ -1,0 +1,223 @@
+"""A federated round, from the sampling of clients to the next state, on one page.
+
+    sample clients -> each client: download, train by phases, upload -> reject invalid messages
+    -> aggregate -> keep the states of accepted clients -> next round state
+
+A `Backend` carries the request to clients elsewhere; by default they are in this process, see
+`LocalClients`. With `record=False` and `chunk_size=1`, local training runs as it is written, by
+`training.phases`, and a breakpoint in a model stops with the tensors of one client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor
+
+from pyrofl.data import Federation, Roster
+from pyrofl.inference.definition.averages import AggregationError
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed, Stream, stream
+from pyrofl.inference.engine.client_states import ClientStates, Row
+from pyrofl.inference.engine.messages import (
+    BadMessage,
+    form_of,
+    inbox,
+    inspect,
+    listed,
+    merged,
+    privatized,
+)
+from pyrofl.inference.engine.participation import Draw, Stragglers, sample_clients
+from pyrofl.inference.engine.requests import (
+    Backend,
+    Reply,
+    RoundRequest,
+    RunningRound,
+    reject_other_forms,
+)
+from pyrofl.inference.engine.state import (
+    RoundState,
+    chunks,
+    current_states,
+    downloaded,
+    to_data,
+    uploaded,
+)
+from pyrofl.inference.engine.surroundings import refuse_surroundings
+from pyrofl.inference.training.phases import train
+from pyrofl.returned import ClientError, as_tensors, calling
+from pyrofl.tensors import cut, role, under, unwritten
+from pyrofl.turns import synchronized
+
+
+def run_rounds(
+    method_of: Callable[[int], Method],
+    data: Federation,
+    state: RoundState,
+    rounds: int,
+    participation: Draw,
+    training_clients: Draw | None,
+    stragglers: Stragglers,
+    on_bad_message: str,
+    seed: Seed,
+    **settings: Any,
+) -> Generator[RoundState, None, None]:
+    """Run rounds until number `rounds`, and yield the state after each; see `run_round`."""
+    for number in range(state.number, rounds):
+        method = method_of(number)
+        sampled, ids = sample_clients(
+            method, data.clients, seed, number, participation, training_clients
+        )
+        reporters = stragglers.reported(sampled, data.names, seed, number)
+        silent = sampled[~torch.isin(sampled, reporters)]
+        method = stragglers.working(method, data.names, seed, number)
+        state = run_round(method, data, state, ids, reporters, silent, seed=seed, **settings)
+        if on_bad_message == "raise" and state.rejected:
+            raise BadMessage(listed(state.rejected))
+        yield state
+
+
+@synchronized
+def run_round(
+    method: Method,
+    data: Federation | Roster,
+    state: RoundState,
+    ids: Tensor,
+    reporters: Tensor,
+    silent: Tensor | None = None,
+    *,
+    seed: Seed = 0,
+    chunk_size: int | None = None,
+    memory: int | None = None,
+    keep_messages: bool = True,
+    record: bool | None = None,
+    backend: Backend | None = None,
+) -> RoundState:
+    """Run one round: clients `ids` train, `reporters` send messages, the server aggregates.
+
+    A client keeps its previous state if its message is not aggregated: if it is `silent`, if its
+    message, client state or loss is invalid, see `inspect` and `reject_other_forms`, or if the
+    aggregation fails. Clients that were not selected to report keep their new state. If no client
+    reports, or the aggregation is not finite, the server keeps its state.
+
+    Raises:
+        ValueError: if a function of the method modifies its arguments, or does not return a dict
+            of tensors of the expected shapes.
+    """
+    refuse_surroundings()
+    reporters = reporters[torch.isin(reporters, ids)].sort().values
+    silent = reporters[:0] if silent is None else silent
+    # The aggregation may write into the server's state, so it gets a copy.
+    box = inbox(method, {n: v.clone() for n, v in state.server.items()}, reporters, keep_messages)
+    request = RoundRequest(method, state, ids, reporters, seed, chunk_size, memory, record)
+    replies: list[Reply] = []
+    if backend is None:
+        assert isinstance(data, Federation)
+        backend = partial(LocalClients, data)
+    with backend(request) as running:
+        for reply in running.replies():
+            box.take(reply.form, reply.sender, reply.message)
+            reply.message = {}  # the inbox has them: a chunk of messages is in memory only once
+            replies.append(reply)
+        form, report, reasons = reject_other_forms(replies, state, data.names)
+        senders = report["good"] & torch.isin(report["ids"], reporters)
+        cohort = data.cohort(report["ids"][senders])
+        message = box.left(form, cohort)
+        server, failure = state.server, ""
+        try:
+            if len(cohort.ids):
+                source = stream(seed, Stream.MERGE, state.number)
+                with (
+                    torch.no_grad(),
+                    pyro.validation_enabled(False),
+                    calling("aggregate"),
+                    unwritten("aggregate", message),
+                ):
+                    made = as_tensors(
+                        "what aggregate returns", box.merged(form, message, cohort, source)
+                    )
+                server, failure = merged(server, to_data(made, data), len(cohort.ids))
+        except AggregationError as error:
+            failure = f"the server: {error}"
+        lost = torch.cat([silent, cohort.ids.cpu()]) if failure else silent
+        accepted = report["good"] & ~torch.isin(report["ids"], lost)
+        client_states = running.close(report["ids"][~accepted])
+    return RoundState(
+        number=state.number + 1,
+        server=server,
+        client_states=client_states,
+        seen=state.seen.index_fill(0, report["ids"][accepted], True),
+        reporters=cohort,
+        message=message,
+        trained=report["ids"],
+        rejected=tuple(filter(None, [*reasons, failure])),
+        loss=role("loss", report),
+        first_loss=role("begun", report),
+        steps=report["steps"],
+        silent=silent,
+        bytes_down=report["down"],
+        bytes_up=report["up"][senders],
+        names=state.names,
+        rows=state.rows,
+        constants=state.constants,
+    )
+
+
+class LocalClients(RunningRound):
+    """Clients that are simulated in this process, in vectorized batches (chunks)."""
+
+    def __init__(self, data: Federation, request: RoundRequest) -> None:
+        self.data, self.request, last = data, request, request.state
+        self.states = ClientStates.of(last.client_states, last.seen, request.memory)
+        self.written: dict[int, Row] = {}  # new client states, used when the round is closed
+
+    def __exit__(self, *_: object) -> None:
+        self.written = {}  # a round that failed leaves no new state
+
+    def chunks(self) -> list[Tensor]:
+        """Split the training clients into vectorized batches; return the client ids of each."""
+        one = self.request
+        return list(chunks(one.method, self.data, one.state, one.ids, one.chunk_size, one.seed))
+
+    def replies(self) -> Iterator[Reply]:
+        """Train the clients chunk by chunk, and yield the reply of each."""
+        return map(self.train, self.chunks())
+
+    def close(self, back: Tensor) -> ClientStates:
+        """End the round and return all clients' states; clients in `back` keep their old state."""
+        gone = set(back.tolist())
+        return self.states.updated({i: r for i, r in self.written.items() if i not in gone})
+
+    def train(self, ids: Tensor) -> Reply:
+        """Train the given clients together, store their states, and return their reply."""
+        data, request, cohort = self.data, self.request, self.data.cohort(ids)
+        method, state, seed = request.method, request.state, request.seed
+        received = downloaded(method, state.server, cohort)
+        private = current_states(method, data, state, received, cohort, seed)
+        local = private | received
+        with ClientError.named(data.names):
+            local, loss, steps, first = train(
+                method, received, local, data, cohort, seed, state.number, record=request.record
+            )
+        own = {n: local[n] for n in private}
+        with torch.no_grad():
+            message = uploaded(method, received, local)
+        watched = own | {f"its loss of {n}": v for n, v in loss.items()}
+        reasons = inspect(message, watched, cohort, data.names, method.rules)
+        ids, good = cohort.ids.cpu(), torch.tensor([not r for r in reasons])
+        sends, sent = good & torch.isin(ids, request.reporters), {}
+        if bool(good.any()):
+            sent = privatized(method, data, seed, state.number, received, message, cohort, sends)
+        up = torch.zeros(len(ids), dtype=torch.long)
+        up[sends] = method.message_bytes(sent) if sent else 0
+        down = method.message_bytes(received) if received else torch.zeros_like(up)
+        report = {"ids": ids, "steps": steps, "down": down, "up": up}
+        report |= under("loss", loss) | under("begun", first)
+        kept = cut(own, good.nonzero().flatten().to(data.device))
+        self.written |= self.states.write(ids[good], kept)
+        return Reply(data.cohort(ids[sends]), sent, form_of(message), reasons, report)
