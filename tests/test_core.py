@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import toys
 
 import pyrofl
 from pyrofl import extensions
+from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.inference.engine.round import LocalClients
 from pyrofl.inference.training.phases import run_phases
 from pyrofl.models import fedabml, fedavg, metavd, pfedmb, pfedvem
@@ -112,6 +116,28 @@ def test_a_backend_of_the_user_carries_every_request(blobs):
         toys.last(method, blobs, 3, engine=backend, check=False), toys.last(method, blobs, 3)
     )
     assert requests == [0, 1, 2]
+
+
+class Emptied(LocalClients):
+    """Clients whose messages lose their shapes if nobody in a chunk reports."""
+
+    def replies(self):
+        for reply in super().replies():
+            if not len(reply.sender.ids):
+                reply.message = {n: v.new_zeros(0) for n, v in reply.message.items()}
+            yield reply
+
+
+def test_a_chunk_without_messages_needs_no_shapes(blobs):
+    method = replace(fedavg.build(toys.net()), metadata=Metadata(train_all_clients=True))
+    options = {"participation": pyrofl.participation.fixed(2), "chunk_size": 1, "check": False}
+    backend = partial(Emptied, blobs)
+    state = toys.last(method, blobs, 2, engine=backend, **options)
+    toys.assert_same_round(state, toys.last(method, blobs, 2, **options))
+
+
+def test_an_unknown_engine_is_refused(blobs):
+    method = fedavg.build(toys.net())
     with pytest.raises(ValueError, match="engine is 'rayy'; expected"):
         pyrofl.fit(method, blobs, 1, engine="rayy")
 
@@ -122,6 +148,16 @@ def test_an_extension_replaces_another_and_is_imported_when_it_is_needed(monkeyp
     assert extensions.extension("point") is None
     extensions.register({"point": "math:sqrt"})
     assert extensions.extension("point")(4.0) == 2.0
+    with pytest.raises(ValueError, match="unknown extension point 'pointe'; did you mean point"):
+        extensions.register({"pointe": "math:sqrt"})
+    for place in ("math", "math.sqrt", "math:", ":sqrt", math.sqrt):
+        with pytest.raises(
+            ValueError, match=r"point is registered as .*; expected a text 'module:"
+        ):
+            extensions.register({"point": place})
+    extensions.register({"point": "no_such_module:function"})
+    with pytest.raises(ValueError, match="but there is no module 'no_such_module'"):
+        extensions.extension("point")
     extensions.register({"point": "pyrofl.no_such_part.module:function"})
     assert extensions.extension("point") is None
     extensions.register({"point": "pyrofl.extensions:no_such_function"})

@@ -103,7 +103,7 @@ class Tables(Mapping[str, Tensor]):
 class ClientStates(Tables):
     """Immutable states of all clients: name -> tensor [J, ...], zero for clients without state.
 
-    It is immutable. A round writes client states into free rows and creates new states, which share
+    A round writes client states into free rows and creates new states, which share
     the rows of all other clients. A table is assembled when it is read.
     """
 

@@ -91,9 +91,9 @@ def form_of(message: Tensors) -> Form:
 def agreed(votes: Iterable[tuple[Form, int]], last: Form, server: Tensors) -> Form:
     """Return the tensor names, shapes and types that messages must have, by a vote of clients.
 
-    It is the sent form, if several clients agree, or if new tensors have the form of the server's.
-    Otherwise it is that of the last round, if it has a name in common with the most frequent form,
-    or else the most frequent form, the first of equals.
+    It is the sent form, if all of several clients agree, or if new tensors have the form of the
+    server's. Otherwise it is that of the last round, if it has a name in common with the most
+    frequent form, or else the most frequent form, the first of equals.
     """
     count: Counter[Form] = Counter()
     for form, clients in votes:
@@ -210,6 +210,8 @@ class Inbox:
     def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
         """Store the messages [C, ...] of some clients, all with the same shapes and types."""
         held = self.by_form.setdefault(form, {})
+        if not len(cohort.ids):
+            return
         if len(cohort.ids) == len(self.reporters):  # all at once: one copy
             held |= {n: v.index_select(0, cohort.ids.argsort()) for n, v in sent.items()}
             return

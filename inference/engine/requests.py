@@ -24,9 +24,9 @@ class RoundRequest:
 
     Attributes:
         method: method of the round.
-        state: the previous round; its client states are only valid where the clients train.
+        state: the previous round. Of clients elsewhere it has no states: each has its own.
         ids: ids of training clients.
-        reporters: sorted ids of clients that send a message.
+        reporters: sorted ids of clients that are to send a message.
         seed: seed of the run.
         chunk_size: clients per vectorized batch; None chooses it by the size of their state.
         memory: limit of all client states in memory, in bytes; None sets no limit.
@@ -52,7 +52,8 @@ class Reply:
         message: their messages, [M, ...].
         form: form of the messages of all training clients.
         reasons: reason for rejecting each training client, or "".
-        report: tensors [C] of all training clients: ids, steps, bytes down and up, losses.
+        report: tensors [C] of all training clients: ids, steps, bytes `down` and `up`, and of each
+            gradient step by its names `loss/NAMES`, the mean, and `begun/NAMES`, the first one.
     """
 
     sender: Cohort

@@ -33,13 +33,14 @@ class RoundState(Summarised):
         server: tensors of the server.
         client_states: name -> states of all clients [J, ...]; rows of unseen clients are zero.
         seen: [J] bool, clients with a state: those that were trained and accepted at least once,
-            see `advance`.
+            see `run_round`.
         reporters: reporting clients, sorted; their messages are `message`, [M, ...], or [0, ...]
             if they were not kept.
         trained: ids of training clients, sorted.
         rejected: "client: reason" of clients with an invalid message or state; also of the server,
             if the aggregation was not finite and it keeps its state.
-        loss: mean loss of every gradient step by its names, [trained]; finite unless rejected.
+        loss: mean loss of every gradient step by its names, [trained], in its last phase; finite
+            unless rejected.
         first_loss: loss of the first step of each client in this round, as `loss`.
         steps: number of gradient steps of each client, in all phases, [trained].
         silent: ids of selected reporters that dropped out, sorted; see `Stragglers`.

@@ -40,7 +40,8 @@ class Trained(NamedTuple):
 
     Attributes:
         local: tensors [C, ...].
-        losses: mean loss of each gradient step, by its names, [C].
+        losses: mean loss of each gradient step, by its names, [C]; of several phases with equal
+            names, that of the last. Closed-form updates have none.
         steps: number of gradient steps, [C] int64.
         first: loss of the first of each gradient step, [C].
     """

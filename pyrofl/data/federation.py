@@ -320,8 +320,15 @@ class Federation(FederationFields, Summarised):
         table = self.train if part == "train" else self.test
         return stack(self, [table[i] for i in ids.tolist()], self.cohort(ids), width)
 
-    def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Federation:
-        """Return a copy of the federation on a device and, if given, in a floating-point type."""
+    def to(
+        self, device: str | torch.device | torch.dtype, dtype: torch.dtype | None = None
+    ) -> Federation:
+        """Return a copy of the federation on a device, in a floating-point type, or both.
+
+        `data.to(torch.float64)` changes the type alone.
+        """
+        if isinstance(device, torch.dtype):
+            return self.to(self.device, device)
 
         def move(value: Tensor) -> Tensor:
             return value.to(device, dtype if value.is_floating_point() else None)

@@ -161,6 +161,7 @@ def test_device_and_type_go_through():
         torch.float32,
     )
     assert data.to("cpu").x.dtype == torch.float64
+    assert torch.equal(data.to(torch.float32).x, single.x)
     assert single.batch(torch.tensor([0])).size.dtype == torch.float32
     pixels = replace(data, x=data.x.to(torch.uint8))
     assert pixels.dtype == torch.get_default_dtype()
