@@ -53,7 +53,8 @@ def test_one_changed_element_of_a_large_tensor_is_noticed():
 )
 def test_results_are_as_before(name):
     found = redesign.measure(redesign.cases()[name])
-    assert not redesign.differences(found, redesign.read()[name])
+    rtol = redesign.LARGER_RTOL.get(name, redesign.RTOL)
+    assert not redesign.differences(found, redesign.read()[name], rtol)
 
 
 @comparable
