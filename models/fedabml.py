@@ -22,16 +22,18 @@ prior to a posterior. It assumes that weights scatter normally around one centre
 itself; clients keep nothing.
 
 Departures from the paper: line 9 by default is a step of the natural gradient, in the moments of
-the normal: theta goes a share eta' of the way to phi, whatever n_i and lambda; the plain one is
-an option. The paper runs k = 5 steps on phi where its algorithm prints one: here they are on the
-same minibatch with fresh draws, as in pFedMe, which the paper's experiments follow; k = 1 is the
-algorithm as printed. A client takes exp(nu) for at least (eta lambda / n_i)^1/2, under which steps
-of eta would overshoot m, so a large lambda widens it (10, eta 0.1, 50 rows: 0.13 for 0.05); it is
-never below 1e-4. `meta_grad="unrolled"` differentiates L_i(theta, phi(theta)) through the steps
-from theta to phi: with a delta guide and lambda = 0 this is MAML, which the paper calls a special
-case; the algorithm as printed becomes pFedMe and Reptile. Prediction takes the mean of q unless
-draws are requested. lambda = 0.1, R = 3 and eta = 0.1 were chosen on handwritten digits; the paper
-has R = 5, tunes lambda and has eta = 0.1 on its grid.
+the normal: theta goes a share eta' of the way to phi, whatever n_i and lambda; the plain one is an
+option. The paper runs k = 5 steps on phi where its algorithm prints one: here they are on the same
+minibatch with fresh draws, as in pFedMe. With steps=1, natural=False and batch=None the algorithm
+is that printed, except that losses are means over rows, where the paper has sums, and that nu is
+averaged, where its theta may be read as (m, exp nu) (`average="std"`). A client takes exp(nu) for
+at least (eta lambda / n_i)^1/2, under which steps of eta would overshoot m, so a large lambda
+widens it (10, eta 0.1, 50 rows: 0.14 for 0.05); it is never below 1e-4. `meta_grad="unrolled"`
+differentiates L_i(theta, phi(theta)) through the steps from theta to phi: with a delta guide and
+lambda = 0 this is MAML, which the paper calls a special case; the algorithm as printed becomes
+pFedMe and Reptile. Prediction takes the mean of q unless draws are requested. lambda = 0.1, R = 3
+and eta = 0.1 were chosen on handwritten digits; the paper has R = 5, tunes lambda and has eta = 0.1
+on its grid.
 """
 
 from __future__ import annotations
@@ -163,8 +165,9 @@ def build(
     def log_mean_field(received: Tensors, local: Tensors, batch: Batch) -> None:
         """Sample the weights of each client from q(w_i | phi_i).
 
-        phi_i = (m_i, nu_i) is amortized: the phases below compute it by k gradient steps from theta
-        on each minibatch of the client's rows.
+        phi_i = (m_i, nu_i) is amortized: the phases below start it at theta once a round, and k
+        gradient steps on every minibatch move it on. With meta_grad="unrolled" it starts at theta
+        on every minibatch.
         """
         with batch.clients():
             for n, shape in shapes.items():

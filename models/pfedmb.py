@@ -14,14 +14,15 @@ Architecture", IJCNN 2023. Layer l of client i is W_l^i = sum_b alpha_lb^i W_lb 
 The server's step minimises sum_i n_i alpha_lb^i ||W_lb - W_lb^i||^2: an M-step with alpha as
 responsibilities. One branch is FedAvg; corners of the simplex are clustered FedAvg (IFCA).
 
-Use it where clients fall into unknown overlapping groups: each finds its mixture of
-branches. It assumes that a few branches span what clients need; all of them travel.
+Use it where clients fall into unknown overlapping groups: each finds its mixture of branches. It
+assumes that a few branches span what clients need; all of them travel. Before a test each client
+repeats both of its steps on its own rows, as the paper fine-tunes all methods.
 
 Departures from the paper, which does not specify how alpha stays on the simplex: here it is a
 softmax, or projected after each step. Sums run over the clients that reported; the paper prints all
-of them. A layer's bias belongs to its branches. The paper has no global model: the view "global"
-mixes evenly, as a new client does. Branches of small weight need not be sent, as it suggests, but
-they are still trained.
+of them. A layer's bias belongs to its branches. A branch to which no reporting client gives weight
+keeps its value. The paper has no global model: the view "global" mixes evenly, as a new client
+does. Branches of small weight need not be sent, as it suggests, but they are still trained.
 """
 
 from __future__ import annotations

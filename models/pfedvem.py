@@ -18,19 +18,19 @@ train in every round and keep their heads.
 
 By default the widths sd_j = softplus(pi_j) hardly leave `init_scale`: gradients reach pi_j with the
 small rate of mu_j, and where rows are uninformative the prior holds sd_j at tau_j^-1/2, and eq. 8
-tau_j at sd_j^-2. Nor is tau_j bounded, as the ELBO has no maximum at w = mu_j: with two clients of
-one row each, y = 0 with variance 1 and y = 2 with variance 1/4, exact posteriors and w = 0 at the
-start, tau_2 is 28, 352 and 37,104 after 12, 100 and 10,000 rounds (with lr_head near 0, as
+tau_j at sd_j^-2. Nor is tau_j bounded, as at w = mu_j the ELBO keeps rising with tau_j: with two
+clients of one row each, y = 0 with variance 1 and y = 2 with variance 1/4, exact posteriors and w =
+0 at the start, tau_2 is 28, 352 and 37,104 after 12, 100 and 10,000 rounds (with lr_head near 0, as
 1 / lr_head bounds it).
 
 `prior_scale` is a variant, not in the paper, that learns the widths (`shared/head_widths.py`).
 
 Departures from the paper: its algorithm subtracts the KL divergence; as in the authors' code, the
 client minimizes n_j/K sum f + KL. A client that turns NaN does not report, where the authors' code
-restores its head and reports. Confidence is at most 1 / lr_head, beyond which steps of lr_head
-diverge: only "deviation", guides without variance and long runs get there. Heads of a
-pretrained network start at their own values, those of others at a normal draw as in the authors'
-code.
+restores its head and reports. A client's confidence is at most 1 / lr_head, beyond which steps of
+lr_head overshoot w: only "deviation", guides without variance and long runs get there. Confidences
+that the server computes (`m_step_iters` above 1) have no such limit. Heads of a pretrained network
+start at their own values, those of others at a normal draw as in the authors' code.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def build(
     def spreads(received: Tensors, local: Tensors, data: Batch) -> tuple[Tensor, Tensor]:
         """Return the variance of the client's head, and its squared distance to the common head.
 
-        These are the total variance of q(w_j), and that of mu_j and w, [C] each.
+        These are the trace of the covariance of q(w_j), and ||mu_j - w||^2, [C] each.
         """
         mean, spread = q.moments(received, local, data)
         return total(spread), squared_distance(mean, role("loc", received))

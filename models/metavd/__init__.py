@@ -15,22 +15,26 @@ is FedAvg, Reptile, MAML or PerFedAvg:
              e_m   <- e_m - lr g_m J_e^T (s_m^server - s_m^local)            momentum 0.3
 
 s_m are the coordinates of alpha_m that h puts out and clients train: log(alpha theta^2) as in the
-authors' code, or log alpha. Neither psi nor e_m travels. For unseen clients e_m is the mean, or
-fitted by `embed`.
+authors' code, or log alpha. Neither psi nor e_m travels. The programs below define the model; by
+default training runs `programs.DropoutLayers`, the same model with the weights integrated out of
+the layer's outputs. Eq. 4 is `programs.objective`, mu `dropout.product`, and h, psi and e_m are in
+`hypernetwork`. Of the rates, theta's is `server_lr`, and that of psi and e_m `hyper_lr`. For unseen
+clients e_m is the mean, or fitted by `embed`.
 
 Use it where clients are many, small and unlike, and new ones come: the server learns how unsure
 each client's weights are. It assumes that this grows with the size of a weight, in one layer, and
 that the server can distinguish clients. On CIFAR-10 it lowers NLL and calibration error where X
 overfits, without a gain in accuracy, and costs accuracy where X underfits.
 
-Departures from the paper: its text prints "inversely proportional to its dropout variable" for the
-weights of mu, which `precision="alpha"` is; the default is the variance of the weight, as the code
-has it. The code tests with s = -8.5 for all clients (`head="code"`); here each has its own. Cross
-entropies are averaged over draws, where the code averages logits (`logit_average`). Hessian-vector
-products are exact, where the code halves them. The step before testing sees all rows of a client,
-not 64. Unseen clients of EnsembleVD have the mean s. Weights pruned by a client count as zeros in
-mu, and s where a weight is dropped neither travels nor teaches. Networks start by their layers'
-own rules.
+Departures from the paper: as in the authors' code, psi and e_m decay by 5e-4, all of the server's
+gradients together are clipped to norm 100, and decay and momentum also act on e_m of clients that
+did not report. Its text prints "inversely proportional to its dropout variable" for the weights of
+mu, which `precision="alpha"` is; the default is the variance of the weight, as the code has it. The
+code tests with s = -8.5 for all clients (`head="code"`); here each has its own. Cross entropies are
+averaged over draws, where the code averages logits (`logit_average`). Hessian-vector products are
+exact, where the code halves them. The step before testing sees all rows of a client, not 64. Unseen
+clients of EnsembleVD have the mean s. Weights pruned by a client count as zeros in mu, and s where
+a weight is dropped neither travels nor teaches. Networks start by their layers' own rules.
 
 beta tempers the divergence: exact Bayes is d / n_m (`beta=None`; the statistic "exact_beta"), 85
 with the authors' network and 385 rows, where they have 10. It pulls every rate up, by 1 / d of

@@ -61,9 +61,10 @@ Use it where the posterior itself is wanted: hierarchical programs, clients that
 covariance="full" intervals that hold. It assumes that posteriors are near normal; work with
 covariance="full" grows with the cube of the number of shared variables.
 
-Departures from the papers: the powers, shortened steps, and damping that adapts. The server keeps
-the factors and sends the cavity q / t_j, so that a client which trains and drops out does no
-harm; messages have the same size. Where q would not be a distribution any more, the server
+Departures from the papers: all reporting clients update at once (synchronous PVI), without a
+sequential or asynchronous schedule; the powers, shortened steps, and damping that adapts. The
+server keeps the factors and sends the cavity q / t_j, so that a client which trains and drops out
+does no harm; messages have the same size. Where q would not be a distribution any more, the server
 halves its step until it is. The factors start at `init` of the network, not at 1, and networks
 start with rounds of federated averaging. Those of SFVI are in `pyrofl.models.pvi.sfvi`.
 """
@@ -160,7 +161,8 @@ def build(
             trains networks faster, and natural gradients with weights. Natural gradients reach the
             optimum of linear models exactly; Adam's noise leaves means some 5% of a standard
             deviation away.
-        damping: fraction of the update that the server applies; see `hierarchical`.
+        damping: fraction of the update that the server applies; see `hierarchical`. None adapts it,
+            with activations between 1 / M and 2 / M of M clients.
         init_scale: standard deviation of q(w) before round one, in units of the inverse square root
             of the number of inputs of a parameter's layer.
         num_particles: Monte Carlo samples, an even number; None takes 2 with activations, and 8
@@ -201,7 +203,9 @@ def written(
 ) -> tuple[Supervised, Program, Program]:
     """Return PVI of a network as Pyro programs: model, guide, and a client's tilted distribution.
 
-    Args are those of `build`, and the layout of all weights in one vector.
+    Clients train the same objective by `Partitioned.free_energy`, or in closed form by
+    `MeanField.loss`; the server's update is `FactorServer.aggregate`. Args are those of `build`,
+    and the layout of all weights in one vector.
     """
     normal = Normals(weights.size, full=covariance != "diagonal")
     p0 = normal.independent(*weights.prior())
