@@ -46,11 +46,11 @@ from pyro.distributions import TorchDistribution
 from torch import Generator, Size, Tensor
 
 from pyrofl.arguments import Count, NotNegative, Positive, Whole, checked, described
-from pyrofl.data import Batch
+from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import UNUSED, Aggregator, Weight, uniform, weight_by
 from pyrofl.inference.definition.averages import Combine
 from pyrofl.inference.definition.elbo import Look, elbo
-from pyrofl.inference.definition.metadata import NOT_NEGATIVE, SHARE, Metadata, normals
+from pyrofl.inference.definition.metadata import NOT_NEGATIVE, SHARE, JointRule, Metadata, normals
 from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import adam
 from pyrofl.inference.definition.programs import Likelihood, Loss, Program, Supervised, flat
@@ -61,6 +61,8 @@ from pyrofl.models.shared.activations import Activations, Sampling, is_chosen, r
 from pyrofl.nets import Network
 from pyrofl.recipes import rebuildable
 from pyrofl.tensors import Tensors, like, pick, role, under
+
+NO_MOMENTS = "its second moment is below its squared mean; expected moments of a distribution"
 
 TUNE_OVER = {"lr": (0.003, 0.01, 0.03, 0.1), "spread": (0.03, 0.1, 0.3)}
 
@@ -196,9 +198,18 @@ def build(
         adapt=(Phase((begin,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
         views=personal_of(anyone, fine_tune),
         metadata=Metadata(
-            {"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)}, reads=reads
+            {"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)},
+            reads=reads,
+            joint_rules=(JointRule(NO_MOMENTS, are_moments),),
         ),
     )
+
+
+def are_moments(server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
+    """Return whether each client's first and second moments are those of a distribution, [C]."""
+    mean, square = role("mean", message), role("square", message)
+    least = {n: v.square() * (1 - 1e-5) for n, v in mean.items()}  # up to rounding
+    return torch.stack([(square[n] >= v).flatten(1).all(1) for n, v in least.items()]).all(0)
 
 
 @dataclass(frozen=True)

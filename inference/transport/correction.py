@@ -25,6 +25,7 @@ from pyrofl.tensors import Tensors
 Send = Callable[[dict[str, Flat]], Mapping[str, Mapping[str, Any]]]
 """Requests -> replies of `Client.weigh`, by machine."""
 
+MOST = 1e100  # log marginal likelihood, so that sums over clients are finite
 TRIES = 3  # of an exchange with machines that have not replied, or with an invalid reply
 
 
@@ -100,14 +101,17 @@ def reporter(
 def _refusal(answer: Any) -> str:
     """Return the reason of a refusal, or "" for other replies."""
     why = answer.get("why") if isinstance(answer, Mapping) else None
-    return plain(why) if why else ""
+    if why is None or isinstance(why, str):
+        return plain(why or "")
+    return f"why is a {type(why).__name__}; expected a text"
 
 
 def _parts(up: Tensors, clients: int, draws: int, sets: int) -> Tensor:
     """Return log marginal likelihoods and their variances, [sets, S, C]; ValueError if invalid."""
     parts = []
     for n in ("log_l", "noise")[:sets]:
-        value = up[n]
+        if (value := up.get(n)) is None:
+            raise ValueError(f"up/{n} is missing; expected torch.float64 {[clients, draws]}")
         if value.shape != (clients, draws) or not value.is_floating_point():
             shown = f"{value.dtype} {list(value.shape)}"
             raise ValueError(f"{n} is {shown}; expected torch.float64 {[clients, draws]}")
@@ -115,6 +119,8 @@ def _parts(up: Tensors, clients: int, draws: int, sets: int) -> Tensor:
     found = torch.stack(parts)
     if bool((found.isnan() | (found == torch.inf)).any()):
         raise ValueError("its reply has NaN or infinite numbers")
+    if bool((found[0] > MOST).any()):
+        raise ValueError(f"log_l is {float(found[0].max()):g}; expected at most {MOST:g}")
     if not bool(found[0].isfinite().any(0).all()):
         raise ValueError("its log likelihood is not finite at any draw; expected finite numbers")
     if bool((found[1:] < 0).any()):

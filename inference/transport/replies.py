@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pyrofl.arguments import known
 from pyrofl.data import Cohort, Roster
+from pyrofl.inference.definition.metadata import MODERATE
 from pyrofl.inference.definition.method import GradientStep, Method
-from pyrofl.inference.engine.messages import form_of, inspect
+from pyrofl.inference.engine.messages import Form, agreed, form_of, inspect
 from pyrofl.inference.engine.requests import Reply, RunningRound
 from pyrofl.inference.engine.state import RoundState, nobody
 from pyrofl.inference.transport.wire import (
@@ -25,7 +26,7 @@ from pyrofl.inference.transport.wire import (
     tensors,
     texts,
 )
-from pyrofl.tensors import Tensors, cut
+from pyrofl.tensors import Tensors, cut, is_measured
 
 MOST_STEPS = 10**12  # gradient steps of a client in a round
 
@@ -75,8 +76,8 @@ class ReplyParser:
         if not bool(((steps >= 0) & (steps <= MOST_STEPS)).all()):
             raise ValueError(f"steps are {steps.tolist()[:3]}; expected 0 to {MOST_STEPS:,}")
         message = tensors("up", flat)
-        cohort, everyone = self.roster.cohort(ids[sends]), self.roster.names
-        found = inspect(message, {}, cohort, everyone, self.method.rules) if len(cohort.ids) else []
+        cohort = self.roster.cohort(ids[sends])
+        found = self._inspected(message, cohort) if len(cohort.ids) else []
         own = dict(zip(_at(sends), found, strict=True))
         silent = torch.isin(ids, self.reporters) & ~sends
         missing = {c: f"{names[c]}: it sends no message; expected one" for c in _at(silent)}
@@ -102,6 +103,14 @@ class ReplyParser:
                 "it has no request in this round; expected replies of requested clients"
             )
         return ids
+
+    def _inspected(self, message: Tensors, cohort: Cohort) -> list[str]:
+        """Return the first error of each client's message, or "" for none."""
+        names = self.roster.names
+        measured = {n: v for n, v in message.items() if is_measured(v)}
+        found = inspect(message, {}, cohort, names, self.method.rules)
+        large = inspect(measured, {}, cohort, names, {"*": MODERATE})
+        return [one or other for one, other in zip(found, large, strict=True)]
 
     def _jointly(
         self, message: Tensors, ids: Tensor, some: Sequence[int], sent: Sequence[int]
@@ -147,13 +156,34 @@ class Received(RunningRound):
         """Leave the round's `with` block, without any action."""
 
     def replies(self) -> Iterator[Reply]:
-        """Return an iterator over the replies that remote clients have sent."""
-        return iter(self.read)
+        """Return an iterator over copies of the replies that remote clients have sent."""
+        return map(replace, self.read)  # the round takes their messages away
 
     def close(self, back: Tensor) -> Tensors:
         """Store the ids of clients that must revert to their previous state; return no states."""
         self.back = back
         return {}
+
+
+def of_one_form(replies: Sequence[Reply], state: RoundState) -> tuple[Form, list[Reply]]:
+    """Return the form of messages that counts as correct, and replies without other messages.
+
+    The server makes room for a message of every client, so others must not set its size.
+    """
+    votes = [(reply.form, reply.reasons.count("")) for reply in replies]
+    form = agreed(votes, form_of(state.message), state.server)
+    none = Cohort(nobody(), torch.zeros(0))
+    return form, [
+        reply if reply.form == form else replace(reply, sender=none, message={})
+        for reply in replies
+    ]
+
+
+def is_confirmed(form: Form, replies: Sequence[Reply], state: RoundState) -> bool:
+    """Return whether a form is that of the last round, or of most of several clients."""
+    own = sum(reply.reasons.count("") for reply in replies if reply.form == form)
+    every = sum(reply.reasons.count("") for reply in replies)
+    return form == form_of(state.message) or (own > 1 and 2 * own > every)
 
 
 def nothing(state: RoundState) -> Reply:

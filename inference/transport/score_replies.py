@@ -12,6 +12,7 @@ import torch
 from pyrofl.data import Roster
 from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.transport.wire import (
     ASKED,
     MOST_SHOWN,
@@ -84,6 +85,7 @@ class ScoreParser:
         for n in ASKED:
             if n in flat and n != "metrics":
                 about[n] = number(flat, n) if n == "draws" else _text(flat, n)
+        EvaluationSpec.of({n: v for n, v in about.items() if n != "round"})
         rows = column(flat, "rows", len(names), torch.long).tolist()
         part, sizes = about.get("part", "test"), self.roster.sizes
         for name, count in zip(names, rows, strict=True):
@@ -92,6 +94,7 @@ class ScoreParser:
             if not least <= count <= most:
                 valid = f"{least:,}" if least == most else f"{least:,} to {most:,}"
                 raise ValueError(f"{name} has {count:,} {part} rows; expected {valid}")
+        largest = 1e100 if self.roster.dtype == torch.float64 else 1e31  # so that means are finite
         values = {n: _numbers(flat, n, len(names)) for n in tensors_of("score", flat)}
         for n, own in values.items():
             low, high = RANGES.get(n, (-torch.inf, torch.inf))
@@ -100,15 +103,19 @@ class ScoreParser:
             for name, value in zip(names, own, strict=True):
                 if not (isfinite(value) and low - ROUNDING <= value <= high + ROUNDING):
                     raise ValueError(f"{n} of {name} is {value:g}; expected {_range(low, high)}")
+                if abs(value) > largest:
+                    raise ValueError(f"{n} of {name} is {value:g}; expected at most {largest:g}")
         return ScoreReply(holder, about, names, rows, values)
 
     def _of_one_evaluation(
         self, found: list[ScoreReply], refused: list[str]
     ) -> tuple[list[ScoreReply], Flat]:
-        """Return the replies to the requested evaluation, or else to that of most clients."""
-        asked = [one.about for one in found if one.about in self.questions]
-        asked = asked or [one.about for one in found]
-        about = max(asked, key=lambda it: _clients(found, lambda one: one.about == it), default={})
+        """Return the replies to the requested evaluation, or if none is known to that of most."""
+        asked = [one.about for one in found if one.about in self.questions or not self.questions]
+        usual = self.questions[-1] if self.questions else {}
+        about = max(
+            asked, key=lambda it: _clients(found, lambda one: one.about == it), default=usual
+        )
         for one in found:
             if one.about != about:
                 refused.append(f"{one.holder}: replies to {one.about}; expected replies to {about}")

@@ -21,16 +21,23 @@ from pyrofl.inference.definition.description import described
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, separate
 from pyrofl.inference.engine.participation import Draw, everyone, sample_clients
+from pyrofl.inference.engine.requests import Reply
 from pyrofl.inference.engine.round import run_round
 from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState, downloaded, to_data
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
 from pyrofl.inference.privacy.sampling import refuse_other_sampling
-from pyrofl.inference.transport.replies import Received, ReplyParser, nothing
+from pyrofl.inference.transport.replies import (
+    Received,
+    ReplyParser,
+    is_confirmed,
+    nothing,
+    of_one_form,
+)
 from pyrofl.inference.transport.requests import SENT_SEEDS
 from pyrofl.inference.transport.score_replies import ScoreParser
-from pyrofl.inference.transport.wire import Flat, agreed, sealed
+from pyrofl.inference.transport.wire import MOST_SHOWN, Flat, agreed, plain, sealed
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, role, under
 from pyrofl.turns import synchronized
@@ -112,7 +119,9 @@ class Server:
         """Aggregate the clients' replies to the training requests, and return the new round state.
 
         A reporter without a readable reply is `silent`; a client with an invalid, late or foreign
-        reply is `rejected` by name. They return to their previous state with the next request.
+        reply is `rejected` by name. They return to their previous state with the next request. So
+        do clients whose messages cannot be aggregated, if neither the last round nor most of
+        several clients confirm their tensors' names, shapes and types.
 
         Raises:
             ValueError: as `federate`, if aggregate returns an invalid state; or another server
@@ -138,21 +147,19 @@ class Server:
             state.server,
         )
         read, refused = parser.read(replies)
-        read = read or [nothing(state)]
-        senders = torch.cat([reply.sender.ids for reply in read]).sort().values
-        came = torch.cat([reply.report["ids"] for reply in read])
-        received, silent = Received(read), reporters[~torch.isin(reporters, came)]
-        after = run_round(
-            method,
-            self.roster,
-            state,
-            ids,
-            senders,
-            silent,
-            seed=self.seed,
-            backend=lambda request: received,
-        )
-        merged = after.reporters.ids[~torch.isin(after.reporters.ids, received.back)]
+        while True:
+            form, kept = of_one_form(read or [nothing(state)], state)
+            try:
+                after, back = self._round(method, ids, reporters, kept)
+                break
+            except ValueError as error:
+                if is_confirmed(form, kept, state):
+                    raise
+                senders = [i for one in kept for i in one.sender.ids.tolist()]
+                why = plain(str(error), 2 * MOST_SHOWN)
+                refused += [f"{self.roster.names[i]}: {why}" for i in senders]
+                read = [reply for reply in read if reply.form != form]
+        merged = after.reporters.ids[~torch.isin(after.reporters.ids, back)]
         self.accepted = self.accepted.index_fill(0, merged, after.number)
         none = {n: v[:0] for n, v in state.message.items()}
         self.state = replace(
@@ -161,6 +168,25 @@ class Server:
             rejected=(*refused, *after.rejected),
             seen=self.accepted > 0,
         )
+
+    def _round(
+        self, method: Method, ids: Tensor, reporters: Tensor, replies: list[Reply]
+    ) -> tuple[RoundState, Tensor]:
+        """Aggregate replies to a round state; also return the ids of clients that must revert."""
+        senders = torch.cat([reply.sender.ids for reply in replies]).sort().values
+        came = torch.cat([reply.report["ids"] for reply in replies])
+        received, silent = Received(replies), reporters[~torch.isin(reporters, came)]
+        after = run_round(
+            method,
+            self.roster,
+            self.state,
+            ids,
+            senders,
+            silent,
+            seed=self.seed,
+            backend=lambda request: received,
+        )
+        return after, received.back
 
     @synchronized
     @checked

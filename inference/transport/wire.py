@@ -112,10 +112,13 @@ def tensors(what: str, flat: Mapping[str, Any]) -> Tensors:
 
 def _unlike_tensor(value: Any) -> str:
     """Return what a value is, unless it is a dense tensor with numbers; else ""."""
-    if not torch.is_tensor(value):
+    if type(value) is not Tensor:  # subclasses may change what their functions return
         return f"a {type(value).__name__}"
-    if value.layout != torch.strided or value.is_quantized or value.is_meta:
-        return f"a tensor of layout {value.layout}" + " without numbers" * value.is_meta
+    if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
+        kind = "nested " * value.is_nested + "quantized " * value.is_quantized
+        return f"a {kind}tensor of layout {value.layout}" + " without numbers" * value.is_meta
+    if value.requires_grad:
+        return "a tensor that requires gradients"
     one = value[:1] if value.dim() else value  # clients may share a row
     if (size := one.numel() * value.element_size()) > value.untyped_storage().nbytes():
         return f"a tensor of {size:,} bytes that repeats its entries"
@@ -148,6 +151,7 @@ def number(flat: Mapping[str, Any], name: str) -> int:
     """Return the entry `name` of a request or reply; raise ValueError unless it is an int."""
     if isinstance(value := flat.get(name), bool) or not isinstance(value, int):
         raise ValueError(f"{name} is {_shown(value)}; expected a whole number")
+    value = int.__int__(value)
     if not 0 <= value <= LARGEST:
         raise ValueError(f"{name} is {_shown(value)}; expected 0 to {LARGEST}")
     return value
@@ -165,7 +169,7 @@ def texts(flat: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = flat.get(name)
     if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{name} is {_shown(value)}; expected a tuple of texts")
-    return tuple(value)
+    return tuple(str.__str__(text) for text in value)  # subclasses may equal any name
 
 
 def named(flat: Mapping[str, Any]) -> tuple[str, ...]:

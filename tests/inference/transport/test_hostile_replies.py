@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,11 +19,12 @@ import pyrofl
 from pyrofl import federations
 from pyrofl.data import Federation
 from pyrofl.inference import hmc as sampler
+from pyrofl.inference.engine.messages import Inbox
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
 from pyrofl.inference.posteriors.importance_sampling import Request
 from pyrofl.inference.transport import Client, Server
 from pyrofl.inference.transport.correction import reporter
-from pyrofl.models import conjugate, fedavg, fisher, guides, pvi, two_stage
+from pyrofl.models import conjugate, fedavg, fedhb, fisher, guides, pvi, two_stage
 from pyrofl.tensors import role
 
 DATA = toys.blobs(SIZES)
@@ -58,6 +61,25 @@ def one(number: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.tensor([number], dtype=dtype)
 
 
+class AnyText(str):
+    """A text that equals every other."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def every(number: float) -> Change:
+    """Return a change that sets all entries of a message to a number."""
+    return lambda reply: {
+        n: torch.full_like(v, number) if n.startswith("up/") else v for n, v in reply.items()
+    }
+
+
+BIAS = torch.zeros(1, 5).double()
+with warnings.catch_warnings(action="ignore"):  # that such tensors are deprecated
+    QUANTIZED = torch.quantize_per_tensor(BIAS.float(), 0.1, 0, torch.qint8)
 LOSS = next(n for n in honest()[0]["client 0"] if n.startswith("loss/"))
 TRAINING: dict[str, tuple[Change, str]] = {
     "negative steps": (put("steps", one(-5, torch.long)), "steps are [-5]; expected 0 to"),
@@ -65,6 +87,20 @@ TRAINING: dict[str, tuple[Change, str]] = {
     "sparse": (sparse, "up/w/head.bias is a tensor of layout torch.sparse_coo"),
     "sparse steps": (put("steps", one(1, torch.long).to_sparse()), "expected torch.int64 [1]"),
     "meta": (put("up/w/head.bias", torch.zeros(1, 5, device="meta")), "without numbers"),
+    "gradients": (put("up/w/head.bias", BIAS.clone().requires_grad_()), "requires gradients"),
+    "parameter": (put("up/w/head.bias", torch.nn.Parameter(BIAS)), "is a Parameter; expected a"),
+    "loss with gradients": (put(LOSS, one(1.0).requires_grad_()), "requires gradients"),
+    "nested": (
+        put("up/w/head.bias", torch.nested.nested_tensor([BIAS[0]], layout=torch.jagged)),
+        "is a NestedTensor; expected a tensor",
+    ),
+    "quantized": (
+        put("up/w/head.bias", QUANTIZED),
+        "is a quantized tensor of layout",
+    ),
+    "1e300": (every(1e300), "is 1e+300; expected at most 1e100"),
+    "-1.7e308": (every(-1.7e308), "is -1.7e+308; expected at most 1e100"),
+    "equal names": (put("names", (AnyText("client 3"),)), "its reply is of client 3; expected"),
     "loss of NaN": (put(LOSS, one(torch.nan)), "is not finite; expected finite numbers"),
     "infinite loss": (put(LOSS, one(torch.inf)), "is not finite; expected finite numbers"),
     "loss of another name": (put(f"loss/{EVIL}", one(1.0)), "expected a printable name"),
@@ -127,6 +163,59 @@ def test_a_hostile_training_reply_is_named_and_left_out(kind):
     one_line(reason)
     assert found.loss.keys() == expected.loss.keys()
     assert bool((found.steps >= 0).all())
+
+
+ODD_FORMS = {
+    "shape": torch.zeros(1, 6).double(),
+    "bool": torch.zeros(1, 5, dtype=torch.bool),
+    "complex": torch.zeros(1, 5, dtype=torch.complex128),
+    "no entries": torch.empty(1, 2**61, 0).double(),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_FORMS)
+@pytest.mark.parametrize("others", [0, 1])
+def test_another_form_than_that_of_the_method_does_not_end_round_one(kind, others):
+    """Without a round before, the form of one client, or the first of two, counts as correct."""
+    replies, _ = honest()
+    rest = {n: replies[n] for n in DATA.names[1 : 1 + others]}
+    odd = replies["client 0"] | {"up/w/head.bias": ODD_FORMS[kind]}
+    server = served()
+    state = server.aggregate_train(rest | {"client 0": odd})
+    (reason,) = state.rejected
+    assert reason.startswith("client 0: ")
+    one_line(reason)
+    assert state.reporters.ids.tolist() == [*range(1, 1 + others)]
+    assert server.accepted.tolist() == [0, *[1] * others, *[0] * (5 - others)]
+    expected = served().aggregate_train(rest).server if others else served().state.server
+    toys.assert_same(state.server, expected)
+
+
+def test_the_error_of_a_method_is_not_taken_for_that_of_its_clients():
+    def fails(*_: Any) -> Any:
+        raise KeyError("mine")
+
+    replies, _ = honest()
+    method = replace(METHOD, aggregate=fails)
+    server = Server(method, DATA.names, DATA.sizes, DATA.dtype)
+    with pytest.raises(ValueError, match="aggregate raises KeyError"):
+        server.aggregate_train(replies)
+
+
+def test_no_room_is_made_for_messages_of_another_form(monkeypatch):
+    replies, _ = honest()
+    odd = replies["client 0"] | {"up/w/head.bias": torch.zeros(1, 1000).double()}
+    taken, take = [], Inbox.take
+
+    def spy(self: Inbox, form: Any, cohort: Any, sent: Any) -> None:
+        taken.extend((len(cohort.ids), tuple(v.shape)) for v in sent.values())
+        take(self, form, cohort, sent)
+
+    monkeypatch.setattr(Inbox, "take", spy)
+    state = served().aggregate_train(replies | {"client 0": odd})
+    assert state.reporters.ids.tolist() == [1, 2, 3, 4, 5]
+    assert len(taken) == 5 * 4
+    assert (1, (1, 1000)) not in taken
 
 
 def test_a_sender_without_a_request_takes_no_place():
@@ -194,6 +283,9 @@ SCORES: dict[str, tuple[Change, str]] = {
     "one metric less": (without("nll"), "it sends no nll; expected all metrics of most clients"),
     "many rows": (put("rows", one(10**12, torch.long)), "client 0 has 1,000,000,000,000 test row"),
     "negative rows": (put("rows", one(-60, torch.long)), "client 0 has -60 test rows; expected 1"),
+    "huge nll": (put("score/nll", one(1.7e308)), "is 1.7e+308; expected at most 1e+100"),
+    "unknown adaptation": (put("adaptation", "x"), "adaptation is 'x'; expected one of none"),
+    "equal names": (put("names", (AnyText("client 3"),)), "its reply is of client 3; expected"),
     "no rows": (put("rows", one(0, torch.long)), "client 0 has 0 test rows; expected 1 to"),
     "text": (put("score/accuracy", "good"), "score/accuracy is a str; expected a tensor"),
     "another's": (put("names", ("client 3",)), "its reply is of client 3; expected a reply of"),
@@ -228,6 +320,29 @@ def test_a_metric_of_one_client_is_of_no_use():
     assert "mine" not in found.values
     assert not found.rejected
     assert found.ids.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "change", [put("model", "other"), put("round", 7), put("draws", 2**128), put("part", "x")]
+)
+def test_scores_of_another_evaluation_are_refused_from_a_client_alone(change):
+    _, answers = honest()
+    server = served()
+    server.configure_evaluate()
+    with pytest.raises(ValueError, match=r"no client has replied with valid scores: client 0: "):
+        server.aggregate_evaluate({"client 0": change(answers["client 0"])})
+    assert server.aggregate_evaluate({"client 0": answers["client 0"]}).ids.tolist() == [0]
+
+
+def test_scores_in_single_precision_stay_finite():
+    _, answers = honest()
+    server = Server(METHOD, DATA.names, DATA.sizes, torch.float32)
+    server.configure_evaluate()
+    odd = answers | {"client 0": answers["client 0"] | {"score/nll": one(1e300)}}
+    found = server.aggregate_evaluate(odd)
+    assert found.rejected == ("client 0: nll of client 0 is 1e+300; expected at most 1e+31",)
+    most = answers | {"client 0": answers["client 0"] | {"score/nll": one(1e30)}}
+    assert not server.aggregate_evaluate(most).rejected  # of a model that excludes a row
 
 
 def test_rows_of_training_are_those_that_the_server_knows():
@@ -280,6 +395,8 @@ def hierarchical(kind: str) -> tuple[Any, Federation]:
     if kind == "pvi":
         made = pvi.build(toys.net(), covariance="full", epochs=1)
         return made, DATA
+    if kind == "fedhb":
+        return fedhb.build(toys.net(), epochs=1), DATA
     if kind == "fisher":
         return fisher.build(toys.net(), guide=guides.full_covariance, epochs=1), DATA
     if kind in ("coin", "two_stage"):
@@ -360,6 +477,8 @@ def test_sums_of_no_rows_are_named_and_left_out(name, value, told, short):
         ("fisher", "precision", -1e6, "precision is negative; expected the precision of a normal"),
         ("fisher", "precision", 1e300, "expected at most 1e100"),
         ("fisher", "shift", 1e300, "expected at most 1e100"),
+        ("fedhb", "mean/fc1.bias", -1.0, "its second moment is below its squared mean"),
+        ("fedhb", "square/fc1.bias", 0.0, "its second moment is below its squared mean"),
         ("two_stage", "draws", 1e300, "expected at most 1e100"),
         ("two_stage", "log_p1", -1e300, "expected at most 1e100"),
     ],
@@ -408,16 +527,19 @@ WEIGHTS: dict[str, tuple[Change, str]] = {
     "NaN": (put("up/log_l", torch.full((1, 4), torch.nan).double()), "NaN or infinite numbers"),
     "infinite": (put("up/log_l", torch.full((1, 4), torch.inf).double()), "NaN or infinite"),
     "nowhere": (put("up/log_l", torch.full((1, 4), -torch.inf).double()), "not finite at any dr"),
+    "huge": (put("up/log_l", torch.ones(1, 4).double() * 1e308), "is 1e+308; expected at most"),
+    "gradients": (put("up/log_l", torch.ones(1, 4).double().requires_grad_()), "gradients"),
     "one draw": (put("up/log_l", torch.zeros(1, 1).double()), "log_l is torch.float64 [1, 1]; ex"),
     "negative variance": (put("up/noise", -torch.ones(1, 4).double()), "a variance is -1; expect"),
     "complex": (put("up/log_l", torch.zeros(1, 4, dtype=torch.complex128)), "torch.complex128"),
     "sparse": (put("up/log_l", torch.zeros(1, 4).to_sparse()), "layout torch.sparse_coo"),
-    "missing": (lambda r: {n: v for n, v in r.items() if n != "up/noise"}, "noise"),
+    "missing": (lambda r: {n: v for n, v in r.items() if n != "up/noise"}, "up/noise is missing"),
     "another's": (put("names", ("client 1",)), "its reply is of client 1; expected a reply of"),
     "a number": (lambda r: 3, "its reply is a int; expected a dict"),
     "refusal": (put("why", EVIL), "round 9: all is well"),
     "long refusal": (put("why", LONG), "(1,000,000 characters)"),
-    "refusal of numbers": (put("why", 7), "client 0: 7"),
+    "refusal of numbers": (put("why", 7), "client 0: why is a int; expected a text"),
+    "refusal of tensors": (put("why", torch.ones(2)), "client 0: why is a Tensor; expected a text"),
 }
 
 
