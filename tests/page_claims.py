@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 PAPERS = EXAMPLES / "papers"
 TESTS = Path(__file__).parent
-sys.path += map(str, (PAPERS / "parity", PAPERS, TESTS / "inference" / "training"))
+sys.path += map(str, (PAPERS / "parity", PAPERS, TESTS / "inference" / "acceleration"))
 
 import others  # noqa: E402
 import settings  # noqa: E402
