@@ -119,7 +119,7 @@ def test_a_backend_of_the_user_carries_every_request(blobs):
 
 
 class Emptied(LocalClients):
-    """Clients whose messages lose their shapes if nobody in a chunk reports."""
+    """Clients with messages that lose their shapes if nobody in a chunk reports."""
 
     def replies(self):
         for reply in super().replies():

@@ -164,7 +164,7 @@ IN_EVERY_RUN = (
     "in every run: sample a site of one branch in the others too, and choose the value by "
     "torch.where"
 )
-"""Remedy for a program whose sites depend on data or values."""
+"""Remedy for a program with sites that depend on data or values."""
 
 
 def traces(

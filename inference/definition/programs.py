@@ -305,7 +305,7 @@ class Guide:
 
 
 def refuse_svi() -> None:
-    """Raise ValueError inside SVI, whose optimizer would train nothing of a guide's tensors."""
+    """Raise ValueError inside SVI, as its optimizer would train none of a guide's tensors."""
     if any(isinstance(h, TraceMessenger) and h.param_only for h in _PYRO_STACK):
         raise ValueError(
             "this guide has no pyro.param, so SVI would train nothing; use the programs of "

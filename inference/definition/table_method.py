@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class TableMethod(Method):
-    """Method whose features are made from the columns of tables."""
+    """Method that makes its features from the columns of tables."""
 
     @abstractmethod
     def prepare(self, data: Federation | Tables) -> Federation:

@@ -210,8 +210,8 @@ class Inbox:
     def take(self, form: Form, cohort: Cohort, sent: Tensors) -> None:
         """Store the messages [C, ...] of some clients, all with the same shapes and types."""
         held = self.by_form.setdefault(form, {})
-        if not len(cohort.ids):
-            return
+        if not len(cohort.ids):  # a transport may have lost the shapes of no messages
+            sent = {n: sent[n].new_empty(0, *shape, dtype=t) for n, shape, t in form if n in sent}
         if len(cohort.ids) == len(self.reporters):  # all at once: one copy
             held |= {n: v.index_select(0, cohort.ids.argsort()) for n, v in sent.items()}
             return

@@ -138,10 +138,10 @@ def run_round(
                     calling("aggregate"),
                     unwritten("aggregate", message),
                 ):
-                    made = as_tensors(
+                    aggregated = as_tensors(
                         "what aggregate returns", box.merged(form, message, cohort, source)
                     )
-                server, failure = merged(server, to_data(made, data), len(cohort.ids))
+                server, failure = merged(server, to_data(aggregated, data), len(cohort.ids))
         except AggregationError as error:
             failure = f"the server: {error}"
         lost = torch.cat([silent, cohort.ids.cpu()]) if failure else silent
@@ -204,10 +204,10 @@ class LocalClients(RunningRound):
             local, loss, steps, first = train(
                 method, received, local, data, cohort, seed, state.number, record=request.record
             )
-        own = {n: local[n] for n in private}
+        client_state = {n: local[n] for n in private}
         with torch.no_grad():
             message = uploaded(method, received, local)
-        watched = own | {f"its loss of {n}": v for n, v in loss.items()}
+        watched = client_state | {f"its loss of {n}": v for n, v in loss.items()}
         reasons = inspect(message, watched, cohort, data.names, method.rules)
         ids, good = cohort.ids.cpu(), torch.tensor([not r for r in reasons])
         sends, sent = good & torch.isin(ids, request.reporters), {}
@@ -218,6 +218,6 @@ class LocalClients(RunningRound):
         down = method.message_bytes(received) if received else torch.zeros_like(up)
         report = {"ids": ids, "steps": steps, "down": down, "up": up}
         report |= under("loss", loss) | under("begun", first)
-        kept = cut(own, good.nonzero().flatten().to(data.device))
-        self.written |= self.states.write(ids[good], kept)
+        accepted = cut(client_state, good.nonzero().flatten().to(data.device))
+        self.written |= self.states.write(ids[good], accepted)
         return Reply(data.cohort(ids[sends]), sent, form_of(message), reasons, report)

@@ -148,8 +148,8 @@ def run_phase(
                     continue
                 name = getattr(update, "__name__", type(update).__name__)
                 with draws:
-                    made = update(received, now, batch)
-                values = closed_form_values(name, made, now, active)
+                    values = update(received, now, batch)
+                values = closed_form_values(name, values, now, active)
                 write(values, local, now, active == clients, {n for s in steps for n in s.names})
         done += count
     losses = {s.step.names: (s.total / times[rank].clamp(min=1).to(s.total))[back] for s in steps}
@@ -177,8 +177,8 @@ class StepRun:
         for _ in range(self.step.num_steps):
             leaves = {n: local[n].detach().requires_grad_() for n in self.names}
             with draws:
-                made = self.step.loss(method.model, method.guide, received, local | leaves, batch)
-            loss = client_losses(self.step, made, batch)
+                loss = self.step.loss(method.model, method.guide, received, local | leaves, batch)
+            loss = client_losses(self.step, loss, batch)
             gradients = torch.autograd.grad(
                 loss.sum(), [*leaves.values()], allow_unused=True, materialize_grads=True
             )
