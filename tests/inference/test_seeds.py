@@ -17,13 +17,13 @@ import pyrofl
 from pyrofl import Seeds, reference
 from pyrofl.data import Federation
 from pyrofl.data.loaders.conjugate import linear_regression
-from pyrofl.inference.acceleration import local
 from pyrofl.inference.definition import seeds
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Stream, Streams, stream
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import Stragglers, bernoulli
 from pyrofl.inference.engine.state import RoundState
+from pyrofl.inference.training import phases
 from pyrofl.models import fedavg, guides, likelihoods, pfedvem, priors, pvi
 from pyrofl.nets import build
 from pyrofl.tensors import generator
@@ -183,7 +183,7 @@ def test_programs_without_draws_make_no_streams_of_noise(monkeypatch):
         asked.append(purpose)
         return stream(seed, purpose, *key)
 
-    monkeypatch.setattr(local, "stream", counted)
+    monkeypatch.setattr(phases, "stream", counted)
     next(federate(fedavg.build(toys.net()), toys.blobs(), 1, check=False))
     assert Stream.ORDER in asked
     assert Stream.NOISE not in asked
