@@ -259,10 +259,6 @@ def rolls(which: Callable[[list[float]], float]) -> list[float]:
 # Other tables.
 
 
-def speed(case: str, threads: str = "1", which: str = "cpu_ratio") -> float:
-    return column("docs/speed.csv", which, case=case, threads=threads)[0]
-
-
 def sets(which: str) -> list[float]:
     return [float(line[which]) for line in read("conformal.csv")]
 
@@ -284,7 +280,7 @@ def hmc_seconds(*names: str) -> list[float]:
 PFEDVEM, CONFORMAL = "examples/papers/pfedvem/README.md", "examples/docs/conformal.md"
 ABML, MB = "examples/papers/fedabml/README.md", "examples/papers/pfedmb/README.md"
 VD, BE = "examples/papers/metavd/README.md", "examples/papers/fedbe/README.md"
-NUMBERS, SPEED = "examples/NUMBERS.md", "examples/docs/speed.md"
+NUMBERS = "examples/NUMBERS.md"
 HIERARCHICAL, START = "examples/docs/hierarchical.md", "examples/docs/start.md"
 GUARANTEES, FLOWER = "examples/docs/guarantees.md", "examples/docs/flower.md"
 
@@ -477,26 +473,6 @@ CLAIMS = [
     Claim(CONFORMAL, rf"mean coverage of {N} to {N}, and", lambda: ends(sets("uncalibrated"))),
     Claim(
         CONFORMAL, rf"and {N} to {N} at the worst client", lambda: ends(sets("uncalibrated_lowest"))
-    ),
-    # speed
-    Claim(
-        SPEED,
-        rf"PVI reaches {N} of the speed of its floor, FedPop {N} and pFedBayes {N}\.",
-        lambda: [speed(f"{m}-floor-slices") for m in ("pvi", "fedpop", "pfedbayes")],
-    ),
-    Claim(
-        SPEED,
-        rf"FedAvg and pFedVEM reach {N} and {N} when",
-        lambda: [speed("fedavg-floor"), speed("pfedvem-floor")],
-    ),
-    Claim(
-        SPEED,
-        rf"pyrofl is {N} to {N} times faster",
-        lambda: ends(
-            float(line["cpu_ratio"])
-            for line in read("docs/speed.csv")
-            if line["case"].endswith("-two") and line["threads"] == "1"
-        ),
     ),
     # hierarchical models
     Claim(HIERARCHICAL, rf"likelihood factors \| 1 \| {N} linear", lambda: [len(rounds(1))]),

@@ -239,17 +239,32 @@ def write(table: Path, rows: Sequence[Measured]) -> None:
 
 
 def markdown(rows: Sequence[Measured]) -> str:
-    """Return a table for a page, the lowest ratio first; seconds are of the processor and clock."""
-    head = ["case", "threads", "speed-up by CPU time", "pyrofl", "other"]
-    head += ["by wall clock (range)", "pyrofl", "other"]
-    lines = []
-    for row in sorted(rows, key=lambda row: (row.cpu_ratio, row.case)):
-        seconds = (row.ours_cpu_s, row.other_cpu_s, row.ours_s, row.other_s)
-        times = [f"{short(v)} s" for v in seconds]
-        clock = f"{short(row.ratio)} ({short(row.low)} to {short(row.high)})"
-        ratio = short(row.cpu_ratio)
-        lines.append((row.case, row.threads, ratio, *times[:2], clock, *times[2:]))
+    """Return a table for a page, the smallest speed-up first; seconds are CPU time."""
+    head = ["case", "threads", "speed-up", "pyrofl", "other"]
+    lines = [
+        (
+            row.case,
+            row.threads,
+            short(row.cpu_ratio),
+            f"{short(row.ours_cpu_s)} s",
+            f"{short(row.other_cpu_s)} s",
+        )
+        for row in sorted(rows, key=speed_up)
+    ]
     return text_tables.markdown(head, lines) + "\n"
+
+
+def worst(rows: Sequence[Measured]) -> list[Measured]:
+    """Return the row with the smallest speed-up of each method and reference."""
+    found: dict[str, Measured] = {}
+    for row in sorted(rows, key=speed_up):
+        found.setdefault("-".join(row.case.split("-")[:2]), row)
+    return [*found.values()]
+
+
+def speed_up(row: Measured) -> tuple[float, str]:
+    """Return the key by which rows are sorted."""
+    return row.cpu_ratio, row.case
 
 
 def short(number: float) -> str:

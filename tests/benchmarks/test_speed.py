@@ -29,7 +29,13 @@ def test_turns_are_summarised_without_the_first():
 def test_every_case_of_the_page_can_be_measured():
     rows = speed.read(DOCS / "speed.csv")
     assert {row.case for row in rows} <= set(CASES)
-    assert speed.markdown(rows) in (DOCS / "speed.md").read_text()
+    assert speed.markdown(speed.worst(rows)) in (DOCS / "speed.md").read_text()
+
+
+def test_the_worst_case_of_each_method_and_reference_is_shown():
+    numbers = {"fedavg-good-two": 1.5, "fedavg-good-even": 5.8, "fedavg-floor": 0.9, "svi": 61.0}
+    rows = [speed.Measured(n, 1, 1, 1, 1, 1, 1, 1, 1, v, 1, 1) for n, v in numbers.items()]
+    assert [row.case for row in speed.worst(rows)] == ["fedavg-floor", "fedavg-good-two", "svi"]
 
 
 @pytest.mark.slow
