@@ -48,7 +48,7 @@ class Fault(NamedTuple):
 
 
 SPOILT = r"faults::test_a_bad_message_is_named_and_left_out"
-LEFT_OUT = "a warning names the client; the results are those of a round without it"
+LEFT_OUT = "left out"
 FAULTS = (
     Fault("NaN, infinity or minus infinity in a message", rf"{SPOILT}\[(NaN|.*inf)", LEFT_OUT, 2),
     Fault(
@@ -61,8 +61,7 @@ FAULTS = (
         "a wrong shape, number of rows or type in round one, sent by the first, a middle or the "
         "last client",
         r"::test_most_clients_decide",
-        "the shape that most clients send counts as correct; a warning names the other client, and "
-        "the results are those of a round without it",
+        "the shape that most clients send counts as correct; the other client is left out",
     ),
     Fault(
         "a size that is zero, negative, NaN or infinite",
