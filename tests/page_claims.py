@@ -627,7 +627,7 @@ CLAIMS = [
         lambda: [len(datasets.load("digits").x)],
     ),
     Claim(
-        "examples/docs/sites.md",
+        "examples/docs/own_tables.md",
         rf"more than {N} standard deviations from the mean",
         lambda: [row_checks.FAR],
     ),

@@ -16,9 +16,7 @@ from pyrofl import reference
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
 DOCS = ROOT / "examples" / "docs"
-PAGES = "\n".join(
-    (DOCS / f"{page}.md").read_text() for page in ("scripts", "sites", "hierarchical")
-)
+PAGES = "\n".join((DOCS / f"{page}.md").read_text() for page in ("scripts", "hierarchical"))
 
 CLIENTS = "ABCDEFGH"
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
