@@ -273,10 +273,6 @@ def rounds(*wanted: int) -> list[str]:
     return found
 
 
-def hmc_seconds(*names: str) -> list[float]:
-    return [column("posteriors/results.csv", "seconds", problem=n, method="hmc")[0] for n in names]
-
-
 PFEDVEM, CONFORMAL = "examples/papers/pfedvem/README.md", "examples/docs/conformal.md"
 ABML, MB = "examples/papers/fedabml/README.md", "examples/papers/pfedmb/README.md"
 VD, BE = "examples/papers/metavd/README.md", "examples/papers/fedbe/README.md"
@@ -488,12 +484,6 @@ CLAIMS = [
         ],
     ),
     Claim(HIERARCHICAL, rf"PVI \| {N} to {N} \| 9", lambda: planning.DAMPED),
-    Claim(
-        HIERARCHICAL,
-        rf"take {N} seconds \(`heart_disease`\), {N} \(`radon_minnesota`, [^)]*\) "
-        rf"and {N} \(`epil_visits`\)",
-        lambda: hmc_seconds("heart_disease", "radon_minnesota", "epil_visits"),
-    ),
     Claim(HIERARCHICAL, rf"after at most {N} rounds; `rounds", lambda: [fit.MOST]),
     Claim(START, rf"after at most {N} rounds", lambda: [fit.MOST]),
     Claim(START, rf"most {N} of the site's standard", lambda: [status.FAR * status.SMALL["mean"]]),
@@ -502,7 +492,6 @@ CLAIMS = [
         rf"than {N} standard deviations, and PVI if (\w+) rounds change none by more than {N}",
         lambda: [status.FAR * status.SMALL["mean"], status.LAST, status.SMALL["mean"]],
     ),
-    Claim(HIERARCHICAL, rf"below {N} are good", lambda: [importance_sampling.BAD]),
     Claim(HIERARCHICAL, rf"\(below {N} is good\)", lambda: [importance_sampling.BAD]),
     Claim("README.md", rf"\(values below {N} are good\)", lambda: [importance_sampling.BAD]),
     # guarantees and limits
