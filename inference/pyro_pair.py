@@ -21,10 +21,10 @@ from torch import Tensor
 
 from pyrofl.arguments import known
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.definition.elbo import Elbo, On, Seen, latent, recorded, with_rows
+from pyrofl.inference.definition.elbo import Elbo, On, Seen, base_of, latent, recorded, with_rows
 from pyrofl.inference.definition.metadata import LocalPair
 from pyrofl.inference.definition.method import GradientStep, Method
-from pyrofl.inference.definition.programs import Flat, Guide, Loss, Program
+from pyrofl.inference.definition.programs import Guide, Loss, Program
 from pyrofl.inference.engine.start import first
 from pyrofl.inference.engine.state import RoundState, client_inputs
 from pyrofl.tensors import Tensors, default_type, pick, seeded
@@ -57,8 +57,9 @@ def to_pyro(
     parameters are the tensors [C, *p] that gradient steps train; they start at the state.
     Closed-form updates of earlier phases, such as pFedVEM's confidence, are computed once.
 
-    Of PVI, FedEP and FedGVI they are what a client fits: the likelihood of its rows with the
-    cavity, the posterior without the client's own factor, as prior.
+    Of PVI, also `pvi.hierarchical`, FedEP, FedGVI and VIRTUAL they are what a client fits: the
+    likelihood of its rows with the cavity, the posterior without the client's own factor, as prior
+    of what clients share.
 
     Args:
         method: the method.
@@ -262,7 +263,11 @@ class FlatStart(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         unknown = msg["value"] is None and not msg["is_observed"]
-        if unknown and isinstance(msg["fn"], Flat) and msg["name"] in self.values:
+        if (
+            unknown
+            and isinstance(base_of(msg["fn"]), dist.ImproperUniform)
+            and msg["name"] in self.values
+        ):
             shape = msg["fn"].batch_shape + msg["fn"].event_shape
             msg["value"] = self.values[msg["name"]].expand(shape)
 
@@ -301,7 +306,7 @@ def steps_of(method: Method, phase: int | None) -> tuple[int, list[GradientStep]
     if not steps:
         raise ValueError(
             "to_pyro needs a method with gradient steps on its model and guide, as the tensors "
-            "that they train are the parameters"
+            "that they train are the parameters; of others use run.posterior or to_arviz"
         )
     numbers = sorted({i for i, _ in steps})
     if phase is not None and phase not in numbers:

@@ -17,6 +17,18 @@ MEAN, SD = 0.5, 0.8
 PRIOR = priors.fixed(dist.Normal, MEAN, SD)
 
 
+class Two(torch.nn.Module):
+    """A linear network in two parts: two weights that clients share, and one of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.common = torch.nn.Parameter(torch.zeros(2))
+        self.own = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ torch.cat([self.common, self.own]))[:, None]
+
+
 def posterior(task: object = TASK) -> tuple[Tensor, Tensor]:
     """Return mean and covariance of the weights that all clients share."""
     found: tuple[Tensor, Tensor] = task.pooled(torch.full((3,), MEAN), torch.eye(3) / SD**2)  # type: ignore[attr-defined]

@@ -119,6 +119,8 @@ class LikelihoodFactors:
                 reads={"model": self.structure},
                 sites=text,
                 joint_rules=(with_cavity(self.cavity),),
+                pair="its clients compute normal approximations of their likelihoods, and fit no "
+                "guide; use run.posterior or to_arviz, or pvi.hierarchical",
             ),
         )
 

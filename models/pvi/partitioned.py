@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -83,6 +84,7 @@ class Partitioned(FactorServer):
         distribution of `Partitioned.guide`, and the pair of `Method.to_pyro`.
         """
         together = f"{self.ours.names} {NOISE[0]}{'' if guide else ' _u'}"
+        pair = pair or self.pair(self.under_cavity, self.guide)
         guide = without_parameters(guide or self.guide)
         factors = Factors(View(self.together, self.cavity), self.densities, self.replace, without)
         proper = Rule("a precision of a normal distribution", self.normals.proper)
@@ -114,14 +116,15 @@ class Partitioned(FactorServer):
         )
 
     def pair(self, tilted: Program, guide: Program, differs: str = "") -> LocalPair:
-        """Return what clients fit as a pair for `Method.to_pyro`, given written programs.
+        """Return what clients fit as a pair for `Method.to_pyro`: tilted distribution and guide.
 
         The guide reads "mean" and "root", which is exp("log_root") where it is diagonal.
         """
 
-        def read_logs(received: Tensors, local: Tensors, batch: Batch) -> object:
-            """Sample the weights from the guide, given logarithms of standard deviations."""
+        def with_root(received: Tensors, local: Tensors, batch: Batch) -> object:
+            """Run the guide with the covariance root that the parameters stand for."""
             root = local["root"] if self.full else local["log_root"].exp()
+            root = root if self.within is None else root * self.within.to(root)
             return guide(received, local | {"root": root}, batch)
 
         def start(received: Tensors, local: Tensors, batch: Batch) -> Tensors:
@@ -137,12 +140,15 @@ class Partitioned(FactorServer):
             return local if self.full else local | {"log_root": local["root"].log()}
 
         spread = () if self.draws is None else ("root" if self.full else "log_root",)
-        names = " ".join(("mean", *spread))
-        return LocalPair(tilted, read_logs, names, self.regular_cavity, start, differs)
+        powers = () if self.scales is None else ("power",)
+        names = " ".join(("mean", *spread, *powers))
+        if self.draws is None:
+            differs = "is taken at the mean of the guide alone"
+        return LocalPair(tilted, with_root, names, self.regular_cavity, start, differs)
 
     def begun(self, received: Tensors, local: Tensors, batch: Batch) -> Tensors:
         """Return the local tensors from which clients start in a regular round."""
-        return local
+        return local if self.scales is None else local | self.recentre(received, local, batch)
 
     def phases(self, steps: int, batch: int | None, lr: float) -> tuple[Phase, ...]:
         """Return local training phases: natural-gradient steps, halved if they raise the loss."""
@@ -153,11 +159,8 @@ class Partitioned(FactorServer):
 
     def natural(self, steps: int, lr: float) -> Optim:
         """Return the natural-gradient optimizer of the clients for one round."""
-        sides, within = (self.ours, self.mine), None
-        if self.covariance == "blocks":
-            within = torch.block_diag(*(torch.ones(v.size, v.size) for v in sides))
-        reach = REACH * torch.cat([v.each("sd") for v in sides])
-        return natural(lr, -(-steps // 2), reach, within, self.draws is None, self.scales)
+        reach = REACH * torch.cat([v.each("sd") for v in (self.ours, self.mine)])
+        return natural(lr, -(-steps // 2), reach, self.within, self.draws is None, self.scales)
 
     # A client
 
@@ -200,12 +203,39 @@ class Partitioned(FactorServer):
         with Scaled(self.ours.names, share):
             self.model(received, local, batch)
 
+    def under_cavity(self, received: Tensors, local: Tensors, batch: Batch) -> None:
+        """Sample all sites of the program; a factor replaces the prior p(g) by the cavity.
+
+        The density is q(g) / t_j(g) (p(g) / p0(g))^(1 / J) p(y_j, z_j | g), as that of `tilted`,
+        but of the program's own sites and with plates that Pyro's inference can read.
+        """
+        nodes: Any = poutine.trace(self.model).get_trace(received, local, batch).nodes
+        sites = {site.name: nodes[site.name] for site in self.ours.sites}
+        u, growth = self.ours.unconstrained({n: site["value"] for n, site in sites.items()})
+        if self.centring:
+            u, more = self.centring.variables(u, received)
+            growth = growth + more
+        each = (site["fn"].log_prob(site["value"]) for site in sites.values())
+        prior = growth + sum(value.sum(-1, keepdim=True) for value in each)  # density of u
+        cavity, p0 = (
+            self.normals.log_density(u, {n: v.to(u) for n, v in pick(q, "shift precision").items()})
+            for q in (received, self.prior)
+        )
+        share = received.get("share", 0.0)
+        with pyro.plate("_clients", len(batch), dim=-2):
+            pyro.factor("cavity", cavity - share * p0 - (1 - share) * prior)
+
     def guide(self, received: Tensors, local: Tensors, batch: Batch) -> None:
         """Sample all sites from the client's posterior, and record their log densities."""
         with batch.clients():
             parts = zip(NOISE, self._parts(local["mean"]), strict=True)
             e = torch.cat([standard_noise(n, v) for n, v in parts if v.shape[-1]], -1)
-        self._state(e, received, local, batch, 1.0, counted=True)
+            values = self._state(e, received, local, batch, 1.0, counted=True)
+        # Of rows that nobody has trained on there is nothing but the model.
+        if batch.at is not None and (names := self.mine.of_rows):
+            stated = poutine.condition(self.model, data=values)
+            with poutine.block(hide_fn=lambda msg: msg["name"] not in names):
+                stated({}, {}, batch)
 
     def _state(
         self,
@@ -215,35 +245,32 @@ class Partitioned(FactorServer):
         batch: Batch,
         share: Tensor | float,
         counted: bool = False,
-    ) -> None:
-        """Record the posterior's values for given noise as sample sites with log densities."""
+    ) -> Tensors:
+        """Record the posterior's values for given noise as sample sites with log densities.
+
+        To be called inside `batch.clients()`. Return the values by site.
+        """
         mean, root = local["mean"], local["root"]
-        with batch.clients():
-            u = mean + (times(root, e) if self.full else root * e)
-            ours, mine = self._parts(u)
-            grown = u.new_zeros(())
-            if "power" in local:
-                exponent = times(local["power"], ours - local["about"])
-                mine, grown = mine * exponent.exp(), exponent.sum(-1)
-            pyro.sample("_u", dist.Delta(ours, event_dim=1), infer={"is_auxiliary": True})
-            # The density of g comes first, what is left of the joint one belongs to z given g.
-            both = self.normals.log_det(root)
-            first = self.normals.log_det(self.normals.leading(root))
-            constant = 0.5 * e.shape[-1] * math.log(2 * math.pi)
-            known = 0.0 if counted else -torch.linalg.vector_norm(e, dim=-1).square() / 2 - constant
-            of_ours = (known - first).expand(u.shape[:-1])
-            if self.centring:
-                ours, bent = self.centring.effects(ours, received)
-                of_ours = of_ours - share * bent
-            values = self.ours.sample(ours, of_ours, share)
-            left = (first - both - grown).expand(u.shape[:-1])
-            # Of rows that nobody has trained on there is nothing but the model.
-            rows = batch.mask.shape[1] if batch.at is None else 0
-            values |= self.mine.sample(mine, left, 1.0, rows)
-        if not rows and (names := self.mine.of_rows):
-            stated = poutine.condition(self.model, data=values)
-            with poutine.block(hide_fn=lambda msg: msg["name"] not in names):
-                stated({}, {}, batch)
+        u = mean + (times(root, e) if self.full else root * e)
+        ours, mine = self._parts(u)
+        grown = u.new_zeros(())
+        if "power" in local:
+            exponent = times(local["power"], ours - local["about"])
+            mine, grown = mine * exponent.exp(), exponent.sum(-1)
+        pyro.sample("_u", dist.Delta(ours, event_dim=1), infer={"is_auxiliary": True})
+        # The density of g comes first, what is left of the joint one belongs to z given g.
+        both = self.normals.log_det(root)
+        first = self.normals.log_det(self.normals.leading(root))
+        constant = 0.5 * e.shape[-1] * math.log(2 * math.pi)
+        known = 0.0 if counted else -torch.linalg.vector_norm(e, dim=-1).square() / 2 - constant
+        of_ours = (known - first).expand(u.shape[:-1])
+        if self.centring:
+            ours, bent = self.centring.effects(ours, received)
+            of_ours = of_ours - share * bent
+        values = self.ours.sample(ours, of_ours, share)
+        left = (first - both - grown).expand(u.shape[:-1])
+        rows = batch.mask.shape[1] if batch.at is None else 0
+        return values | self.mine.sample(mine, left, 1.0, rows)
 
     def free_energy(
         self, _: Program, __: Program, received: Tensors, local: Tensors, batch: Batch
@@ -254,7 +281,8 @@ class Partitioned(FactorServer):
             """Record the posterior's sample sites, computed from the current step's noise."""
             noise = local["noise"]
             noise = noise.squeeze(-2) if self.draws is None else noise.movedim(-2, 0)
-            self._state(noise, received, local, batch, received.get("share", 0.0))
+            with batch.clients():
+                self._state(noise, received, local, batch, received.get("share", 0.0))
 
         return elbo(self.draws)(self.tilted, guide, received, local, batch)
 
@@ -329,6 +357,15 @@ class Partitioned(FactorServer):
     def scales(self) -> Tensor | None:
         """Mask [n - d, d] of the shared variables that scale each client-specific variable."""
         return scaling(self.ours, self.mine) if self.covariance == "full" else None
+
+    @cached_property
+    def within(self) -> Tensor | None:
+        """Mask [n, n] of the entries of a covariance root, or None if all entries are learned."""
+        if self.covariance != "blocks":
+            return None
+        blocks = (torch.ones(side.size, side.size) for side in (self.ours, self.mine))
+        mask: Tensor = torch.block_diag(*blocks)
+        return mask
 
     def _parts(self, value: Tensor) -> tuple[Tensor, ...]:
         """Split vectors [..., n] into shared variables and client-specific variables."""

@@ -121,6 +121,8 @@ class SharedGuide:
                     f"loc/* {BEND}/*": Moments(lambda q: {n: (v, v * 0 + 1) for n, v in q.items()}),
                 },
                 reads={"model": self.model, "guide": guide},
+                pair="its clients send gradients of their parts of one objective, and none fits a "
+                "guide by itself; use run.posterior or to_arviz, or pvi.hierarchical without guide",
             ),
         )
 

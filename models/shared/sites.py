@@ -124,6 +124,7 @@ class Layout:
         out where there is none.
         """
         found, axes = {}, u.dim() - 1
+        plates: dict[str, Any] = {"": nullcontext()}  # one of each name, as in any Pyro program
         sizes = [len(site.mean) for site in self.sites]
         for site, part in zip(self.sites, u.split(sizes, -1), strict=True):
             free = part.reshape(*u.shape[:-2], site.places, *site.shape)
@@ -136,7 +137,9 @@ class Layout:
             growth = site.growth(free, value, axes).sum(-1, keepdim=True)
             density = pad(log_density - share * growth, (0, value.shape[axes - 1] - 1))
             fn = dist.Delta(value, log_density=density, event_dim=value.dim() - axes)
-            with plate(site.plate, density.shape[-1], -1) if site.plate else nullcontext():
+            if site.plate not in plates:
+                plates[site.plate] = plate(site.plate, density.shape[-1], -1)
+            with plates[site.plate]:
                 found[site.name] = pyro.sample(site.name, fn)
             log_density = torch.zeros_like(log_density)
         return found
@@ -154,16 +157,16 @@ class Layout:
             yield site, value, site.growth(free, value, u.dim() - 1)
 
     def unconstrained(self, values: Tensors) -> tuple[Tensor, Tensor]:
-        """Return values [..., C, 1, *p] as one vector [..., C, 1, n], and their log Jacobian.
+        """Return values [..., C, B, *p] as one vector [..., C, 1, n], and their log Jacobian.
 
-        It is the inverse of `constrained`.
+        B is 1, or the number of places of a site in a plate of the program's own.
         """
         parts, growth = [], torch.zeros(())
         for site in self.sites:
             free = site.transform.inv(values[site.name])
             axes = free.dim() - len(site.shape)
-            parts.append(free.reshape(*free.shape[:axes], -1))
-            growth = growth + site.growth(free, values[site.name], axes)
+            parts.append(free.reshape(*free.shape[: axes - 1], 1, -1))
+            growth = growth + site.growth(free, values[site.name], axes).sum(-1, keepdim=True)
         return torch.cat(parts, -1), growth
 
     def freed(self, values: Tensors) -> tuple[Tensor, Tensor]:

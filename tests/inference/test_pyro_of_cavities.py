@@ -12,12 +12,12 @@ import torch
 import toys
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
-from regressions import TASK
+from regressions import TASK, Two
 from torch import Tensor, nn
 
 from pyrofl import federate, fit
 from pyrofl.inference.engine.state import RoundState
-from pyrofl.models import fedep, fedgvi, guides, likelihoods, pfedvem, priors, pvi
+from pyrofl.models import fedep, fedgvi, guides, likelihoods, pfedvem, priors, pvi, virtual
 from pyrofl.models.shared.gaussians import Normals, balanced
 from pyrofl.nets import Network
 
@@ -38,6 +38,10 @@ EXACT = {
         NET, **WEIGHTS, guide=guides.full_covariance, moments="natural", lr=1.0, epochs=1,
         damping=0.5, batch=None, stateless=True,
     ),
+    "virtual": lambda: virtual.build(
+        Network(Two(), head="own"), **WEIGHTS, guide=guides.full_covariance, lr=1.0, epochs=1,
+        damping=0.5,
+    ),
 }  # fmt: skip
 
 
@@ -54,27 +58,35 @@ def two(method: Any, rounds: int = 1) -> tuple[RoundState, RoundState]:
 
 
 def closed_form(method: Any, server: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean and precision of a client's likelihood times its cavity."""
+    """Return mean and precision of a client's likelihood times its cavity.
+
+    Weights that a client does not share have their prior.
+    """
     cohort = TASK.federation.cohort(torch.tensor([CLIENT]))
     cavity = {n: v[0] for n, v in method.download(server, cohort).items()}
-    normal = Normals(3, full=len(cavity["precision"]) == 6)
+    d = len(cavity["shift"])
+    normal = Normals(d, full=len(cavity["precision"]) > d)
     precision = cavity["precision"]
     precision = normal.matrix(precision) if normal.full else precision.diag()
+    own = torch.full((3 - d,), 0.8**-2, dtype=torch.float64)
+    precision = torch.block_diag(precision, own.diag())
+    shift = torch.cat([cavity["shift"], 0.5 * own])
     rows = TASK.federation.train[CLIENT]
     x, y = TASK.federation.x[rows], TASK.federation.y[rows]
     total = precision + x.T @ x / 0.7**2
-    return torch.linalg.solve(total, cavity["shift"] + x.T @ y / 0.7**2), total
+    return torch.linalg.solve(total, shift + x.T @ y / 0.7**2), total
 
 
 class Balanced(Messenger):
     """Noise with exact second moments, under which gradients of normal models have no noise."""
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] == "_shared":
-            shape = msg["fn"].batch_shape + msg["fn"].event_shape
-            source = torch.Generator().manual_seed(0)
-            noise = torch.randn(shape, generator=source, dtype=torch.float64)
-            msg["value"], msg["done"] = balanced(noise), True
+        if msg["name"] in ("_shared", "_own"):
+            source, d = torch.Generator().manual_seed(0), msg["fn"].event_shape[0]
+            noise = torch.randn(*msg["fn"].batch_shape, 3, generator=source, dtype=torch.float64)
+            both = balanced(noise)  # of what clients share first
+            msg["value"] = both[..., :d] if msg["name"] == "_shared" else both[..., 3 - d :]
+            msg["done"] = True
 
 
 def optimize(pair: Any, loss: Any = Trace_ELBO) -> None:
@@ -121,16 +133,23 @@ def test_svi_of_independent_normals_equals_what_a_client_trains(build, loss):
     torch.testing.assert_close(sd, precision.diagonal().rsqrt(), rtol=0.01, atol=0)
 
 
-@pytest.mark.parametrize("covariance", ["full", "diagonal"])
-def test_nuts_on_the_pair_of_pvi_is_the_closed_form(covariance):
-    method = pvi.build(NET, **WEIGHTS, covariance=covariance, warm_start=0)
+NORMAL = {
+    "pvi: full": EXACT["pvi"],
+    "pvi: diagonal": lambda: pvi.build(NET, **WEIGHTS, warm_start=0),
+    "virtual": EXACT["virtual"],
+}
+
+
+@pytest.mark.parametrize("name", NORMAL)
+def test_nuts_on_the_pair_is_the_closed_form(name):
+    method = NORMAL[name]()
     state, _ = two(method)
     model, _ = method.to_pyro(TASK.federation, TASK.federation.names[CLIENT], state)
     mean, precision = closed_form(method, state.server)
     pyro.set_rng_seed(0)
     chain = MCMC(NUTS(model), num_samples=300, warmup_steps=100, disable_progbar=True)
     chain.run()
-    draws = chain.get_samples()["0.weight"].reshape(-1, 3)
+    draws = torch.cat([v.flatten(1) for _, v in sorted(chain.get_samples().items())], 1)
     covariance = torch.linalg.inv(precision)
     sd = covariance.diagonal().sqrt()
     # Five Monte Carlo standard errors of about 150 effective draws.

@@ -6,7 +6,7 @@ import torch
 import toys
 from checks import close
 from promises import Promises
-from regressions import MEAN, PRIOR, SD, TASK
+from regressions import MEAN, PRIOR, SD, TASK, Two
 
 from pyrofl.models import guides, likelihoods, virtual
 from pyrofl.models.shared.gaussians import Normals
@@ -15,18 +15,6 @@ from pyrofl.nets import Network
 PROMISES = {
     "virtual": Promises(together="fc1.*", random=True, message=(2 * toys.BASE, 2 * toys.BASE + 1))
 }
-
-
-class Two(torch.nn.Module):
-    """Two weights that everybody has, and one of one's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.common = torch.nn.Parameter(torch.zeros(2))
-        self.own = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x @ torch.cat([self.common, self.own]))[:, None]
 
 
 def test_it_is_the_exact_posterior_of_what_is_shared_and_of_what_is_not():
