@@ -20,6 +20,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import toys
+from pyro.infer.autoguide import AutoNormal
 from pyro.poutine.messenger import Messenger
 from torch import Generator, Tensor
 
@@ -635,6 +636,32 @@ def test_another_model_takes_effect_everywhere_or_is_refused(name):
         toys.assert_same_round(once(other), state, rtol=1e-9, atol=1e-10)
         toys.assert_same(scores(other, state), told, rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(exported(other, state), rows, rtol=1e-9, atol=1e-10)
+
+
+@everywhere
+def test_a_replaced_program_is_used_or_the_message_names_swap(name):
+    """Families and classes are no programs; other tests check that programs take effect."""
+    method = built(name)
+    for part, setting, wrong in (
+        ("guide", "guide", guides.full_covariance),
+        ("guide", "guide", AutoNormal),
+        ("guide", "guide", "mean_field"),
+        ("model", "prior", dist.Laplace),
+        ("model", "prior", priors.fixed()),
+    ):
+        text = (
+            rf"{part} is .*; expected a Pyro program .*; method.swap\({setting}=\.\.\.\) builds .*"
+        )
+        with pytest.raises(ValueError, match=text):
+            replace(method, **{part: wrong})
+    for part in ("guide", "model"):
+        program = getattr(method, part)
+        other, refusal = tried(
+            lambda part=part, program=program: replace(
+                method, **{part: lambda received, local, batch: program(received, local, batch)}
+            )
+        )
+        assert other or "method.swap(" in refusal, refusal
 
 
 @on_archetypes

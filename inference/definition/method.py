@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from inspect import isclass
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 import pyrofl
-from pyrofl.arguments import Count, Whole, check_fields
+from pyrofl.arguments import Count, Whole, accepts, check_fields, described
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.files.pickles import Pickled
 from pyrofl.inference.definition.aggregator import Aggregate, Aggregator
@@ -234,6 +235,14 @@ class Method(Pickled, Summarised):
 
     def __post_init__(self) -> None:
         """Validate the fields; reject a replaced model or guide that other functions still read."""
+        for kind in ("model", "guide"):
+            program, setting = getattr(self, kind), "guide" if kind == "guide" else "prior"
+            if isclass(program) or not accepts(program, {}, {}, None):
+                raise ValueError(
+                    f"{kind} is {described(program)}; expected a Pyro program (received, local, "
+                    f"batch); method.swap({setting}=...) builds a method again with another "
+                    f"{setting}"
+                )
         check_fields(self)
         for i, phase in enumerate((*self.phases, *self.adapt)):
             if not isinstance(phase, Phase):
@@ -246,11 +255,12 @@ class Method(Pickled, Summarised):
             )
         for kind, program in self.metadata.reads.items():
             if getattr(self, kind) is not program:
+                settings = "guide=..." if kind == "guide" else "prior=... or likelihood=..."
                 raise ValueError(
                     f"{kind} was replaced, but other functions of the method read the original; "
-                    f"pass your prior, likelihood or guide to build(...), or to method.swap("
-                    f"guide=...), which builds the method again, or replace these functions too "
-                    f"and remove {kind!r} from metadata.reads"
+                    f"pass {settings} to build(...), or to method.swap(...), which builds the "
+                    f"method again, or replace these functions too and remove {kind!r} from "
+                    "metadata.reads"
                 )
 
     def swap(self, **settings: Any) -> Method:
