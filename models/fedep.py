@@ -72,7 +72,7 @@ from pyrofl.models.fedpop import langevin
 from pyrofl.models.fisher import STANDARD
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.likelihoods import categorical
-from pyrofl.models.pvi import written
+from pyrofl.models.pvi import network_programs
 from pyrofl.models.pvi.mean_field import MeanField
 from pyrofl.models.pvi.partitioned import Partitioned
 from pyrofl.models.pvi.server import HALVINGS, Covariance
@@ -156,7 +156,7 @@ def build(
     if is_chosen(sampling, why):
         own: Any = {"own_sd": torch.zeros(0), "warm_start": 0, "optimizer": "natural"}
         pvi = MeanField(*parts, net=net, likelihood=likelihood, **own)
-    _, q, tilted_model = written(net, likelihood, prior, core.layout, covariance)
+    _, q, tilted_model = network_programs(net, likelihood, prior, core.layout, covariance)
     pair = pvi.pair(tilted_model, q)
     method = replace(pvi.method(epochs, batch, min(lr, 1.0), pair=pair), name="fedep")
     if moments != "natural":

@@ -67,7 +67,8 @@ def build(
         prior: location-scale family of p(theta_j | w_j), such as dist.Laplace; see `pyrofl.priors`.
         steps: K, on theta_j for each step on w_j.
         lr_centre: eta, learning rate of w_j.
-        beta: how far the server goes to the mean; beyond 1 it overshoots, as the paper tries.
+        beta: how far the server goes to the mean; beyond 1 it overshoots, as the paper tries. In
+            pFedVEM `beta` is the opposite, the fraction of its old state that the server keeps.
         training: of theta_j, as in `fedavg.build`, but unless given lr is 0.05 and batch 50;
             `fine_tune` epochs are of both steps.
     """

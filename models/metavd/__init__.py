@@ -7,44 +7,48 @@ is FedAvg, Reptile, MAML or PerFedAvg:
     p(w_m | gamma) = Normal(0, gamma),  gamma = theta^2 (1 + alpha_m)        hierarchical
     p(y | x, w_m)  = Categorical(logits=net(x; theta_rest, w_m))
     q(w_m)         = Normal(theta, alpha_m theta^2),  alpha_m = h_psi(e_m)   eq. 3
+    ELBO           = sum_m g_m (E_q[log p(D_m | w_m)] - KL[q(w_m) || p(w_m)])           eq. 2
+    KL             = sum_k 1/2 log(1 + 1 / alpha_m,k),  at the gamma above        appendix B
 
     client   theta, s_m by X's steps on  mean CE + beta / d sum_k 1/2 log(1 + 1 / alpha_m,k)   eq. 4
-    server   mu     = sum_m g_m theta_m / v_m / sum_m g_m / v_m,  v_m = alpha_m theta_m^2, g_m ~ n_m
+    server   g_m    = n_m / sum_m n_m                                                          eq. 1
+             mu     = sum_m g_m theta_m / v_m / sum_m g_m / v_m,  v_m = alpha_m theta_m^2      eq. 5
              theta <- theta - lr (theta - mu)                                momentum 0.9
              psi   <- psi - lr sum_m g_m J_psi^T (s_m^server - s_m^local)    momentum 0.6
              e_m   <- e_m - lr g_m J_e^T (s_m^server - s_m^local)            momentum 0.3
 
 s_m are the coordinates of alpha_m that h puts out and clients train: log(alpha theta^2) as in the
-authors' code, or log alpha. Neither psi nor e_m travels. The programs below define the model; by
-default training runs `programs.DropoutLayers`, the same model with the weights integrated out of
-the layer's outputs. Eq. 4 is `programs.objective`, mu `dropout.product`, and h, psi and e_m are in
-`hypernetwork`. Of the rates, theta's is `server_lr`, and that of psi and e_m `hyper_lr`. For unseen
-clients e_m is the mean, or fitted by `embed`.
+authors' code, or log alpha. The last three lines are of algorithm 1. Neither psi nor e_m travels.
+The programs below define the model; by default training runs `programs.DropoutLayers`, the same
+model with the weights integrated out of the layer's outputs. Eq. 4 is `programs.objective`, eq. 5
+`dropout.product`, and h, psi and e_m are in `hypernetwork`. Of the rates, theta's is `server_lr`,
+and that of psi and e_m `hyper_lr`. For unseen clients e_m is the mean, or fitted by `embed`.
 
 Use it where clients are many, small and unlike, and new ones come: the server learns how unsure
 each client's weights are. It assumes that this grows with the size of a weight, in one layer, and
 that the server can distinguish clients. On CIFAR-10 it lowers NLL and calibration error where X
 overfits, without a gain in accuracy, and costs accuracy where X underfits.
 
-Departures from the paper: as in the authors' code, psi and e_m decay by 5e-4, all of the server's
-gradients together are clipped to norm 100, and decay and momentum also act on e_m of clients that
-did not report. Its text prints "inversely proportional to its dropout variable" for the weights of
-mu, which `precision="alpha"` is; the default is the variance of the weight, as the code has it. The
-code tests with s = -8.5 for all clients (`head="code"`); here each has its own. Cross entropies are
+Departures from the paper: as in the authors' code, the hypernetwork has three hidden layers, where
+the paper has two (`depth=2`); psi and e_m decay by 5e-4, all of the server's gradients together are
+clipped to norm 100, and decay and momentum also act on e_m of clients that did not report. Its text
+prints "inversely proportional to its dropout variable" for the weights of mu, which
+`precision="alpha"` is; the default is the variance of the weight, as the code has it. The code
+tests with s = -8.5 for all clients (`head="code"`); here each has its own. Cross entropies are
 averaged over draws, where the code averages logits (`logit_average`). Hessian-vector products are
 exact, where the code halves them. The step before testing sees all rows of a client, not 64. Unseen
 clients of EnsembleVD have the mean s. Weights pruned by a client count as zeros in mu, and s where
 a weight is dropped neither travels nor teaches. Networks start by their layers' own rules.
 
-beta tempers the divergence: exact Bayes is d / n_m (`beta=None`; the statistic "exact_beta"), 85
-with the authors' network and 385 rows, where they have 10. It pulls every rate up, by 1 / d of
-itself in each step, and the hypernetwork adds up what all clients found: at the authors' rates and
-without any data three quarters of the rates pass 0.9 by round 6 for 512 weights, round 8 for 2,048
-and round 15 for 8,192. The paper's sparsity of about 70% is this state; small networks only get
-there earlier. The default `hyper_lr`, a tenth of the authors' 0.9, delays it, `hyper_step` bounds
-its speed, and every round reports the fraction of rates above 0.9 ("rates_above_0.9"). Test with
-draws, as the mean of so wide a posterior has little meaning. `examples/papers/metavd` has the
-numbers.
+beta tempers the divergence. Exact Bayes is beta = d / n_m (`beta=None`; the statistic
+"exact_beta"): the authors' network has d = 32,768, so a client of 385 rows has beta = 85, where
+they set 10. It pulls every rate up, by 1 / d of itself in each step, and the hypernetwork adds up
+what all clients found: at the authors' rates and without any data three quarters of the rates pass
+0.9 by round 6 for 512 weights, round 8 for 2,048 and round 15 for 8,192. The paper's sparsity of
+about 70% is this state; small networks only get there earlier. The default `hyper_lr`, a tenth of
+the authors' 0.9, delays it, `hyper_step` bounds its speed, and every round reports the fraction of
+rates above 0.9 ("rates_above_0.9"). Test with draws, as the mean of so wide a posterior has little
+meaning. `examples/papers/metavd` has the numbers.
 """
 
 from __future__ import annotations
@@ -200,7 +204,7 @@ def build(
         momentum: of theta at the server.
         embedding: length of e_m; None is 1 + clients // 4.
         width: of the hypernetwork's hidden layers.
-        depth: their number.
+        depth: their number; the paper has two, the authors' code three.
         prune: a number drops weights whose dropout rate exceeds it, both ways ("+DP", the authors'
             0.9); "snip" drops the least sensitive ones for good after round one.
         prune_from: share of the rounds before the former starts.
@@ -246,7 +250,7 @@ def build(
         return model
 
     def dropout_guide(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the random weights from q(w_m) = Normal(theta, alpha theta^2)."""
+        """Sample the random weights from q(w_m) = Normal(theta, alpha theta^2) (eq. 3)."""
         with batch.clients():
             for n, shape in shapes.items():
                 theta, s = local[f"loc/{n}"], bounded(local[f"spread/{n}"])
@@ -267,13 +271,15 @@ def build(
     exactly = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in shapes.items()}
     first = role("spread", q.start(exactly))
     combine = get_rule(aggregation)
-    slow, quick = (sgd(hyper_lr, m, weight_decay=DECAY) for m in (0.6, 0.3))
+    psi_optim = sgd(hyper_lr, 0.6, weight_decay=DECAY)  # also of a shared s
+    embedding_optim = sgd(hyper_lr, 0.3, weight_decay=DECAY)
     match dropout if q.random else "none":
         case "meta":
             widths = [width] * depth
-            source = hypernetwork.hypernetwork(first, widths, embedding, BOUND, (slow, quick))
+            learning = (psi_optim, embedding_optim)
+            source = hypernetwork.hypernetwork(first, widths, embedding, BOUND, learning)
         case "vd":
-            source = hypernetwork.shared(first, slow, combine)
+            source = hypernetwork.shared(first, psi_optim, combine)
         case "ensemble":
             source = hypernetwork.rows(first, hyper_step)
         case _:
@@ -311,6 +317,7 @@ def build(
             theta, variance = moments(known)
             for n, v in theta.items():
                 alike = v.square().clamp(min=TINY) if precision == "alpha" else 1
+                # mu of eq. 5
                 mean[n] = product(message[f"loc/{n}"], variance[n] / alike, cohort.size)
         gradient = under("loc", {n: server[f"loc/{n}"] - v for n, v in mean.items()})
         gradient |= source.slope(server, cohort, role("spread", message))

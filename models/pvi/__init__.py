@@ -181,7 +181,7 @@ def build(
             f"guide is {described(guide)}; expected mean_field or delta, and see covariance"
         )
     weights, nothing = layouts_of(net, prior, init_scale)
-    model, q, tilted = written(net, likelihood, prior, weights, covariance)
+    model, q, tilted = network_programs(net, likelihood, prior, weights, covariance)
     core = of_parameters(
         model,
         (weights, nothing),
@@ -198,7 +198,7 @@ def build(
     return core.method(epochs, batch, lr, guide=q, pair=core.pair(tilted, q))
 
 
-def written(
+def network_programs(
     net: Network, likelihood: Likelihood, prior: Prior, weights: Layout, covariance: Covariance
 ) -> tuple[Supervised, Program, Program]:
     """Return PVI of a network as Pyro programs: model, guide, and a client's tilted distribution.
