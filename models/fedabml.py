@@ -5,14 +5,15 @@ Meta-Learning: A New Perspective and Practical Algorithms", 2023. Every weight i
 
     p(w_i | theta) = Normal(m, diag(exp nu)^2)              theta = (m, nu), shared
     p(y | x, w_i)  = Categorical(logits=net(x; w_i))
-    q(w_i | phi_i) = Normal(m_i, diag(exp nu_i)^2)          phi_i = (m_i, nu_i), never stored
+    q(w_i | phi_i) = Normal(m_i, diag(exp nu_i)^2)          phi_i = (m_i, nu_i), not stored; eq. 3.9
 
     L_i(theta, phi) = E_q[-log p(D_i | w)] + lambda KL[q(. | phi) || p(. | theta)]
+    F(theta)        = mean over i of min_phi L_i(theta, phi)               eq. 3.5
 
-    client   phi_i, theta_i = theta                                        (algorithm 1, line 6)
-             phi_i   -= eta  dL_i/dphi (phi_i, theta_i) / n_i   k times    (line 8)
-             theta_i -= eta' dL_i/dtheta (phi_i, theta_i) / n_i            (line 9)
-    server   theta = mean of theta_i over the clients that reported        (line 10)
+    client   phi_i, theta_i = theta                                        algorithm 1, line 6
+             phi_i   -= eta  dL_i/dphi (phi_i, theta_i) / n_i   k times    line 8, eqs. 3.8 and 3.10
+             theta_i -= eta' dL_i/dtheta (phi_i, theta_i) / n_i            line 9
+    server   theta = mean of theta_i over the clients that reported        line 10
 
 Given phi the likelihood does not depend on theta, so line 9 needs no network and no draws. To
 personalize, phi_i starts at theta, which is then frozen, and makes epochs of steps.
@@ -163,7 +164,7 @@ def build(
                 pyro.sample("y", likelihood(net(w, batch.x), batch.x), obs=batch.y)
 
     def log_mean_field(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the weights of each client from q(w_i | phi_i).
+        """Sample the weights of each client from q(w_i | phi_i) (eq. 3.9).
 
         phi_i = (m_i, nu_i) is amortized: the phases below start it at theta once a round, and k
         gradient steps on every minibatch move it on. With meta_grad="unrolled" it starts at theta
@@ -265,7 +266,7 @@ def build(
         old = role("log_scale", spreads(server, server))
         return server | prior_of(about, about | under("log_scale", combine(wide, even, old)))
 
-    pooled: Aggregate = Aggregator({"*": uniform}, rule=aggregation)
+    pooled: Aggregate = Aggregator({"*": uniform}, rule=aggregation)  # line 10
     if average == "moments" and aggregation != "mean":
         pooled = robust_moments
     elif average != "mnu":
@@ -291,7 +292,7 @@ def build(
     sent = "loc/* log_scale/*" if q.random else "loc/*"  # by the clients
     phases: tuple[Phase, ...]
     if meta_grad == "kl":
-        infer = GradientStep(q.names, sgd(lr), loss, steps)
+        infer = GradientStep(q.names, sgd(lr), loss, steps)  # line 8; `follow` is line 9
         phases = (begin, Phase((infer, follow), epochs, batch))
     else:
         phases = (Phase((GradientStep(sent, sgd(rate), ahead), bound), epochs, batch),)

@@ -1,7 +1,8 @@
 """pFedMB: multi-branch layers, mixed by personal weights of each client.
 
 Mori, Yoshiyama, Furukawa and Teranishi, "Personalized Federated Learning with Multi-branch
-Architecture", IJCNN 2023. Layer l of client i is W_l^i = sum_b alpha_lb^i W_lb (eq. 1):
+Architecture", IJCNN 2023. Layer l of client i is W_l^i = sum_b alpha_lb^i W_lb (eq. 1), whose
+outputs are W_l^i x = sum_b alpha_lb^i (W_lb x) (eq. 2):
 
     p(alpha_l^i)      = Dirichlet(1, ..., 1)             flat on the simplex, personal
     p(y | x, alpha^i) = Categorical(logits=net(x; W^i))  W_lb has a flat prior and is a point
@@ -242,10 +243,12 @@ def build(
     samples = num_particles if q.random else None
     # A flat prior says nothing about a point, but its gradient is not defined on the faces.
     prior_counts = q.random or concentration != 1 or prior is not None
+    # Eq. 3: alpha^i moves, and all branches are as received.
     mix = GradientStep(
         q.names, sgd(lr_alpha, momentum), elbo(samples, kl * prior_counts, mean=True)
     )
     moved = "branch/*" if len(layer) == len(net.shapes) else "branch/* w/*"
+    # Eq. 4: the branches move, and alpha^i stays.
     learn = GradientStep(moved, sgd(lr, momentum), elbo(samples, 0.0, mean=True))
     mixing = (Phase((mix, stay), epochs, batch),) if branches > 1 else ()
     both = (*mixing, Phase((learn,), epochs, batch))

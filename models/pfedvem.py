@@ -3,14 +3,16 @@
 Zhu, Ma and Blaschko, "Confidence-aware Personalized Federated Learning via Variational
 Expectation Maximization", CVPR 2023. A shared base and a personal Bayesian head w_j, d numbers:
 
-    p(w_j | w, tau_j) = Normal(w, I / tau_j)        one precision ("confidence") per client
+    p(w_j | w, tau_j) = Normal(w, I / tau_j)        section 3.2; "confidence" tau_j = 1 / rho_j^2
     p(y | x, w_j)     = Categorical(logits=head(base(x); w_j))
-    q(w_j)            = Normal(mu_j, diag(softplus(pi_j))^2)
+    q(w_j)            = Normal(mu_j, diag(softplus(pi_j))^2)          eq. 11
+    ELBO              = sum_j E_q[log p(D_j | w_j)] - KL[q(w_j) || p(w_j | w, tau_j)]      eq. 5
 
     client   tau_j = d / (sum softplus(pi_j)^2 + ||mu_j - w||^2)      eq. 8, before mu_j changes
-             mu_j, pi_j by gradient steps on the ELBO, the base by epochs of its likelihood
+             mu_j, pi_j by gradient steps on its part of the ELBO     eq. 6 by K draws
+             base_j by epochs on E_q[mean of -log p(y | x, w_j)]      algorithm 1, line 10
     server   w     = sum_j tau_j mu_j / sum_j tau_j                   eq. 9
-             base  = sum_j n_j base_j / sum_j n_j
+             base  = sum_j n_j base_j / sum_j n_j                     algorithm 1, line 6
 
 Use it where clients differ in size and in how far they deviate from the others: the server weighs
 each head by its confidence. It assumes that heads scatter normally around a common one. All clients
@@ -120,7 +122,8 @@ def build(
         confidence: Eq. 8 or an ablation; where the spread is zero it stays, at first 1 / scale^2.
         fresh_tau: Report the confidence after local training instead of before.
         m_step_iters: Iterations of eqs. 9 and 8 at the server; above 1 variances are sent too.
-        beta: Fraction of its old state that the server keeps.
+        beta: Fraction of its old state that the server keeps; `beta` of pFedMe is the fraction that
+            it replaces, 1 - beta.
         own_base: Test the personal model with the client's own base, else with the received one.
         prior_scale: Scale s of the variant that learns the widths of q(w_j), such as 1; see above.
             None is the paper's schedule, whose widths stay near `init_scale`, and takes a fifth of
@@ -163,7 +166,7 @@ def build(
                 pyro.sample("y", likelihood(outputs, batch.x), obs=batch.y)  # p(y | x, w_j)
 
     def mean_field(received: Tensors, local: Tensors, batch: Batch) -> None:
-        """Sample the head w_j of each client from q(w_j), independent normals."""
+        """Sample the head w_j of each client from q(w_j), independent normals (eq. 11)."""
         with batch.clients():
             for n, shape in shapes.items():
                 mu, sd = local[f"mu/{n}"], softplus(local[f"pi/{n}"])
@@ -234,13 +237,15 @@ def build(
         agg.POSITIVE if q.random else agg.NOT_NEGATIVE,
     )
     gradient = q.names if prior_scale is None else "mu/*"
+    # Eq. 6: the likelihood is a sum over rows, and the divergence has weight 1.
     head_step = GradientStep(gradient, sgd(lr_head, momentum), elbo(samples))
+    # Line 10 of algorithm 1: the likelihood alone, as a mean over rows.
     base_step = GradientStep("base/*", sgd(lr_base, momentum), elbo(samples, kl=0.0, mean=True))
     widths = head_widths.widths_update(net, shapes, likelihood, q, num_particles)
     # The server's head has no spread.
     point = guides.build_guide(family, shapes, init_scale=1e-6, loc="mu", spread="pi")
     weighted = agg.Aggregator(
-        {"loc/*": agg.weight_by("tau"), "base/*": agg.by_size},
+        {"loc/*": agg.weight_by("tau"), "base/*": agg.by_size},  # eq. 9, and line 6 of algorithm 1
         rule=aggregation,
         transform=lambda _, sent: renamed(sent, {"mean": "loc", "base": "base"}),
     )

@@ -4,12 +4,13 @@ Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Le
 
     p(y | x, w) = Categorical(logits=net(x; w))           clients maximise it: q(w_i) = Delta
     p(w | D)    = Normal(mu, Sigma_diag) eq. 5, or eq. 7: gamma ~ Dirichlet(alpha),
-                  w = sum_i gamma_i n_i w_i / sum_i gamma_i n_i
+                  w = sum_i gamma_i n_i w_i / sum_i gamma_i n_i                        eq. 6
+    p(y | x, D) = integral of p(y | x, w) p(w | D) dw                                  eq. 3
 
     client   w_i = SGD from w on the mean loss per row                                 eq. 1
     server   wbar = sum_i n_i w_i / n                                                  eq. 2
              teachers = {wbar} + {w_i} + {w^(m) ~ p(w | D)}: the letters A, C and S
-             phat_u   = mean over teachers of p(y | x_u; w)                            eq. 4
+             phat_u   = mean over teachers of p(y | x_u; w), which estimates eq. 3     eq. 4
              w        = SWA from wbar on -1/U sum_u phat_u' log p(y | x_u; w)          algorithm 1
 
 The x_u are unlabelled rows that the server holds, of the same kind or another. Its last teachers
@@ -264,7 +265,7 @@ def distilled(
         """Return the chosen teacher models [M', *p]: average, client models, posterior samples."""
         found = []
         if "A" in teachers:
-            found.append({n: v[None] for n, v in average(models, size).items()})
+            found.append({n: v[None] for n, v in average(models, size).items()})  # eq. 2
         if "C" in teachers:
             found.append(models)
         if "S" in teachers and samples:
@@ -278,7 +279,7 @@ def distilled(
         """Distill an ensemble into one student model (algorithm 1); also return their agreement."""
         like = next(iter(start.values()))
         x = unlabelled.to(like.device, like.dtype if unlabelled.is_floating_point() else None)
-        target = distillation.predictions(net, ensemble, x, likelihood).mean(0)
+        target = distillation.predictions(net, ensemble, x, likelihood).mean(0)  # eq. 4
         taught = distillation.distil(
             net,
             start,
