@@ -91,9 +91,9 @@ def test_arguments_of_removed_parts_are_refused(blobs):
 def test_an_executor_of_the_user_runs_every_phase(blobs, monkeypatch):
     calls = []
 
-    def counting(*arguments, record=None):
-        calls.append(record)
-        return run_phases(*arguments)
+    def counting(training, *arguments):
+        calls.append(training.record)
+        return run_phases(training, *arguments)
 
     method = fedavg.build(toys.net())
     expected = toys.last(method, blobs, 2)

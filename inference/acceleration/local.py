@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrofl.data import Cohort, Federation
+from pyrofl.data import Cohort
 from pyrofl.inference.acceleration.groups import (
     WORTH_SHORT,
     Axes,
@@ -23,38 +23,30 @@ from pyrofl.inference.acceleration.recording.recorder import recording
 from pyrofl.inference.acceleration.row_space.alternatives import ShortPhase
 from pyrofl.inference.acceleration.row_space.rewriting import alternatives
 from pyrofl.inference.acceleration.steps import PhaseRun
-from pyrofl.inference.definition.method import GradientStep, Method, Phase
+from pyrofl.inference.definition.method import GradientStep, Phase
 from pyrofl.inference.definition.seeds import Streams
-from pyrofl.inference.training.phases import Source, Trained
+from pyrofl.inference.training.phases import Trained, Training
 from pyrofl.inference.training.schedules import make_schedule, minibatches, same_batch
 from pyrofl.tensors import Tensors, as_run, cut, join_up
 
 
 def run_phases(
-    method: Method,
-    phases: Sequence[Phase],
-    received: Tensors,
-    local: Tensors,
-    data: Federation,
-    cohort: Cohort,
-    noise: Source,
-    order: Source,
-    record: bool | None = None,
+    training: Training, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
 ) -> Trained:
     """Run training phases faster than as written: in groups by size, from recorded operations.
 
-    It has the arguments and results of `training.phases.run_phases`, and `record` of `federate`.
+    It has the arguments and results of `training.phases.run_phases`.
     """
+    method, data = training.method, training.data
     known, sizes = local.keys(), data.sizes[cohort.ids.cpu()]
-    round_ = Training(method, data, noise, order)
     each = [alternatives(method, phase, received, local, data) for phase in phases]
     groups = []
-    with recording(record):
+    with recording(training.record):
         for some in alike(sizes, [way.most for way in each]):
             before, rows = cut(local, some), int(sizes[some[0]])
             own = [phase for way in each for phase in way.of(rows)]
             whose = Cohort(cohort.ids[some], cohort.size[some])
-            for part in round_.run(own, cut(received, some), before, whose):
+            for part in GroupedTraining(*training).run(own, cut(received, some), before, whose):
                 made = part.after.local.items()
                 kept = {n: v for n, v in made if n in known or n[:5] != "rows/"}
                 own_after = part.after._replace(local=kept)
@@ -82,13 +74,8 @@ def as_one(groups: Sequence[Group]) -> tuple[Trained, Axes]:
     return Trained(local, next(both), torch.cat(steps)[back], next(both)), axes
 
 
-class Training(NamedTuple):
-    """Settings of the local training in one round: method, data and random generators."""
-
-    method: Method
-    data: Federation
-    noise: Source
-    order: Source
+class GroupedTraining(Training):
+    """Local training of clients in groups of similar numbers of rows."""
 
     def run(
         self, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
@@ -137,7 +124,7 @@ class Training(NamedTuple):
         width: int,
     ) -> Trained:
         """Run training phases one after the other, on batches padded to `width` rows per client."""
-        method, data, noise, order = self
+        method, data, noise, order, _ = self
         ids, begun = cohort.ids.tolist(), local
         rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
         full = any(phase.batch is None for phase, _ in phases)

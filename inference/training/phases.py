@@ -35,6 +35,24 @@ Source = Callable[[str], Generator]
 """name of a client -> its random generator for a purpose, such as Monte Carlo noise."""
 
 
+class Training(NamedTuple):
+    """What all phases and clients have in common in the local training of a round.
+
+    Attributes:
+        method: the method.
+        data: the federation.
+        noise: random generators of noise, which continue from phase to phase.
+        order: random generators of the order of rows, with which every phase begins.
+        record: whether updates are replayed from recorded operations, see `federate`.
+    """
+
+    method: Method
+    data: Federation
+    noise: Source
+    order: Source
+    record: bool | None = None
+
+
 class Trained(NamedTuple):
     """Results of local training of C clients.
 
@@ -71,49 +89,36 @@ def train(
     phases, known = method.phases if phases is None else phases, local.keys()
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # continues from phase to phase
     order = partial(stream, seed, Stream.ORDER, number)
-    run = extension("executor") if record is not False else None
-    run = run_phases if run is None else partial(run, record=record)
+    training = Training(method, data, noise, order, record)
+    run = (extension("executor") if record is not False else None) or run_phases
     with pyro.validation_enabled(False), torch.enable_grad():
-        trained: Trained = run(method, phases, received, local, data, cohort, noise, order)
+        trained: Trained = run(training, phases, received, local, cohort)
     # Statistics of rows only live while a client trains.
     kept = {n: v for n, v in trained.local.items() if n in known or not n.startswith("rows/")}
     return trained._replace(local=kept)
 
 
 def run_phases(
-    method: Method,
-    phases: Sequence[Phase],
-    received: Tensors,
-    local: Tensors,
-    data: Federation,
-    cohort: Cohort,
-    noise: Source,
-    order: Source,
+    training: Training, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
 ) -> Trained:
     """Run training phases one after the other, as they are written."""
     trained = Trained(local, {}, torch.zeros(len(cohort.ids), dtype=torch.long), {})
     for phase in phases:
-        after = run_phase(method, phase, received, trained.local, data, cohort, noise, order)
+        after = run_phase(training, phase, received, trained.local, cohort)
         losses, first = trained.losses | after.losses, after.first | trained.first
         trained = Trained(after.local, losses, trained.steps + after.steps, first)
     return trained
 
 
 def run_phase(
-    method: Method,
-    phase: Phase,
-    received: Tensors,
-    local: Tensors,
-    data: Federation,
-    cohort: Cohort,
-    noise: Source,
-    order: Source,
+    training: Training, phase: Phase, received: Tensors, local: Tensors, cohort: Cohort
 ) -> Trained:
     """Run one phase: its updates on each minibatch of the clients' rows, [C, B].
 
     Clients are sorted by their numbers of minibatches, so that those that still train are the first
     ones, [:active], of all tensors; updates write into these.
     """
+    method, data, noise, order, _ = training
     names, times = [data.names[i] for i in cohort.ids.tolist()], phase.count_epochs(cohort.ids)
     if phase.batch:
         rows = [data.train[i] for i in cohort.ids.tolist()]
