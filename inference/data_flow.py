@@ -309,7 +309,7 @@ def _once(data: Federation) -> tuple[Part, ...]:
 
 def _bytes(method: Method, name: str, tensors: Tensors) -> list[int]:
     """Return the bytes of a tensor of a message, for each client, as `Method.message_bytes`."""
-    for names, cost in of_kind(method.metadata.tensors, WireCost).items():
+    for names, cost in of_kind(method.metadata.tensors, WireCost):
         if matches(name, names):
             return [int(v) for v in cost.count(name, tensors)]
     return [int(v) for v in dense({name: tensors[name]})]

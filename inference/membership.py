@@ -121,7 +121,7 @@ def get_factors(run: Run) -> Factors:
             "the server of this run keeps no factors of clients; expected a run of "
             "pyrofl.hierarchical, pvi.build or pvi.hierarchical"
         )
-    return next(iter(found.values()))
+    return found[0][1]
 
 
 def _kept(values: Sequence[Any], at: int) -> tuple[Any, ...]:

@@ -181,7 +181,7 @@ def _predicted(run: Run) -> tuple[tuple[int, int] | None, str]:
     if any(len(record.reported) < clients for record in run.records):
         return None, "some clients do not report in every round; give a number of rounds"
     known = "as problems of examples/posteriors need, unless the posterior has several modes"
-    if any(moments.undamped for moments in of_kind(tensors, Moments).values()):
+    if any(moments.undamped for _, moments in of_kind(tensors, Moments)):
         return UNDAMPED, known
     if of_kind(tensors, Optimal) and run.method.metadata.sites:
         return DAMPED, known

@@ -141,11 +141,10 @@ class Conjugate:
                     ),
                     "server/missing": Monitor(0.0, alone),
                     "change/clients": Rule("0 or 1", lambda value: (value == 0) | (value == 1)),
-                    "change/*": MODERATE,
+                    "change/*": (MODERATE, JointRule(NEGATIVE, self.counted)),
                 },
                 reset_clients=refused,
                 reads={"model": self.program},
-                joint_rules=(JointRule(NEGATIVE, self.counted),),
                 sites=f"shared by all clients: {', '.join(self.families)}",
             ),
         )

@@ -198,9 +198,12 @@ def build(
         adapt=(Phase((begin,)), Phase((climb,), fine_tune, batch)) if fine_tune else (),
         views=personal_of(anyone, fine_tune),
         metadata=Metadata(
-            {"square/*": NOT_NEGATIVE, **normals("loc", "log_scale", torch.exp)},
+            {
+                "square/*": NOT_NEGATIVE,
+                "mean/* square/*": JointRule(NO_MOMENTS, are_moments),
+                **normals("loc", "log_scale", torch.exp),
+            },
             reads=reads,
-            joint_rules=(JointRule(NO_MOMENTS, are_moments),),
         ),
     )
 

@@ -227,7 +227,7 @@ class Strata:
         known = {n: v for n, v in self.core.metadata.tensors.items() if v is not SHARED}
         reads: dict[str, Program] = {"model": self.core.model, "guide": guide}
         sites = {f"{self.shared} {NOISE[0]}": SHARED, **known}
-        return Metadata(sites, reads=reads, joint_rules=self.core.joint_rules)
+        return Metadata(sites, reads=reads)
 
     def _prior(self, like: Tensor) -> Tensors:
         """Return natural parameters of the prior of c_j, 0 for s."""

@@ -38,7 +38,7 @@ GOOD = torch.tensor([0, 2, 3, 5])
 NEAR = {"rtol": 1e-8, "atol": 1e-9}
 FEW: dict[str, int] = {"num_particles": 2, "head_epochs": 1, "base_epochs": 1}
 SENDING = [name for name in contract.METHODS if contract.sends(name)]
-RULED = {name: contract.built(name).rules for name in contract.METHODS}
+RULED = {name: dict(contract.built(name).rules) for name in contract.METHODS}
 
 sending = pytest.mark.parametrize("name", promises.others_slow(SENDING))
 

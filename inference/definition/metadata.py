@@ -32,7 +32,7 @@ class Rule:
     """
 
     text: str
-    holds: Callable[[Tensor], Tensor]
+    holds: Callable[..., Tensor]
 
     def validate(self, name: str, value: Tensor) -> Tensor:
         """Return which entries of a tensor [C, *p] satisfy the rule, as bool [C, ...]."""
@@ -48,18 +48,17 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class JointRule:
-    """Validation rule for remote clients' messages that depends on the server's state.
+class JointRule(Rule):
+    """Rule for several tensors of a remote client's message, and the server's state.
 
     Attributes:
         text: reason for rejecting a client that violates it.
         holds: (server, message [C, ...], cohort) -> bool [C].
     """
 
-    text: str
     holds: Callable[[Tensors, Tensors, Cohort], Tensor]
 
-    def validate(self, server: Tensors, message: Tensors, cohort: Cohort) -> list[bool]:
+    def validate_message(self, server: Tensors, message: Tensors, cohort: Cohort) -> list[bool]:
         """Return whether each client's message satisfies the rule."""
         what = f"rule {self.text!r}"
         with torch.no_grad(), calling(what):
@@ -285,7 +284,6 @@ class Metadata:
         widths: Remedy in the warning that the guide's standard deviations are those of its start.
         sites: Description of the shared and the client-specific sites; printed by `fit`.
         privacy: Differential privacy of the server's states, see `privacy.private`.
-        joint_rules: Rules of remote clients' messages that depend on the server's state.
         pair: What `Method.to_pyro` returns instead of the method's own model and guide; a string
             states why there is none.
     """
@@ -298,7 +296,6 @@ class Metadata:
     widths: str = "run more rounds, or raise the learning rate of the guide's scales"
     sites: str = ""
     privacy: PrivacyAccountant | None = None
-    joint_rules: tuple[JointRule, ...] = ()
     pair: LocalPair | str | None = None
 
     def __post_init__(self) -> None:
@@ -336,12 +333,12 @@ class Metadata:
         return replace(self, tensors={**self.tensors, **(tensors or {})}, **changes)
 
 
-Kind = TypeVar("Kind", Rule, WireCost, Moments, Factors, Monitor, Optimal, Mark)
+Kind = TypeVar("Kind", JointRule, Rule, WireCost, Moments, Factors, Monitor, Optimal, Mark)
 
 
 def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:
     """Return the monitored numbers in the server state, by name without "server/"."""
-    seen = pick(server, " ".join(of_kind(metadata, Monitor)))
+    seen = pick(server, " ".join(names for names, _ in of_kind(metadata, Monitor)))
     for name, value in seen.items():
         as_numbers(f"{name!r}, which a Monitor watches,", value, (), None)
     return {n.removeprefix("server/"): float(v) for n, v in seen.items()}
@@ -356,20 +353,19 @@ def unfinished(
     """
     return "; ".join(
         f"{name} is {seen[name]:.2g}: {fact.why}"
-        for names, fact in of_kind(metadata, Monitor).items()
+        for names, fact in of_kind(metadata, Monitor)
         if fact.required
         and fact.lasting == lasting
         and fact.exceeded(seen[name := names.removeprefix("server/")])
     )
 
 
-def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> dict[str, Kind]:
-    """Return all metadata of one class, such as `Monitor`: name patterns of tensors -> metadata."""
+def of_kind(metadata: MetadataByPattern, kind: type[Kind]) -> list[tuple[str, Kind]]:
+    """Return all metadata of one class, such as `Monitor`, each after its name patterns."""
     each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
-    return {names: fact for names, known in each for fact in known if isinstance(fact, kind)}
+    return [(names, fact) for names, known in each for fact in known if isinstance(fact, kind)]
 
 
 def marked(metadata: MetadataByPattern, mark: Mark) -> str:
     """Return the name patterns with a given label, such as `SHARED`, joined by spaces."""
-    each = ((n, f if isinstance(f, tuple) else (f,)) for n, f in metadata.items())
-    return " ".join(names for names, known in each if any(fact == mark for fact in known))
+    return " ".join(names for names, fact in of_kind(metadata, Mark) if fact == mark)

@@ -19,6 +19,7 @@ from pyrofl.inference.definition.elbo import elbo
 from pyrofl.inference.definition.metadata import (
     PER_CLIENT,
     SHARED,
+    JointRule,
     Metadata,
     Rule,
     WireCost,
@@ -339,14 +340,15 @@ class Method(Pickled, Summarised):
         return marked(self.metadata.tensors, PER_CLIENT)
 
     @property
-    def rules(self) -> dict[str, Rule]:
-        """Rules that messages must satisfy besides being finite, by name patterns."""
-        return of_kind(self.metadata.tensors, Rule)
+    def rules(self) -> list[tuple[str, Rule]]:
+        """Rules for single tensors of messages besides being finite, after their name patterns."""
+        each = of_kind(self.metadata.tensors, Rule)
+        return [(names, rule) for names, rule in each if not isinstance(rule, JointRule)]
 
     def message_bytes(self, tensors: Tensors) -> Tensor:
         """Return the size in bytes [C] of each client's tensors when they are sent as a message."""
         total = dense(tensors)
-        for names, cost in of_kind(self.metadata.tensors, WireCost).items():
+        for names, cost in of_kind(self.metadata.tensors, WireCost):
             for name, value in pick(tensors, names).items():
                 total = total - dense({name: value}) + cost.count(name, tensors)
         return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Literal
 
@@ -35,12 +35,12 @@ def inspect(
     private: Tensors,
     cohort: Cohort,
     names: Sequence[str],
-    rules: Mapping[str, Rule] | None = None,
+    rules: Sequence[tuple[str, Rule]] = (),
 ) -> list[str]:
     """Validate messages and client states; return the first error of each client, or "" for none.
 
     >>> cohort = Cohort(torch.tensor([1]), torch.ones(1))
-    >>> inspect({"tau": torch.tensor([-0.1])}, {}, cohort, ("a", "b"), {"tau": POSITIVE})
+    >>> inspect({"tau": torch.tensor([-0.1])}, {}, cohort, ("a", "b"), [("tau", POSITIVE)])
     ['b: tau is -0.1; expected > 0']
     """
     ids = cohort.ids.tolist()
@@ -48,7 +48,7 @@ def inspect(
         if value.shape[:1] != (len(ids),):
             odd = f"{name} has shape {list(value.shape)}; expected shape [{len(ids)}, ...]"
             return [f"{names[i]}: {odd}" for i in ids]
-    found, duties = [""] * len(ids), list(_duties(message, private, cohort, rules or {}))
+    found, duties = [""] * len(ids), list(_duties(message, private, cohort, rules))
     # A sum is finite only if all entries are; sums that overflow are checked again.
     sums = [value.sum().abs() for _, value, rule in duties if rule is FINITE]
     finite = bool(torch.stack([v.to(sums[0]) for v in sums]).sum().isfinite())
@@ -63,7 +63,7 @@ def inspect(
 
 
 def _duties(
-    message: Tensors, private: Tensors, cohort: Cohort, rules: Mapping[str, Rule]
+    message: Tensors, private: Tensors, cohort: Cohort, rules: Sequence[tuple[str, Rule]]
 ) -> Iterator[tuple[str, Tensor, Rule]]:
     """Yield each tensor of messages and client states, with a rule that it must satisfy."""
     yield "its size", cohort.size, FINITE
@@ -71,7 +71,7 @@ def _duties(
     for name, value in (*message.items(), *private.items()):
         if is_measured(value):
             yield name, value, FINITE
-    for patterns, rule in rules.items():
+    for patterns, rule in rules:
         for name, value in pick(message, patterns).items():
             yield name, value, rule
 

@@ -58,7 +58,7 @@ class RoundRecord:
             first_loss=state.of_all(comparable(tensors, state.first_loss)),
             moved=movement(tensors, old, state),
             watched=seen,
-            undamped=everyone and any(m.undamped for m in of_kind(tensors, Moments).values()),
+            undamped=everyone and any(m.undamped for _, m in of_kind(tensors, Moments)),
             exact=is_exact is not None and is_exact(state.server),
             unfinished=unfinished(tensors, seen),
             unreliable=unfinished(tensors, seen, lasting=True),

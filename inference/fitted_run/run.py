@@ -332,7 +332,7 @@ class Run(Pickled, Summarised):
     @property
     def monitors(self) -> dict[str, Monitor]:
         """Metadata of the numbers in the server state that are recorded in each round, by name."""
-        found = of_kind(self.method.metadata.tensors, Monitor).items()
+        found = of_kind(self.method.metadata.tensors, Monitor)
         return {names.removeprefix("server/"): fact for names, fact in found}
 
     @property

@@ -61,7 +61,7 @@ def _moved(
     """Return a round's change of each sample site's mean and sd, or of each tensor's norm."""
     far: dict[tuple[str, str], Tensor] = {}
     stated = []
-    for names, moments in of_kind(metadata, Moments).items():
+    for names, moments in of_kind(metadata, Moments):
         mine = [n for n in now if matches(n, names)]
         if mine and all(_alike(before, now, n) for n in mine):
             stated += mine

@@ -74,7 +74,7 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
-    fact = next(iter(of_kind(method.metadata.tensors, Optimal).values()), None)
+    fact = next((fact for _, fact in of_kind(method.metadata.tensors, Optimal)), None)
     rows, d = int(data.sizes[: data.clients].max()), sum(fact.sites.values()) if fact else 0
     if fact is None or d > LARGEST or 2 * PAIRS * rows > CELLS:
         return None

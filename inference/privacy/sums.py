@@ -164,7 +164,7 @@ def without_rules(metadata: Metadata) -> Metadata:
         n: tuple(f for f in own if not isinstance(f, Rule | WireCost)) for n, own in each.items()
     }
     tensors = {n: own for n, own in kept.items() if own}
-    return replace(metadata, tensors=tensors, joint_rules=())
+    return replace(metadata, tensors=tensors)
 
 
 def shown(server: Tensors, cohort: Cohort, names: str) -> Tensors:

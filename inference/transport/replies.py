@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.arguments import known
 from pyrofl.data import Cohort, Roster
-from pyrofl.inference.definition.metadata import MODERATE
+from pyrofl.inference.definition.metadata import MODERATE, JointRule, of_kind
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.engine.messages import Form, agreed, form_of, inspect
 from pyrofl.inference.engine.requests import Reply, RunningRound
@@ -83,8 +83,6 @@ class ReplyParser:
         missing = {c: f"{names[c]}: it sends no message; expected one" for c in _at(silent)}
         told = [self._of(names[c], reason) for c, reason in enumerate(reasons)]
         every = [reason or (own | missing).get(c, "") for c, reason in enumerate(told)]
-        for c, reason in self._jointly(message, ids, [c for c in own if not every[c]], [*own]):
-            every[c] = reason
         good = [c for c in own if not every[c]]
         row = torch.tensor([list(own).index(c) for c in good], dtype=torch.long)
         letter = cut(message, row) if good else {}
@@ -108,23 +106,17 @@ class ReplyParser:
         """Return the first error of each client's message, or "" for none."""
         names = self.roster.names
         measured = {n: v for n, v in message.items() if is_measured(v)}
-        found = inspect(message, {}, cohort, names, self.method.rules)
-        large = inspect(measured, {}, cohort, names, {"*": MODERATE})
-        return [one or other for one, other in zip(found, large, strict=True)]
-
-    def _jointly(
-        self, message: Tensors, ids: Tensor, some: Sequence[int], sent: Sequence[int]
-    ) -> Iterator[tuple[int, str]]:
-        """Yield each client that violates a rule that compares with the server's state, and why."""
-        rules = self.method.metadata.joint_rules if some else ()
-        row = torch.tensor([sent.index(c) for c in some], dtype=torch.long)
-        for rule in rules:
-            cohort = self.roster.cohort(ids[[*some]])
-            for c, holds in zip(
-                some, rule.validate(self.server, cut(message, row), cohort), strict=True
-            ):
-                if not holds:
-                    yield c, f"{self.roster.names[int(ids[c])]}: {rule.text}"
+        single = inspect(message, {}, cohort, names, self.method.rules)
+        large = inspect(measured, {}, cohort, names, [("*", MODERATE)])
+        found = [one or other for one, other in zip(single, large, strict=True)]
+        good = [c for c, reason in enumerate(found) if not reason]
+        row = torch.tensor(good, dtype=torch.long)
+        for _, rule in of_kind(self.method.metadata.tensors, JointRule) if good else ():
+            some = self.roster.cohort(cohort.ids[row])
+            holds = rule.validate_message(self.server, cut(message, row), some)
+            for c in (c for c, held in zip(good, holds, strict=True) if not held):
+                found[c] = f"{names[int(cohort.ids[c])]}: {rule.text}"
+        return found
 
     def _of(self, name: str, reason: str) -> str:
         """Return a client's own reason for rejecting its message, in one line with its name."""

@@ -36,20 +36,21 @@ def refuse_idle_patterns(
         for move in phase.updates
         if isinstance(move, GradientStep)
     ]
-    for names, mark in of_kind(method.metadata.tensors, Mark).items():
+    for names, mark in of_kind(method.metadata.tensors, Mark):
         of_sites = names in method.shared
         held = local if mark is INCOMPARABLE else server
         asked.append((f"metadata {mark.text!r}", names, sites if of_sites else held))
-    for names in {
-        **of_kind(method.metadata.tensors, Rule),
-        **of_kind(method.metadata.tensors, WireCost),
-    }:
+    for names, _ in (
+        *of_kind(method.metadata.tensors, Rule),
+        *of_kind(method.metadata.tensors, WireCost),
+    ):
         asked.append(("metadata of messages", names, travels))
-    for names in of_kind(method.metadata.tensors, Moments):
+    for names, _ in of_kind(method.metadata.tensors, Moments):
         asked.append(("metadata Moments", names, {**server, **local}))
     if after is not None:
-        asked += [("Monitor", names, after) for names in of_kind(method.metadata.tensors, Monitor)]
-    for names, best in of_kind(method.metadata.tensors, Optimal).items():
+        monitors = of_kind(method.metadata.tensors, Monitor)
+        asked += [("Monitor", names, after) for names, _ in monitors]
+    for names, best in of_kind(method.metadata.tensors, Optimal):
         asked.append(("metadata Optimal", f"{names} {best.mean} {best.root}", local))
         asked.append(("metadata Optimal", " ".join(best.sites), sites))
     for what, patterns, known in asked:

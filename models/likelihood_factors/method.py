@@ -38,7 +38,7 @@ from pyrofl.models.likelihood_factors.leaving import (
     without,
 )
 from pyrofl.models.likelihood_factors.linear import knows_noise, needs_one_round, statistics
-from pyrofl.models.likelihood_factors.rules import rules, with_cavity
+from pyrofl.models.likelihood_factors.rules import rules
 from pyrofl.models.likelihood_factors.selecting import PLACE, select_draw
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure, on_cpu
 from pyrofl.models.likelihood_factors.variables import Variables, curvature, find_mode
@@ -100,7 +100,7 @@ class LikelihoodFactors:
             metadata=Metadata(
                 {
                     names: SHARED,
-                    **rules(self.structure.linear is not None),
+                    **rules(self.structure.linear is not None, self.cavity),
                     " ".join(self.tables): (PER_CLIENT, factors),
                     "mean sd": Moments(self.structure.ours.moments, undamped=True),
                     "server/r_hat": Monitor(MIXED, UNMIXED, required=True, lasting=True),
@@ -118,7 +118,6 @@ class LikelihoodFactors:
                 },
                 reads={"model": self.structure},
                 sites=text,
-                joint_rules=(with_cavity(self.cavity),),
                 pair="its clients compute normal approximations of their likelihoods, and fit no "
                 "guide; use run.posterior or to_arviz, or pvi.hierarchical",
             ),

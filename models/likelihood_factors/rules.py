@@ -12,25 +12,25 @@ from pyrofl.inference.definition.metadata import (
     MODERATE,
     NOT_NEGATIVE,
     JointRule,
-    MetadataByPattern,
     Rule,
 )
 from pyrofl.models.shared.matrices import precise, semidefinite, symmetric
 from pyrofl.tensors import Tensors
 
 
-def rules(is_linear: bool) -> MetadataByPattern:
-    """Return the rules of the tensors of a factor."""
+def rules(
+    is_linear: bool, cavity: Callable[[Tensors, Cohort], Tensors]
+) -> dict[str, Rule | tuple[Rule, ...]]:
+    """Return the rules of the tensors of a factor, given what the clients receive."""
+    positive = with_cavity(cavity)
     if not is_linear:
-        return {"precision": Rule("a symmetric matrix", symmetric), "shift precision": MODERATE}
+        whole = Rule("a symmetric matrix", symmetric)
+        return {"precision": (whole, positive), "shift precision": MODERATE}
     whole = Rule("a symmetric matrix without negative eigenvalues", semidefinite)
-    sums: MetadataByPattern = {"square count": NOT_NEGATIVE, "*": MODERATE}
-    return {**sums, "precision": whole}
+    return {"square count": NOT_NEGATIVE, "*": MODERATE, "precision": (whole, positive)}
 
 
-def with_cavity(
-    cavity: Callable[[Tensors, Cohort], Tensors],
-) -> JointRule:
+def with_cavity(cavity: Callable[[Tensors, Cohort], Tensors]) -> JointRule:
     """Return the rule that a factor and the rest of the posterior give a distribution.
 
     The factor of a likelihood that is not log-concave may have a negative precision; clients bound

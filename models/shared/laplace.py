@@ -28,12 +28,12 @@ from pyrofl.inference.definition.metadata import (
     SHARED,
     JointRule,
     Metadata,
+    MetadataByPattern,
     Moments,
-    TensorMetadata,
 )
 from pyrofl.inference.definition.method import GradientStep, Phase
 from pyrofl.inference.definition.optim import sgd
-from pyrofl.inference.definition.programs import Guide, Likelihood, Prior, Program, Supervised
+from pyrofl.inference.definition.programs import Guide, Likelihood, Prior, Supervised
 from pyrofl.models.guides import Family, delta, full_covariance, mean_field
 from pyrofl.models.guides.correlated import parted
 from pyrofl.models.shared.curvature import diagonal, slopes, weight_of_each, whole
@@ -45,6 +45,7 @@ from pyrofl.models.shared.vectors import flattened
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors, role, times, under
 
+NEGATIVE = "precision is negative; expected the precision of a normal factor"
 MOST = 1e12  # largest precision of a diagonal; with more, single precision soon has no number
 
 
@@ -236,26 +237,19 @@ class Laplace:
 
         The model and the guide are read directly.
         """
-        known: dict[str, TensorMetadata | tuple[TensorMetadata, ...]] = {
-            f"{self.layout.names}{' _spread' if self.normals.full else ''}": SHARED,
+        full = self.normals.full
+        known: MetadataByPattern = {
+            f"{self.layout.names}{' _spread' if full else ''}": SHARED,
             "w/* spread/*": Moments(self._moments),
+            "shift precision": MODERATE,
+            "precision": JointRule(NEGATIVE, self.is_semidefinite) if full else NOT_NEGATIVE,
         }
-        known["shift precision"] = MODERATE
-        if not self.normals.full:
-            known["precision"] = NOT_NEGATIVE
-        reads: dict[str, Program] = {"model": self.model, "guide": self.q}
-        return Metadata(known, reads=reads, joint_rules=self.joint_rules)
+        return Metadata(known, reads={"model": self.model, "guide": self.q})
 
-    @property
-    def joint_rules(self) -> tuple[JointRule, ...]:
-        """Rule that a full precision has no negative eigenvalue, with that of the prior."""
-
-        def holds(server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
-            prior, sent = self.factor_of_prior["precision"], message["precision"].double()
-            return semidefinite(self.normals.matrix(sent + prior.double().to(sent.device)))
-
-        text = "precision is negative; expected the precision of a normal factor"
-        return (JointRule(text, holds),) if self.normals.full else ()
+    def is_semidefinite(self, server: Tensors, message: Tensors, cohort: Cohort) -> Tensor:
+        """Return whether a full precision and that of the prior have a semidefinite sum, [C]."""
+        prior, sent = self.factor_of_prior["precision"], message["precision"].double()
+        return semidefinite(self.normals.matrix(sent + prior.double().to(sent.device)))
 
     def _moments(self, q: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return posterior mean and standard deviation of every network parameter."""

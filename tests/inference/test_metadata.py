@@ -1,8 +1,20 @@
 """Metadata of methods: what is refused when it is built."""
 
-import pytest
+from dataclasses import replace
 
-from pyrofl.inference.definition.metadata import FINITE, Metadata
+import pytest
+import toys
+
+from pyrofl.inference.definition.metadata import (
+    FINITE,
+    POSITIVE,
+    SHARED,
+    JointRule,
+    Metadata,
+    Rule,
+    of_kind,
+)
+from pyrofl.models import fedavg
 
 
 @pytest.mark.parametrize(
@@ -18,3 +30,13 @@ from pyrofl.inference.definition.metadata import FINITE, Metadata
 def test_wrong_types_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         Metadata(**given)
+
+
+def test_a_tensor_may_have_several_rules():
+    joint = JointRule("whole", lambda server, message, cohort: cohort.size > 0)
+    facts = Metadata({"*": (FINITE, POSITIVE, joint, SHARED), "w": FINITE})
+    rules = [("*", FINITE), ("*", POSITIVE), ("*", joint), ("w", FINITE)]
+    assert of_kind(facts.tensors, Rule) == rules
+    assert of_kind(facts.tensors, JointRule) == [("*", joint)]
+    method = replace(fedavg.build(toys.net()), metadata=facts)
+    assert method.rules == [rule for rule in rules if rule[1] is not joint]

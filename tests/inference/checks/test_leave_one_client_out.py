@@ -274,7 +274,7 @@ def with_refits(run: pyrofl.Run, seed: int = 1) -> pyrofl.Run:
         return replace(run.state, server=server | q | {"share": torch.zeros_like(server["share"])})
 
     metadata = run.method.metadata
-    at, factors = next(iter(of_kind(metadata.tensors, Factors).items()))
+    ((at, factors),) = of_kind(metadata.tensors, Factors)
     known = metadata.extend({at: (PER_CLIENT, replace(factors, without=refitted))})
     return run.copy(method=replace(run.method, metadata=known))
 

@@ -24,9 +24,9 @@ def found(**options: object) -> list[str]:
 
 
 def test_good_messages_pass():
-    assert found() == found(rules={"*": POSITIVE}) == ["", "", ""]
+    assert found() == found(rules=[("*", POSITIVE)]) == ["", "", ""]
     assert found(message={}) == ["", "", ""]
-    assert found(message={"none": torch.zeros(3, 0)}, rules={"*": POSITIVE}) == ["", "", ""]
+    assert found(message={"none": torch.zeros(3, 0)}, rules=[("*", POSITIVE)]) == ["", "", ""]
     assert found(message={"count": torch.tensor([1, 2, 3])}) == ["", "", ""]
 
 
@@ -35,7 +35,7 @@ def test_a_rule_may_be_about_whole_rows():
     bad = message()
     bad["w.scale"][0, 0, 1] = 2
     assert (
-        found(message=bad, rules={"w.*": rule})[0]
+        found(message=bad, rules=[("w.*", rule)])[0]
         == "west: w.scale is not; expected a symmetric matrix"
     )
 
