@@ -102,10 +102,14 @@ class Moments:
         of: all tensors -> site -> mean and standard deviation, [*p] each.
         undamped: whether a round in which all clients report applies their updates in full, so
             that one small change shows convergence.
+        optimal: of a normal posterior that maximizes the ELBO: names of two local tensors that
+            begin with its mean [C, n] and a root of its covariance, [C, n, n], or [C, n] of
+            standard deviations.
     """
 
     of: Callable[[Tensors], dict[str, tuple[Tensor, Tensor]]]
     undamped: bool = False
+    optimal: tuple[str, str] | None = None
 
     def compute(self, tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the mean and standard deviation of each sample site, [*p] each."""
@@ -166,21 +170,6 @@ class Monitor:
         return self.high is not None and value > self.high
 
 
-@dataclass(frozen=True)
-class Optimal:
-    """Metadata that names the tensors of a normal posterior of shared sites, optimal for the ELBO.
-
-    Attributes:
-        mean: name of its mean in the local tensors of programs, [C, n] with n >= d.
-        root: name of a root of its covariance, [C, n, n], or [C, n] of standard deviations.
-        sites: name -> number of unconstrained entries, d in total; they come first.
-    """
-
-    mean: str
-    root: str
-    sites: Mapping[str, int]
-
-
 def normals(loc: str, width: str, sd: Callable[[Tensor], Tensor]) -> dict[str, Moments]:
     """Return `Moments` of normals with means in tensors "LOC/SITE" and sds from "WIDTH/SITE"."""
 
@@ -225,7 +214,7 @@ EXACT = Mark("a sum of exact messages")
 """Of server tensors that a message may change only by the numbers that its client records as sent:
 clipping and noise would break the sum, so privacy is refused."""
 
-TensorMetadata = Rule | WireCost | Moments | Factors | Monitor | Optimal | Mark
+TensorMetadata = Rule | WireCost | Moments | Factors | Monitor | Mark
 
 MetadataByPattern = Mapping[str, TensorMetadata | tuple[TensorMetadata, ...]]
 """Patterns of names, separated by spaces -> metadata of the matching tensors."""
@@ -315,7 +304,7 @@ class Metadata:
                 if not isinstance(one, get_args(TensorMetadata)):
                     raise ValueError(
                         f"metadata of {name!r} is {known!r}; expected a Rule, WireCost, Moments, "
-                        "Factors, Monitor, Optimal or Mark"
+                        "Factors, Monitor or Mark"
                     )
                 try:
                     check_fields(one)
@@ -333,7 +322,7 @@ class Metadata:
         return replace(self, tensors={**self.tensors, **(tensors or {})}, **changes)
 
 
-Kind = TypeVar("Kind", JointRule, Rule, WireCost, Moments, Factors, Monitor, Optimal, Mark)
+Kind = TypeVar("Kind", JointRule, Rule, WireCost, Moments, Factors, Monitor, Mark)
 
 
 def watched(metadata: MetadataByPattern, server: Tensors) -> dict[str, float]:

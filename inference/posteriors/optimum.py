@@ -38,7 +38,7 @@ from pyrofl.inference.definition.elbo import (
     traces,
     weighed,
 )
-from pyrofl.inference.definition.metadata import Optimal, of_kind
+from pyrofl.inference.definition.metadata import Moments, of_kind
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.engine.state import RoundState
@@ -61,6 +61,14 @@ LARGEST = 200  # maximum number of shared variables
 CELLS = 1_000_000  # maximum copies of rows in one run of the programs
 
 
+class Normal(NamedTuple):
+    """Normal posterior of the shared sites, with the names of its local tensors."""
+
+    mean: str  # [C, n]
+    root: str  # of the covariance, [C, n, n], or [C, n] of standard deviations
+    sites: dict[str, int]  # number of unconstrained entries, d in total; they come first
+
+
 class Found(NamedTuple):
     """Result of the test of whether a posterior maximizes the ELBO, as two texts."""
 
@@ -74,17 +82,22 @@ def optimum(method: Method, data: Federation, state: RoundState, seed: Seed) -> 
 
     It costs about as much as five gradient steps of every client on all its rows.
     """
-    fact = next((fact for _, fact in of_kind(method.metadata.tensors, Optimal)), None)
-    rows, d = int(data.sizes[: data.clients].max()), sum(fact.sites.values()) if fact else 0
-    if fact is None or d > LARGEST or 2 * PAIRS * rows > CELLS:
+    facts = (fact for _, fact in of_kind(method.metadata.tensors, Moments))
+    moments = next((fact for fact in facts if fact.optimal), None)
+    rows = int(data.sizes[: data.clients].max())
+    if moments is None or moments.optimal is None or 2 * PAIRS * rows > CELLS:
         return None
+    sites = {n: mean.numel() for n, (mean, _) in moments.compute(state.server).items()}
+    if (d := sum(sites.values())) > LARGEST:
+        return None
+    normal = Normal(*moments.optimal, sites)
     asked = EvaluationSpec(seed=seed, model=method.main_view, chunk_size=1)
     some = single(method, data, state, torch.arange(data.clients), asked)
     clients = {data.names[int(i)]: (r, local, data.batch(i)) for i, r, local, _ in some}
     key = int(torch.randint(2**62, (), generator=stream(seed, Stream.TEST, state.number)))
-    off = _off(method, fact, clients, key)
+    off = _off(method, normal, clients, key)
     known = d <= FEW and DRAWS * OWN * rows <= CELLS and not off
-    return Found(off, _note(method, fact, clients, key + 1) if known else "")
+    return Found(off, _note(method, normal, clients, key + 1) if known else "")
 
 
 class Noise(Messenger):
@@ -138,13 +151,13 @@ def _said(
     return parts[False], parts[True], q
 
 
-def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
+def _off(method: Method, normal: Normal, clients: Mapping[str, Client], key: int) -> str:
     """Describe the site that a natural-gradient step would change most; "" for small steps."""
     total: tuple[Tensor, Tensor] | None = None
     for name, client in clients.items():
         local = {n: v.expand(2 * PAIRS, *v.shape[1:]) for n, v in client[1].items()}
-        moving = [local[n].detach().clone().requires_grad_() for n in (fact.mean, fact.root)]
-        local |= dict(zip((fact.mean, fact.root), moving, strict=True))
+        moving = [local[n].detach().clone().requires_grad_() for n in (normal.mean, normal.root)]
+        local |= dict(zip((normal.mean, normal.root), moving, strict=True))
         with torch.enable_grad():
             own, shared, _ = _said(
                 method, client, local, 2 * PAIRS, Noise(method.shared, key, name)
@@ -156,7 +169,7 @@ def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int)
             (pairs[0], pairs[1]) if total is None else (total[0] + pairs[0], total[1] + pairs[1])
         )
     assert total is not None
-    d, root = sum(fact.sites.values()), next(iter(clients.values()))[1][fact.root][0]
+    d, root = sum(normal.sites.values()), next(iter(clients.values()))[1][normal.root][0]
     mean, spread = total[0][:, :d], total[1]
     if root.dim() > 1:
         root, spread = root[:d, :d], spread[:, :d, :d]
@@ -177,10 +190,10 @@ def _off(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int)
     most, what, value, error, at = max(found)
     if not most > OFF:
         return ""
-    return f"the {what} of {_site(fact, at)} by {abs(value):.2g} (+- {error:.1g}) sd"
+    return f"the {what} of {_site(normal, at)} by {abs(value):.2g} (+- {error:.1g}) sd"
 
 
-def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int) -> str:
+def _note(method: Method, normal: Normal, clients: Mapping[str, Client], key: int) -> str:
     """Describe by importance weights if the guide is too narrow or too wide, else return ""."""
     copies, values = DRAWS * OWN, {}
     log_w = doubt = given = torch.zeros(DRAWS, dtype=torch.float64)
@@ -195,7 +208,7 @@ def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int
         if not i:
             given = torch.as_tensor(noise.log_w).double()
             log_w = log_w + shared.reshape(DRAWS, OWN)[:, 0].double() + given
-            values = {n: s["value"] for n, s in latent(q) if n in fact.sites}
+            values = {n: s["value"] for n, s in latent(q) if n in normal.sites}
     if not bool(log_w.isfinite().all()) or not (log_w.softmax(0) @ doubt) < NOISE:
         return ""
     try:
@@ -221,9 +234,9 @@ def _note(method: Method, fact: Optimal, clients: Mapping[str, Client], key: int
     return f"the guide's sd of {n} is about {abs(1 - ratio):.0%} too {how}"
 
 
-def _site(fact: Optimal, at: int) -> str:
+def _site(normal: Normal, at: int) -> str:
     """Return the name of the site that contains a given entry of the flat mean vector."""
-    for name, size in fact.sites.items():
+    for name, size in normal.sites.items():
         if at < size:
             return name
         at -= size

@@ -11,7 +11,6 @@ from pyrofl.inference.definition.metadata import (
     Mark,
     Moments,
     Monitor,
-    Optimal,
     Rule,
     WireCost,
     of_kind,
@@ -45,14 +44,13 @@ def refuse_idle_patterns(
         *of_kind(method.metadata.tensors, WireCost),
     ):
         asked.append(("metadata of messages", names, travels))
-    for names, _ in of_kind(method.metadata.tensors, Moments):
+    for names, moments in of_kind(method.metadata.tensors, Moments):
         asked.append(("metadata Moments", names, {**server, **local}))
+        if moments.optimal:
+            asked.append(("metadata Moments", " ".join(moments.optimal), local))
     if after is not None:
         monitors = of_kind(method.metadata.tensors, Monitor)
         asked += [("Monitor", names, after) for names, _ in monitors]
-    for names, best in of_kind(method.metadata.tensors, Optimal):
-        asked.append(("metadata Optimal", f"{names} {best.mean} {best.root}", local))
-        asked.append(("metadata Optimal", " ".join(best.sites), sites))
     for what, patterns, known in asked:
         for pattern in idle(patterns, known):
             raise ValueError(

@@ -29,7 +29,6 @@ from pyrofl.inference.definition.metadata import (
     LocalPair,
     Metadata,
     Moments,
-    Optimal,
     Rule,
 )
 from pyrofl.inference.definition.method import GradientStep, Method, Phase, View
@@ -107,8 +106,10 @@ class Partitioned(FactorServer):
                     together: SHARED,
                     "server/shift server/precision": (PER_CLIENT, factors),
                     # The cavity that a loss is relative to is another in each round.
-                    self.moving: (INCOMPARABLE, *self.best),
-                    f"shift precision{'' if self.exact else ' share'}": Moments(self.moments),
+                    self.moving: INCOMPARABLE,
+                    f"shift precision{'' if self.exact else ' share'}": Moments(
+                        self.moments, optimal=None if self.draws is None else ("mean", "root")
+                    ),
                 },
                 reads={"model": self.model, "guide": guide},
                 pair=pair,
@@ -336,12 +337,6 @@ class Partitioned(FactorServer):
         counted = received.get("counted", torch.ones_like(local["moved"]))
         old = counted | ~local["moved"]
         return local | {n: torch.where(like(old, v), v, local[n]) for n, v in both.items()}
-
-    @property
-    def best(self) -> tuple[Optimal, ...]:
-        """Convergence criterion: optimality of the client's normal; empty for point estimates."""
-        sizes = {site.name: len(site.mean) for site in self.ours.sites}
-        return () if self.draws is None else (Optimal("mean", "root", sizes),)
 
     @property
     def lr(self) -> float:

@@ -34,7 +34,7 @@ from torch import Generator, Size, Tensor
 from pyrofl.data import Batch, Cohort
 from pyrofl.inference.definition.aggregator import Aggregator, WeightedSum, descend, uniform
 from pyrofl.inference.definition.elbo import elbo, latent, with_rows
-from pyrofl.inference.definition.metadata import SHARED, Metadata, Moments, Optimal
+from pyrofl.inference.definition.metadata import SHARED, Metadata, Moments
 from pyrofl.inference.definition.method import GradientStep, Method, Phase, View, as_received
 from pyrofl.inference.definition.optim import adam, sgd
 from pyrofl.inference.definition.programs import Guide, Program
@@ -103,7 +103,6 @@ class SharedGuide:
             (GradientStep(LEARNED, sgd(1.0), loss),)
         )  # a step of length 1 tells the gradient
         view = "personal" if self.mine.size else "global"
-        sizes = {site.name: len(site.mean) for site in self.ours.sites}
         return Method(
             name="pvi",
             init=self.init,
@@ -117,7 +116,7 @@ class SharedGuide:
             metadata=Metadata(
                 {
                     self.names: SHARED,
-                    "centre root": (Moments(self.moments), Optimal("centre", "root", sizes)),
+                    "centre root": Moments(self.moments, optimal=("centre", "root")),
                     f"loc/* {BEND}/*": Moments(lambda q: {n: (v, v * 0 + 1) for n, v in q.items()}),
                 },
                 reads={"model": self.model, "guide": guide},

@@ -14,7 +14,7 @@ from torch import Tensor
 import pyrofl
 from pyrofl.data import Batch
 from pyrofl.inference.aggregation import Aggregator, by_size
-from pyrofl.inference.definition.metadata import Metadata, Moments, Monitor, Optimal, Rule, WireCost
+from pyrofl.inference.definition.metadata import Metadata, Moments, Monitor, Rule, WireCost
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.fit import fit
 from pyrofl.models import fedavg, likelihoods
@@ -104,8 +104,7 @@ def test_what_functions_may_not_return_is_refused_in_one_line(changes, told, che
     [
         ({"phases": ()}, r"phases are \(\), so no client would train; expected at least one"),
         (about(Monitor(1.0, "high"), "server/a"), "'server/a' in the Monitor matches no name"),
-        (about(Optimal("q/mu", "q/pie", {"theta": 1})), "'q/pie' in the metadata .* mean q/pi"),
-        (about(Optimal("q/mu", "q/pi", {"thetta": 1})), "'thetta' in the metadata .* mean theta"),
+        (about(Moments(dict, optimal=("q/mu", "q/pie"))), "'q/pie' in the metadata .* mean q/pi"),
         (about(Rule("good", torch.isfinite), ""), "'' in the metadata of messages matches no name"),
         (
             {"metadata": Metadata(statistics=lambda r, m, b: {"a": torch.ones(9)})},
