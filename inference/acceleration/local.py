@@ -26,7 +26,7 @@ from pyrofl.inference.acceleration.steps import PhaseRun
 from pyrofl.inference.definition.method import GradientStep, Phase
 from pyrofl.inference.definition.seeds import Streams
 from pyrofl.inference.training.phases import Trained, Training
-from pyrofl.inference.training.schedules import make_schedule, minibatches, same_batch
+from pyrofl.inference.training.schedules import minibatches, same_batch
 from pyrofl.tensors import Tensors, as_run, cut, join_up
 
 
@@ -84,15 +84,13 @@ class GroupedTraining(Training):
 
         Groups are returned separately if all phases ran on the same groups.
         """
-        sizes, begun, axes = self.data.sizes[cohort.ids.cpu()], local, Axes()
+        sizes, axes = self.data.sizes[cohort.ids.cpu()], Axes()
         bound = int(self.data.sizes.max())
         short = any(isinstance(phase, ShortPhase) for phase in phases)
         by_size = buckets(sizes, WORTH_SHORT if short else None)
         parts = [(some, roomy(sizes[some], bound)) for some in by_size]
         longest = max(width for _, width in parts)
-        losses: Tensors = {}
-        first: Tensors = {}
-        made = torch.zeros(len(sizes), dtype=torch.long)
+        trained = Trained.begin(local, cohort)
         # Full batches and the space of rows are padded: their clients run in groups.
         kinds = groupby(phases, lambda p: p.batch is None or isinstance(p, ShortPhase))
         turns = [(by_rows, list(turn)) for by_rows, turn in kinds]
@@ -100,7 +98,7 @@ class GroupedTraining(Training):
             turn = [(phase, phase.count_epochs(cohort.ids)) for phase in group]
             groups = []
             for some, width in parts if by_rows else [(torch.arange(len(sizes)), longest)]:
-                before = narrowed(cut(local, some), axes, width)
+                before = narrowed(cut(trained.local, some), axes, width)
                 own = [(phase, epochs[some]) for phase, epochs in turn]
                 whose = Cohort(cohort.ids[some], cohort.size[some])
                 after = self._in_turn(own, cut(received, some), before, whose, width)
@@ -109,11 +107,8 @@ class GroupedTraining(Training):
                 return groups
             after, found = as_one(groups)
             axes = {n: at for n, at in axes.items() if n not in after.local} | found
-            local, made = local | after.local, made + after.steps
-            losses, first = losses | after.losses, after.first | first
-        changed = {n: v for n, v in local.items() if v is not begun.get(n)}
-        everyone = torch.arange(len(sizes))
-        return [Group(everyone, begun, longest, Trained(changed, losses, made, first))]
+            trained = trained.then(after)
+        return [Group(torch.arange(len(sizes)), local, longest, changes(local, trained))]
 
     def _in_turn(
         self,
@@ -124,19 +119,12 @@ class GroupedTraining(Training):
         width: int,
     ) -> Trained:
         """Run training phases one after the other, on batches padded to `width` rows per client."""
-        method, data, noise, order, _ = self
-        ids, begun = cohort.ids.tolist(), local
-        rows, names = [data.train[i] for i in ids], [data.names[i] for i in ids]
+        names, trained = self.names(cohort), Trained.begin(local, cohort)
         full = any(phase.batch is None for phase, _ in phases)
-        whole = data.batch(cohort.ids, width=width) if full else None
-        losses: Tensors = {}
-        first: Tensors = {}
-        made = torch.zeros(len(ids), dtype=torch.long)
+        whole = self.data.batch(cohort.ids, width=width) if full else None
         for phase, steps in phases:
             if phase.batch:
-                schedule = make_schedule(
-                    rows, steps.tolist(), phase.batch, [order(name) for name in names]
-                )
+                schedule = self.schedule(cohort, steps, phase.batch)
                 steps = schedule.steps
             # Clients that finish early must be the last: stepping then means a shorter prefix.
             rank = as_run(steps.argsort(descending=True, stable=True))
@@ -146,14 +134,20 @@ class GroupedTraining(Training):
                 batches = same_batch(whole.select_clients(rank))
             else:
                 blind = isinstance(phase, ShortPhase) and phase.blind
-                batches = minibatches(data, ranked, schedule.of(rank), blind)
-            own = Streams(noise, [names[c] for c in torch.arange(len(ids))[rank].tolist()])
-            mine = cut(received, rank), cut(local, rank)
-            run = PhaseRun(method, phase, *mine, ranked, own)
+                batches = minibatches(self.data, ranked, schedule.of(rank), blind)
+            own = Streams(self.noise, [names[c] for c in torch.arange(len(names))[rank].tolist()])
+            mine = cut(received, rank), cut(trained.local, rank)
+            run = PhaseRun(self.method, phase, *mine, ranked, own)
             run.go(steps[rank], batches)
-            local = local | cut({n: v for n, v in run.local.items() if n in run.owned}, back)
-            losses |= cut(run.losses(steps[rank]), back)
-            first |= cut(run.first, back) | first
-            made += steps * sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
-        changed = {n: v for n, v in local.items() if v is not begun.get(n)}
-        return Trained(changed, losses, made, first)
+            owned = {n: v for n, v in run.local.items() if n in run.owned}
+            parts = (owned, run.losses(steps[rank]), run.first)
+            changed, losses, first = (cut(part, back) for part in parts)
+            each = sum(m.num_steps for m in phase.updates if isinstance(m, GradientStep))
+            trained = trained.then(Trained(changed, losses, steps * each, first))
+        return changes(local, trained)
+
+
+def changes(local: Tensors, trained: Trained) -> Trained:
+    """Return the results of training with only the tensors that have changed."""
+    new = {n: v for n, v in trained.local.items() if v is not local.get(n)}
+    return trained._replace(local=new)

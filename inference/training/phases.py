@@ -22,7 +22,7 @@ from pyrofl.inference.definition.method import GradientStep, Method, Phase
 from pyrofl.inference.definition.optim import narrow, optimizer_of
 from pyrofl.inference.definition.seeds import Seed, Stream, stream
 from pyrofl.inference.training.noise import AHEAD, ClientNoise
-from pyrofl.inference.training.schedules import make_schedule, minibatches, same_batch
+from pyrofl.inference.training.schedules import Schedule, make_schedule, minibatches, same_batch
 from pyrofl.inference.training.updates import (
     absent_tensor,
     client_losses,
@@ -52,6 +52,15 @@ class Training(NamedTuple):
     order: Source
     record: bool | None = None
 
+    def names(self, cohort: Cohort) -> list[str]:
+        """Return the names of the given clients."""
+        return [self.data.names[i] for i in cohort.ids.tolist()]
+
+    def schedule(self, cohort: Cohort, epochs: Tensor, size: int) -> Schedule:
+        """Return the minibatches of a phase with this batch size."""
+        rows = [self.data.train[i] for i in cohort.ids.tolist()]
+        return make_schedule(rows, epochs.tolist(), size, [*map(self.order, self.names(cohort))])
+
 
 class Trained(NamedTuple):
     """Results of local training of C clients.
@@ -68,6 +77,20 @@ class Trained(NamedTuple):
     losses: Tensors
     steps: Tensor
     first: Tensors
+
+    @classmethod
+    def begin(cls, local: Tensors, cohort: Cohort) -> Trained:
+        """Return the results before the first phase."""
+        return cls(local, {}, torch.zeros(len(cohort.ids), dtype=torch.long), {})
+
+    def then(self, after: Trained) -> Trained:
+        """Return the results of both, where `after` may have the changed tensors alone."""
+        return Trained(
+            self.local | after.local,
+            self.losses | after.losses,
+            self.steps + after.steps,
+            after.first | self.first,
+        )
 
 
 def train(
@@ -102,11 +125,9 @@ def run_phases(
     training: Training, phases: Sequence[Phase], received: Tensors, local: Tensors, cohort: Cohort
 ) -> Trained:
     """Run training phases one after the other, as they are written."""
-    trained = Trained(local, {}, torch.zeros(len(cohort.ids), dtype=torch.long), {})
+    trained = Trained.begin(local, cohort)
     for phase in phases:
-        after = run_phase(training, phase, received, trained.local, cohort)
-        losses, first = trained.losses | after.losses, after.first | trained.first
-        trained = Trained(after.local, losses, trained.steps + after.steps, first)
+        trained = trained.then(run_phase(training, phase, received, trained.local, cohort))
     return trained
 
 
@@ -118,22 +139,20 @@ def run_phase(
     Clients are sorted by their numbers of minibatches, so that those that still train are the first
     ones, [:active], of all tensors; updates write into these.
     """
-    method, data, noise, order, _ = training
-    names, times = [data.names[i] for i in cohort.ids.tolist()], phase.count_epochs(cohort.ids)
+    names, times = training.names(cohort), phase.count_epochs(cohort.ids)
     if phase.batch:
-        rows = [data.train[i] for i in cohort.ids.tolist()]
-        schedule = make_schedule(rows, times.tolist(), phase.batch, [order(n) for n in names])
+        schedule = training.schedule(cohort, times, phase.batch)
         times = schedule.steps
     rank = times.argsort(descending=True, stable=True)
     back = rank.argsort()
     cohort, received = Cohort(cohort.ids[rank], cohort.size[rank]), cut(received, rank)
     # A copy to write into.
     local = {n: v.clone(memory_format=contiguous) for n, v in cut(local, rank).items()}
-    draws = ClientNoise([noise(names[c]) for c in rank.tolist()], AHEAD)
+    draws = ClientNoise([training.noise(names[c]) for c in rank.tolist()], AHEAD)
     if phase.batch:
-        batches = minibatches(data, cohort, schedule.of(rank), blind=False)
+        batches = minibatches(training.data, cohort, schedule.of(rank), blind=False)
     else:
-        batches = same_batch(data.batch(cohort.ids))
+        batches = same_batch(training.data.batch(cohort.ids))
     run = [
         StepRun(update, local, cohort.size) if isinstance(update, GradientStep) else update
         for update in phase.updates
@@ -149,7 +168,7 @@ def run_phase(
         for batch in batches(done, active, count):
             for update in run:
                 if isinstance(update, StepRun):
-                    update.make(method, received, now, batch, draws)
+                    update.make(training.method, received, now, batch, draws)
                     continue
                 name = getattr(update, "__name__", type(update).__name__)
                 with draws:
