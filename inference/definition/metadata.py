@@ -260,8 +260,8 @@ class Metadata:
     """Metadata of a method: roles and rules of its tensors, and settings of its rounds.
 
     Attributes:
-        tensors: Patterns of names -> rules of messages, shared sites, tables with a row for every
-            client, message sizes.
+        tensors: Patterns of names -> rules of messages, message sizes, shared sites, distributions,
+            tables with a row for every client.
         train_all_clients: Whether every client trains in every round; participation then selects
             the reporting clients.
         statistics: Client statistics besides scores: a function (received, local, batch) -> name:
