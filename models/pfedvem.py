@@ -274,6 +274,5 @@ def build(
                 "deviation": spreads(received, local, data)[1] / d,
             },
             reads={"guide": q},
-            widths="prior_scale=1 learns them in closed form",
         ),
     )

@@ -270,7 +270,6 @@ class Metadata:
             start again by `init_client`; ValueError if it cannot be computed.
         reads: {"model": ...} and {"guide": ...}: the programs that functions of the method use
             directly, such as moments of the guide. `dataclasses.replace` of one raises ValueError.
-        widths: Remedy in the warning that the guide's standard deviations are those of its start.
         sites: Description of the shared and the client-specific sites; printed by `fit`.
         privacy: Differential privacy of the server's states, see `privacy.private`.
         pair: What `Method.to_pyro` returns instead of the method's own model and guide; a string
@@ -282,7 +281,6 @@ class Metadata:
     statistics: Callable[[Tensors, Tensors, Batch], Tensors] = no_statistics
     reset_clients: Callable[[Tensors, Cohort], Tensors] = keep_server_state
     reads: Mapping[str, Program] = field(default_factory=dict)
-    widths: str = "run more rounds, or raise the learning rate of the guide's scales"
     sites: str = ""
     privacy: PrivacyAccountant | None = None
     pair: LocalPair | str | None = None

@@ -64,5 +64,7 @@ def unlearned_widths(method: Method, data: Federation, state: RoundState, seed: 
     sites = ", ".join(n for n, change in median.items() if change < CHANGED)
     return (
         f"standard deviations of {sites} are still those of the start (median change "
-        f"{typical:.1%}): they reflect init_scale, not the data; {method.metadata.widths}"
+        f"{typical:.1%}): they reflect init_scale, not the data; run more rounds, raise the "
+        "learning rate of the guide's scales or, in pfedvem, set prior_scale=1, which has a "
+        "closed form"
     )

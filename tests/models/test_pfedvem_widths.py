@@ -191,7 +191,7 @@ def test_unlearned_widths_are_reported(capsys):
     run = pyrofl.fit(pfedvem.build(toys.net()), data, 3)
     (found,) = run.warnings
     assert found.startswith("standard deviations of head.weight, head.bias are still those of the")
-    assert found.endswith("prior_scale=1 learns them in closed form")
+    assert found.endswith("in pfedvem, set prior_scale=1, which has a closed form")
     assert found in capsys.readouterr().err
     learned = pyrofl.fit(pfedvem.build(toys.net(), prior_scale=1.0), data, 3, progress=False)
     assert learned.warnings == []
