@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import shake_128
@@ -48,6 +49,17 @@ def matches(name: str, patterns: str) -> bool:
     True
     """
     return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns.split())
+
+
+def unmatched_patterns(patterns: str, names: Iterable[str]) -> list[str]:
+    """Return the name patterns that match none of the given names."""
+    return [p for p in patterns.split() or [""] if not any(matches(n, p) for n in names)]
+
+
+def suggest_name(pattern: str, names: Iterable[str]) -> str:
+    """Suggest a similar name for a name pattern without a match, or list all names."""
+    near = get_close_matches(pattern, list(names), 1)
+    return f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"
 
 
 def role(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -22,11 +22,11 @@ from pyrofl.data.tables import row_checks
 from pyrofl.experiments.methods import builds
 from pyrofl.flower import coordinator
 from pyrofl.inference import fit, planning
+from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS
 from pyrofl.inference.monitoring import status
 from pyrofl.inference.posteriors import corrected, importance_sampling
 from pyrofl.inference.reference import samplers
 from pyrofl.inference.training import noise
-from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.inference.tuning import tune
 from pyrofl.models import two_stage
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,42 +16,6 @@ from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.inference.engine.round import LocalClients
 from pyrofl.inference.training.phases import run_phases
 from pyrofl.models import fedabml, fedavg, metavd, pfedmb, pfedvem
-
-PACKAGE = Path(pyrofl.__file__).parent
-ROOT = PACKAGE.parent
-PARTS = (  # folders and files that the core does not need
-    *("inference/validation", "inference/acceleration", "inference/privacy"),
-    *("inference/transport", "inference/conformal", "inference/tuning", "inference/checks"),
-    *("inference/reference", "inference/planning.py"),
-    *("inference/relations.py", "inference/data_flow.py", "inference/pyro_pair.py"),
-    *("models/regression", "models/likelihood_factors", "models/hierarchical.py"),
-    *("models/conjugate.py", "models/two_stage.py", "models/pfedgp"),
-    *("pyrofl/figures", "pyrofl/flower", "pyrofl/reports", "pyrofl/experiments", "pyrofl/cli"),
-    *("pyrofl/data/loaders", "pyrofl/data/tables/preprocessor.py"),
-    *("pyrofl/data/tables/columns.py", "pyrofl/data/tables/column_summary.py"),
-    *("pyrofl/data/tables/row_checks.py", "pyrofl/data/tables/data_quality.py"),
-    *("pyrofl/data/tables/array_checks.py", "pyrofl/data/tables/owners.py"),
-    *("pyrofl/data/tables/units.py", "pyrofl/data/tables/table_files.py"),
-)
-PROGRAM = """
-import torch, pyrofl
-from pyrofl import nets
-from pyrofl.inference.engine.round import LocalClients
-from pyrofl.inference.training.phases import run_phases
-from pyrofl.models import fedabml, fedavg, fedbe, metavd, pfedmb, pfedvem
-g = torch.Generator().manual_seed(0)
-sites = {n: (torch.randn(m, 3, generator=g), torch.arange(m) % 2) for n, m in zip("abc", (4, 7, 9))}
-data = pyrofl.Federation.from_arrays(sites, classes=("0", "1"))
-net = nets.build("mlp:5", (3,), 2)
-for paper in (fedavg, fedabml, metavd, pfedmb, pfedvem):
-    run = pyrofl.fit(paper.build(net), data, rounds=2, progress=False)
-    print(paper.__name__, run.to_arviz(draws=20, progress=False)["posterior"].sizes["draw"])
-try:
-    pyrofl.fit(fedavg.build(net), data, 1, engine="ray", workers=2)
-except ValueError as error:
-    print(error)
-print(data, run._repr_html_()[:1])
-"""
 
 
 @pytest.fixture
@@ -163,26 +123,3 @@ def test_an_extension_replaces_another_and_is_imported_when_it_is_needed(monkeyp
     extensions.register({"point": "pyrofl.extensions:no_such_function"})
     with pytest.raises(AttributeError, match="no_such_function"):
         extensions.extension("point")
-
-
-@pytest.mark.slow
-def test_a_copy_without_the_parts_around_the_core_runs(tmp_path):
-    away = shutil.ignore_patterns("__pycache__", "models", "inference")
-    shutil.copytree(PACKAGE, tmp_path / "pyrofl", ignore=away)
-    for name in ("models", "inference"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (tmp_path / "pyrofl" / name).symlink_to(tmp_path / name)
-    for part in PARTS:
-        path = tmp_path / part
-        assert path.exists(), part
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
-    assert [line for line in lines if line.startswith("pyrofl.models.")] == [
-        f"pyrofl.models.{name} 20" for name in ("fedavg", "fedabml", "metavd", "pfedmb", "pfedvem")
-    ]
-    assert "engine='ray' needs pyrofl.inference.transport.start" in done.stdout

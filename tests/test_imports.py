@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import subprocess
@@ -13,16 +12,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from module_imports import FILES, PACKAGE, PACKAGES, folder, imported, part, reached, read
 
 import pyrofl
-
-PACKAGE = Path(pyrofl.__file__).parent
-FILES = sorted(
-    f
-    for top in (PACKAGE, PACKAGE / "models", PACKAGE / "inference")
-    for f in top.rglob("*.py")
-    if "models" not in f.relative_to(top).parts and "inference" not in f.relative_to(top).parts
-)
 
 # The parts that know everything below them; every other file of pyrofl/ knows data alone.
 OUTSIDE = ("pyrofl.experiments", "pyrofl.reports", "pyrofl.cli", "pyrofl.flower")
@@ -39,33 +31,11 @@ MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
 BARE = ("models", "inference", "tests", "examples")  # would be second module objects
 
 
-def part(file: Path) -> str:
-    """Return the file's module, "pyrofl.inference.engine.round"."""
-    names = file.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(("pyrofl", *names)).removesuffix(".__init__")
-
-
-def imported(file: Path, types: bool = True) -> set[str]:
-    """Return the modules that a file imports, anywhere in it, perhaps not those for types alone."""
-    found: set[str] = set()
-    nodes: list[ast.AST] = [ast.parse(file.read_text())]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        only_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        nodes += [] if only_types and not types else ast.iter_child_nodes(node)
-    return found
-
-
 def inside(names: set[str], *packages: str) -> set[str]:
     return {n for n in names for p in packages if f"{n}.".startswith(f"{p}.")}
 
 
 IMPORTS = {part(f): imported(f) for f in FILES}
-PACKAGES = {part(f) for f in FILES if f.name == "__init__.py"}
 # Their folders are told apart, and so are the files beside these.
 TOPS = ("pyrofl", "pyrofl.models", "pyrofl.inference")
 
@@ -78,30 +48,6 @@ def test_imports_run_one_way():
         guilty[name] = inside(found, *MAY_NOT_IMPORT[rule], *BARE)
     assert not {name: wrong for name, wrong in guilty.items() if wrong}
     assert {"pyrofl.models.pfedvem", "pyrofl.inference.engine.round"} <= IMPORTS.keys()
-
-
-def read(types: bool) -> dict[str, set[str]]:
-    """Return the modules of the package that each of its modules imports."""
-    found = {part(f): imported(f, types) for f in FILES}
-    return {
-        name: {m for n in names for m in (n, n.rpartition(".")[0]) if m in found} - {name}
-        for name, names in found.items()
-    }
-
-
-def folder(module: str) -> str:
-    """Return the folder of a module."""
-    return module if module in PACKAGES else module.rpartition(".")[0]
-
-
-def reached(arrows: dict[str, set[str]], *starts: str) -> set[str]:
-    """Return what follows from some starts by arrows, directly or not."""
-    seen, left = set[str](), [*starts]
-    while left:
-        new = arrows.get(left.pop(), set()) - seen
-        seen |= new
-        left += new
-    return seen
 
 
 def test_no_folder_imports_itself_by_others():
@@ -237,9 +183,9 @@ def test_the_folders_are_packages():
     for name in ("pyrofl.models.pfedvem", "pyrofl.inference.engine.round"):
         assert import_module(name).__name__ == name
     assert (PACKAGE / "py.typed").is_file()
-    for folder in ("models", "inference"):
-        path = Path(import_module(f"pyrofl.{folder}").__file__ or "")
-        assert path.resolve() == (PACKAGE / folder / "__init__.py").resolve()
+    for top in ("models", "inference"):
+        path = Path(import_module(f"pyrofl.{top}").__file__ or "")
+        assert path.resolve() == (PACKAGE / top / "__init__.py").resolve()
 
 
 def test_every_folder_with_modules_is_packaged():

@@ -304,6 +304,17 @@ class Guide:
         return self.program(received, local, batch)
 
 
+def refuse_subsampling(name: str, site: Any) -> None:
+    """Raise ValueError for a site inside a Pyro plate with subsampling."""
+    for frame in site.get("cond_indep_stack", ()):
+        if frame.full_size is not None and frame.full_size != frame.size:
+            raise ValueError(
+                f"site {name!r} is in plate {frame.name!r}, which subsamples {frame.size} of "
+                f"{frame.full_size} entries; use batch.rows() for rows, and batch= of the method "
+                "for minibatches"
+            )
+
+
 def refuse_svi() -> None:
     """Raise ValueError inside SVI, as its optimizer would train none of a guide's tensors."""
     if any(isinstance(h, TraceMessenger) and h.param_only for h in _PYRO_STACK):

@@ -28,6 +28,7 @@ from pyrofl.inference.engine.state import RoundState, current_states
 from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
+from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS
 from pyrofl.inference.privacy.preparation import refuse_preparation
 from pyrofl.inference.transport import weighing
 from pyrofl.inference.transport.client_records import ClientRecord, as_sent, state_of
@@ -48,7 +49,6 @@ from pyrofl.turns import synchronized
 
 FILE = "private.safetensors"
 OWN = rf"{FILE}|{weighing.FILE}|.*\.nc"  # files of the folder; others refuse it
-MIN_SCORED_ROWS = 5  # small counts are suppressed, as in statistics of patients
 
 
 def _losses(report: Tensors) -> Tensors:

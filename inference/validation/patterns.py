@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from pyrofl.inference.definition.aggregator import Aggregator
 from pyrofl.inference.definition.metadata import (
@@ -16,7 +15,7 @@ from pyrofl.inference.definition.metadata import (
     of_kind,
 )
 from pyrofl.inference.definition.method import GradientStep, Method
-from pyrofl.tensors import Tensors, matches
+from pyrofl.tensors import Tensors, matches, suggest_name, unmatched_patterns
 
 
 def refuse_idle_patterns(
@@ -52,9 +51,9 @@ def refuse_idle_patterns(
         monitors = of_kind(method.metadata.tensors, Monitor)
         asked += [("Monitor", names, after) for names, _ in monitors]
     for what, patterns, known in asked:
-        for pattern in idle(patterns, known):
+        for pattern in unmatched_patterns(patterns, known):
             raise ValueError(
-                f"{pattern!r} in the {what} matches no name; {nearest(pattern, known)}"
+                f"{pattern!r} in the {what} matches no name; {suggest_name(pattern, known)}"
             )
 
 
@@ -72,21 +71,10 @@ def refuse_idle_pools(method: Method, server: Tensors, message: Tensors) -> None
                 )
         left = [n for n in sent if not any(matches(n, p) for p in aggregate.weights)]
         patterns = " ".join(aggregate.weights)
-        for pattern in idle(patterns, sent if left else values):
+        for pattern in unmatched_patterns(patterns, sent if left else values):
             if left or (pattern != "*" and "*" in patterns.split()):
                 found = f"{left[0]!r} would stay unchanged" if left else "'*' would decide for all"
                 raise ValueError(
                     f"{pattern!r} in the aggregation matches no name, so {found}; "
-                    f"{nearest(pattern, left or values)}"
+                    f"{suggest_name(pattern, left or values)}"
                 )
-
-
-def idle(patterns: str, names: Iterable[str]) -> list[str]:
-    """Return the name patterns that match none of the given names."""
-    return [p for p in patterns.split() or [""] if not any(matches(n, p) for n in names)]
-
-
-def nearest(pattern: str, names: Iterable[str]) -> str:
-    """Suggest a similar name for a name pattern without a match, or list all names."""
-    near = get_close_matches(pattern, list(names), 1)
-    return f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"

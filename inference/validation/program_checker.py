@@ -19,7 +19,7 @@ from torch.distributions.utils import lazy_property
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import latent, observed, traces
 from pyrofl.inference.definition.method import GradientStep, Method
-from pyrofl.inference.definition.programs import Program, Supervised
+from pyrofl.inference.definition.programs import Program, Supervised, refuse_subsampling
 from pyrofl.inference.definition.seeds import Stream, stream
 from pyrofl.inference.training.noise import ClientNoise
 from pyrofl.inference.validation.independence import Drew, rows_of, unchanged, undrawn, unlike
@@ -254,17 +254,6 @@ class Look:
         q, _ = self.run(self.batch, self.received, self.local | tensors)
         pairs = [(s["value"], q.nodes[n]["value"]) for n, s in latent(self.q)]
         return not all(equal(a, b) for a, b in pairs)
-
-
-def refuse_subsampling(name: str, site: Any) -> None:
-    """Raise ValueError for a site inside a Pyro plate with subsampling."""
-    for frame in site.get("cond_indep_stack", ()):
-        if frame.full_size is not None and frame.full_size != frame.size:
-            raise ValueError(
-                f"site {name!r} is in plate {frame.name!r}, which subsamples {frame.size} of "
-                f"{frame.full_size} entries; use batch.rows() for rows, and batch= of the method "
-                "for minibatches"
-            )
 
 
 def factors(trace: Any) -> list[tuple[str, Any]]:

@@ -23,16 +23,22 @@ from torch.distributions import biject_to
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
 from pyrofl.inference.definition.prior_conversion import Prior, as_prior, nobody
-from pyrofl.inference.definition.programs import Program
+from pyrofl.inference.definition.programs import Program, refuse_subsampling
 from pyrofl.inference.definition.rejection import rejecting
 from pyrofl.inference.training.noise import ClientNoise, open_latent
-from pyrofl.inference.validation.patterns import idle, nearest
-from pyrofl.inference.validation.program_checker import refuse_subsampling
 from pyrofl.models.shared.places import place_of
 from pyrofl.models.shared.sites import Layout, Site
 from pyrofl.nets import Network
 from pyrofl.returned import explained
-from pyrofl.tensors import Tensors, default_type, generator, like, matches
+from pyrofl.tensors import (
+    Tensors,
+    default_type,
+    generator,
+    like,
+    matches,
+    suggest_name,
+    unmatched_patterns,
+)
 
 CONSTANT = 1e-3  # of a log scale less a log variable, in all draws
 SCALE = "scale"  # in a site's infer: what a standard normal is multiplied by
@@ -252,8 +258,10 @@ def layouts(
     ours = tuple(s for s, n in zip(found, names, strict=True) if matches(n, shared))
     if not ours:
         raise ValueError(f"shared is {shared!r}; expected patterns of some of {', '.join(names)}")
-    for pattern in idle(shared, names):
-        raise ValueError(f"{pattern!r} in shared matches no latent site; {nearest(pattern, names)}")
+    for pattern in unmatched_patterns(shared, names):
+        raise ValueError(
+            f"{pattern!r} in shared matches no latent site; {suggest_name(pattern, names)}"
+        )
     for site in ours:
         if site.of_rows:
             raise ValueError(

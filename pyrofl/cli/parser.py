@@ -55,7 +55,7 @@ from pyrofl.experiments.options import (
     expand_home,
 )
 from pyrofl.experiments.settings import refuse_repeated
-from pyrofl.inference.transport.client import MIN_SCORED_ROWS
+from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS
 from pyrofl.starting import end_loading
 
 EXAMPLES = {

@@ -23,7 +23,7 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records, deserialize, serialize
 from pyrofl.flower.registry import WHOSE
 from pyrofl.flower.site import answered
-from pyrofl.inference.transport.client import MIN_SCORED_ROWS
+from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS
 from pyrofl.inference.transport.wire import plain
 
 PULL = 0.25  # seconds between two looks for replies

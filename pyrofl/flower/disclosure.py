@@ -12,13 +12,12 @@ from pyrofl.files import text_tables
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
 from pyrofl.inference.engine.start import by_round
-from pyrofl.inference.evaluation.specification import Part
+from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS, Part
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
 from pyrofl.inference.posteriors.importance_sampling import MOST_TRIED
 from pyrofl.inference.posteriors.shared import corrected_shared
 from pyrofl.inference.transport import Client, Server
-from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.inference.transport.correction import reporter
 from pyrofl.inference.transport.weighing import reason_against
 from pyrofl.inference.transport.wire import Flat

@@ -23,10 +23,9 @@ from pyrofl.flower.records import Records
 from pyrofl.flower.rows import rows_of
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.inference.evaluation.specification import default_model
+from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS, default_model
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.transport import Client
-from pyrofl.inference.transport.client import MIN_SCORED_ROWS
 from pyrofl.inference.transport.wire import (
     Flat,
     InvalidRequestError,
