@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
+import promises
 import pyro
 import pytest
 import torch
@@ -14,11 +17,17 @@ import toys
 from torch import Generator, Tensor
 
 import pyrofl
+from pyrofl import models
 from pyrofl.data import Batch, Cohort, Federation
 from pyrofl.inference.aggregation import Aggregator, by_size
 from pyrofl.inference.definition.aggregator import with_server_step
 from pyrofl.inference.definition.method import GradientStep, Method, send_all
 from pyrofl.inference.definition.optim import sgd
+from pyrofl.inference.definition.user_code import users_code
+from pyrofl.inference.engine.start import first
+from pyrofl.inference.validation import validate
+from pyrofl.inference.validation.real_clients import refuse_dependent_clients, with_real_ids
+from pyrofl.inference.validation.variants import filled
 from pyrofl.models import fedavg, pvi
 from pyrofl.tensors import Tensors
 
@@ -260,3 +269,27 @@ def test_a_server_step_that_writes_into_the_state_is_refused():
     own = method(aggregate=Aggregator({"*": by_size}, server_step=step))
     with pytest.raises(ValueError, match=r"server_step writes into 'w/.*' in place; expected"):
         pyrofl.validate_method(own, toys.blobs())
+
+
+METHODS = [name for _, name, _ in pkgutil.iter_modules(models.__path__)]
+BUILT = [name for name in METHODS if hasattr(import_module(f"pyrofl.models.{name}"), "build")]
+
+
+@pytest.mark.parametrize("name", promises.others_slow(BUILT))
+def test_the_librarys_methods_pass(name):
+    """Before a fit, only methods with functions of a user are validated on several clients."""
+    module = import_module(f"pyrofl.models.{name}")
+    own = module.build(toys.net(), **promises.of(name).settings)
+    assert users_code(own)[0] == ""
+    data, ids = toys.blobs(), torch.tensor([0, 5, 7, 11])
+    few, start = filled(with_real_ids(data, ids)), first(own, data, 0).server
+    refuse_dependent_clients(own, few, ids, start)
+
+
+def test_a_method_of_the_library_runs_once_with_few_rows(monkeypatch):
+    calls = []
+    monkeypatch.setattr(validate, "refuse_dependent_clients", lambda *_: calls.append(1))
+    pyrofl.validate_method(fedavg.build(toys.net()), toys.blobs())
+    assert not calls
+    pyrofl.validate_method(with_loss(lambda loss, batch: loss), toys.blobs())
+    assert calls
