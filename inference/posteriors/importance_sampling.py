@@ -88,6 +88,7 @@ class Weights(NamedTuple):
     shapes: Mapping[str, Tensor] = MappingProxyType(
         {}
     )  # site -> Pareto shapes of its estimates, see `tail_shapes`
+    lacks: str = ""  # which mode of the posterior has no draws
 
 
 class Weighed(NamedTuple):
@@ -152,7 +153,8 @@ class Weighing:
         """Weigh draws of the server's list, and of t distributions with their weighted moments.
 
         Where the list has no draws in a tail of the posterior, no weight shows it, so that further
-        draws are needed. They end once they agree with those before; see `Mixture`.
+        draws are needed. They end once they agree with those before; see `Mixture`. Where the list
+        lacks a mode, neither shows it, so that the signs of variables are changed at last.
         """
         source, draws = Listed(self.guided.listed), [self.guided.least] * len(self.rows)
         _, reply, ratio = self._tried(source, PILOT, draws, sets=2)
@@ -183,7 +185,17 @@ class Weighing:
                 doubt = "" if even else UNCHECKED
             if k < HEAVY and not doubt:
                 break
-        return _weighed(values, log_w, k, doubt)
+        images = self.listed.mirrored
+        if images is None:
+            return _weighed(values, log_w, k, doubt)
+        # Their terms and values are the last of the exchange; as draws they have no weight.
+        server, level = self.listed.listed_at(images.noise)
+        places = Listed(len(level)).sample((len(level),))
+        reply = self.exchange(Request(places, draws, server=server, more=True))
+        lacks = images.second_mode(_ratio(reply) + level)
+        values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
+        none = torch.full_like(level, -torch.inf)
+        return _weighed(values, torch.cat([log_w, none]), k, doubt, lacks)
 
     def _needed(self, log_w: Tensor) -> int:
         """Return the number of draws to weigh, given log weights of few."""
@@ -236,7 +248,9 @@ def _ratio(reply: Reply) -> Tensor:
     return ratio.nan_to_num(nan=LOWEST, posinf=LOWEST, neginf=LOWEST)
 
 
-def _weighed(values: Tensors, log_w: Tensor, k: float, doubt: str = "") -> Weighed:
+def _weighed(
+    values: Tensors, log_w: Tensor, k: float, doubt: str = "", lacks: str = ""
+) -> Weighed:
     """Return weighted draws with the diagnostics of their weights."""
-    weights = Weights(torch.tensor([k]), effective(log_w)[None], len(log_w), doubt)
+    weights = Weights(torch.tensor([k]), effective(log_w)[None], len(log_w), doubt, lacks=lacks)
     return Weighed(values, log_w, weights)

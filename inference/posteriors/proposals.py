@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -19,6 +19,8 @@ REACH = 4.0  # maximum step to a mode, in the guide's standard deviations
 WIDER = 2.0  # scale of the wider normal of a mixture
 PER = 4  # rows of a regression for each of its coefficients
 BRIDGES = 50  # iterations of the ratio of normalizing constants
+APART = 4.0  # least distance of two modes, in standard deviations of the draws
+LOWER, DIP = 5.0, 2.0  # log density of a second mode below the first, and of the middle below both
 
 
 def effective(log_w: Tensor) -> Tensor:
@@ -73,6 +75,38 @@ class Listed:
         return -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1)
 
 
+class MirrorImages(NamedTuple):
+    """A draw, its R mirror images with the signs of some variables changed, and the middles.
+
+    Attributes:
+        noise: of the draw, its images, the points half way to them, and again the draw, so that
+            the number of points is even, [2 + 2 R, d].
+        names: variables whose signs are changed, such as "b" or "w and z", R.
+    """
+
+    noise: Tensor
+    names: Sequence[str]
+
+    def second_mode(self, log_p: Tensor) -> str:
+        """Return that an image shows another mode of the posterior, or "".
+
+        The image is far away, its density is not far below that of the draw, and that in the
+        middle is lower. `log_p` are the log densities [2 + 2 R] up to a constant.
+        """
+        images = len(self.names)
+        draw, image, middle, _ = log_p.split([1, images, images, 1])
+        off = self.noise[1 : 1 + images] - self.noise[:1]
+        far = off.square().sum(-1) > APART**2
+        seen = far & (image > draw - LOWER) & (middle < torch.minimum(image, draw) - DIP)
+        if not bool(seen.any()):
+            return ""
+        name = self.names[int(seen.int().argmax())]
+        return (
+            f"the posterior has another mode, without draws, where {name} has the other sign: "
+            "restrict the sign by the prior, or check the model with pyrofl.reference.nuts"
+        )
+
+
 @dataclass(frozen=True)
 class ServerDraws:
     """Draws that a server lists, as noise in which they have nearly mean 0 and covariance 1.
@@ -82,11 +116,13 @@ class ServerDraws:
         log_density: of the noise, up to a constant, [S].
         listed_at: noise [S, d] -> a server state that lists draws at this noise instead, and their
             log densities [S], with the same constant.
+        mirrored: points at which a symmetric posterior has a mode that the list may lack.
     """
 
     noise: Tensor
     log_density: Tensor
     listed_at: Callable[[Tensor], tuple[Tensors, Tensor]]
+    mirrored: MirrorImages | None = None
 
 
 @dataclass(frozen=True)

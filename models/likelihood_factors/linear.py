@@ -25,6 +25,8 @@ from pyrofl.models.likelihood_factors.structure import (
 )
 from pyrofl.tensors import Tensors, generator
 
+FAR = 1.0, 30.0, 1000.0  # distances at which a linear mean is still linear
+
 
 def with_linear(structure: Structure, batch: Batch) -> Structure:
     """Return the structure with the mask of the linear variables, if the model is linear."""
@@ -86,13 +88,23 @@ def statistics(structure: Structure, batch: Batch) -> Tensors:
 
 
 def _has_linear_mean(structure: Structure, u: Tensor, batch: Batch) -> bool:
-    """Return whether the mean of the response is linear, and equal for two variances [2, d]."""
+    """Return whether the mean of the response is linear, and equal for two variances [2, d].
+
+    The standard deviation must not depend on the linear variables.
+    """
     n = len(structure.reads) + structure.mine.size
     a, b = torch.randn(2, n, generator=generator("linear")).double()
-    points = torch.stack([torch.zeros_like(a), a, b, a + b])
-    one, other = (_response(structure, middle, points, batch).mean for middle in u)
-    size = EXACT * (1 + one.abs().amax(0))
+    # Far points on both sides find kinks, as of abs, relu and clamp.
+    times = torch.tensor([s * v for v in FAR for s in (-1.0, 1.0)], dtype=a.dtype)
+    points = torch.cat([torch.stack([0 * a, a, b, a + b]), times[:, None] * a])
+    found, same = (_response(structure, middle, points, batch) for middle in u)
+    one, other = found.mean, same.mean
+    size = EXACT * (1 + one[:4].abs().amax(0))
     straight = (one[3] - one[1] - one[2] + one[0]).abs() <= size
+    expected = one[0] + times.view(-1, *[1] * (one.dim() - 1)) * (one[1] - one[0])
+    far = EXACT * (1 + one[4:].abs() + expected.abs())
+    straight &= ((one[4:] - expected).abs() <= far).all(0)
+    straight &= ((found.sd - found.sd[0]).abs() <= EXACT * found.sd[0]).all(0)
     return bool(straight.all()) and bool(((one - other).abs() <= size).all())
 
 

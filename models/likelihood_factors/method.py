@@ -146,7 +146,7 @@ class LikelihoodFactors:
         center, sd = u.mean(0)[reads], u.std(0)[reads].clamp(min=1e-150)
         scaled, middle = (u[:, reads] - center) / sd, (mean[:, reads] - center) / sd
         squares = (scaled[:, :, None] * scaled[:, None]).flatten(1)
-        spread = (weight.mT @ squares).unflatten(1, (len(reads), -1))
+        spread = (weight.mT @ squares).unflatten(1, (len(reads), len(reads)))
         spread = spread - middle[:, :, None] * middle[:, None]
         one = torch.eye(len(reads), dtype=u.dtype)
         spread = positive(spread + LEAST * one)

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from pyrofl.inference.hmc import LogDensity, covariance_root
-from pyrofl.inference.posteriors.proposals import ServerDraws
+from pyrofl.inference.posteriors.proposals import MirrorImages, ServerDraws
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure
+from pyrofl.models.shared.sites import Layout
 from pyrofl.tensors import Tensors
 
 STEPS = 200  # of the search for the first mode
+FLIPPED = 20  # at most as many sites change signs by two, and as many entries one by one
 
 
 def find_mode(log_density: LogDensity, start: Tensor) -> Tensor:
@@ -125,7 +128,36 @@ class Variables:
                 server, value = listed_at(u, found)
             return server, value + growth
 
+        def noise_of(w: Tensor) -> Tensor:
+            return torch.linalg.solve_triangular(root, (w - mean).mT, upper=False).mT
+
         with torch.no_grad():
             growth = self.shared(w)[2]
-        noise = torch.linalg.solve_triangular(root, (w - mean).mT, upper=False).mT
-        return ServerDraws(noise, log_density + growth, at)
+        points, names = mirror_images(self.structure.ours, u[log_density.argmax()])
+        images = MirrorImages(noise_of(self.sampled(points)), names) if names else None
+        return ServerDraws(noise_of(w), log_density + growth, at, images)
+
+
+def mirror_images(layout: Layout, u: Tensor) -> tuple[Tensor, list[str]]:
+    """Return the points of `MirrorImages` of shared variables u [d], and their names.
+
+    Signs are changed of each site, each two, all sites, and each entry. Positive variables keep
+    theirs, as they are logarithms here.
+    """
+    parts = torch.arange(len(u)).split([len(site.mean) for site in layout.sites])
+    places = {site.name: part for site, part in zip(layout.sites, parts, strict=True)}
+    names = [(a,) for a in places] + [tuple(places)]
+    if len(places) <= FLIPPED:
+        names += combinations(places, 2)
+    changed = {" and ".join(some): torch.cat([places[n] for n in some]) for some in names}
+    if len(u) <= FLIPPED:
+        changed |= {f"{n}[{i}]": at[i : i + 1] for n, at in places.items() for i in range(len(at))}
+    masks: dict[tuple[bool, ...], str] = {}
+    for name, at in changed.items():
+        mask = torch.zeros(len(u), dtype=torch.bool).index_fill(0, at, True)
+        mask &= (layout.each("positive") == 0) & (u != 0)
+        if bool(mask.any()):
+            masks.setdefault(tuple(mask.tolist()), name)
+    flipped = torch.tensor([*masks], dtype=u.dtype).view(-1, len(u))
+    points = torch.cat([u[None], u * (1 - 2 * flipped), u * (1 - flipped), u[None]])
+    return points, [*masks.values()]

@@ -499,3 +499,119 @@ def test_a_model_without_own_sites_has_a_posterior_by_quadrature():
     drawn = run.to_arviz(4000, progress=False)["posterior"]
     values = torch.tensor(np.c_[drawn["beta"].values[0], drawn["tau"].values[0]])
     assert_near((values.mean(0), values.std(0)), expected)
+
+
+def folded(received, local, batch):
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(1.0, 2.0))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(a.abs(), 1.0), obs=batch.y)
+
+
+def folded_with_effects(received, local, batch):
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(1.0, 2.0))
+        effect = pyro.sample("effect", dist.Normal(0.0, 0.5))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(a.abs() + effect, 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize("program", [folded, folded_with_effects])
+def test_the_other_sign_of_a_symmetric_posterior_is_reported(program):
+    """Nothing is curved at the prior's mean, a = 1; the mode near -3 has exp(-3/4) of the mass."""
+    data = of_mean(3.0)
+    run = pyrofl.fit(
+        likelihood_factors.hierarchical(program, data, shared="a"), data, progress=False
+    )
+    with pytest.warns(UserWarning, match="where a has the other sign"):
+        run.to_arviz(draws=FEW)
+    assert run.status.kind == "not converged"
+    assert "where a has the other sign" in run.status.why
+
+
+def test_one_sign_is_not_reported_as_two():
+    data = of_mean(0.1)  # the posterior has both signs
+    method = likelihood_factors.hierarchical(heavy_tails, data, shared="a")
+    run = pyrofl.fit(method, data, progress=False)
+    run.to_arviz(draws=FEW)
+    assert run.status.kind == "converged"
+
+
+KINKS = {
+    "abs": torch.abs,
+    "relu": torch.relu,
+    "clamp": lambda a: a.clamp(max=40.0),
+    "far clamp": lambda a: a.clamp(min=-700.0),
+}
+
+
+@pytest.mark.parametrize("kink", KINKS)
+def test_a_mean_with_a_kink_is_not_linear(kink):
+    """Two points of one side show none."""
+
+    def program(received, local, batch):
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(1.0, 2.0))
+            effect = pyro.sample("effect", dist.Normal(0.0, 0.5))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(KINKS[kink](a) + effect, 1.0), obs=batch.y)
+
+    method = likelihood_factors.hierarchical(program, of_mean(3.0), shared="a")
+    assert method.model.linear is None
+
+
+SPREADS = {
+    "relu": lambda a: 1.0 + 5 * torch.relu(a - 20.0),
+    "where": lambda a: torch.where(a > 30.0, 1.0, 3.0),
+}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_a_standard_deviation_that_differs_far_away_is_not_known(spread):
+    def program(received, local, batch):
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(1.0, 2.0))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(a, SPREADS[spread](a)), obs=batch.y)
+
+    method = likelihood_factors.hierarchical(program, of_mean(3.0), shared="a")
+    assert method.model.linear is None or not bool(method.model.linear.any())
+
+
+def test_a_piecewise_mean_of_own_effects_is_not_linear():
+    def program(received, local, batch):
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(0.0, 3.0))
+            effect = pyro.sample("effect", dist.Normal(a + 3 * torch.relu(a - 8.0), 1.0))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(effect, 1.0), obs=batch.y)
+
+    method = likelihood_factors.hierarchical(program, of_mean(3.0), shared="a")
+    assert method.model.linear is None
+
+
+def only_a_scale(received, local, batch):
+    with batch.clients():
+        tau = pyro.sample("tau", dist.HalfNormal(2.0))
+        u = pyro.sample("u", dist.Normal(0.0, tau))
+        with batch.rows():
+            pyro.sample("y", dist.Normal(u, 1.0), obs=batch.y)
+
+
+def test_the_scale_of_own_effects_may_be_the_only_shared_site():
+    """The posterior of tau, by the marginal likelihoods on a grid."""
+    data = of_mean(1.0)
+    method = likelihood_factors.hierarchical(only_a_scale, data, shared="tau")
+    run = pyrofl.fit(method, data, progress=False)
+    draws = run.to_arviz(draws=2000)["posterior"]["tau"].values.ravel()
+    tau = torch.linspace(0.001, 12.0, 12_000).double()
+    log_p = -(tau**2) / 8
+    for rows in data.train:
+        y = data.y[rows].double()
+        variance = tau**2 + 1 / len(y)
+        log_p = log_p - variance.log() / 2 - y.mean() ** 2 / (2 * variance)
+    weight = log_p.softmax(0)
+    mean = float(weight @ tau)
+    sd = float((weight @ (tau - mean) ** 2) ** 0.5)
+    assert abs(draws.mean() - mean) < 5 * sd / 2000**0.5
+    assert abs(draws.std() / sd - 1) < 0.1
