@@ -248,9 +248,7 @@ def _ratio(reply: Reply) -> Tensor:
     return ratio.nan_to_num(nan=LOWEST, posinf=LOWEST, neginf=LOWEST)
 
 
-def _weighed(
-    values: Tensors, log_w: Tensor, k: float, doubt: str = "", lacks: str = ""
-) -> Weighed:
+def _weighed(values: Tensors, log_w: Tensor, k: float, doubt: str = "", lacks: str = "") -> Weighed:
     """Return weighted draws with the diagnostics of their weights."""
     weights = Weights(torch.tensor([k]), effective(log_w)[None], len(log_w), doubt, lacks=lacks)
     return Weighed(values, log_w, weights)
