@@ -107,7 +107,7 @@ class ClientNoise(Messenger):
             except TypeError as error:
                 raise ValueError(
                     f"site {name!r}: {type(fn).__name__} cannot be drawn for {clients} clients "
-                    "in one batch; run with chunk_size=1"
+                    "in one batch; use another distribution, or run a method with chunk_size=1"
                 ) from error
             msg["done"] = True
 

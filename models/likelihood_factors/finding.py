@@ -181,8 +181,11 @@ def _check_roots(structure: Structure, data: Federation) -> None:
 def _check_curvature(structure: Structure, batch: Batch) -> None:
     """Raise OtherStructure if the log likelihood has no second derivatives, as of Laplace's law.
 
-    With large covariates it has some only near the middle of the prior.
+    With large covariates it has some only near the middle of the prior. It may have steps alone, as
+    with `sign` and `round`.
     """
+    if _has_steps(structure, batch):
+        raise OtherStructure("the log likelihood is piecewise constant")
     if _is_curved(structure, batch, 1.0):
         return
     if any(_is_curved(structure, batch, share) for share in NEARER):
@@ -211,6 +214,16 @@ def _is_curved(structure: Structure, batch: Batch, share: float) -> bool:
         size = float(slope.detach().abs().max())
         (bend,) = torch.autograd.grad(slope.square().sum() + 0 * at.sum(), at)
     return not size or not float(bend.abs().max()) <= EXACT * size**2
+
+
+def _has_steps(structure: Structure, batch: Batch) -> bool:
+    """Return whether the log likelihood differs between points, and has slope 0 at all of them."""
+    u, eta = (v.requires_grad_() for v in random_points(structure, batch))
+    with torch.enable_grad():
+        value = structure.evaluate(u, eta, batch).likelihood
+        slopes = torch.autograd.grad(value.sum() + 0 * (u.sum() + eta.sum()), (u, eta))
+    flat = not any(bool(slope.any()) for slope in slopes)
+    return flat and bool((value != value[:1]).any())
 
 
 def _slopes(

@@ -16,12 +16,13 @@ from pyrofl.arguments import known
 
 Floats = NDArray[np.float64]
 
+SMALLEST = "1e-9"  # response of a positive family whose logarithm has a finite slope
 SUPPORTS = {
     "real": "finite numbers",
     "binary": "0 and 1, or two categories",
     "count": "whole numbers of at least 0",
     "trials": "whole numbers from 0 to the number of trials",
-    "positive": "numbers above 0",
+    "positive": f"numbers above 0, at least {SMALLEST} in their unit",
     "nonnegative": "numbers of at least 0",
     "unit": "numbers between 0 and 1, both excluded",
     "levels": "at least three categories, or whole numbers",
@@ -72,7 +73,7 @@ class Family:
             "binary": (y == 0) | (y == 1),
             "count": whole,
             "trials": whole & (y <= (np.inf if second is None else second)),
-            "positive": np.isfinite(y) & (y > 0),
+            "positive": np.isfinite(y) & (y >= float(SMALLEST)),
             "nonnegative": np.isfinite(y) & (y >= 0),
             "unit": (y > 0) & (y < 1),
             "levels": whole,

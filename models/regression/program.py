@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.regression.design import OFFSET, Design, Grouped
+from pyrofl.models.regression.families import SMALLEST
 from pyrofl.models.regression.hurdle import Hurdle
 from pyrofl.models.regression.priors import Priors
 
@@ -31,7 +32,7 @@ def source(
     lines = [f"def program(received, local, batch):\n    {DOC}{design.formula.text}, {name}.\n"]
     lines += [*listed, DOC, "x, y = batch.x, batch.y"]
     if family.support == "positive":
-        lines[-1] = "x, y = batch.x, batch.y.clamp(min=1e-9)"
+        lines[-1] = f"x, y = batch.x, batch.y.clamp(min={SMALLEST})"
     normal, single = coefficients(priors)
     used = [*normal, *single]
     size = len(design.answers) - 1 if family.kind == "categorical" else 0

@@ -21,7 +21,7 @@ from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import latent
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.shared.sites import Layout, Site
-from pyrofl.models.shared.unconstrained import name_of, spread_by_others, traced
+from pyrofl.models.shared.unconstrained import DECENTRED, name_of, spread_by_others, traced
 
 DRAWS = 3  # of the prior, to see what changes with what
 
@@ -45,8 +45,13 @@ class Declared:
 
         Raises:
             ValueError: if the prior of a shared site depends on what a client has for itself, or on
-                its data.
+                its data; or a site's name ends as those that the library adds.
         """
+        for name in self.values:
+            if name.endswith(DECENTRED):
+                raise ValueError(
+                    f"the name of site {name!r} ends in {DECENTRED!r}, which is reserved; rename it"
+                )
         for name in self.shared:
             if name in self.changed(self.shared)[0]:
                 others = ", ".join(m for m in self.own if name in self.changed(self.but(m))[0])

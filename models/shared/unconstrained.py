@@ -253,6 +253,8 @@ def layouts(
     for name, node in trace.nodes.items():
         refuse_subsampling(name, node)
     seen = dict(latent(trace))
+    if not seen:
+        raise ValueError("the program has no latent site; give the unknowns priors by pyro.sample")
     found = [_look(name, site, wide, rows) for name, site in seen.items()]
     names = [name_of(site.name) for site in found]
     ours = tuple(s for s, n in zip(found, names, strict=True) if matches(n, shared))

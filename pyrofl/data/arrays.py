@@ -47,6 +47,11 @@ def table_of(
     if not isinstance(sites, Mapping) or not sites:
         found = f"a {type(sites).__name__}" if not isinstance(sites, Mapping) else "empty"
         raise ValueError(f"sites is {found}; expected a non-empty dict: name -> (x, y)")
+    for name, value in sites.items():
+        if not isinstance(value, tuple | list) or len(value) not in (2, 4):
+            count = f" of {len(value)}" if isinstance(value, tuple | list) else ""
+            told = f"{name} has a {type(value).__name__}{count}"
+            raise ValueError(f"{told}; expected (x, y) or (x, y, x_test, y_test)")
     out = names_of("held_out", held_out)
     for name in out:
         known(name, [str(n) for n in sites], "held-out site")
@@ -86,7 +91,7 @@ def _classes(sites: Mapping[str, Sequence[Any]], classes: Sequence[str] | int | 
     numbers: list[str] = []  # sites with a number or a boolean in y
     truths: list[str] = []  # sites with a boolean in y
     for name, parts in sites.items():
-        for y in parts[1::2] if isinstance(parts, tuple | list) else ():
+        for y in parts[1::2]:
             found = y.flatten().tolist() if torch.is_tensor(y) else np.asarray(y).ravel().tolist()
             texts |= {label for label in found if isinstance(label, str)}
             numbers += [str(name) for label in found if isinstance(label, Real) and label == label]
@@ -123,10 +128,6 @@ def _declared_classes(sites: Mapping[str, Sequence[Any]], texts: set[str]) -> Wo
 
 def _site(name: str, parts: Sequence[Any], classes: Words, wanted: Words) -> list[Rows]:
     """Return the training and test rows of a client after validation."""
-    if not isinstance(parts, tuple | list) or len(parts) not in (2, 4):
-        count = f" of {len(parts)}" if isinstance(parts, tuple | list) else ""
-        told = f"{name} has a {type(parts).__name__}{count}"
-        raise ValueError(f"{told}; expected (x, y) or (x, y, x_test, y_test)")
     train = rows_of(f"{name}:", parts[0], parts[1], classes, wanted)
     if len(parts) == 2:
         return [train, train._replace(x=train.x[:0], y=train.y[:0])]

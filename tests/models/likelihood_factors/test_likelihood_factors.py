@@ -615,3 +615,36 @@ def test_the_scale_of_own_effects_may_be_the_only_shared_site():
     sd = float((weight @ (tau - mean) ** 2) ** 0.5)
     assert abs(draws.mean() - mean) < 5 * sd / 2000**0.5
     assert abs(draws.std() / sd - 1) < 0.1
+
+
+def test_a_likelihood_of_steps_is_fitted_by_pvi():
+    def program(received, local, batch):
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(6 * a.sign(), 1.0), obs=batch.y)
+
+    method = pyrofl.hierarchical(program, of_mean(3.0), shared="a")
+    assert method.name == "pvi"
+    assert "the log likelihood is piecewise constant" in method.metadata.sites
+
+
+def test_names_that_the_library_adds_are_refused():
+    def program(received, local, batch):
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+            b = pyro.sample("a_decentred", dist.Normal(a, 1.0))
+            with batch.rows():
+                pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+    with pytest.raises(ValueError, match="'a_decentred' ends in '_decentred', which is reserved"):
+        pyrofl.hierarchical(program, of_mean(3.0), shared="a")
+
+
+def test_a_program_without_unknowns_is_refused():
+    def program(received, local, batch):
+        with batch.clients(), batch.rows():
+            pyro.sample("y", dist.Normal(torch.zeros(()), 1.0), obs=batch.y)
+
+    with pytest.raises(ValueError, match="the program has no latent site"):
+        pyrofl.hierarchical(program, of_mean(3.0), shared="a")

@@ -20,7 +20,9 @@ def frames():
     found = {}
     for k, n in enumerate((5, 8, 12)):
         x = random.normal(size=n)
-        frame = pd.DataFrame({"x": x, "y": 1 + x, "n": 5, "zero": 0.0, "minus": -1.0})
+        frame = pd.DataFrame(
+            {"x": x, "y": 1 + x, "n": 5, "zero": 0.0, "minus": -1.0, "tiny": 1e-10}
+        )
         frame["g"] = [["no", "yes"][i % 2] for i in range(n)]
         frame["grade"] = [["low", "mid", "top"][i % 3] for i in range(n)]
         frame["died"], frame["count"] = [i % 2 for i in range(n)], np.arange(n)
@@ -115,6 +117,7 @@ def test_wrong_formulas(formula, text):
         ("time ~ 1", {"family": "cox"}, "family cox needs a predictor"),
         ("time ~ x + (1 | client)", {"family": "cox"}, "family cox has no group terms"),
         ("minus ~ x", {"family": "gamma"}, "expected numbers above 0"),
+        ("tiny ~ x", {"family": "gamma"}, "above 0, at least 1e-9 in their unit"),
         ("minus ~ x", {"family": "hurdle_gamma"}, "expected numbers of at least 0"),
         ("y ~ x", {"family": "hurdle_poisson"}, "expected whole numbers of at least 0"),
         ("grade ~ 0 + x", {"family": "cumulative"}, "needs an intercept"),
