@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import promises
 import pytest
 import torch
 import toys
@@ -233,7 +234,7 @@ def outside(name: str, method: Method, names: str) -> float:
     return far
 
 
-@pytest.mark.parametrize("name", MEANS)
+@pytest.mark.parametrize("name", promises.others_slow(MEANS))
 def test_a_fifth_of_liars_moves_no_server_beyond_the_honest(name):
     # What a hypernetwork learns is a sum; branch weights beyond 1 are refused.
     names = {"metavd": "loc/*", "pfedmb": "branch/*"}.get(name, "*")
