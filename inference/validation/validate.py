@@ -69,7 +69,8 @@ def validate_method(
 
     Args:
         method: the method.
-        data: the federation; up to four training clients and one held-out client are used.
+        data: the federation; two training clients and one held-out client are used, or, if the
+            method has functions of the user, up to four.
         chunk_size: clients per vectorized batch; with 1 a single client is used.
         server_state: initial server state, instead of `method.init`.
 
