@@ -129,7 +129,9 @@ class Variables:
             return server, value + growth
 
         def noise_of(w: Tensor) -> Tensor:
-            return torch.linalg.solve_triangular(root, (w - mean).mT, upper=False).mT
+            """Return variables w [S, d] as noise."""
+            noise: Tensor = torch.linalg.solve_triangular(root, (w - mean).mT, upper=False).mT
+            return noise
 
         with torch.no_grad():
             growth = self.shared(w)[2]
