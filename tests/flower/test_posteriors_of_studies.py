@@ -118,7 +118,7 @@ def test_a_site_that_is_lost_at_the_last_exchange_is_named(tmp_path):
     again, before = wire(project, tmp_path), len(weighed(transport))
     store, _ = finished(project, tmp_path, again)
     assert store.draws.outcome == "yes"
-    assert before == 5 + 3 * 3  # three sites, and three exchanges
+    assert before == 5 + 3 * 4  # three sites, and four exchanges
     assert not weighed(again)
     hospitals.same_posteriors(tmp_path / "out/mixed", tmp_path, hospitals.in_one_process(project))
 
@@ -205,7 +205,7 @@ def test_a_study_continues_with_more_rounds(tmp_path):
     store, said = finished(project, tmp_path, transport)
     run = hospitals.in_one_process(project)
     assert any(line.startswith(f"mixed: converged after {run.state.number} of") for line in said)
-    assert len(weighed(transport)) == 9  # three sites, and three exchanges
+    assert len(weighed(transport)) == 12  # three sites, and four exchanges
     hospitals.same_posteriors(tmp_path / "out/mixed", tmp_path, run)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyrofl import Phase, elbo, fit
 from pyrofl.data import Cohort
 from pyrofl.inference.definition.method import Method
-from pyrofl.models import fedamp, fedavg, fedlap, pfedgp, pvi, virtual
+from pyrofl.models import fedamp, fedavg, fedlap, pfedgp, pvi
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
@@ -66,11 +66,6 @@ def test_unknown_metrics_are_named() -> None:
 def test_clients_are_named_and_not_numbered() -> None:
     with pytest.raises(ValueError, match="unknown client 0; expected one of client 0, client 1"):
         fedavg.build(toys.net()).to_pyro(toys.blobs((3, 8)), 0)
-
-
-def test_programs_that_enter_a_plate_twice_are_no_programs_of_pyro() -> None:
-    with pytest.raises(ValueError, match=r"enter batch.clients\(\) several times, which Pyro's ow"):
-        virtual.build(toys.net()).to_pyro(toys.blobs((3, 8)))
 
 
 def test_methods_say_why_they_have_no_pair() -> None:
