@@ -76,7 +76,7 @@ def pytest_in(root: Path, *words: str) -> str:
 def test_it_needs_no_table_of_methods(tree):
     files = ("test_contract.py", "inference/posteriors/test_posterior_files.py")
     told = pytest_in(tree, *files, "-k", QUICK)
-    assert re.search(r"[7-9] passed", told)
+    assert re.search(r"\b1[0-2] passed", told)
 
 
 @pytest.mark.slow
