@@ -371,5 +371,5 @@ class Correction:
                 )
             return None, None
         self.outcome = outcome_of(weights, names, strict, self.verdict)
-        self.unreliable = heavy_tail(weights) or weights.lacks
+        self.unreliable = heavy_tail(weights) or weights.missing_mode
         return found, weights

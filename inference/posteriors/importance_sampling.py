@@ -88,7 +88,7 @@ class Weights(NamedTuple):
     shapes: Mapping[str, Tensor] = MappingProxyType(
         {}
     )  # site -> Pareto shapes of its estimates, see `tail_shapes`
-    lacks: str = ""  # which mode of the posterior has no draws
+    missing_mode: str = ""  # which mode of the posterior has no draws
 
 
 class Weighed(NamedTuple):
@@ -192,10 +192,10 @@ class Weighing:
         server, level = self.listed.listed_at(images.noise)
         places = Listed(len(level)).sample((len(level),))
         reply = self.exchange(Request(places, draws, server=server, more=True))
-        lacks = images.second_mode(_ratio(reply) + level)
+        missing_mode = images.second_mode(_ratio(reply) + level)
         values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
         none = torch.full_like(level, -torch.inf)
-        return _weighed(values, torch.cat([log_w, none]), k, doubt, lacks)
+        return _weighed(values, torch.cat([log_w, none]), k, doubt, missing_mode)
 
     def _needed(self, log_w: Tensor) -> int:
         """Return the number of draws to weigh, given log weights of few."""
@@ -248,7 +248,11 @@ def _ratio(reply: Reply) -> Tensor:
     return ratio.nan_to_num(nan=LOWEST, posinf=LOWEST, neginf=LOWEST)
 
 
-def _weighed(values: Tensors, log_w: Tensor, k: float, doubt: str = "", lacks: str = "") -> Weighed:
+def _weighed(
+    values: Tensors, log_w: Tensor, k: float, doubt: str = "", missing_mode: str = ""
+) -> Weighed:
     """Return weighted draws with the diagnostics of their weights."""
-    weights = Weights(torch.tensor([k]), effective(log_w)[None], len(log_w), doubt, lacks=lacks)
+    weights = Weights(
+        torch.tensor([k]), effective(log_w)[None], len(log_w), doubt, missing_mode=missing_mode
+    )
     return Weighed(values, log_w, weights)

@@ -75,8 +75,8 @@ def outcome_of(
     """
     bad = untrusted(weights)
     if not bool(bad.any()):
-        if weights.lacks:
-            warn_user(f"corrected draws are of one mode: {weights.lacks}")
+        if weights.missing_mode:
+            warn_user(f"corrected draws are of one mode: {weights.missing_mode}")
         if weights.doubt:
             why = f"{weights.doubt}; {advice(verdict)}"
             warn_user(f"corrected draws may be unreliable: {why}")

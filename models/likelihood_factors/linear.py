@@ -25,7 +25,7 @@ from pyrofl.models.likelihood_factors.structure import (
 )
 from pyrofl.tensors import Tensors, generator
 
-FAR = 1.0, 30.0, 1000.0  # distances at which a linear mean is still linear
+FAR = 1.0, 30.0, 1e3, 1e6  # distances at which a linear mean is still linear
 
 
 def with_linear(structure: Structure, batch: Batch) -> Structure:

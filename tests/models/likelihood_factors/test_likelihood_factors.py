@@ -542,6 +542,7 @@ KINKS = {
     "relu": torch.relu,
     "clamp": lambda a: a.clamp(max=40.0),
     "far clamp": lambda a: a.clamp(min=-700.0),
+    "very far clamp": lambda a: a.clamp(-1e5, 1e5),
 }
 
 
