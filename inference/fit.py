@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Unpack, overload
 
 from pyrofl.arguments import Count, Whole, checked, known
+from pyrofl.choices import Until
 from pyrofl.data import Federation
 from pyrofl.data.frames import Tables
 from pyrofl.extensions import extension, required
@@ -21,7 +22,7 @@ from pyrofl.inference.engine.participation import everyone
 from pyrofl.inference.engine.start import by_round, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
-from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting, Until, beginnings
+from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting, beginnings
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.progress import Progress

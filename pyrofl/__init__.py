@@ -3,8 +3,8 @@
 A method is a Pyro model and guide, a local schedule and a server update; one loop runs them all.
 We use Pyro's effect handlers and distributions, but not its global parameter store.
 
-The names below are those of every script. The others are in modules that are loaded when
-they are first used: `pyrofl.checks.sbc`, `pyrofl.figures.forest`, `pyrofl.priors.flat`.
+The names below are those of every script. The others are in modules: `pyrofl.checks.sbc`,
+`pyrofl.figures.forest`, `pyrofl.priors.flat`. All are imported when they are first used.
 """
 
 from pyrofl.starting import begin_command
@@ -14,28 +14,30 @@ begin_command()
 # ruff: noqa: E402 (an interrupt of what follows has to end the command in one line)
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyrofl.data import Batch, Federation
 from pyrofl.extensions import register
-from pyrofl.inference.definition.aggregator import Aggregator
-from pyrofl.inference.definition.budget import Privacy
-from pyrofl.inference.definition.elbo import elbo
-from pyrofl.inference.definition.method import GradientStep, Method, Phase
-from pyrofl.inference.definition.optim import adam, sgd
-from pyrofl.inference.definition.seeds import Seeds
-from pyrofl.inference.engine.federate import federate
-from pyrofl.inference.engine.state import RoundState
-from pyrofl.inference.evaluation.evaluate import evaluate
-from pyrofl.inference.fit import fit
-from pyrofl.inference.fitted_run.chains import Chains
-from pyrofl.inference.fitted_run.loading import load
-from pyrofl.inference.fitted_run.run import Run
-from pyrofl.inference.membership import join, leave
-from pyrofl.inference.posteriors.arviz import to_arviz
-from pyrofl.inference.posteriors.draws import posterior
-from pyrofl.nets import Network
-from pyrofl.tensors import Tensors
+
+if TYPE_CHECKING:  # each is imported when it is first used, see FUNCTIONS
+    from pyrofl.data import Batch, Federation
+    from pyrofl.inference.definition.aggregator import Aggregator
+    from pyrofl.inference.definition.budget import Privacy
+    from pyrofl.inference.definition.elbo import elbo
+    from pyrofl.inference.definition.method import GradientStep, Method, Phase
+    from pyrofl.inference.definition.optim import adam, sgd
+    from pyrofl.inference.definition.seeds import Seeds
+    from pyrofl.inference.engine.federate import federate
+    from pyrofl.inference.engine.state import RoundState
+    from pyrofl.inference.evaluation.evaluate import evaluate
+    from pyrofl.inference.fit import fit
+    from pyrofl.inference.fitted_run.chains import Chains
+    from pyrofl.inference.fitted_run.loading import load
+    from pyrofl.inference.fitted_run.run import Run
+    from pyrofl.inference.membership import join, leave
+    from pyrofl.inference.posteriors.arviz import to_arviz
+    from pyrofl.inference.posteriors.draws import posterior
+    from pyrofl.nets import Network
+    from pyrofl.tensors import Tensors
 
 __version__ = version("pyrofl")
 
@@ -121,17 +123,41 @@ MODULES = {
 """name after `pyrofl.` -> the module that it stands for."""
 
 FUNCTIONS = {
+    "adam": "pyrofl.inference.definition.optim",
+    "Aggregator": "pyrofl.inference.definition.aggregator",
+    "Batch": "pyrofl.data",
+    "Chains": "pyrofl.inference.fitted_run.chains",
     "Client": "pyrofl.inference.transport",
     "conformal": "pyrofl.inference.conformal.conformal",
+    "elbo": "pyrofl.inference.definition.elbo",
+    "evaluate": "pyrofl.inference.evaluation.evaluate",
+    "federate": "pyrofl.inference.engine.federate",
+    "Federation": "pyrofl.data",
+    "fit": "pyrofl.inference.fit",
     "get_data_flow": "pyrofl.inference.data_flow",
     "get_dependencies": "pyrofl.inference.relations",
+    "GradientStep": "pyrofl.inference.definition.method",
     "hierarchical": "pyrofl.models.hierarchical",
+    "join": "pyrofl.inference.membership",
+    "leave": "pyrofl.inference.membership",
+    "load": "pyrofl.inference.fitted_run.loading",
+    "Method": "pyrofl.inference.definition.method",
+    "Network": "pyrofl.nets",
+    "Phase": "pyrofl.inference.definition.method",
     "plan": "pyrofl.inference.planning",
+    "posterior": "pyrofl.inference.posteriors.draws",
     "Preprocessor": "pyrofl.data.tables.preprocessor",
+    "Privacy": "pyrofl.inference.definition.budget",
     "recordings": "pyrofl.inference.acceleration.recordings",
     "regression": "pyrofl.models.regression",
     "report": "pyrofl.reports.report",
+    "RoundState": "pyrofl.inference.engine.state",
+    "Run": "pyrofl.inference.fitted_run.run",
+    "Seeds": "pyrofl.inference.definition.seeds",
     "Server": "pyrofl.inference.transport",
+    "sgd": "pyrofl.inference.definition.optim",
+    "Tensors": "pyrofl.tensors",
+    "to_arviz": "pyrofl.inference.posteriors.arviz",
     "to_pyro": "pyrofl.inference.pyro_pair",
     "tune": "pyrofl.inference.tuning.tune",
     "validate_method": "pyrofl.inference.validation.validate",

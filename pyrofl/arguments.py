@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+import unicodedata
 from collections import abc
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -271,3 +272,8 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return the end of a message that proposes the name most similar to one, or ""."""
     close = nearest(name, names)
     return f"; did you mean {_shown(close)}?" if close else ""
+
+
+def composed(text: str) -> str:
+    """Normalize a text to Unicode's composed form (NFC), so that equal texts compare equal."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)

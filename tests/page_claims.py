@@ -17,12 +17,12 @@ import test_contract
 from regression_problems import PROBLEMS
 
 from pyrofl import datasets
+from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.data.loaders.csv_files import load_csv as tables_of
 from pyrofl.data.tables import row_checks
 from pyrofl.experiments.methods import builds
 from pyrofl.flower import coordinator
 from pyrofl.inference import fit, planning
-from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS
 from pyrofl.inference.monitoring import status
 from pyrofl.inference.posteriors import corrected, importance_sampling
 from pyrofl.inference.reference import samplers

@@ -102,6 +102,8 @@ import json, sys
 from operator import attrgetter
 found = {{}}
 import pyrofl
+found["name"] = [m for m in ("torch", "numpy") if m in sys.modules]
+import pyrofl.inference.fit
 found["core"] = [m for m in {HEAVY} if m in sys.modules]
 import torch
 from pyrofl.models import fedavg, fedopt, pfedbayes, pfedvem
@@ -126,7 +128,7 @@ print(json.dumps(found))
     return steps
 
 
-@pytest.mark.parametrize("step", ["core", "methods"])
+@pytest.mark.parametrize("step", ["name", "core", "methods"])
 def test_the_core_loads_nothing_heavy(step):
     assert afresh()[step] == []
 
@@ -171,6 +173,14 @@ def test_what_modules_offer_is_there():
     for name in pyrofl.MODULES:
         module = getattr(pyrofl, name)
         assert all(hasattr(module, offered) for offered in getattr(module, "__all__", ()))
+
+
+def test_types_are_those_of_the_names_imported_when_used():
+    types = imported(PACKAGE / "__init__.py") - imported(PACKAGE / "__init__.py", types=False)
+    assert {
+        f"{pyrofl.FUNCTIONS[n.rpartition('.')[2]]}.{n.rpartition('.')[2]}" for n in types
+    } == types
+    assert pyrofl.FUNCTIONS.keys() >= {*pyrofl.__all__}
 
 
 def test_an_unknown_name_is_refused():

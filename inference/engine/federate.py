@@ -8,17 +8,18 @@ from typing import TypedDict
 import torch
 
 from pyrofl.arguments import Count, Whole, checked
+from pyrofl.choices import Engine, OnBadMessage
 from pyrofl.data import Federation
 from pyrofl.extensions import extension, required
 from pyrofl.inference.definition.budget import Privacy
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, separate
-from pyrofl.inference.engine.messages import OnBadMessage, inbox
+from pyrofl.inference.engine.messages import inbox
 from pyrofl.inference.engine.origin import match_server, refuse_other_constants, validate_resume
 from pyrofl.inference.engine.participation import Draw, Stragglers, everyone
 from pyrofl.inference.engine.requests import Backend
 from pyrofl.inference.engine.round import run_rounds
-from pyrofl.inference.engine.start import Engine, by_round, create_engine, first
+from pyrofl.inference.engine.start import by_round, create_engine, first
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.tensors import Tensors

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Generator, Tensor
@@ -17,8 +16,6 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Stream, Streams, stream
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, cut, is_measured, pick
-
-OnBadMessage = Literal["reject", "raise"]
 
 SHOWN = 3  # reasons in one line
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Literal
 
 import torch
 
+from pyrofl.choices import Engine
 from pyrofl.data import Federation, Roster
 from pyrofl.extensions import required
 from pyrofl.inference.definition.method import Method
@@ -20,8 +20,6 @@ from pyrofl.inference.engine.state import RoundState, to_data
 from pyrofl.returned import as_tensors, calling
 from pyrofl.tensors import Tensors, pick
 from pyrofl.turns import synchronized
-
-Engine = Literal["local", "ray"]
 
 StartEngine = Callable[[], AbstractContextManager[Backend]]
 

@@ -14,8 +14,6 @@ Adapted = Literal["none", "fine_tune", "train"]
 Population = Literal["training", "held_out", "pooled"]
 Part = Literal["test", "train"]
 
-MIN_SCORED_ROWS = 5  # small counts are suppressed, as in statistics of patients
-
 
 class ModelAsked(TypedDict, total=False):
     """Optional keyword arguments that select the evaluated model, its adaptation and the seed."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
+from pyrofl.choices import Until
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed, Seeds, separate
 from pyrofl.inference.definition.table_method import variables_of
@@ -22,7 +23,6 @@ from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors
 
 Fitting = Method | Callable[[int], Method]
-Until = Literal["converged"]
 
 ORDER: tuple[Kind, ...] = ("diverged", "stuck", "not converged", "converged")
 

@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pyrofl.arguments import checked
+from pyrofl.choices import Logger
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 
 Log = Callable[[Run, RoundRecord], None]
-Logger = Literal["tensorboard", "mlflow"]
 ODD = r"[^\w\-./ ]"  # characters that MLflow does not accept in a name
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import Count, checked, known
+from pyrofl.choices import GROUPS
 from pyrofl.data import Federation
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.seeds import Seed
@@ -25,7 +26,7 @@ from pyrofl.inference.engine.origin import rows_of
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.specification import EvaluationSpec, ModelAsked
 from pyrofl.inference.monitoring.status import ConvergenceStatus
-from pyrofl.inference.posteriors.axes import GROUPS, ClientAxes, Groups, Variable, labels
+from pyrofl.inference.posteriors.axes import ClientAxes, Groups, Variable, labels
 from pyrofl.inference.posteriors.corrected import Correction
 from pyrofl.inference.posteriors.draws import asked_of, draw, read_own, those
 from pyrofl.inference.posteriors.export import Fact, inference_data, refuse_no_runs

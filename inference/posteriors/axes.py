@@ -9,13 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyrofl.choices import GROUPS
 from pyrofl.data import Federation
 from pyrofl.inference.posteriors.draws import Values, agreed, agrees
 from pyrofl.inference.posteriors.pointwise import Pointwise
 from pyrofl.tensors import matches
 
-GROUPS: tuple[str, ...] = ("posterior", "prior", "prior_predictive", "posterior_predictive")
-GROUPS += ("log_likelihood", "log_prior", "observed_data", "constant_data", "sample_stats")
 DENSITIES = ("log_likelihood", "log_prior")
 
 

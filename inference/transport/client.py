@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import torch
 
 from pyrofl.arguments import Count, checked, known
+from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.data import Cohort, Federation
 from pyrofl.data.fingerprint import fingerprint
 from pyrofl.data.shard import Shard
@@ -28,7 +29,6 @@ from pyrofl.inference.engine.state import RoundState, current_states
 from pyrofl.inference.engine.surroundings import refuse_surroundings
 from pyrofl.inference.evaluation.evaluate import Metric, evaluate
 from pyrofl.inference.evaluation.predictions import PredictionAsked, Predictions, predictions
-from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS
 from pyrofl.inference.privacy.preparation import refuse_preparation
 from pyrofl.inference.transport import weighing
 from pyrofl.inference.transport.client_records import ClientRecord, as_sent, state_of

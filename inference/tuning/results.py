@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from pyrofl.choices import Metric
 from pyrofl.summaries import Summarised
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-By = Literal["accuracy", "nll", "rmse"]
 Setting = Mapping[str, Any]
 
 COLUMNS = ("setting", "rounds", "seed", "score", "behind", "error", "chosen", "problem")
@@ -77,7 +77,7 @@ class TuningResult(Summarised):
 
     settings: tuple[Setting, ...]
     tries: tuple[Trial, ...]
-    metric: By
+    metric: Metric
     chosen: int
 
     @property
@@ -197,12 +197,12 @@ def _seeds(count: int) -> str:
     return f"{count} seed{'s' * (count > 1)}"
 
 
-def sign(by: By) -> int:
+def sign(by: Metric) -> int:
     """Return -1 for a metric of which larger values are better, and 1 otherwise."""
     return -1 if by == "accuracy" else 1
 
 
-def ranked(tries: Sequence[Trial], by: By) -> list[int]:
+def ranked(tries: Sequence[Trial], by: Metric) -> list[int]:
     """Return indices of settings, ranked by number of rounds, then mean score; without failed ones.
 
     Equal settings keep their order. A setting that fails in any trial is left out.

@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 from pyrofl.arguments import Count, ProperShare, checked
+from pyrofl.choices import Metric
 from pyrofl.data import Federation
 from pyrofl.inference.definition.seeds import Seed, later, separate
 from pyrofl.inference.engine.federate import LoopOptions
@@ -36,7 +37,7 @@ from pyrofl.inference.fitted_run.chains import Fitting
 from pyrofl.inference.fitted_run.checkpoints import Keeper, load
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.status import convergence_status
-from pyrofl.inference.tuning.results import By, Setting, Trial, TuningResult, ranked, told
+from pyrofl.inference.tuning.results import Setting, Trial, TuningResult, ranked, told
 from pyrofl.partitions.validation import held_back
 
 KEEP = 3  # one in KEEP settings continues, for KEEP times the rounds
@@ -55,7 +56,7 @@ def tune(
     param_grid: Mapping[str, Sequence[Any]] | Sequence[Setting],
     rounds: Count,
     *,
-    metric: By | None = None,
+    metric: Metric | None = None,
     share: ProperShare = 0.2,
     seed: Seed = 0,
     draws: Count | None = None,
@@ -100,7 +101,7 @@ def tune(
     settings = combinations(param_grid)
     made = [build(**setting) for setting in settings]
     refuse_metric(metric, data)
-    by: By = metric or ("accuracy" if data.classes else "nll")
+    by: Metric = metric or ("accuracy" if data.classes else "nll")
     how: Any = {"draws": draws, "progress": progress, **loop}
     held: dict[int, Federation] = {}
     with ExitStack() as stack:
@@ -122,7 +123,7 @@ def tune(
     return TuningResult(settings, tuple(tries), by, ranked(tries, by)[0])
 
 
-def refuse_metric(metric: By | None, data: Federation) -> None:
+def refuse_metric(metric: Metric | None, data: Federation) -> None:
     """Raise ValueError if a metric does not fit the type of response: classes or numbers."""
     is_binary = not data.y.dim() > 1 and bool(((data.y == 0) | (data.y == 1)).all())
     if metric == "rmse" and data.classes:
@@ -160,7 +161,7 @@ def _named(setting: Any) -> dict[str, Any]:
 
 
 def halved(
-    count: int, rounds: int, by: By, attempt: Callable[[int, int, int], Trial], seeds: int = 3
+    count: int, rounds: int, by: Metric, attempt: Callable[[int, int, int], Trial], seeds: int = 3
 ) -> list[Trial]:
     """Run successive halving over `count` hyperparameter settings, and return all trials.
 
@@ -221,7 +222,7 @@ def _trained(
     return ""
 
 
-def _judged(found: Trial, run: Run | None, by: By) -> Trial:
+def _judged(found: Trial, run: Run | None, by: Metric) -> Trial:
     """Add the run's score and training time to a trial, or the reason of its failure."""
     if run is None:  # not one round was made
         return found

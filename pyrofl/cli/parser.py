@@ -11,10 +11,9 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
-from pyrofl.cli.commands import conformal, fitting, listing, predict, regress, tune
-from pyrofl.cli.commands.benefit import benefit
-from pyrofl.cli.commands.course import course
-from pyrofl.cli.commands.report import report
+import pyrofl
+from pyrofl.arguments import known
+from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.cli.rows import (
     CONFIG,
     CONFORMAL,
@@ -44,6 +43,7 @@ from pyrofl.experiments.experiment import (
     read_config,
     words_of,
 )
+from pyrofl.experiments.method_names import summaries
 from pyrofl.experiments.options import (
     COUNT,
     FLAG,
@@ -53,9 +53,8 @@ from pyrofl.experiments.options import (
     REQUIRED,
     TEXT,
     expand_home,
+    refuse_repeated,
 )
-from pyrofl.experiments.settings import refuse_repeated
-from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS
 from pyrofl.starting import end_loading
 
 EXAMPLES = {
@@ -81,66 +80,100 @@ FIRST = """three commands to try:
   pyrofl compare local fedavg pfedvem --rounds 5 --seeds 2 --out results"""
 
 
-def on_experiment(command: Callable[[Experiment], None], name: str) -> Callable[[Namespace], None]:
-    """Wrap a command so that it receives its parsed arguments as an `Experiment`."""
+def load(place: str) -> Callable[..., None]:
+    """Return a function "module:name" of the command line, imported when it is called.
+
+    Interrupts are handled as usual from then on: while libraries are loaded, they end the command.
+    """
+
+    def do(given: Any) -> None:
+        module, _, name = place.partition(":")
+        command: Callable[[Any], None] = getattr(import_module(f"pyrofl.{module}"), name)
+        end_loading()
+        command(given)
+
+    return do
+
+
+def on_experiment(place: str) -> Callable[[Namespace], None]:
+    """Return a command that receives its parsed arguments as an `Experiment` with methods."""
 
     def do(args: Namespace) -> None:
         methods = args.methods if isinstance(args.methods, list) else [args.methods or ""]
         experiment = replace(Experiment.of(args), methods=tuple(filter(None, methods)))
         refuse_repeated(experiment.settings)
         if not experiment.methods:
+            name = place.rpartition(":")[2]
             raise ValueError(f"{name}: METHOD is missing; expected one of pyrofl list methods")
-        command(experiment)
+        for method in experiment.methods:
+            known(method, summaries(), "method")
+        load(place)(experiment)
 
     return do
 
 
-def on_data(command: Callable[[Experiment], None]) -> Callable[[Namespace], None]:
-    """Wrap a command so that it receives its arguments as an `Experiment` without methods."""
-    return lambda args: command(Experiment.of(args))
+def on_data(place: str) -> Callable[[Namespace], None]:
+    """Return a command that receives its arguments as an `Experiment` without methods."""
+    return lambda args: load(place)(Experiment.of(args))
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = {
-    "list": ("list methods, data sets, partitions and other choices", listing.list_all, (SECTION,)),
+    "list": (
+        "list methods, data sets, partitions and other choices",
+        load("cli.commands.listing:list_all"),
+        (SECTION,),
+    ),
     "explain": (
         "print what a method computes, its settings, message sizes and when to use it",
-        listing.explain,
+        load("cli.output.cards:explain"),
         (METHOD,),
     ),
     "run": (
         "fit one method",
-        on_experiment(fitting.run, "run"),
+        on_experiment("cli.commands.fitting:run"),
         (ONE, CONFIG, *rows_of(OF_RUN)),
     ),
     "compare": (
         "fit several methods on the same clients",
-        on_experiment(fitting.compare, "compare"),
+        on_experiment("cli.commands.fitting:compare"),
         (SEVERAL, CONFIG, *rows_of((OF_RUN | OF_TUNING) - {"over"})),
     ),
     "tune": (
         "select a method's settings by their scores on validation rows",
-        on_experiment(tune.tune, "tune"),
+        on_experiment("cli.commands.tune:tune"),
         (ONE, CONFIG, *rows_of((OF_RUN | OF_TUNING) - UNTUNED)),
     ),
     "partition": (
         "plot how many rows of each class every client holds",
-        on_data(fitting.partition),
+        on_data("cli.commands.fitting:partition"),
         (*rows_of(OF_DATA), FIGURE),
     ),
-    "predict": ("predict new rows with a saved run", predict.predict, PREDICT),
+    "predict": ("predict new rows with a saved run", load("cli.commands.predict:predict"), PREDICT),
     "conformal": (
         "calibrate prediction sets on test rows, and report their coverage",
-        conformal.measure,
+        load("cli.commands.conformal:measure"),
         CONFORMAL,
     ),
     "regress": (
         "fit a Bayesian multilevel regression from a formula",
-        regress.regress,
+        load("cli.commands.regress:regress"),
         REGRESS,
     ),
-    "benefit": ("estimate the benefit of federation for each client", benefit, (RUNS, SCORE)),
-    "report": ("write an HTML report about a run or a comparison", report, (RUNS, QUESTION)),
-    "course": ("write a course: notebooks with tests, slides, project, exam", course, COURSE),
+    "benefit": (
+        "estimate the benefit of federation for each client",
+        load("cli.commands.benefit:benefit"),
+        (RUNS, SCORE),
+    ),
+    "report": (
+        "write an HTML report about a run or a comparison",
+        load("cli.commands.report:report"),
+        (RUNS, QUESTION),
+    ),
+    "course": (
+        "write a course: notebooks with tests, slides, project, exam",
+        load("cli.commands.course:course"),
+        COURSE,
+    ),
 }
 
 WAITING: tuple[Row, ...] = (  # for sites
@@ -230,17 +263,6 @@ FLOWER: dict[str, tuple[str, tuple[Row, ...]]] = {
 }
 
 
-def flower(name: str) -> Callable[[Namespace], None]:
-    """Return a function that imports and runs a subcommand of `pyrofl flower`."""
-
-    def do(args: Namespace) -> None:
-        module = import_module(f"pyrofl.flower.{'predict' if name == 'predict' else 'commands'}")
-        command: Callable[[Namespace], None] = getattr(module, name)
-        command(args)
-
-    return do
-
-
 class Parser(ArgumentParser):
     """Argument parser that reports errors in one line, and refuses abbreviated options."""
 
@@ -281,7 +303,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `pyrofl`; None takes those of the process.
     """
-    end_loading()
     words = sys.argv[1:] if argv is None else argv
     return ended(lambda: parser().parse_args(with_config(words)))
 
@@ -314,6 +335,7 @@ def parser() -> ArgumentParser:
     what |= {"formatter_class": RawDescriptionHelpFormatter, "epilog": FIRST}
     top = Parser(prog="pyrofl", **what)
     top.set_defaults(do=lambda args: top.print_help())
+    top.add_argument("--version", action="version", version=f"pyrofl {pyrofl.__version__}")
     add = top.add_subparsers(metavar="COMMAND").add_parser
     for name, (about, do, rows) in COMMANDS.items():
         epilog = "examples:\n  " + EXAMPLES[name].replace("\n", "\n  ")
@@ -321,7 +343,8 @@ def parser() -> ArgumentParser:
     sites = add("flower", help="run a federation on separate machines (sites) with Flower")
     add = sites.add_subparsers(required=True, metavar="COMMAND").add_parser
     for name, (about, rows) in FLOWER.items():
-        describe(add(name, help=about), flower(name), rows)
+        module = "predict" if name == "predict" else "commands"
+        describe(add(name, help=about), load(f"flower.{module}:{name}"), rows)
     return top
 
 

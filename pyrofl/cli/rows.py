@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from pyrofl.cli.commands import listing
+from pyrofl.choices import FAMILIES, RowScore
 from pyrofl.experiments.experiment import SECTIONS, flag_of, kinds, options, sections
 from pyrofl.experiments.options import COUNT, FLAG, FRACTION, PATH, REQUIRED, TEXT, Kind, choice
-from pyrofl.experiments.rows import By
-from pyrofl.models.regression.families import FAMILIES
 
 
 class Row(NamedTuple):
@@ -38,7 +36,7 @@ def rows_of(names: Collection[str]) -> Iterator[Row]:
 RUNS = Row("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare.")
 SCORE = Row(
     "--by",
-    choice(By),
+    choice(RowScore),
     "Score to compare by (default: accuracy, or error where the target is numeric).",
 )
 PREDICT: tuple[Any, ...] = (
@@ -83,10 +81,11 @@ CONFORMAL: tuple[Any, ...] = (
     ),
     *(row for row in PREDICT if row.words.split()[0] in ("--model", "--net", "--draws")),
 )
+LISTED = ("methods", "data", "partitions", "tests", "networks", "likelihoods")
 SECTION = Row(
     "section SECTION",
-    {"nargs": "?", "choices": (*listing.SECTIONS, "settings")},
-    f"What to list: {', '.join(listing.SECTIONS)} or settings (default: a short list of each).",
+    {"nargs": "?", "choices": (*LISTED, "settings")},
+    f"What to list: {', '.join(LISTED)} or settings (default: a short list of each).",
 )
 METHOD = Row("method METHOD", TEXT, "Method (see pyrofl list methods).")
 ONE = Row("methods METHOD", {"nargs": "?"} | TEXT, "Method to fit (see pyrofl list methods).")

@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import Protocol
 
-from pyrofl.inference.engine.messages import BadMessage
-
 REFUSED, FAILED, UNLEARNED, INTERRUPTED = 2, 3, 4, 130
 LONGEST = 900  # characters of an error line
 TRACEBACK = "PYROFL_TRACEBACK"  # set to 1, it shows where an error was raised
@@ -96,7 +94,8 @@ def what(error: BaseException) -> str:
         return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return f"not enough memory{f': {error}' if str(error) else ''}"
-    if isinstance(error, ValueError | OSError | BadMessage | Stopped):
+    is_message = type(error).__name__ == "BadMessage"  # whose module imports torch
+    if is_message or isinstance(error, ValueError | OSError | Stopped):
         return str(error) or type(error).__name__
     first = str(error).partition("\n")[0]  # torch adds where in C++ it was
     told = f"{type(error).__name__}{f': {first}' if first else ''}"

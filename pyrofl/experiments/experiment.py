@@ -16,8 +16,7 @@ from functools import cache, partial
 from typing import Any, Self, get_type_hints
 
 from pyrofl.arguments import Count, PositiveShare, ProperShare, Share, ShareBelowOne, Whole
-from pyrofl.data.tables.columns import Missing
-from pyrofl.data.tables.preprocessor import Prepare
+from pyrofl.choices import Engine, Logger, Metric, Missing, OnBadMessage, Scaling, Until
 from pyrofl.experiments.options import (
     FLAG,
     ArvizGroups,
@@ -31,11 +30,6 @@ from pyrofl.experiments.options import (
     kind_of,
 )
 from pyrofl.files.run_folder import CHECKPOINT
-from pyrofl.inference.engine.messages import OnBadMessage
-from pyrofl.inference.engine.start import Engine
-from pyrofl.inference.fitted_run.chains import Until
-from pyrofl.inference.fitted_run.loggers import Logger
-from pyrofl.inference.tuning.results import By as Metric
 
 SECTIONS = {
     "data": "Data",
@@ -97,7 +91,7 @@ class Experiment:
         "What to do with missing values: error (refuse them), drop (omit their rows) or impute "
         "(use the mean, and add an indicator column) (default: error).",
     )
-    scaling: Prepare | None = option(None, "Scaling of numeric columns (default: standardize).")
+    scaling: Scaling | None = option(None, "Scaling of numeric columns (default: standardize).")
     test_fraction: ShareBelowOne | None = option(
         "SHARE", "Test fraction of each client (default: 0.2)."
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-import pyrofl.models
 from pyrofl.arguments import known
 from pyrofl.data.tables.source import LEARNED
+from pyrofl.experiments.method_names import summaries
 from pyrofl.experiments.settings import DONE, Build, Value, accepted, arguments, read_settings
 from pyrofl.experiments.tasks import Task
 from pyrofl.inference.definition.method import Method
@@ -21,15 +20,7 @@ Scheduled = Method | Callable[[int], Method]
 
 def builds() -> dict[str, Build]:
     """Return the `build` function of every method: name -> function."""
-    names = [found.name for found in pkgutil.iter_modules(pyrofl.models.__path__)]
-    modules = {name: import_module(f"pyrofl.models.{name}") for name in sorted(names)}
-    return {name: module.build for name, module in modules.items() if hasattr(module, "build")}
-
-
-def about(method: str) -> str:
-    """Return the first line of a method's documentation, without the name of the method."""
-    first = (import_module(f"pyrofl.models.{method}").__doc__ or "").splitlines()[0]
-    return first.partition(": ")[2].rstrip(".")
+    return {name: import_module(f"pyrofl.models.{name}").build for name in summaries()}
 
 
 def methods(

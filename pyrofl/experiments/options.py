@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pyrofl.arguments import Count, Positive, ProperShare, Whole
-from pyrofl.data.tables.wording import composed
-from pyrofl.experiments.settings import not_tiny
-from pyrofl.inference.posteriors.axes import GROUPS
+from pyrofl.arguments import Count, Positive, ProperShare, Whole, composed
+from pyrofl.choices import GROUPS
 
 Kind = dict[str, Any]
 """Keyword arguments of `ArgumentParser.add_argument`."""
 
+SMALLEST = 2.0**-126  # smaller numbers are not normal in single precision
 MAX_COUNT = 2**31 - 1
 MAX_THREADS = max(64, os.cpu_count() or 1)  # too many threads kill a process
 
@@ -42,6 +42,17 @@ def number(kind: Any, most: float = MAX_COUNT) -> Kind:
         raise ArgumentTypeError(f"found {text!r}; expected a {whole}number {high}")
 
     return {"type": read}
+
+
+def not_tiny(value: float, text: str) -> float:
+    """Return the number unchanged; raise OverflowError if it is 0 in single precision only.
+
+    >>> not_tiny(float("0e-400"), "0e-400")
+    0.0
+    """
+    if abs(value) < SMALLEST and re.search("[1-9]", re.split("[eE]", text)[0]):
+        raise OverflowError(f"0, or at least {SMALLEST:.3g} in absolute value")
+    return value
 
 
 def choice(literal: Any) -> Kind:
@@ -130,3 +141,12 @@ def kind_of(annotation: Any) -> Kind:
         return FLAG if annotation is bool else TEXT
     how = get_args(annotation)[1]
     return how.kind if isinstance(how, ReadBy) else number(annotation)
+
+
+def refuse_repeated(words: Sequence[str], flag: str = "--set") -> None:
+    """Raise ValueError if a setting is given twice; "fedavg.lr" is another one than "lr"."""
+    names = [word.partition("=")[0] for word in words]
+    for name in names:
+        if names.count(name) > 1:
+            twice = " and ".join(word for word in words if word.partition("=")[0] == name)
+            raise ValueError(f"{flag} gives {name} more than once, {twice}; expected one value")

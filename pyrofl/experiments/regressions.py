@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pyro.distributions as dist
 
-from pyrofl.arguments import known
+from pyrofl.arguments import composed, known
 from pyrofl.data.frames import Tables
 from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import files_of, read_file
-from pyrofl.data.tables.wording import composed
 from pyrofl.experiments.experiment import Experiment
 
 PRIOR = re.compile(r"(.+?)=\s*(\w+\(.*\)|[-+.\w]+)")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pyrofl.choices import RowScore
 from pyrofl.data import Federation
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.files import run_folder
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 NAME = "rows.csv"
 COLUMNS = ("population", "client", "row", "model", "adaptation", "y", "log_score")
 MOST = 1_000_000  # numbers that are written unasked
-By = Literal["accuracy", "error", "log_score", "crps"]
-LOSSES: tuple[By, ...] = ("error", "crps")  # the smaller, the better
+LOSSES: tuple[RowScore, ...] = ("error", "crps")  # the smaller, the better
 Model = tuple[str, str, str]
 """Method, view, and how it was adapted."""
 
@@ -114,10 +114,12 @@ def probabilities(table: DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
     return table[[f"p({name})" for name in names]].to_numpy(dtype=float), y
 
 
-def chosen(table: DataFrame, by: By | None) -> By:
+def chosen(table: DataFrame, by: RowScore | None) -> RowScore:
     """Return the score for comparing models; raise ValueError if the predictions do not have it."""
     classes = classes_of(table)
-    fits: tuple[By, ...] = ("accuracy", "log_score") if classes else ("error", "log_score", "crps")
+    fits: tuple[RowScore, ...] = (
+        ("accuracy", "log_score") if classes else ("error", "log_score", "crps")
+    )
     if by and by not in fits:
         kind = "classes" if classes else "numbers"
         raise ValueError(f"--by is {by}, and {kind} are predicted; expected {' or '.join(fits)}")
@@ -132,7 +134,7 @@ def has_crps(table: DataFrame) -> bool:
     return "crps" in table and bool(table["crps"].notna().all())
 
 
-def scored(table: DataFrame, by: By) -> DataFrame:
+def scored(table: DataFrame, by: RowScore) -> DataFrame:
     """Add a column with each row's score to a table of predictions; larger scores are better."""
     if by == "log_score":
         score = table["log_score"]

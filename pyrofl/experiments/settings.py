@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType, UnionType
@@ -13,6 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from torch import Tensor
 
 from pyrofl.arguments import known
+from pyrofl.experiments.options import not_tiny
 from pyrofl.models.shared.schedules import uneven
 
 Build = Callable[..., Any]
@@ -20,7 +20,6 @@ Epochs = Callable[[Tensor], Tensor]
 N = TypeVar("N", int, float)
 Value = int | float | bool | str | Epochs | None
 
-SMALLEST = 2.0**-126  # smaller numbers are not normal in single precision
 
 DONE = "done"  # the share of the rounds that are over
 KNOWN = (DONE, "unlabelled")  # no settings: the command line knows them
@@ -48,15 +47,6 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
     return chosen
 
 
-def refuse_repeated(words: Sequence[str], flag: str = "--set") -> None:
-    """Raise ValueError if a setting is given twice; "fedavg.lr" is another one than "lr"."""
-    names = [word.partition("=")[0] for word in words]
-    for name in names:
-        if names.count(name) > 1:
-            twice = " and ".join(word for word in words if word.partition("=")[0] == name)
-            raise ValueError(f"{flag} gives {name} more than once, {twice}; expected one value")
-
-
 def arguments(build: Build) -> dict[str, Any]:
     """Return the types of a method's arguments that can be given as text."""
     return {n: kind for n, kind in accepted(build).items() if n not in KNOWN and readable(kind)}
@@ -78,17 +68,6 @@ def _number(text: str) -> float:
     if not math.isfinite(found := float(text)):
         raise ValueError(text)
     return within(not_tiny(found, text), 2.0**63)  # whose square single precision still has
-
-
-def not_tiny(value: float, text: str) -> float:
-    """Return the number unchanged; raise OverflowError if it is 0 in single precision only.
-
-    >>> not_tiny(float("0e-400"), "0e-400")
-    0.0
-    """
-    if abs(value) < SMALLEST and re.search("[1-9]", re.split("[eE]", text)[0]):
-        raise OverflowError(f"0, or at least {SMALLEST:.3g} in absolute value")
-    return value
 
 
 def _whole(text: str) -> int:

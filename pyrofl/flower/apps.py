@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.experiments.console import FAILED, REFUSED, UNLEARNED, Stopped, what
 from pyrofl.files.own_files import append
 from pyrofl.files.run_folder import write_json
@@ -23,7 +24,6 @@ from pyrofl.flower.project import Project
 from pyrofl.flower.records import Records, deserialize, serialize
 from pyrofl.flower.registry import WHOSE
 from pyrofl.flower.site import answered
-from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS
 from pyrofl.inference.transport.wire import plain
 
 PULL = 0.25  # seconds between two looks for replies

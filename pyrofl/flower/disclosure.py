@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NoReturn
 
+from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.data import Federation
 from pyrofl.data.outlines import facts, hidden
 from pyrofl.files import text_tables
 from pyrofl.flower.project import Project
 from pyrofl.flower.site import shapes
 from pyrofl.inference.engine.start import by_round
-from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS, Part
+from pyrofl.inference.evaluation.specification import Part
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect
 from pyrofl.inference.posteriors.importance_sampling import MOST_TRIED

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import Count, ShareBelowOne, Whole, check_fields, known
+from pyrofl.choices import LIKELIHOODS
 from pyrofl.data import Federation
-from pyrofl.data.loaders.csv_files import LIKELIHOODS
 from pyrofl.data.outlines import outline
 from pyrofl.data.roster import names_of
 from pyrofl.data.tables.columns import Column, complete, read

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import known
+from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.experiments.methods import Scheduled
 from pyrofl.files import checkpoint_file
 from pyrofl.files.own_files import PRIVATE, open_own, subfolder
@@ -23,7 +24,7 @@ from pyrofl.flower.records import Records
 from pyrofl.flower.rows import rows_of
 from pyrofl.inference.engine.start import by_round
 from pyrofl.inference.evaluation.predictions import Predictions
-from pyrofl.inference.evaluation.specification import MIN_SCORED_ROWS, default_model
+from pyrofl.inference.evaluation.specification import default_model
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.transport import Client
 from pyrofl.inference.transport.wire import (

@@ -1,6 +1,6 @@
 """Networks: torch modules as functions of their parameters, for many clients at once."""
 
-from pyrofl.nets.architectures import NETWORKS
+from pyrofl.choices import NETWORKS
 from pyrofl.nets.low_rank import lora
 from pyrofl.nets.network import Forward, Network, build, with_noise
 

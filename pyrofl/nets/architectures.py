@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pyrofl.arguments import known
+from pyrofl.choices import DEPTHS, NETWORKS
 from pyrofl.tensors import memory
 from pyrofl.turns import synchronized
 
@@ -28,24 +29,6 @@ Start = Callable[[nn.Sequential], None]
 """Initializer of the parameters of a network."""
 
 WIDE = 10_000  # width from which the available memory is checked
-DEPTHS = {f"resnet{depth}": depth for depth in (20, 32, 44, 56)}
-
-NETWORKS: Mapping[str, str] = {
-    "softmax": "one linear layer: softmax or linear regression",
-    "mlp": "mlp:200,100: fully connected, hidden layers of these widths (mlp alone: 100), ReLU",
-    "mean": "one number w that ignores x: intercept model, as in meta-analysis",
-    "linear": "x @ w without intercept: conjugate tasks",
-    "cnn-pfedvem": "pFedVEM on CIFAR-10: conv 16, 32, fully connected 120, 84",
-    "cnn-pfedvem-100": "pFedVEM on CIFAR-100: conv 32, 64, 128, 256, 100, averaged over the image",
-    "cnn-pfedmb": "pFedMB: conv 6, 16, fully connected 120, 84",
-    "cnn-metavd": "MetaVD: three conv of width h (64, or cnn-metavd:256), fully connected 4h, 2h",
-    "cnn-fedbe": "FedBE: conv 32, 64, 64, fully connected 64, Xavier initialization",
-    "cnn-fedbe-gn": "the same with GroupNorm after every conv",
-    "cnn-fedabml": "FedABML on CIFAR-10: conv 64, 64, fully connected 120, 64",
-    **{
-        name: f"ResNet for CIFAR, {d} layers, GroupNorm for BatchNorm" for name, d in DEPTHS.items()
-    },
-}
 
 
 class Dot(nn.Module):

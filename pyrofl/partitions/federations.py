@@ -16,6 +16,7 @@ from numpy.random import Generator, default_rng
 from torch import Tensor
 
 from pyrofl.arguments import Count, Whole, checked, known
+from pyrofl.choices import PARTITIONS, TEST_POLICIES
 from pyrofl.data import Dataset, Federation, Source
 from pyrofl.data.frames import Tables
 from pyrofl.data.roster import names_of
@@ -26,20 +27,6 @@ from pyrofl.partitions import allocation, by_label
 from pyrofl.partitions.allocation import Ints, Parts
 
 __all__ = ["PARTITIONS", "TEST_POLICIES", "class_counts", "from_frames", "split"]
-
-_LINES = (
-    "iid: all rows at random, equal sizes",
-    "dirichlet:A[,min=M][,balance]: class shares from Dirichlet(A), at least M rows each",
-    "labels:S: at most S labels per client, in equal shards",
-    "label-groups:S: exactly S labels per client, groups of clients cover all, equal cuts",
-    "slices:S[,independent]: label groups cut at random points, so that sizes differ widely",
-    "drift[,independent][,equal]: one fine class of every superclass, cut at random points",
-    "step:M[,minor=R]: M large classes per client and R rows of every other",
-    "shares:S: S random classes per client, in U(0.3, 0.7) shares",
-    "groups[:COLUMN]: the natural groups of the data set, one client each",
-    "domains:PARTITION: clients alternate between domains; PARTITION within each domain",
-)
-PARTITIONS: dict[str, str] = {re.split(r"[:\[]", line)[0]: line for line in _LINES}
 
 
 class Recipe(NamedTuple):
@@ -66,13 +53,6 @@ RECIPES = {
 
 Own = Callable[[Ints, int, Generator], Sequence[Any]]
 """(classes of rows [N], clients, NumPy generator) -> for each client, row numbers 0 to N - 1."""
-
-TEST_POLICIES: dict[str, str] = {
-    "same_shares": "test rows of each class in proportion to the client's training rows of it",
-    "labels_global": "all test rows of the classes that the client trains on",
-    "independent": "the same kind of partition, drawn independently for the test rows",
-    "uniform": "test rows at random",
-}
 
 
 def from_frames(frames: Mapping[str, Any]) -> Tables:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from pyrofl import figures
-from pyrofl.experiments.rows import LOSSES, By, chosen, classes_of, probabilities, scored
+from pyrofl.choices import RowScore
+from pyrofl.experiments.rows import LOSSES, chosen, classes_of, probabilities, scored
 from pyrofl.figures import many
 from pyrofl.metrics import calibration_bins, calibration_error
 from pyrofl.paired import Interval, interval
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 ENOUGH = 0.7  # largest reliable Pareto k
 CALIBRATED = 90  # percent that 95% intervals cover at least
-KINDS: dict[By, str] = {
+KINDS: dict[RowScore, str] = {
     "accuracy": "Fraction of correct predictions",
     "error": "Mean absolute error",
     "log_score": "Mean log score per row",
@@ -147,7 +148,7 @@ def correction(corrected: str, k: float, ess: float) -> str:
     )
 
 
-def score_of(part: DataFrame, by: By) -> Interval:
+def score_of(part: DataFrame, by: RowScore) -> Interval:
     """Return the mean score of rows with a 95% interval: Wilson's for accuracy, else Student's."""
     from scipy.stats import binomtest
 
@@ -159,7 +160,7 @@ def score_of(part: DataFrame, by: By) -> Interval:
     return Interval(-found.mean, -found.high, -found.low) if by in LOSSES else found
 
 
-def scores_by_client(part: DataFrame, sizes: dict[str, int], by: By) -> list[ClientScore]:
+def scores_by_client(part: DataFrame, sizes: dict[str, int], by: RowScore) -> list[ClientScore]:
     """Return the score of every client's test rows, the client with the fewest rows first."""
     found = [
         ClientScore(str(name), sizes.get(str(name), 0), len(own), score_of(own, by))

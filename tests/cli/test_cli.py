@@ -16,6 +16,7 @@ import torch
 import toys
 import xarray
 
+from pyrofl.choices import GROUPS
 from pyrofl.cli.commands import preflight
 from pyrofl.cli.output.comparison_table import compare_table
 from pyrofl.cli.parser import COMMANDS, main, parser
@@ -28,7 +29,6 @@ from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.programs import Likelihood
 from pyrofl.inference.definition.seeds import Seeds
 from pyrofl.inference.fit import fit
-from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.models import fedavg, fedprox, local
 from pyrofl.nets import Network
 from pyrofl.tensors import generator
@@ -691,6 +691,7 @@ def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
 
 
 def test_the_server_may_hold_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pyrofl.cli.parser.summaries", lambda: ["scheduled"])
     monkeypatch.setattr("pyrofl.experiments.methods.builds", lambda: {"scheduled": scheduled})
     for k, words in enumerate((["20"], ["0.1"], ["digits"])):
         out = ["--out", str(tmp_path / str(k)), "--posterior-draws", "0"]

@@ -44,7 +44,30 @@ def command(tmp_path):
     return run
 
 
-COMMANDS = [["pyrofl", "list"], ["-m", "pyrofl", "list"]]
+COMMANDS = [["pyrofl", "run", "local"], ["-m", "pyrofl", "run", "local"]]
+WITHOUT_TORCH = {
+    "pyrofl": 0,
+    "pyrofl --help": 0,
+    "pyrofl --version": 0,
+    "pyrofl list": 0,
+    "pyrofl list methods": 0,
+    "pyrofl run --help": 0,
+    "pyrofl flower join --help": 0,
+    "pyrofl regress --help": 0,
+    "pyrofl run fedavg --rouds 3": 2,
+    "pyrofl run fedavg --rounds 0": 2,
+    "pyrofl run fedavgg": 2,
+    "pyrofl rnu": 2,
+}
+
+
+@pytest.mark.parametrize("words", others_slow(WITHOUT_TORCH, [*WITHOUT_TORCH][1:4]))
+def test_help_lists_and_refusals_load_no_library(command, words):
+    """Loading torch takes seconds; here it would interrupt the command."""
+    code, out, told = command(*words.split())
+    assert code == WITHOUT_TORCH[words]
+    assert out if code == 0 else told.startswith("pyrofl: error: ")
+    assert (told if code == 0 else out) == ""
 
 
 @pytest.mark.parametrize("words", others_slow(COMMANDS, COMMANDS[:1]))
@@ -53,7 +76,7 @@ def test_an_interrupt_while_libraries_are_loaded_is_one_line(command, words):
 
 
 def test_a_script_that_imports_pyrofl_keeps_its_interrupts(command):
-    code, _, told = command("-c", "import pyrofl")
+    code, _, told = command("-c", "import pyrofl.tensors")
     assert code != 130 or "KeyboardInterrupt" in told
     assert "KeyboardInterrupt" in told
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from pyrofl.choices import IMAGES
 from pyrofl.data.loaders.datasets import load
-from pyrofl.data.loaders.images import IMAGES
 from pyrofl.partitions.federations import split
 
 rng = np.random.default_rng(0)

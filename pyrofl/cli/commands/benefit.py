@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyrofl import figures
+from pyrofl.choices import RowScore
 from pyrofl.cli.output.model_comparison import (
     ModelComparison,
     Site,
@@ -22,7 +23,7 @@ from pyrofl.cli.output.model_comparison import (
 )
 from pyrofl.experiments import rows
 from pyrofl.experiments.console import ending, show
-from pyrofl.experiments.rows import LOSSES, By, chosen, of_model
+from pyrofl.experiments.rows import LOSSES, chosen, of_model
 from pyrofl.experiments.saved_runs import OPEN, SavedRun, runs
 from pyrofl.files import run_folder, text_tables
 from pyrofl.files.lock import locked
@@ -39,7 +40,7 @@ COLUMNS = (
 )
 CALIBRATED = ("model", "temperature", "ECE", "ECE scaled", "NLL", "NLL scaled")
 SHOWN = 20  # sites in the table that is printed
-UNITS: dict[By, tuple[float, str]] = {
+UNITS: dict[RowScore, tuple[float, str]] = {
     "accuracy": (100.0, "points of accuracy"),
     "error": (1.0, "units of the target, in mean absolute error"),
     "log_score": (1.0, "nats of log score per row"),
@@ -80,7 +81,7 @@ def write(folder: Path, found: Answer) -> None:
 class Answer:
     """Comparisons of federated models with the clients' local models, and their calibration."""
 
-    by: By
+    by: RowScore
     comparisons: list[ModelComparison]
     calibration: dict[str, Calibration]
     notes: list[str]
@@ -186,7 +187,7 @@ def _marked(text: str, count: int) -> str:
     return f"{text} ({OPEN})".lstrip() if count else text
 
 
-def compare_with_local(folder: Path, made: Sequence[SavedRun], by: By | None) -> Answer:
+def compare_with_local(folder: Path, made: Sequence[SavedRun], by: RowScore | None) -> Answer:
     """Compare every method's models with the clients' local models."""
     pairs = paired(folder, made)
     tables = {one.path: rows.read(one.path) for pair in pairs for one in pair}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pyrofl import figures
+from pyrofl.choices import GROUPS, NETWORKS
 from pyrofl.experiments.experiment import MAX_UNREQUESTED
 from pyrofl.experiments.jobs import Job
 from pyrofl.experiments.results import posterior_view
@@ -20,10 +21,8 @@ from pyrofl.inference.fitted_run import loggers
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.posteriors import export
 from pyrofl.inference.posteriors.arviz import CHEAP
-from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.draws import posterior
 from pyrofl.inference.validation.validate import validate_method
-from pyrofl.nets import NETWORKS
 
 
 def preflight(jobs: Sequence[Job]) -> list[Job]:

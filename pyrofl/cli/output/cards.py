@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from textwrap import fill
+from textwrap import TextWrapper, fill
 from types import ModuleType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -16,9 +17,10 @@ import torch
 from pyrofl import docstrings, nets
 from pyrofl.arguments import known
 from pyrofl.data import Federation
+from pyrofl.experiments.console import show
 from pyrofl.experiments.experiment import as_text
 from pyrofl.experiments.methods import builds
-from pyrofl.experiments.settings import READERS
+from pyrofl.experiments.settings import READERS, Epochs, arguments, readable
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.nets import Network
@@ -217,3 +219,26 @@ def _line(setting: Setting) -> str:
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names) or "nothing"
+
+
+def explain(args: Namespace) -> None:
+    """Print the documentation card of a method: equations, settings and message sizes."""
+    show(text(args.method))
+
+
+def variants() -> str:
+    """Format the settings of every method that --set accepts, with their valid words, as text."""
+    under = TextWrapper(100, initial_indent="  ", subsequent_indent=" " * 12)
+    under.break_long_words = under.break_on_hyphens = False
+    return "\n".join(
+        under.fill(
+            f"{name:<9} {'  '.join(setting_of(n, kind) for n, kind in arguments(build).items())}"
+        )
+        for name, build in builds().items()
+    )
+
+
+def setting_of(name: str, kind: Any) -> str:
+    """Format the name of a method's setting, with its valid values if they are words."""
+    words = [str(word) for one in readable(kind) for word in get_args(one) if one != Epochs]
+    return f"{name}={'|'.join(words)}" if words else name

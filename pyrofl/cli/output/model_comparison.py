@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pyrofl.choices import RowScore
 from pyrofl.experiments import rows
-from pyrofl.experiments.rows import By, Model, of_model, scored
+from pyrofl.experiments.rows import Model, of_model, scored
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
 from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_over_seeds
@@ -18,7 +19,7 @@ from pyrofl.paired import Calibration, Interval, calibrate, interval, interval_o
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MOST: dict[By, float] = {"accuracy": 1.0, "error": 0.0, "crps": 0.0}  # of `scored`
+MOST: dict[RowScore, float] = {"accuracy": 1.0, "error": 0.0, "crps": 0.0}  # of `scored`
 Tables = Mapping[Path, "DataFrame"]  # folder of a run -> its rows.csv
 
 OWN = "local"
@@ -95,7 +96,7 @@ def same_sites(made: Sequence[SavedRun]) -> bool:
 
 
 def joined(
-    pairs: Sequence[tuple[SavedRun, SavedRun]], model: Model, tables: Tables, by: By
+    pairs: Sequence[tuple[SavedRun, SavedRun]], model: Model, tables: Tables, by: RowScore
 ) -> DataFrame:
     """Join the scores of a model and of the local models, row by row, for all seeds.
 
@@ -126,7 +127,7 @@ def joined(
 
 
 def compare_models(
-    table: DataFrame, model: Model, by: By, pairs: Sequence[tuple[SavedRun, SavedRun]] = ()
+    table: DataFrame, model: Model, by: RowScore, pairs: Sequence[tuple[SavedRun, SavedRun]] = ()
 ) -> ModelComparison:
     """Compare a model with the clients' local models, given the scores that `joined` returns.
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pyrofl.choices import RowScore
 from pyrofl.cli.output.comparison_table import compare_lines
 from pyrofl.cli.output.received_tables import comparison, read_search
 from pyrofl.experiments import rows
 from pyrofl.experiments.experiment import Experiment
-from pyrofl.experiments.rows import By, has_crps, of_model
+from pyrofl.experiments.rows import has_crps, of_model
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder
 from pyrofl.reports.first_page import score_of, score_table
@@ -82,7 +83,7 @@ def _means(made: SavedRun) -> list[tuple[Any, ...]]:
     """Return mean test scores of every model of a run, with confidence intervals."""
     lines = []
     for model, part in rows.read(made.path).groupby(["model", "adaptation"], sort=False):
-        numbers: list[By] = ["accuracy"] if rows.classes_of(part) else ["error"]
+        numbers: list[RowScore] = ["accuracy"] if rows.classes_of(part) else ["error"]
         numbers += ["log_score", *(("crps",) if has_crps(part) else ())]
         for by in numbers:
             found = score_of(part, by)

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrofl.arguments import ShareBelowOne, checked, known
+from pyrofl.arguments import ShareBelowOne, checked, composed, known
+from pyrofl.choices import LIKELIHOODS, Missing, Scaling
 from pyrofl.data.federation import Dataset
 from pyrofl.data.tables.column_summary import ColumnSummary, coded, told_of
-from pyrofl.data.tables.columns import Column, Ints, Missing, Rows, complete, number
+from pyrofl.data.tables.columns import Column, Ints, Rows, complete, number
 from pyrofl.data.tables.data_quality import (
     in_spelling_and_units,
     of_numbers,
@@ -23,12 +24,7 @@ from pyrofl.data.tables.data_quality import (
 )
 from pyrofl.data.tables.feature_selection import choose, far_apart
 from pyrofl.data.tables.holdout import draw_test_rows, last_rows, told_rows
-from pyrofl.data.tables.preprocessor import (
-    Prepare,
-    Prepared,
-    PreprocessingPlan,
-    Preprocessor,
-)
+from pyrofl.data.tables.preprocessor import Prepared, PreprocessingPlan, Preprocessor
 from pyrofl.data.tables.row_checks import (
     cells_of,
     determines,
@@ -41,16 +37,6 @@ from pyrofl.data.tables.row_checks import (
 )
 from pyrofl.data.tables.source import LEARNED, Source
 from pyrofl.data.tables.table_files import SITE, Columns, Table, load_table
-from pyrofl.data.tables.wording import composed
-
-LIKELIHOODS: dict[str, str] = {
-    "categorical": "classes",
-    "normal": "a number; noise of a learned SD (1 in flower projects), or normal:SD if it is known",
-    "normal_known_sd": "a number whose standard error is the first feature",
-    "bernoulli": "0 or 1",
-    "binomial": "successes out of the first feature's trials, or of N: binomial:N",
-    "poisson": "a count",
-}
 
 OF_FIRST = (
     "normal_known_sd",
@@ -68,7 +54,7 @@ def load_csv(
     categories: Sequence[str] = (),
     likelihood: str | None = None,
     missing: Missing = "error",
-    scaling: Prepare | None = None,
+    scaling: Scaling | None = None,
     test_fraction: ShareBelowOne = 0.2,
     test_column: str | None = None,
     test_last: str | None = None,

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pyrofl.arguments import Count, Whole, checked, known
+from pyrofl.choices import DATASETS, IMAGES, Missing, Scaling
 from pyrofl.data.federation import Dataset
 from pyrofl.data.loaders.conjugate import (
     ConjugateTask,
@@ -21,11 +22,9 @@ from pyrofl.data.loaders.conjugate import (
     linear_regression,
 )
 from pyrofl.data.loaders.csv_files import load_csv
-from pyrofl.data.loaders.images import IMAGES, load_images
+from pyrofl.data.loaders.images import load_images
 from pyrofl.data.loaders.npz_files import load_npz
 from pyrofl.data.loaders.small import MAKERS
-from pyrofl.data.tables.columns import Missing
-from pyrofl.data.tables.preprocessor import Prepare
 
 __all__ = [
     "DATASETS",
@@ -39,18 +38,6 @@ __all__ = [
     "resized",
 ]
 
-DATASETS: dict[str, str] = {
-    "digits": "handwritten digits, 1,347 + 450 rows of 8 x 8 pixels, 10 classes; comes along",
-    "eight_schools": "effects of coaching in eight schools (Rubin 1981); comes along",
-    "baseball": "hits of 18 batters in 45 at-bats, tested on the rest of 1970; comes along",
-    "rat_tumours": "rats with a tumour in 71 experiments (Tarone 1982); comes along",
-    "gaussian": "synthetic: clients with Gaussian likelihoods of different widths, exact posterior",
-    "linear": "synthetic: a linear regression per client around a common one",
-    **{name: f"{about}; downloaded" for name, about in IMAGES.items()},
-    "npz:PATH": "images in a file with arrays images (or jpeg, offsets), labels, is_test, classes",
-    "csv:PATH": "a table (CSV, Parquet) with or without a group column; A,B or a folder: sites",
-    "NAME+NAME": "several of these (no csv) as domains of one: all rows, all classes",
-}
 
 # A plus sign within a path, as in npz:a+b.npz, is not followed by a whole name.
 _PLUS = re.compile(r"\+(?=npz:|[\w-]+(?:\+|$))")
@@ -67,7 +54,7 @@ def load(
     categories: Sequence[str] | None = None,
     likelihood: str | None = None,
     missing: Missing | None = None,
-    scaling: Prepare | None = None,
+    scaling: Scaling | None = None,
     test_fraction: float | None = None,
     test_column: str | None = None,
     test_last: str | None = None,

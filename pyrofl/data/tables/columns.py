@@ -9,16 +9,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, nan
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyrofl.data.tables.wording import composed, listed, refuse_no_file
-
-Missing = Literal["error", "drop", "impute"]
-"""Treatment of rows with missing values: raise an error, drop them, or replace gaps of features
-by the mean of the training rows and add an indicator feature."""
+from pyrofl.arguments import composed
+from pyrofl.choices import Missing
+from pyrofl.data.tables.wording import listed, refuse_no_file
 
 NO_VALUE = frozenset(("", ".", "na", "n/a", "#n/a", "nan", "-nan", "null"))  # in lower case
 BLUR = 0.01  # largest change of a number by float32 rounding, in standard deviations

@@ -22,15 +22,13 @@ import torch
 from torch import Tensor
 
 from pyrofl.arguments import checked, did_you_mean, known
+from pyrofl.choices import Scaling
 from pyrofl.data.tables.column_summary import ColumnSummary, Numbers, coded, told_of
 from pyrofl.data.tables.columns import Column, Ints, number
 from pyrofl.data.tables.data_quality import in_spelling_and_units
 from pyrofl.data.tables.row_checks import outlier
 from pyrofl.data.tables.table_files import columns_of
 from pyrofl.data.tables.wording import listed
-
-Prepare = Literal["standardize", "none"]
-"""Whether columns of numbers get mean 0 and standard deviation 1 over the training rows."""
 
 Unseen = Literal["refuse", "zero"]
 """Treatment of categories without a training row: an error, or 0 in all features of the column."""
@@ -88,7 +86,7 @@ class Preprocessor:
     def of(
         cls,
         told: Iterable[Mapping[str, ColumnSummary]],
-        scaling: Prepare = "standardize",
+        scaling: Scaling = "standardize",
         *,
         fill: bool = False,
         plain: Sequence[str] = (),
@@ -308,7 +306,7 @@ class PreprocessingPlan:
 
     columns: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of columns of codes
-    scaling: Prepare = "standardize"
+    scaling: Scaling = "standardize"
     fill: bool = False
     plain: tuple[str, ...] = ()  # columns that are never scaled
 

@@ -13,9 +13,9 @@ from warnings import warn
 
 import numpy as np
 
-from pyrofl.arguments import did_you_mean
+from pyrofl.arguments import composed, did_you_mean
 from pyrofl.data.tables.columns import Column, Parsed, column_of, read
-from pyrofl.data.tables.wording import composed, listed, refuse_no_file
+from pyrofl.data.tables.wording import listed, refuse_no_file
 
 KINDS = (".csv", ".parquet")
 FEWEST = 10  # rows from which equal files are no coincidence

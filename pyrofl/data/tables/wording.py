@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Sequence
 
 MOST = 8  # names that are listed before the rest is counted
@@ -26,11 +25,6 @@ def number_of(count: int, noun: str) -> str:
     ('1 round', '1,200 rows')
     """
     return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def composed(text: str) -> str:
-    """Normalize a text to Unicode's composed form (NFC), so that equal texts compare equal."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def refuse_no_file(path: str) -> None:

@@ -20,13 +20,13 @@ from torch import Tensor
 
 import pyrofl
 from pyrofl import nets
+from pyrofl.choices import GROUPS
 from pyrofl.data import Batch, Federation
 from pyrofl.data.loaders import datasets
 from pyrofl.inference.definition.metadata import SHARED, Metadata
 from pyrofl.inference.definition.method import Method, Phase
 from pyrofl.inference.definition.programs import Program
 from pyrofl.inference.posteriors import export
-from pyrofl.inference.posteriors.axes import GROUPS
 from pyrofl.inference.posteriors.export import import_arviz
 from pyrofl.models import fedavg, pfedvem
 from pyrofl.models.guides.automatic import from_pyro
