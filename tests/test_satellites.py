@@ -102,7 +102,6 @@ FITS = [f"pyrofl.models.{name} 20" for name in ("fedavg", "fedabml", "metavd", "
 def test_the_core_runs_without_a_satellite(satellite, tmp_path):
     copy_without(tmp_path, satellite)
     shutil.copytree(ROOT / "tests", tmp_path / "tests")
-    (tmp_path / "tests/models/conftest.py").unlink()  # fixtures of satellites
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     assert fits_of(run_in(tmp_path, "-c", PROGRAM)) == FITS
     run_in(tmp_path, "-m", "pytest", "-q", "-n", "0", *(f"tests/{file}" for file in CORE_TESTS))
