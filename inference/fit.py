@@ -224,9 +224,9 @@ def fit(
                 break
             clock = perf_counter()
         if progress and run.records:
-            steps = (max(one.steps, default=0) for one in run.records)
+            work = [(max(one.steps, default=0), one.seconds) for one in run.records]
             unrecorded = extension("unrecorded updates") if loop.get("record") is None else None
-            slow = unrecorded(run.method, steps) if unrecorded else ()
+            slow = unrecorded(run.method, work) if unrecorded else ()
             for told in (str(run.status), *run.warnings, *slow):
                 shown.tell(told)
     return run

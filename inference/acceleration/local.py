@@ -41,7 +41,7 @@ def run_phases(
     known, sizes = local.keys(), data.sizes[cohort.ids.cpu()]
     each = [alternatives(method, phase, received, local, data) for phase in phases]
     groups = []
-    with recording(training.record):
+    with recording(training.record, training.rounds):
         for some in alike(sizes, [way.most for way in each]):
             before, rows = cut(local, some), int(sizes[some[0]])
             own = [phase for way in each for phase in way.of(rows)]

@@ -8,12 +8,21 @@ from typing import Any, NamedTuple
 
 from pyrofl.arguments import Count, checked
 from pyrofl.data import Federation
-from pyrofl.inference.acceleration.recording.recorder import RECORDINGS, USERS, Recorder
+from pyrofl.inference.acceleration.recording.recorder import (
+    BINDING,
+    FASTER,
+    RECORDINGS,
+    SAVED,
+    TRIALS,
+    Recorder,
+)
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.definition.user_code import users_code
 from pyrofl.inference.engine.federate import federate
 
-MANY = 1000  # steps of one client, which take about a second as written
+MANY = 1000  # rounds of a long run
+LONG = 1.0  # seconds of training, below which nothing is said
+SPARED = 0.1  # fraction of them that a recording would have to save
 
 
 class RecordedUpdate(NamedTuple):
@@ -36,14 +45,16 @@ class RecordedUpdate(NamedTuple):
 def recordings(
     method: Method, data: Federation, rounds: Count = 3, **options: Any
 ) -> tuple[RecordedUpdate, ...]:
-    """Train for a few rounds, and report which updates are replayed from recorded operations.
+    """Train for the first rounds of a long run, and report which updates are recorded.
 
     Pyro programs and autograd spend more time in Python than in the kernels of small networks. A
     repeated update is therefore recorded, and later runs only execute its tensor operations, with
     bitwise equal results. An update is not recorded if Python reads numbers of its tensors
     (`.item()`, `if x > 0`), if it draws noise other than by `pyro.sample` from normals, modifies
     its inputs, or differs from its recording while both are compared. It then runs as written, up
-    to ten times slower.
+    to ten times slower. Recording starts when the updates that are left are expected to save more
+    time than it takes; kernels of large networks take most of an update's time, so that it runs as
+    written.
 
     By default an update is recorded if all its functions, distributions and layers are those of
     pyrofl, Pyro and torch. Your own function (a model, guide, loss, prior, likelihood, optimizer or
@@ -67,7 +78,7 @@ def recordings(
     log: list[Recorder] = []
     before, RECORDINGS.log = RECORDINGS.log, log
     try:
-        for _ in islice(federate(method, data, rounds, **options), rounds):
+        for _ in islice(federate(method, data, max(rounds, MANY), **options), rounds):
             pass
     finally:
         RECORDINGS.log = before
@@ -81,15 +92,20 @@ def recordings(
     return tuple(found)
 
 
-def unrecorded(method: Method, steps: Iterable[int]) -> tuple[str, ...]:
-    """Return a line for each user's function because of which many updates run as written.
+def unrecorded(method: Method, rounds: Iterable[tuple[int, float]]) -> tuple[str, ...]:
+    """Return a line about a user's function that is worth recording, or nothing.
 
     Args:
         method: the method.
-        steps: training steps of the slowest client in each round.
+        rounds: training steps of the slowest client, and seconds, of each round.
     """
-    if sum(steps) < MANY:
+    spared = total = 0.0
+    for steps, seconds in rounds:
+        total += seconds
+        if steps:  # they are recorded again in every round
+            spared += max(0.0, steps * SAVED - BINDING - TRIALS * seconds / steps)
+    if total < LONG or spared < SPARED * total:
         return ()
-    updates = [update for phase in method.phases for update in phase.updates]
-    users = dict.fromkeys(users_code((method.model, method.guide, one))[0] for one in updates)
-    return tuple(USERS.format(user) for user in users if user)
+    updates = (update for phase in method.phases for update in phase.updates)
+    users = (users_code((method.model, method.guide, one))[0] for one in updates)
+    return tuple(FASTER.format(user) for user in users if user)[:1]

@@ -225,8 +225,7 @@ class StepRun:
                 if self.waiting:  # a slice in every step takes two microseconds
                     self._note(self.total[: len(batch)])
             else:
-                written()
-                self.executor.note_layout(self.params)
+                self.executor.begin(written, self.params)
 
     def touched(self) -> Touch:
         """Return the tensors that this step modifies, those that others modify, and constants."""

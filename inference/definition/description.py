@@ -13,14 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache, cached_property, partial
-from itertools import count
 from logging import Logger
 from pathlib import Path
 from textwrap import dedent
 from tokenize import TokenError
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -125,34 +123,6 @@ def clients_part(method: Method) -> dict[str, str]:
         found.add(name, part)  # separately, as each value is described only once
         hashes[name] = _hash(repr(sorted(found.parts.items())).encode())
     return hashes
-
-
-def state_of(value: Any) -> list[str]:
-    """Return texts that differ once Python state that functions in a value can read has changed.
-
-    Other than `Description`, they include caches and global variables that functions assign. Those
-    of iterators always differ.
-    """
-    found, known, left = list[str](), dict[int, Any](), [value]
-    while left:
-        part = left.pop()
-        if isinstance(part, (*PLAIN, count)):
-            found.append(repr(part))
-            continue
-        inner = part.layer if isinstance(part, _Trained) else part
-        if id(inner) in known:
-            continue
-        known[id(inner)] = inner
-        found.append(_kind(inner))
-        left += [held for _, held in _parts(part)]
-        if isinstance(inner, Iterator):  # whose state cannot be read
-            found.append(uuid4().hex)
-        elif isinstance(inner, FunctionType) and is_own(_home(inner)):
-            written = sorted(names_read(inner.__code__)[1])
-            left += [inner.__globals__[n] for n in written if n in inner.__globals__]
-        elif is_own(type(inner).__module__):
-            left += [held for name, held in attributes(inner) if _fills(inner, name, held)]
-    return found
 
 
 @dataclass(frozen=True)

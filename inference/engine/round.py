@@ -76,6 +76,7 @@ def run_rounds(
         reporters = stragglers.reported(sampled, data.names, seed, number)
         silent = sampled[~torch.isin(sampled, reporters)]
         method = stragglers.working(method, data.names, seed, number)
+        settings["rounds"] = (rounds - number) * len(ids) / data.clients
         state = run_round(method, data, state, ids, reporters, silent, seed=seed, **settings)
         if on_bad_message == "raise" and state.rejected:
             raise BadMessage(listed(state.rejected))
@@ -96,6 +97,7 @@ def run_round(
     memory: int | None = None,
     keep_messages: bool = True,
     record: bool | None = None,
+    rounds: float | None = None,
     backend: Backend | None = None,
 ) -> RoundState:
     """Run one round: clients `ids` train, `reporters` send messages, the server aggregates.
@@ -114,7 +116,7 @@ def run_round(
     silent = reporters[:0] if silent is None else silent
     # The aggregation may write into the server's state, so it gets a copy.
     box = inbox(method, {n: v.clone() for n, v in state.server.items()}, reporters, keep_messages)
-    request = RoundRequest(method, state, ids, reporters, seed, chunk_size, memory, record)
+    request = RoundRequest(method, state, ids, reporters, seed, chunk_size, memory, record, rounds)
     replies: list[Reply] = []
     if backend is None:
         assert isinstance(data, Federation)
@@ -202,7 +204,15 @@ class LocalClients(RunningRound):
         local = private | received
         with ClientError.named(data.names):
             local, loss, steps, first = train(
-                method, received, local, data, cohort, seed, state.number, record=request.record
+                method,
+                received,
+                local,
+                data,
+                cohort,
+                seed,
+                state.number,
+                record=request.record,
+                rounds=request.rounds,
             )
         client_state = {n: local[n] for n in private}
         with torch.no_grad():

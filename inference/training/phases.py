@@ -44,6 +44,8 @@ class Training(NamedTuple):
         noise: random generators of noise, which continue from phase to phase.
         order: random generators of the order of rows, with which every phase begins.
         record: whether updates are replayed from recorded operations, see `federate`.
+        rounds: number of rounds, including this one, in which the clients are expected to train;
+            None if it is unknown.
     """
 
     method: Method
@@ -51,6 +53,7 @@ class Training(NamedTuple):
     noise: Source
     order: Source
     record: bool | None = None
+    rounds: float | None = None
 
     def names(self, cohort: Cohort) -> list[str]:
         """Return the names of the given clients."""
@@ -104,6 +107,7 @@ def train(
     *,
     phases: Sequence[Phase] | None = None,
     record: bool | None = None,
+    rounds: float | None = None,
 ) -> Trained:
     """Train C clients together by phases, by default those of the method.
 
@@ -112,7 +116,7 @@ def train(
     phases, known = method.phases if phases is None else phases, local.keys()
     noise = cache(partial(stream, seed, Stream.NOISE, number))  # continues from phase to phase
     order = partial(stream, seed, Stream.ORDER, number)
-    training = Training(method, data, noise, order, record)
+    training = Training(method, data, noise, order, record, rounds)
     run = (extension("executor") if record is not False else None) or run_phases
     with pyro.validation_enabled(False), torch.enable_grad():
         trained: Trained = run(training, phases, received, local, cohort)

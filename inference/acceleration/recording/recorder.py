@@ -1,10 +1,10 @@
 """Recorder of repeated training updates, to run them later without Pyro and autograd.
 
-An update of few clients spends more time in Python than in kernels. It runs as written until more
-than `HOT` of one shape have run or are scheduled. Then it is recorded, and the next ones run both
-ways, until the recording is known to be bitwise equal. Updates run as written if the results
-differ, Python reads numbers of tensors, or they draw other noise; `pyrofl.recordings` names the
-reason.
+An update of few clients spends more time in Python than in kernels. It is recorded once the updates
+that are left, in this round and later ones, are expected to save more time than a recording takes
+(`pays`). The next ones run both ways, until the recording is known to be bitwise equal. Updates run
+as written if the results differ, Python reads numbers of tensors, they draw other noise, or their
+kernels take most of the time; `pyrofl.recordings` names the reason.
 
 Functions of the library have no state, so that their recordings serve all later rounds. An update
 that calls a user's function runs as written, unless the user promises by `record=True` that its
@@ -19,7 +19,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol
+from math import inf
+from time import perf_counter as clock
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,12 +29,17 @@ from torch import Tensor
 from pyrofl.data import Batch
 from pyrofl.inference.acceleration.recording.code import Bind, Given, compiled
 from pyrofl.inference.acceleration.recording.tape import NotRecorded, Reads, Tape
-from pyrofl.inference.definition.description import state_of
 from pyrofl.inference.definition.user_code import layers_held, users_code
 from pyrofl.nets import Network
 from pyrofl.tensors import Tensors
 
-HOT = 3  # updates as written take as long as a recording: measured
+SAVED = 0.001  # seconds that a recording of small kernels saves in each update, at least
+COMPILING = 0.03  # seconds to generate new code
+BINDING = 0.008  # seconds to reuse it in another shape
+TRIALS = 4  # updates as written that take as long as recording and comparing one: all are measured
+TRIED = 2.5  # the same for recording one, and estimating the time of its kernels
+GAIN = 0.03  # fraction of an update's time that its recording has to save
+TIMED = 3  # replays that are timed
 CHECKS = 2  # comparisons of new code with the update as written; in further shapes, one
 SMALL = 2**23  # modified bytes above which kernels take longer than Python: measured
 KEPT = 256  # recordings
@@ -55,8 +62,9 @@ CLIENTS = "size", "ids"  # of a batch
 ROWS = "x", "y", "mask", "at", "weights", "_share"
 
 OTHER_BITS = "its result depends on more than its input tensors"
-STATEFUL = "{} changes Python values, such as a counter, so its updates run as written"
-USERS = "{} is your own, so its updates run as written; record=True (--record) may make them faster"
+KERNELS = "its kernels take most of its time"
+USERS = "{} is your own, so its updates run as written"
+FASTER = f"{USERS}; record=True (--record) would make them faster"
 
 
 class Recording:
@@ -67,12 +75,12 @@ class Recording:
 
         They are stored so that no `id` in the recording's key is reused.
         """
-        self.values, self.seen, self.checked = values, 0, 0
+        self.values, self.seen, self.checked, self.timed = values, 0, 0, 0
+        self.written = self.replayed = inf  # seconds of the fastest update
         self.reason = ""  # why it runs as written
         self.requested: list[Requested] = []  # the noise that it needs
         self.bind: Bind | None = None
         self.code: object = None  # with the kind, the same in other shapes
-        self.state: list[str] | None = None  # Python state that a user's function can read
 
 
 class Recordings:
@@ -84,6 +92,14 @@ class Recordings:
         self.sure: dict[object, Any] = {}  # kind, code that is correct for some shape -> values
 
 
+class Refused(NamedTuple):
+    """Why a kind of update is not recorded, in shapes that take at least some seconds."""
+
+    values: object
+    reason: str
+    seconds: float
+
+
 class Kept(Recordings, threading.local):
     """Thread-local cache of compiled training updates of the library's functions."""
 
@@ -91,8 +107,11 @@ class Kept(Recordings, threading.local):
         super().__init__()
         self.nets: dict[object, tuple[Any, list[Network]]] = {}  # by kind, with its values
         self.users: dict[object, str] = {}  # kind with state of networks -> a user's function
+        self.compiled: dict[object, Any] = {}  # kinds with code -> values
+        self.refused: dict[object, Refused] = {}  # by kind
         self.log: list[Recorder] | None = None  # recorders that run, for `recordings`
         self.record: bool | None = None
+        self.rounds: float | None = None
 
 
 RECORDINGS = Kept()
@@ -101,21 +120,33 @@ RECORDINGS = Kept()
 def forget() -> None:
     """Delete all recorded and compiled training updates of this thread."""
     of = RECORDINGS
-    for kept in (of.found, of.plain, of.sure, of.nets, of.users):
+    for kept in (of.found, of.plain, of.sure, of.compiled, of.nets, of.users, of.refused):
         kept.clear()
 
 
 @contextmanager
-def recording(record: bool | None) -> Iterator[None]:
-    """Context manager that sets which updates of this thread are recorded.
+def recording(record: bool | None, rounds: float | None = None) -> Iterator[None]:
+    """Context manager that sets which updates of this thread are recorded, and for how long.
 
     None records those of the library's functions only, True also those of a user's, False none.
+    Rounds are those in which the same clients are expected to train, including this one.
     """
-    before, RECORDINGS.record = RECORDINGS.record, record
+    before = RECORDINGS.record, RECORDINGS.rounds
+    RECORDINGS.record, RECORDINGS.rounds = record, rounds
     try:
         yield
     finally:
-        RECORDINGS.record = before
+        RECORDINGS.record, RECORDINGS.rounds = before
+
+
+def pays(left: float, saved: float, cost: float) -> bool:
+    """Return whether the updates that are left save more seconds than a recording costs."""
+    return left * saved > cost
+
+
+def may_try(left: float) -> bool:
+    """Return whether recording in vain would take a small part of the updates that are left."""
+    return left * GAIN > TRIED
 
 
 class Recorder:
@@ -142,6 +173,7 @@ class Recorder:
         self.numbers: Callable[[], object] = list  # returns an optimizer's state except tensors
         self.reason = "" if self.is_on or record is False else USERS.format(self.user)
         self.made = [0, 0]  # updates as written, and by a recording
+        self.written = inf  # seconds of the fastest update as written
         if RECORDINGS.log is not None:
             RECORDINGS.log.append(self)
 
@@ -149,8 +181,9 @@ class Recorder:
         """Return whether this update's first step keeps parameters contiguous in memory."""
         return self.is_on and self._first(params) in self.kept.plain
 
-    def note_layout(self, params: Tensors) -> None:
-        """Remember that an update keeps parameters contiguous, if these parameters still are."""
+    def begin(self, written: Callable[[], None], params: Tensors) -> None:
+        """Run an update as written; remember whether it keeps parameters contiguous in memory."""
+        self.time(written)
         self.made[0] += self.is_on or bool(self.reason)
         if all(p.is_contiguous() for p in params.values()):
             self.kept.plain[self._first(params)] = self.values
@@ -174,21 +207,70 @@ class Recorder:
         """
         if not self.is_on:
             self.made[0] += bool(self.reason)
-            return written()
+            self.time(written)
+            if self.reason and pays(ahead, SAVED, BINDING + TRIALS * self.written):
+                self.reason = FASTER.format(self.user)
+            return
         found = self.recording or self._find(touched(), batch)
         found.seen += 1
         if self.run:
-            noise = [getattr(self.noise, kind)(*rest) for kind, *rest in found.requested]
-            self.run(*[getattr(batch, name) for name in self.passing], *noise)
             self.made[1] += 1
+            self._replay(found, batch)
             return
         self.made[0] += 1
-        self.reason = found.reason
-        # A user's functions are recorded for this phase alone, which must be worth it.
-        if found.reason or (not found.bind and found.seen + ahead <= HOT * (1 + bool(self.user))):
-            written()
+        seconds = self.written if found.written == inf else found.written
+        if found.reason or not (found.bind or self._is_worth_it(found, seconds, ahead)):
+            found.written = min(found.written, self.time(written))
         else:
-            self._compare(found, written, batch)
+            self._compare(found, written, batch, seconds, self._left(found, ahead))
+        self.reason = found.reason
+
+    def time(self, written: Callable[[], None]) -> float:
+        """Run an update as written; return its seconds."""
+        begin = clock()
+        written()
+        seconds = clock() - begin
+        self.written = min(self.written, seconds)
+        return seconds
+
+    def _left(self, found: Recording, ahead: int) -> float:
+        """Return how many updates like this one are expected, of which `ahead` in this phase."""
+        rounds = RECORDINGS.rounds
+        return ahead + found.seen if rounds is None else ahead * max(1.0, rounds)
+
+    def _is_worth_it(self, found: Recording, seconds: float, ahead: int) -> bool:
+        """Return whether to record an update that takes `seconds` as written."""
+        refused, left = RECORDINGS.refused.get(self.kind), self._left(found, ahead)
+        if refused and inf > seconds >= (1 - GAIN) * refused.seconds:
+            found.reason = refused.reason
+            return False
+        if self.kind not in RECORDINGS.compiled:
+            return may_try(left) and pays(left, SAVED, COMPILING + TRIALS * seconds)
+        # A user's functions are recorded again in every phase.
+        return pays(ahead if self.user else left, SAVED, BINDING + TRIALS * seconds)
+
+    def _replay(self, found: Recording, batch: Batch) -> None:
+        """Run an update by its recording; stop using one that is not faster."""
+        assert self.run
+        begin = clock()
+        noise = [getattr(self.noise, kind)(*rest) for kind, *rest in found.requested]
+        self.run(*[getattr(batch, name) for name in self.passing], *noise)
+        if found.timed < TIMED:
+            found.timed += 1
+            found.replayed = min(found.replayed, clock() - begin)
+            if found.timed == TIMED and found.replayed > (1 - GAIN) * found.written:
+                self._refuse(found, KERNELS)
+                self.run = None
+
+    def _refuse(self, found: Recording, reason: str) -> None:
+        """Run this update as written from now on, and all of its kind that take as long or longer.
+
+        Kernels depend on the shape of an update, and other reasons on its code.
+        """
+        self.reason = found.reason = reason
+        seconds = found.written if reason == KERNELS else 0.0
+        RECORDINGS.refused[self.kind] = Refused(self.values, reason, seconds)
+        shorten(RECORDINGS.refused)
 
     def _find(self, touched: tuple[Tensors, ...], batch: Batch) -> Recording:
         """Return the recorded update for the shapes of given tensors; create it if missing."""
@@ -218,8 +300,18 @@ class Recorder:
         if found.bind and not found.reason and found.checked >= CHECKS:
             self.run = found.bind(*given.bound)
 
-    def _compare(self, found: Recording, written: Callable[[], None], batch: Batch) -> None:
-        """Run a training update normally, and compare the result with that of its recording."""
+    def _compare(
+        self,
+        found: Recording,
+        written: Callable[[], None],
+        batch: Batch,
+        seconds: float,
+        left: float,
+    ) -> None:
+        """Run a training update normally, and compare the result with that of its recording.
+
+        It takes `seconds` as written, and `left` such updates are expected.
+        """
         moving, tape, noted = self.touched[0], Tape(), list[tuple[Requested, Tensor]]()
         copies = [
             torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in moving
@@ -227,39 +319,47 @@ class Recorder:
         for copy, value in zip(copies, moving, strict=True):
             copy.copy_(value)
         self.noise.noted, before = noted, self.numbers()
-        state = state_of(self.values) if self.user else []
-        is_stateful = found.state not in (None, state)
         try:
             with ExitStack() as recording:
                 for mode in () if found.bind else (Reads(tape), tape):
                     recording.enter_context(mode)
+                begin = clock()
                 written()
+                taken = clock() - begin
         finally:
             self.noise.noted = None
-        if self.user:
-            found.state = state_of(self.values)
-            is_stateful = is_stateful or found.state != state
         requested = [one for one, _ in noted]
         given = self._given(batch, [value for _, value in noted])
-        if found.bind and requested != found.requested:
-            found.reason = "it draws other noise from update to update"
-        if is_stateful:
-            found.reason = STATEFUL.format(self.user)
+        reason = ""
+        if found.bind:
+            found.written = min(found.written, taken)
+            if requested != found.requested:
+                reason = "it draws other noise from update to update"
+        elif not tape.reason and self.kind not in RECORDINGS.compiled:
+            begin = clock()
+            tape.repeat()
+            saved, cost = seconds - (clock() - begin), COMPILING + TRIALS / 2 * seconds
+            found.written = min(found.written, seconds)
+            reason = "" if pays(left, saved, cost) else KERNELS
         if self.numbers() != before:
-            found.reason = "its optimizer counts in Python"
+            reason = "its optimizer counts in Python"
         found.requested = requested
         try:
-            if not found.bind:
+            if not found.bind and not reason:
                 found.bind, code = compiled(tape, given)
                 found.code = self.kind, code
-            found.bind(*given._replace(moving=copies).bound)(*given.passing)
-            if not all(map(equal, copies, given.moving)):
-                found.reason = OTHER_BITS
+                RECORDINGS.compiled[self.kind] = self.values
+                shorten(RECORDINGS.compiled)
+            if found.bind:
+                found.bind(*given._replace(moving=copies).bound)(*given.passing)
+                if not all(map(equal, copies, given.moving)):
+                    reason = OTHER_BITS
         except NotRecorded as error:
-            found.reason = str(error)
+            reason = str(error)
         except (RuntimeError, TypeError, ValueError) as error:
-            found.reason = f"an operation cannot be repeated: {error}"
-        self.reason = found.reason
+            reason = f"an operation cannot be repeated: {error}"
+        if reason:
+            self._refuse(found, reason)
         found.checked += 1 if found.code not in self.kept.sure else CHECKS
         if found.checked >= CHECKS and not found.reason:
             self.kept.sure[found.code] = found.values

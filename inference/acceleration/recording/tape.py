@@ -57,13 +57,21 @@ class Tape(TorchDispatchMode):
     ) -> Any:
         options = kwargs or {}
         out = op(*args, **options)
+        if self.reason:
+            return out
         given = tensors((*args, *options.values()))
         known = [args[i] if i < len(args) else options.get(name) for i, name in _written(op)]
         groups = (tensors((out,)), given, tensors(known))
         self.calls.append(Call(op, args, options, out, *({storage(v) for v in g} for g in groups)))
-        if not self.reason:
-            self.reason = _obstacle(op, any(v.dtype == torch.bool for v in given[1:]))
+        self.reason = _obstacle(op, any(v.dtype == torch.bool for v in given[1:]))
         return out
+
+    def repeat(self) -> None:
+        """Run all recorded operations once more, except those that modify their arguments."""
+        with torch.no_grad():
+            for call in self.calls:
+                if not call.written:
+                    call.op(*call.args, **call.options)
 
 
 # PyTorch wraps this method in a function that imports its compiler, which takes a second.

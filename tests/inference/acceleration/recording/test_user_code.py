@@ -19,8 +19,10 @@ import toys
 from torch import Tensor, nn
 
 import pyrofl
-from pyrofl.inference.acceleration.recording.recorder import USERS, forget
-from pyrofl.inference.acceleration.recordings import recordings
+from pyrofl.inference.acceleration import recordings as advice
+from pyrofl.inference.acceleration.recording import recorder
+from pyrofl.inference.acceleration.recording.recorder import FASTER, USERS, forget
+from pyrofl.inference.acceleration.recordings import recordings, unrecorded
 from pyrofl.inference.definition.elbo import elbo
 from pyrofl.inference.definition.method import GradientStep, Method
 from pyrofl.inference.definition.optim import adam
@@ -206,30 +208,49 @@ def doubled(step: GradientStep) -> Callable[..., Tensor]:
     return twice
 
 
-def test_a_users_loss_is_named_and_recorded_if_its_user_promises():
+def test_a_users_loss_is_named_and_recorded_if_its_user_promises(monkeypatch):
+    monkeypatch.setattr(recorder, "clock", lambda: 0.0)
+    monkeypatch.setattr(recorder, "pays", lambda *given: True)
     method = with_loss(doubled)
     (found,) = recordings(method, toys.blobs((20, 20)), 2)
     assert found.recorded == 0
     assert found.as_written == 40
-    assert found.reason == USERS.format("doubled.<locals>.twice")
+    assert found.reason == FASTER.format("doubled.<locals>.twice")
     (found,) = recordings(method, toys.blobs((20, 20)), 2, record=True)
     assert found.recorded > 25
     assert not found.reason
     assert recordings(method, toys.blobs((20, 20)), 2, record=False) == ()
 
 
-def test_a_long_fit_says_whose_code_keeps_it_from_being_recorded(capsys):
+def test_nobody_is_advised_to_record_slow_kernels(monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr(recorder, "clock", lambda: next(seconds))  # a second for each update
+    (found,) = recordings(with_loss(doubled), toys.blobs((20, 20)), 2)
+    assert found.reason == USERS.format("doubled.<locals>.twice")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "seconds", "advised"), [(50, 0.2, True), (4, 0.2, False), (50, 5.0, False)]
+)
+def test_a_fit_advises_to_record_only_what_is_faster_then(rounds, seconds, advised):
+    found = unrecorded(with_loss(doubled), [(100, seconds)] * rounds)  # of 100 steps
+    assert found == (FASTER.format("doubled.<locals>.twice"),) * advised
+    assert unrecorded(with_loss(lambda step: step.loss), [(100, seconds)] * rounds) == ()
+
+
+def test_a_long_fit_says_whose_code_keeps_it_from_being_recorded(capsys, monkeypatch):
+    monkeypatch.setattr(advice, "LONG", 0.0)
+    monkeypatch.setattr(advice, "SAVED", 1.0)
     data = toys.blobs((20, 20))
 
     def told(method: Method, rounds: int, **options: Any) -> bool:
         pyrofl.fit(method, data, rounds, check=False, **options)
-        return USERS.format("doubled.<locals>.twice") in capsys.readouterr().err.splitlines()
+        return FASTER.format("doubled.<locals>.twice") in capsys.readouterr().err.splitlines()
 
-    assert told(with_loss(doubled), 50)  # of 20 steps
-    assert not told(with_loss(doubled), 2)
-    assert not told(with_loss(doubled), 50, record=True)
-    assert not told(with_loss(doubled), 50, progress=False)
-    assert not told(with_loss(lambda step: step.loss), 50)
+    assert told(with_loss(doubled), 2)
+    assert not told(with_loss(doubled), 2, record=True)
+    assert not told(with_loss(doubled), 2, progress=False)
+    assert not told(with_loss(lambda step: step.loss), 2)
 
 
 def test_what_changes_between_rounds_takes_effect_in_what_is_promised():
