@@ -112,7 +112,7 @@ def build(name, net, data):
     """Return a method with its default settings."""
     settings = SETTINGS.get(name, {})
     if name in ("fedbe", "predbayes"):
-        settings = settings | {"unlabelled": data.unlabelled}
+        settings = settings | {"server_data": data.server_data}
     return import_module(f"pyrofl.models.{name}").build(net, **settings)
 
 
@@ -121,7 +121,7 @@ def row(name):
     begun, shares, widths, points = perf_counter(), [], [], []
     for seed in range(fits):
         data, net, probs = simulated(seed)
-        data = replace(data, unlabelled=data.x[:50])
+        data = replace(data, server_data=data.x[:50])
         method = build(name, net, data)
         run = pyrofl.fit(method, data, rounds, seed=seed, progress=False)
         share, width = coverage(method, data, run.state, probs)
@@ -131,7 +131,7 @@ def row(name):
     inside = replace(digits, x=digits.x[known], y=digits.y[known], is_test=digits.is_test[known])
     inside = replace(inside, classes=digits.classes[:5])
     for seed in range(min(fits, 3)):
-        data = federations.split(inside, "labels:3", 10, seed=seed, server=0.1)
+        data = federations.split(inside, "labels:3", 10, seed=seed, server_data=0.1)
         method = build(name, nets.build("mlp:50", (64,), 5), data)
         run = pyrofl.fit(method, data, rounds, seed=seed, progress=False)
         points.append(scores(method, data, run, digits.x[~known]))

@@ -90,9 +90,9 @@ if __name__ == "__main__":
         policy = ("slices:5", "labels_global")
     else:
         dataset, policy = datasets.per_class(dataset, 300), ("dirichlet:0.3,min=10", "same_shares")
-    data = federations.split(dataset, policy[0], clients=20, test=policy[1], server=0.1)
+    data = federations.split(dataset, policy[0], clients=20, test=policy[1], server_data=0.1)
     net = nets.build("mlp:50", data.x.shape[1:], len(data.classes))
-    settings = SETTINGS | {n: {"unlabelled": data.unlabelled} for n in ("fedbe", "predbayes")}
+    settings = SETTINGS | {n: {"server_data": data.server_data} for n in ("fedbe", "predbayes")}
     lines = []
     for name in chosen:
         began = perf_counter()

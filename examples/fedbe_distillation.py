@@ -28,7 +28,7 @@ parser.add_argument(
     "--data", help="Image data set (default: fashion_mnist, or digits with --quick)."
 )
 parser.add_argument("--rows", type=int, default=4500, help="Training rows of clients and server.")
-parser.add_argument("--server", type=int, default=1500, help="Unlabelled rows at the server.")
+parser.add_argument("--server", type=int, default=1500, help="Unlabeled rows at the server.")
 parser.add_argument("--net", default="mlp:100")
 parser.add_argument("--partition", default="step:2,minor=5")
 parser.add_argument("--rounds", type=int, default=10)
@@ -58,9 +58,11 @@ if args.seeds < 1:
 
 found: dict[tuple[str, str], list[float]] = {}
 for seed in range(args.seeds):
-    data = federations.split(dataset, args.partition, 10, seed=seed, server=held, test="uniform")
+    data = federations.split(
+        dataset, args.partition, 10, seed=seed, server_data=held, test="uniform"
+    )
     net = nets.build(args.net, input_shape=tuple(data.x.shape[1:]), outputs=10)
-    server = {"unlabelled": data.unlabelled, "distil_epochs": args.distil_epochs}
+    server = {"server_data": data.server_data, "distil_epochs": args.distil_epochs}
     for name, teaching in choices.items():
         method = fedavg.build(net, **training)
         if teaching is not None:

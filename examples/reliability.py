@@ -70,7 +70,7 @@ data = federations.split(
     "dirichlet:0.3,min=10" if not args.quick else "iid",
     clients,
     seed=0,
-    server=0.1,
+    server_data=0.1,
 )
 net = nets.build("mlp:50", data.x.shape[1:], len(data.classes))
 some = pyrofl.participation.fraction(0.2)

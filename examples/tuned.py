@@ -49,7 +49,7 @@ parser.add_argument("--partition", default="dirichlet:0.3,min=10")
 parser.add_argument("--net", default="mlp:50")
 parser.add_argument("--participation", default="0.2")
 parser.add_argument("--rounds", default="18")
-parser.add_argument("--settings", default="6", help="Settings tried per method.")
+parser.add_argument("--trials", default="6", help="Settings tried per method.")
 parser.add_argument("--seeds", default="3")
 parser.add_argument("--methods", nargs="+", default=METHODS.split())
 parser.add_argument(
@@ -60,7 +60,7 @@ parser.add_argument("--tables", type=Path, help="Folder of the tables (default: 
 args = parser.parse_args()
 print("A full run takes about three hours on one core; --quick takes seconds.", flush=True)
 if args.quick:
-    args.methods, args.rounds, args.settings, args.seeds = ["local", "fedavg"], "2", "2", "1"
+    args.methods, args.rounds, args.trials, args.seeds = ["local", "fedavg"], "2", "2", "1"
     args.per_class, args.clients = "20", "4"
 
 
@@ -70,7 +70,7 @@ def command(method):
     words += ["--clients", args.clients, "--partition", args.partition, "--split-seed", "0"]
     words += ["--server-data", "0.1", "--net", args.net, "--participation", args.participation]
     words += ["--rounds", args.rounds, "--eval-every", args.rounds, "--seeds", args.seeds]
-    words += ["--posterior-draws", "0", "--tune", "--settings", args.settings]
+    words += ["--posterior-draws", "0", "--tune", "--trials", args.trials]
     words += ["--set", *CHEAPER[method]] if method in CHEAPER else []
     return [*words, "--out", str(args.out / method)]
 
@@ -100,12 +100,12 @@ def about(method):
     return {
         "method": method,
         "chosen": words(tuned["chosen"]) if tuned else FAILED,
-        "tune_seeds": 1 + max(t["seed"] for t in tuned["tries"]) if tuned else None,
+        "tune_seeds": 1 + max(t["seed"] for t in tuned["trials"]) if tuned else None,
         "finalists": 1 + len(tuned["margins"]) if tuned else None,
         "runner_up": words(second["setting"]) if second else None,
         "margin": second["behind"] if second else None,
         "margin_error": second["error"] if second else None,
-        "settings": len(tuned["about"]["settings"]) if tuned else int(args.settings),
+        "settings": len(tuned["about"]["settings"]) if tuned else int(args.trials),
         "tuning_rounds": tuned["rounds"] if tuned else None,
         "tuning_seconds": round(tuned["seconds"], 1) if tuned else None,
         "rounds": sum(run["rounds"] for run in runs),

@@ -35,7 +35,7 @@ from pyrofl.tensors import Tensors, cut, dense, matches, pick, size_in_bytes
 
 ROUNDS = 2  # the second one is that of the figure; the first may differ
 PREFIX = "server/"  # of tensors that the server does not send by default
-ROWS = re.compile(r"aggregate\.(.*\.)?(rows|unlabelled)")  # unlabeled rows, in a description
+ROWS = re.compile(r"aggregate\.(.*\.)?(rows|server_data)")  # unlabeled rows, in a description
 
 
 @dataclass(frozen=True)

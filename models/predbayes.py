@@ -14,7 +14,7 @@ Inference in the Predictive Space", AAAI 2024.
              p_beta     ~ product^beta mixture^(1 - beta)
              w          = SGD from the mean of all w_js on -1/U sum_u p_beta log p(. | x_u; w)
 
-The x_u are unlabelled rows that the server holds. The product is too sure where clients know the
+The x_u are unlabeled rows that the server holds. The product is too sure where clients know the
 same things; beta is given, or found on rows of the server's with labels (`tuning`), where the mean
 log loss of p_beta is convex in it. The paper makes one round; here another may follow, from w.
 `ensemble` predicts by p_beta itself, from the messages of a round. The mixture alone, beta = 0, is
@@ -64,7 +64,7 @@ TUNE_OVER = {"lr": (0.01, 0.05, 0.1), "chain_lr": (0.005, 0.05), "beta": (0.0, 0
 def build(
     net: Network,
     *,
-    unlabelled: Tensor | None = None,
+    server_data: Tensor | None = None,
     beta: Share = 0.5,
     tuning: tuple[Tensor, Tensor] | None = None,
     samples: Count = 5,
@@ -81,7 +81,7 @@ def build(
 
     Args:
         net: the network; all its parameters are shared.
-        unlabelled: [U, *x], the server's rows.
+        server_data: [U, *x], the server's rows.
         beta: 1 for the product, 0 for the mixture.
         tuning: x [V, *x] and y [V], rows of the server's with labels on which beta is found in
             every round, instead of the one given.
@@ -89,7 +89,7 @@ def build(
         thin: epochs between two of them.
         temperature: of the chain; 1 is the posterior.
         chain_lr: step of the chain, on the loss as a mean over rows.
-        distil_epochs: over the unlabelled rows.
+        distil_epochs: over the unlabeled rows.
         distil_batch: rows in a step; the loss is their mean.
         distil_lr: learning rate.
         distil_momentum: of SGD.
@@ -97,7 +97,7 @@ def build(
             is 0.05 unless given.
 
     Raises:
-        ValueError: if the unlabelled rows are missing or do not fit the network, the likelihood has
+        ValueError: if the unlabeled rows are missing or do not fit the network, the likelihood has
             infinitely many answers, `guide` is another family than the delta, or there is a
             `aggregation`.
     """
@@ -109,7 +109,7 @@ def build(
         raise ValueError(f"guide is {told}; expected guides.delta, as a chain draws the samples")
     settings: fedavg.LocalTraining = {"lr": 0.05, "prior": fixed(), **training}
     likelihood = settings.get("likelihood", categorical)
-    rows = distillation.fitting(net, unlabelled, likelihood)
+    rows = distillation.fitting(net, server_data, likelihood)
     base = fedavg.build(net, **settings)
     burn_in, step = only_step(base)
 

@@ -36,6 +36,17 @@ WORDS |= {
     bool: "True or False",
 }
 
+RENAMED = {
+    "hold_back": "validation_fraction",
+    "particles": "num_particles",
+    "server": "server_data",
+    "settings": "trials",
+    "share": "validation_fraction",
+    "tries": "trials",
+    "unlabelled": "server_data",
+}
+"""Former name of an argument or option -> its name."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -240,6 +251,8 @@ def _hint(name: str, names: Collection[str]) -> str:
     >>> _hint("negbinomial", ["binomial", "negative_binomial"])
     'did you mean negative_binomial?'
     """
+    if RENAMED.get(name) in names:
+        return f"it is {RENAMED[name]} now"
     # Users of other libraries write learning_rate for lr, and negbinomial.
     others = {"lr": "learning_rate", "negative": "neg"}
     spelled = {"_".join(others.get(w, w) for w in n.split("_")): n for n in names}

@@ -70,7 +70,7 @@ def of_rows(outputs: int = 1) -> Network:
 
 SPLIT = partial(Network, Two(), head="own")
 PLAIN = {"likelihood": likelihoods.normal()}
-LABELS = {"unlabelled": torch.eye(3, dtype=torch.float64)}
+LABELS = {"server_data": torch.eye(3, dtype=torch.float64)}
 MEAN_FIELD = {"guide": guides.mean_field, "prior": PRIOR}
 
 

@@ -120,9 +120,9 @@ def test_no_card_promises_intervals_that_do_not_hold(making):
 def test_guarantees_name_the_methods_without_secure_sums():
     net, refused = toys.net(), set()
     for name, build in builds().items():
-        needs = "unlabelled" in inspect.signature(build).parameters
+        needs = "server_data" in inspect.signature(build).parameters
         try:
-            pyrofl.privacy.summed(build(net, **({"unlabelled": toys.blobs().x} if needs else {})))
+            pyrofl.privacy.summed(build(net, **({"server_data": toys.blobs().x} if needs else {})))
         except ValueError:
             refused.add(name)
     (stated,) = re.findall(r"The servers of (.+?) read\s+individual", page("guarantees"))
@@ -288,7 +288,7 @@ def _imported(home: object, name: str) -> bool:
 
 def test_settings_on_the_pages_of_variants_and_notation_are_those_of_the_methods():
     key = {paper(name).name: name for name in builds()}
-    known = {name: {*arguments(build), "net", "unlabelled"} for name, build in builds().items()}
+    known = {name: {*arguments(build), "net", "server_data"} for name, build in builds().items()}
     seen = 0
     for bullet in re.split(r"(?m)^- ", page("variants"))[1:]:
         title = re.match(r"\*\*(.+?)\*\*", bullet)
@@ -304,7 +304,7 @@ def test_settings_on_the_pages_of_variants_and_notation_are_those_of_the_methods
             continue
         method = builds()[name]
         few = toys.blobs((4, 5))
-        more = {"unlabelled": few.x, "distil": "none"} if name == "fedbe" else {}
+        more = {"server_data": few.x, "distil": "none"} if name == "fedbe" else {}
         made = method(toys.net(), **more)
         state = next(pyrofl.federate(made, few, rounds=1, check=False))
         moves = [move for phase in made.phases for move in phase.updates]

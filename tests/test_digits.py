@@ -19,14 +19,14 @@ from pyrofl.tensors import Tensors, role
 def clients(seed: int) -> Federation:
     """Return twenty clients as the command line makes them, tested on all digits they hold."""
     return federations.split(
-        datasets.load("digits"), "slices:5", 20, seed=seed, test="labels_global", server=0.2
+        datasets.load("digits"), "slices:5", 20, seed=seed, test="labels_global", server_data=0.2
     )
 
 
 def accuracy(name: str, data: Federation, seed: int) -> float:
     """Fit a method with its defaults; return how its main model does, adapted if it adapts."""
     build = import_module(f"pyrofl.models.{name}").build
-    own = {"unlabelled": data.unlabelled} if name in ("fedbe", "predbayes") else {}
+    own = {"server_data": data.server_data} if name in ("fedbe", "predbayes") else {}
     net = nets.build("mlp:50", (64,), 10)
     run = pyrofl.fit(build(net, **own), data, 20, seed=seed, progress=False)
     assert not any(record.rejected for record in run.records)
@@ -74,10 +74,15 @@ def test_defaults_beat_training_alone(names, seed):
 def test_distillation_does_not_end_below_the_average_that_it_starts_from(seed):
     """Where clients are so unlike that an average of their models is worse than their ensemble."""
     data = federations.split(
-        datasets.load("digits"), "step:2,minor=2", 20, seed=seed, test="labels_global", server=0.2
+        datasets.load("digits"),
+        "step:2,minor=2",
+        20,
+        seed=seed,
+        test="labels_global",
+        server_data=0.2,
     )
     net = nets.build("mlp:50", (64,), 10)
-    method = fedbe.build(net, unlabelled=data.unlabelled)
+    method = fedbe.build(net, server_data=data.server_data)
     run = pyrofl.fit(method, data, 5, seed=seed, progress=False)
     average = {n: v[0] for n, v in role("server/teacher/w", run.state.server).items()}
     rows = data.pooled_test

@@ -95,7 +95,7 @@ def compare_methods(args: argparse.Namespace, device: torch.device, end: float) 
     """Compare two rounds of every method with its defaults, and a table of scores, on digits."""
     write = rows_of(args.out / "gpu_equality.csv", EQUALITY)
     digits = datasets.per_class(datasets.load("digits"), 20)
-    data = federations.split(digits, "dirichlet:0.5", clients=6, seed=0, server=30)
+    data = federations.split(digits, "dirichlet:0.5", clients=6, seed=0, server_data=30)
     net = nets.build("mlp:20", tuple(data.x.shape[1:]), len(data.classes))
     modules = [m.name for m in pkgutil.iter_modules(pyrofl.models.__path__)]
     for name in args.methods or modules:
@@ -106,7 +106,7 @@ def compare_methods(args: argparse.Namespace, device: torch.device, end: float) 
             write(method=name, note="left out: no time")
             continue
         try:
-            rows = {"unlabelled": data.unlabelled} if name == "fedbe" else {}
+            rows = {"server_data": data.server_data} if name == "fedbe" else {}
             method = module.build(net, **rows)
             seconds, states = zip(
                 *(final_state(method, d) for d in (data, data.to(device))), strict=True
@@ -172,7 +172,7 @@ def time_case(spec: str, clients: int, name: str, device: torch.device) -> dict[
     shape = SHAPES[spec]
     data = sized([ROWS] * clients, shape, table=1000)
     net = nets.build(spec, shape, len(LABELS))
-    rows = {"unlabelled": data.x[:200]} if name == "fedbe" else {}
+    rows = {"server_data": data.x[:200]} if name == "fedbe" else {}
     method = import_module(f"pyrofl.models.{name}").build(net, **SETTINGS[name], **rows)
     few = sized([ROWS] * SEQUENTIAL, shape, table=1000)
     label, other = opponent(name, spec, net, method, few.to(device))

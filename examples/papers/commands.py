@@ -66,7 +66,7 @@ COMMANDS = (
     ),
     (
         "fedbe/convnet_more.csv",
-        "table 1, ConvNet, more unlabelled rows",
+        "table 1, ConvNet, more unlabeled rows",
         f"{STUDENTS} --data cifar10 --net cnn-fedbe --per-class 480 --server 0.5 --rounds 3",
         "",
     ),

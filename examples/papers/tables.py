@@ -43,14 +43,14 @@ def students(file: str) -> str:
 
 
 def convnet() -> str:
-    """Return the gains of FedBE's student with a ConvNet, by rounds and unlabelled rows."""
+    """Return the gains of FedBE's student with a ConvNet, by rounds and unlabeled rows."""
     rows = []
     for path in sorted((HERE / "fedbe").glob("convnet*.csv")):
         lines = read(path)
         options = dict(word.split("=", 1) for word in lines[0]["settings"].split())
-        unlabelled = f"{float(options['server']) * int(options['rows']):,.0f}"
-        rows += [[options["rounds"], unlabelled, *row] for row in gained(lines)]
-    return markdown(["rounds", "unlabelled", *STUDENTS], rows)
+        unlabeled = f"{float(options['server']) * int(options['rows']):,.0f}"
+        rows += [[options["rounds"], unlabeled, *row] for row in gained(lines)]
+    return markdown(["rounds", "unlabeled", *STUDENTS], rows)
 
 
 def gained(lines: Lines) -> Iterator[list[str]]:

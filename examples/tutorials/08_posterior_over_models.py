@@ -300,17 +300,17 @@ if seeds == 20:
 # An ensemble of ten models is ten times as expensive as one model. FedBE **distils** it: the server has rows without labels,
 # predicts their class probabilities with the ensemble (the *teacher*), and trains one model (the *student*) on these predictions.
 # The student begins the next round. So distillation is possible where the server has rows of the same kind. Here 300 training
-# rows of the digits go to the server without their labels and are removed from the clients (`server=300`). Each client has at most
+# rows of the digits go to the server without their labels and are removed from the clients (`server_data=300`). Each client has at most
 # two classes. The accuracy is that on all test rows (`population="pooled"`).
 
 # %%
 digits = datasets.load("digits")
-holders = federations.split(digits, "labels:2", clients=10, test="labels_global", server=300)
-unlabelled = holders.unlabelled
-print(f"{int(holders.sizes.sum())} rows at clients, {len(unlabelled)} at the server")
+holders = federations.split(digits, "labels:2", clients=10, test="labels_global", server_data=300)
+server_data = holders.server_data
+print(f"{int(holders.sizes.sum())} rows at clients, {len(server_data)} at the server")
 big = nets.build("mlp:50", input_shape=(64,), outputs=10)
 local = {"epochs": 10, "lr": 0.05}
-distilling = {"unlabelled": unlabelled, "distil_lr": 0.01, "distil_lr_end": 0.004}
+distilling = {"server_data": server_data, "distil_lr": 0.01, "distil_lr_end": 0.004}
 students = {}
 for name, one, models in (
     ("FedAvg", fedavg.build(big, **local), ["global"]),
@@ -325,7 +325,7 @@ for name, one, models in (
 
 # %% tags=["remove-cell"]
 if rounds == 10:
-    assert len(unlabelled) == 300
+    assert len(server_data) == 300
     assert students["FedBE"]["global"] > students["FedBE"]["ensemble"] + 0.05
     assert students["FedBE"]["global"] > students["FedAvg"]["global"] + 0.1
 
@@ -442,7 +442,7 @@ for alpha in (0.5, 5.0):
 
 # %% tags=["hide-cell", "solution"]
 # 3. Not more than that of FedAvg: the student stays near the mean of the weights, where it starts.
-slow = fedbe.build(big, unlabelled=unlabelled, distil_lr=1e-4, distil_lr_end=1e-4, **local)
+slow = fedbe.build(big, server_data=server_data, distil_lr=1e-4, distil_lr_end=1e-4, **local)
 fitted = pyrofl.fit(slow, holders, rounds=rounds // 2, progress=False)
 unfinished = fitted.evaluate(model="global", population="pooled").mean("accuracy")
 print(f"student: {unfinished:.3f}")

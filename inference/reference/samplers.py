@@ -219,7 +219,7 @@ def centralised(
     guide: Callable[..., Any] = AutoMultivariateNormal,
     steps: Count = 2000,
     lr: Positive = 0.02,
-    particles: Count = 16,
+    num_particles: Count = 16,
     state: RoundState | None = None,
     shared: str | None = None,
     dims: Dims | None = None,
@@ -237,7 +237,7 @@ def centralised(
         guide: function that creates an automatic guide of a model.
         steps: steps of Adam; its learning rate decays to zero.
         lr: initial learning rate.
-        particles: Monte Carlo draws of the ELBO.
+        num_particles: Monte Carlo draws of the ELBO.
         state: a round of the method.
         shared: patterns of shared sites.
         dims: names of axes.
@@ -253,7 +253,7 @@ def centralised(
         joint.refuse_moving_supports()
     with alone(data, seed), pyro.settings.context(module_local_params=True):
         q = guide(joint)
-        elbo: Any = Trace_ELBO(particles, max_plate_nesting=2, vectorize_particles=True)
+        elbo: Any = Trace_ELBO(num_particles, max_plate_nesting=2, vectorize_particles=True)
         objective = elbo(joint, q)
         objective()  # creates the guide's parameters
         optimiser = torch.optim.Adam(objective.parameters(), lr)

@@ -70,13 +70,13 @@ class TuningResult(Summarised):
 
     Attributes:
         settings: all settings.
-        tries: their trials, in the order of training.
+        trials: their trials, in the order of training.
         metric: metric of the choice.
         chosen: index of the chosen setting.
     """
 
     settings: tuple[Setting, ...]
-    tries: tuple[Trial, ...]
+    trials: tuple[Trial, ...]
     metric: Metric
     chosen: int
 
@@ -93,13 +93,13 @@ class TuningResult(Summarised):
     @property
     def seconds(self) -> float:
         """Total training time of all trials, in seconds."""
-        last = {(one.setting, one.seed): one.seconds for one in self.tries}
+        last = {(one.setting, one.seed): one.seconds for one in self.trials}
         return sum(last.values())
 
     @property
     def rounds(self) -> int:
         """Total number of training rounds of all trials."""
-        last = {(one.setting, one.seed): one.rounds for one in self.tries}
+        last = {(one.setting, one.seed): one.rounds for one in self.trials}
         return sum(last.values())
 
     @property
@@ -107,7 +107,7 @@ class TuningResult(Summarised):
         """Score differences between the chosen setting and each other finalist, best first."""
         better = sign(self.metric)
         best, found = self._scores(self.chosen), list[Margin]()
-        for place in ranked(self.tries, self.metric):
+        for place in ranked(self.trials, self.metric):
             own = self._scores(place)
             if place != self.chosen and own:
                 by_seed = [better * (own[k] - best[k]) for k in best]
@@ -134,7 +134,7 @@ class TuningResult(Summarised):
                 t.setting == self.chosen,
                 t.problem,
             )
-            for t in self.tries
+            for t in self.trials
         ]
 
     def frame(self) -> DataFrame:
@@ -142,7 +142,7 @@ class TuningResult(Summarised):
         from pandas import DataFrame
 
         found = DataFrame(self.lines(), columns=list(COLUMNS))
-        return found.assign(seconds=[one.seconds for one in self.tries])
+        return found.assign(seconds=[one.seconds for one in self.trials])
 
     @property
     def title(self) -> str:
@@ -151,7 +151,7 @@ class TuningResult(Summarised):
 
     def overview(self) -> dict[str, object]:
         """Return the printed summary of the search, as label -> text."""
-        failed = {one.setting for one in self.tries if one.problem}
+        failed = {one.setting for one in self.trials if one.problem}
         seeds = len(self._scores(self.chosen))
         return {
             "chosen": told(self.best),
@@ -177,13 +177,13 @@ class TuningResult(Summarised):
 
     @property
     def _rounds(self) -> int:
-        return max(one.rounds for one in self.tries if one.setting == self.chosen)
+        return max(one.rounds for one in self.trials if one.setting == self.chosen)
 
     def _scores(self, place: int) -> dict[int, float]:
         """Return a setting's scores by seed, after as many rounds as the chosen setting had."""
         return {
             one.seed: one.score
-            for one in self.tries
+            for one in self.trials
             if (one.setting, one.rounds) == (place, self._rounds)
         }
 
@@ -202,14 +202,14 @@ def sign(by: Metric) -> int:
     return -1 if by == "accuracy" else 1
 
 
-def ranked(tries: Sequence[Trial], by: Metric) -> list[int]:
+def ranked(trials: Sequence[Trial], by: Metric) -> list[int]:
     """Return indices of settings, ranked by number of rounds, then mean score; without failed ones.
 
     Equal settings keep their order. A setting that fails in any trial is left out.
     """
-    failed = {one.setting for one in tries if one.problem}
+    failed = {one.setting for one in trials if one.problem}
     known: dict[int, list[Trial]] = {}
-    for one in sorted(tries, key=lambda one: one.rounds):
+    for one in sorted(trials, key=lambda one: one.rounds):
         if one.setting not in failed:
             had = known.get(one.setting, [])
             known[one.setting] = [*(t for t in had if t.rounds == one.rounds), one]

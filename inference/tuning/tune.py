@@ -57,7 +57,7 @@ def tune(
     rounds: Count,
     *,
     metric: Metric | None = None,
-    share: ProperShare = 0.2,
+    validation_fraction: ProperShare = 0.2,
     seed: Seed = 0,
     draws: Count | None = None,
     folder: str | Path | None = None,
@@ -79,7 +79,7 @@ def tune(
         metric: "accuracy", "nll" or "rmse" (the latter two are minimized), averaged over clients.
             None is accuracy for classes, nll for numbers. Evaluated is the main model, with the
             method's adaptation if it is personal.
-        share: fraction of every client's training rows used for validation.
+        validation_fraction: fraction of every client's training rows used for validation.
         seed: seed of the validation rows and of the runs, which have the same random numbers. The
             further seeds of the finalists are the next numbers.
         draws: posterior draws for predictions; None uses the mean of the guide.
@@ -110,7 +110,7 @@ def tune(
         def attempt(which: int, number: int, k: int) -> Trial:
             own = later(seed, k)
             if k not in held:
-                held[k] = held_back(data, share, seed=separate(own).noise)
+                held[k] = held_back(data, validation_fraction, seed=separate(own).noise)
             path, same = place / f"{which + 1}-{k}.safetensors", {"setting": told(settings[which])}
             keeper = Keeper(path, every, about={**same, **(about or {})})
             if path.exists():  # from fewer rounds, or an interrupted process
@@ -119,8 +119,8 @@ def tune(
             problem = _trained(made[which], held[k], number, keeper, own, how)
             return _judged(Trial(which, number, k, nan, 0.0, problem), keeper.last, by)
 
-        tries = halved(len(settings), rounds, by, attempt, seeds)
-    return TuningResult(settings, tuple(tries), by, ranked(tries, by)[0])
+        trials = halved(len(settings), rounds, by, attempt, seeds)
+    return TuningResult(settings, tuple(trials), by, ranked(trials, by)[0])
 
 
 def refuse_metric(metric: Metric | None, data: Federation) -> None:
@@ -167,22 +167,22 @@ def halved(
 
     The three finalists are trained for all rounds with every seed; a single setting with one.
     """
-    left, tries = list(range(count)), list[Trial]()
+    left, trials = list(range(count)), list[Trial]()
     *screens, last = rungs(count, rounds)
     for number in screens:
-        tries += [attempt(which, number, 0) for which in left]
-        good = ranked([one for one in tries if one.rounds == number], by)
+        trials += [attempt(which, number, 0) for which in left]
+        good = ranked([one for one in trials if one.rounds == number], by)
         left = good[: max(FINALISTS, -(-len(left) // KEEP))]
     for seed in range(seeds if len(left) > 1 else 1):
         for which in left:
-            if not any(one.problem for one in tries if one.setting == which):
-                tries.append(attempt(which, last, seed))
-    if not ranked(tries, by):
+            if not any(one.problem for one in trials if one.setting == which):
+                trials.append(attempt(which, last, seed))
+    if not ranked(trials, by):
         raise AllFailed(
-            f"all {count} settings fail, the first: {tries[0].problem}; try others, such as "
+            f"all {count} settings fail, the first: {trials[0].problem}; try others, such as "
             "smaller learning rates"
         )
-    return tries
+    return trials
 
 
 def rungs(count: int, rounds: int) -> list[int]:

@@ -13,7 +13,7 @@ Chen and Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Le
              phat_u   = mean over teachers of p(y | x_u; w), which estimates eq. 3     eq. 4
              w        = SWA from wbar on -1/U sum_u phat_u' log p(y | x_u; w)          algorithm 1
 
-The x_u are unlabelled rows that the server holds, of the same kind or another. Its last teachers
+The x_u are unlabeled rows that the server holds, of the same kind or another. Its last teachers
 stay there, as the view "ensemble": Bayesian model averaging, without distillation. The draws of
 `posterior` and `to_arviz` are new ones of p(w | D), with gamma where there is one; model="global"
 gives the student, a point.
@@ -28,7 +28,7 @@ Related methods are settings:
     FedBE + FedProx, FedAvgM or SCAFFOLD          on="fedprox", ...: distillation starts from that
                      method's model; `distilled` puts it on any other
 
-Use it where the server has unlabelled rows of the same kind and clients' models disagree: an
+Use it where the server has unlabeled rows of the same kind and clients' models disagree: an
 ensemble of sampled models teaches the next one. It assumes that good models lie around the mean of
 the clients'.
 
@@ -46,7 +46,7 @@ ensemble is softer than the average of near-converged clients, and a student tha
 end loses to FedAvg: on digits with five classes per client (20 rounds, ten seeds), accuracy differs
 from FedAvg's by -0.6 points at ten times the paper's rate, by +0.2 here and by +0.3 at the paper's.
 With two major classes per client and five rounds these are +2.3, +1.3 and +0.4. A network of
-convolutions overfits few unlabelled rows: with 600 images its students end 3 points below the
+convolutions overfits few unlabeled rows: with 600 images its students end 3 points below the
 average at either rate, with 2,400 one point (`examples/papers/fedbe`).
 """
 
@@ -92,7 +92,7 @@ WATCHED = {
     AGREED: Monitor(),
     LOST: Monitor(
         high=0.05,
-        why="after distillation the student agrees with its teachers on fewer unlabelled rows than "
+        why="after distillation the student agrees with its teachers on fewer unlabeled rows than "
         "the average it began with; expected another distil_lr, or more distil_epochs",
     ),
 }
@@ -131,7 +131,7 @@ TUNE_OVER = {"lr": fedavg.RATES, "distil_lr": (0.001, 0.003, 0.01)}
 def build(
     net: Network,
     *,
-    unlabelled: Tensor | None = None,
+    server_data: Tensor | None = None,
     on: Base = "fedavg",
     mu: NotNegative = 1e-3,
     server_momentum: ShareBelowOne = 0.9,
@@ -141,7 +141,7 @@ def build(
 
     Args:
         net: the network; all its parameters are shared.
-        unlabelled: [U, *x], the server's rows.
+        server_data: [U, *x], the server's rows.
         on: the method whose clients train and whose model distillation starts from.
         mu: of FedProx, per datum; the authors' code has 1e-3.
         server_momentum: of FedAvgM in its averaging form, whose rate is 1 - server_momentum.
@@ -184,14 +184,14 @@ def build(
     if settings.get("guide") is None:
         q = replace(q, program=points)
     method = replace(method, model=model, guide=q)
-    return distilled(method, net, unlabelled, likelihood=likelihood, **cast("Teaching", teaching))
+    return distilled(method, net, server_data, likelihood=likelihood, **cast("Teaching", teaching))
 
 
 @checked
 def distilled(
     method: Method,
     net: Network,
-    unlabelled: Tensor | None = None,
+    server_data: Tensor | None = None,
     *,
     likelihood: Likelihood = categorical,
     of: str = "w",
@@ -219,7 +219,7 @@ def distilled(
     Args:
         method: its server and its messages hold the whole network under one role.
         net: the network.
-        unlabelled: [U, *x], the server's rows; only distil="none" does without.
+        server_data: [U, *x], the server's rows; only distil="none" does without.
         likelihood: of a row, given the network's outputs; with finitely many answers.
         of: the role of the network's parameters.
         posterior: p(w | D), from which the samples are drawn; or your own function, from
@@ -233,7 +233,7 @@ def distilled(
             own model, with the ensemble.
         sharpen: square the ensemble's probabilities, as the authors' code does for all teachers;
             None does so for v-Distillation, teachers="C", as in the paper.
-        distil_epochs: over the unlabelled rows.
+        distil_epochs: over the unlabeled rows.
         distil_batch: rows in a step; the loss is their mean.
         distil_lr: learning rate, of SWA at the start of a cycle.
         distil_lr_end: learning rate of SWA at the end of a cycle.
@@ -241,10 +241,10 @@ def distilled(
         distil_weight_decay: of SGD, towards zero.
         cycle: steps in a cycle of SWA.
         swa_start: share of the steps after which SWA begins to collect.
-        augment: changes the unlabelled rows of every step at random, not the targets.
+        augment: changes the unlabeled rows of every step at random, not the targets.
 
     Raises:
-        ValueError: if a setting is out of its range, the unlabelled rows are missing or do not fit
+        ValueError: if a setting is out of its range, the unlabeled rows are missing or do not fit
             the network, or the likelihood has infinitely many answers.
     """
     if "".join(sorted(teachers)) not in TEAMS or samples < (teachers == "S"):
@@ -252,7 +252,7 @@ def distilled(
             f"teachers is {teachers!r} with {samples} samples; expected some of the letters S, A "
             "and C, each once, and an ensemble that is not empty"
         )
-    rows = None if distil == "none" else distillation.fitting(net, unlabelled, likelihood)
+    rows = None if distil == "none" else distillation.fitting(net, server_data, likelihood)
     fits: dict[str, Fit] = {
         "gaussian": partial(gaussian, std_scale=std_scale),
         "dirichlet": partial(dirichlet, alpha=alpha),
@@ -274,11 +274,11 @@ def distilled(
         return join_up(found)
 
     def student(
-        start: Tensors, ensemble: Tensors, unlabelled: Tensor, rng: Generator
+        start: Tensors, ensemble: Tensors, server_data: Tensor, rng: Generator
     ) -> tuple[Tensors, Tensors]:
         """Distill an ensemble into one student model (algorithm 1); also return their agreement."""
         like = next(iter(start.values()))
-        x = unlabelled.to(like.device, like.dtype if unlabelled.is_floating_point() else None)
+        x = server_data.to(like.device, like.dtype if server_data.is_floating_point() else None)
         target = distillation.predictions(net, ensemble, x, likelihood).mean(0)  # eq. 4
         taught = distillation.distil(
             net,

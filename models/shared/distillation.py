@@ -40,24 +40,26 @@ def log_answers(outputs: Tensor, x: Tensor, likelihood: Likelihood) -> Tensor:
     return log_prob[:, 0].T
 
 
-def fitting(net: Network, unlabelled: Tensor | None, likelihood: Likelihood) -> Tensor:
+def fitting(net: Network, server_data: Tensor | None, likelihood: Likelihood) -> Tensor:
     """Return the unlabeled rows; raise ValueError if network or likelihood reject them."""
-    if unlabelled is None or not len(unlabelled):
+    if server_data is None or not len(server_data):
         raise ValueError(
-            "unlabelled is missing; expected rows [U, *x] for the server to distil on, such as "
-            "Federation.unlabelled (on the command line: --server-data)"
+            "server_data is missing; expected rows [U, *x] for the server to distil on, such as "
+            "Federation.server_data (on the command line: --server-data)"
         )
-    dtype = unlabelled.dtype if unlabelled.is_floating_point() else None
-    weights = {n: p.detach().to(unlabelled.device, dtype) for n, p in net.module.named_parameters()}
+    dtype = server_data.dtype if server_data.is_floating_point() else None
+    weights = {
+        n: p.detach().to(server_data.device, dtype) for n, p in net.module.named_parameters()
+    }
     try:
-        outputs = net.apply(weights, unlabelled[:1])
+        outputs = net.apply(weights, server_data[:1])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
-            f"unlabelled has shape {tuple(unlabelled.shape)}; expected rows that the network "
+            f"server_data has shape {tuple(server_data.shape)}; expected rows that the network "
             f"takes: {error}"
         ) from error
-    log_answers(outputs, unlabelled[:1], likelihood)
-    return unlabelled
+    log_answers(outputs, server_data[:1], likelihood)
+    return server_data
 
 
 def predictions(

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import pyrofl
-from pyrofl.arguments import known
+from pyrofl.arguments import RENAMED, known
 from pyrofl.choices import MIN_SCORED_ROWS
 from pyrofl.cli.rows import (
     CONFIG,
@@ -43,7 +43,7 @@ from pyrofl.experiments.experiment import (
     read_config,
     words_of,
 )
-from pyrofl.experiments.method_names import summaries
+from pyrofl.experiments.method_names import is_setting, summaries
 from pyrofl.experiments.options import (
     COUNT,
     FLAG,
@@ -100,7 +100,8 @@ def on_experiment(place: str) -> Callable[[Namespace], None]:
 
     def do(args: Namespace) -> None:
         methods = args.methods if isinstance(args.methods, list) else [args.methods or ""]
-        experiment = replace(Experiment.of(args), methods=tuple(filter(None, methods)))
+        methods = [name for text in methods for name in text.split(",") if name]
+        experiment = replace(Experiment.of(args), methods=tuple(methods)).with_programs()
         refuse_repeated(experiment.settings)
         if not experiment.methods:
             name = place.rpartition(":")[2]
@@ -283,14 +284,23 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit the process with a one-line error message and exit code 2."""
-        if unknown := re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message):
-            flags = [flag_of(one) for one in options()]
-            near = get_close_matches(unknown[1], flags, 1)
-            if unknown[1] in flags:
-                message += f"; other commands have {unknown[1]}, and this one has not"
-            else:
-                message += f"; did you mean {near[0]}?" if near else ""
+        if unknown := re.fullmatch(r"unrecognized arguments: (--[\w-]+)=?([^ ]*) ?(.*)", message):
+            message += remedy(unknown[1], unknown[2] or unknown[3].partition(" ")[0])
         self.exit(2, complaint(f"{message}; see {self.prog} --help"))
+
+
+def remedy(flag: str, value: str) -> str:
+    """Return the end of the message that refuses an unknown option: what it may stand for."""
+    flags = [flag_of(one) for one in options()]
+    name = flag.removeprefix("--").replace("-", "_")
+    if flag in flags:
+        return f"; other commands have {flag}, and this one has not"
+    if name in RENAMED:
+        return f"; it is --{RENAMED[name].replace('_', '-')} now"
+    if is_setting(name):
+        return f"; {name} is a setting of methods, use --set {name}={value or 'VALUE'}"
+    near = get_close_matches(flag, flags, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

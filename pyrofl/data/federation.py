@@ -57,7 +57,7 @@ class FederationFields:
     classes: tuple[str, ...] = ()
     held_out: int = 0
     pooled_test: Tensor | None = None  # the whole test set, which global models are tested on
-    unlabelled: Tensor | None = None  # [U, *x], unlabeled rows held by the server
+    server_data: Tensor | None = None  # [U, *x], unlabeled rows held by the server
     source: Source | None = None  # columns of a user's file that x and y come from; None: no file
     weights: Tensor | None = None  # [N] float64, of rows in the likelihood; None: all are 1
 
@@ -88,7 +88,7 @@ class Federation(FederationFields, Summarised):
         classes: Sequence[str] = (),
         held_out: int = 0,
         pooled_test: Tensor | None = None,
-        unlabelled: Tensor | None = None,
+        server_data: Tensor | None = None,
         source: Source | None = None,
         weights: Tensor | None = None,
     ) -> None:
@@ -101,8 +101,8 @@ class Federation(FederationFields, Summarised):
         classes = names_of("classes", classes)
         names = names_of("names", names) or tuple(f"client {j}" for j in range(len(train)))
         check_table(x, y, classes)
-        if unlabelled is not None:
-            check_alike(unlabelled, x)
+        if server_data is not None:
+            check_alike(server_data, x)
         if not len(train) == len(test) == len(names):
             raise ValueError(
                 f"train, test and names differ in length: {len(train)}, {len(test)}, {len(names)}; "
@@ -137,7 +137,7 @@ class Federation(FederationFields, Summarised):
                     f"{name}: all its training rows have weight 0; expected a positive weight"
                 )
         split = (train, test, names, classes, held_out)
-        super().__init__(x, y, *split, pooled_test, unlabelled, source, weights)
+        super().__init__(x, y, *split, pooled_test, server_data, source, weights)
 
     @classmethod
     def from_arrays(
@@ -226,7 +226,7 @@ class Federation(FederationFields, Summarised):
             "x": a_row(self.x),
             "y": f"{len(self.classes)} classes" if self.classes else a_row(self.y),
             **weights,
-            "server": f"{0 if self.unlabelled is None else len(self.unlabelled)} rows of its own",
+            "server": f"{0 if self.server_data is None else len(self.server_data)} rows of its own",
             **(self.source.summary() if self.source else {}),
         }
 
@@ -333,8 +333,8 @@ class Federation(FederationFields, Summarised):
         def move(value: Tensor) -> Tensor:
             return value.to(device, dtype if value.is_floating_point() else None)
 
-        unlabelled = None if self.unlabelled is None else move(self.unlabelled)
-        return replace(self, x=move(self.x), y=move(self.y), unlabelled=unlabelled)
+        server_data = None if self.server_data is None else move(self.server_data)
+        return replace(self, x=move(self.x), y=move(self.y), server_data=server_data)
 
 
 def a_row(rows: Tensor) -> str:

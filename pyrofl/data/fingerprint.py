@@ -22,7 +22,7 @@ def fingerprint(data: Federation) -> str:
     """Return the hash of a federation's rows and partition (cached, so rows must not change)."""
     if data not in _fingerprints:
         found = hashlib.sha256()
-        for value in (data.x, data.y, *data.train, *data.test, data.pooled_test, data.unlabelled):
+        for value in (data.x, data.y, *data.train, *data.test, data.pooled_test, data.server_data):
             if value is not None:
                 found.update(f"{value.dtype}{list(value.shape)}".encode())
                 whole = value.detach().cpu().contiguous()

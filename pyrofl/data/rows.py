@@ -66,13 +66,13 @@ def check_finite(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} is NaN or infinite in {where}; expected finite numbers")
 
 
-def check_alike(unlabelled: Tensor, x: Tensor) -> None:
+def check_alike(server_data: Tensor, x: Tensor) -> None:
     """Raise ValueError if the server's unlabeled rows differ in shape or type from the clients'."""
-    check_tensor("unlabelled", unlabelled)
-    shape, expected = list(unlabelled.shape), list(x.shape[1:])
-    if not len(unlabelled) or shape[1:] != expected or unlabelled.dtype != x.dtype:
+    check_tensor("server_data", server_data)
+    shape, expected = list(server_data.shape), list(x.shape[1:])
+    if not len(server_data) or shape[1:] != expected or server_data.dtype != x.dtype:
         raise ValueError(
-            f"unlabelled is {unlabelled.dtype} {shape}; expected {x.dtype} rows of shape "
+            f"server_data is {server_data.dtype} {shape}; expected {x.dtype} rows of shape "
             f"{expected}, at least one"
         )
-    check_finite("unlabelled", unlabelled)
+    check_finite("server_data", server_data)

@@ -10,12 +10,12 @@ import json
 import pathlib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache, partial
 from typing import Any, Self, get_type_hints
 
-from pyrofl.arguments import Count, PositiveShare, ProperShare, Share, ShareBelowOne, Whole
+from pyrofl.arguments import RENAMED, Count, PositiveShare, ProperShare, Share, ShareBelowOne, Whole
 from pyrofl.choices import Engine, Logger, Metric, Missing, OnBadMessage, Scaling, Until
 from pyrofl.experiments.options import (
     FLAG,
@@ -42,7 +42,7 @@ SECTIONS = {
 }
 """First field -> heading in the help of it and those that follow."""
 EVALUATIONS = 20  # of a run, without --eval-every
-TRIES = 9  # settings of every method, without --settings
+TRIALS = 9  # settings of every method, without --trials
 MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc without --arviz-groups
 PRIVACY = (
     "Differential privacy: clip client updates and add noise. Optional values are delta=, "
@@ -147,6 +147,14 @@ class Experiment:
         "client with probability P.",
         "everyone",
     )
+    prior: str | None = option(
+        "DIST",
+        "Prior, such as student_t(3), Laplace or Normal(0, 1); the same as --set prior=DIST.",
+    )
+    guide: str | None = option(
+        "FAMILY",
+        "Guide, such as full_covariance or low_rank(3); the same as --set guide=FAMILY.",
+    )
     settings: Settings = free(
         "NAME=VALUE",
         "Settings of the method (see pyrofl explain METHOD); METHOD.NAME=VALUE sets those of one "
@@ -221,17 +229,16 @@ class Experiment:
     # Tuning
     seeds: Few = free("N", "Runs of each method, with consecutive seeds.", 3)
     tune: bool = free(None, "Select settings first, as pyrofl tune does.", False)
-    tries: Few | None = free(
+    trials: Few | None = free(
         "N",
-        f"Number of combinations of settings to try for each method (default: {TRIES} of those "
+        f"Number of combinations of settings to try for each method (default: {TRIALS} of those "
         f"that the method proposes; all combinations if pyrofl tune has --over).",
-        flag="--settings",
     )
     metric: Metric | None = free(
         None,
         "Metric that selects settings (default: accuracy, or nll where the target is numeric).",
     )
-    hold_back: ProperShare = free(
+    validation_fraction: ProperShare = free(
         "SHARE", "Validation fraction of every client's training rows.", 0.2
     )
     tune_seeds: Count = free(
@@ -259,6 +266,12 @@ class Experiment:
         """Return the settings that must be unchanged when a run is resumed."""
         found = self.to_json()
         return {one.name: found[one.name] for one in fields(self) if not one.metadata["resumable"]}
+
+    def with_programs(self) -> Self:
+        """Return an experiment that has its prior and guide among the settings of methods."""
+        given = {"prior": self.prior, "guide": self.guide}
+        words = [f"{name}={text}" for name, text in given.items() if text]
+        return replace(self, settings=(*self.settings, *words), prior=None, guide=None)
 
     @property
     def evaluation_interval(self) -> int:
@@ -365,7 +378,7 @@ def read_config(path: str) -> dict[str, Any]:
     known |= {one.name: one.name for one in fields(Experiment)}  # settings is --set, as in run.json
     for name in found:
         if name not in known:
-            near = get_close_matches(str(name), known, 1)
+            near = [RENAMED[name]] if name in RENAMED else get_close_matches(str(name), known, 1)
             like = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"--config {path} holds {name!r}, which is no option{like}")
     values = dict[str, Any]()

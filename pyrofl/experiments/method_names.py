@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import iter_modules
 
@@ -14,11 +16,24 @@ def summaries() -> dict[str, str]:
     >>> summaries()["fedprox"]
     "FedAvg with a proximal term in the clients' objective"
     """
-    found = dict[str, str]()
+    lines = {name: text.partition("\n")[0] for name, text in _sources()}
+    return {name: line.partition(": ")[2].rstrip('."') for name, line in lines.items()}
+
+
+def is_setting(name: str) -> bool:
+    """Return whether an argument of a method has this name.
+
+    >>> is_setting("epochs"), is_setting("epoch")
+    (True, False)
+    """
+    return any(re.search(rf"(?m)^    {re.escape(name)}: .+ = ", text) for _, text in _sources())
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    """Yield name and source of every method: every module of `pyrofl.models` with a build."""
     for folder in map(Path, pyrofl.models.__path__):
         for name in sorted(module.name for module in iter_modules([str(folder)])):
             file = folder / name / "__init__.py"
             text = (file if file.exists() else folder / f"{name}.py").read_text(encoding="utf-8")
             if "\ndef build(" in text:
-                found[name] = text.partition("\n")[0].partition(": ")[2].rstrip('."')
-    return found
+                yield name, text

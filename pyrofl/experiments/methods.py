@@ -41,8 +41,8 @@ def _built(
 ) -> Scheduled:
     wanted = accepted(build)
     arguments: dict[str, Any] = {"likelihood": named(task.likelihood), **settings}
-    if "unlabelled" in wanted:
-        arguments["unlabelled"] = task.data.unlabelled
+    if "server_data" in wanted:
+        arguments["server_data"] = task.data.server_data
     source = task.data.source
     try:
         if task.likelihood == LEARNED and source:

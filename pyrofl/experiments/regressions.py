@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ from pyrofl.data.frames import Tables
 from pyrofl.data.tables.columns import Column, number
 from pyrofl.data.tables.table_files import files_of, read_file
 from pyrofl.experiments.experiment import Experiment
+from pyrofl.experiments.settings import read_call
 
 PRIOR = re.compile(r"(.+?)=\s*(\w+\(.*\)|[-+.\w]+)")
 
@@ -171,13 +171,11 @@ def read_priors(words: tuple[str, ...]) -> dict[str, Any]:
 def _prior(code: str, text: str) -> Any:
     """Return the distribution of a text such as "Normal(0, 1)", or its number."""
     try:
-        tree = ast.parse(code, mode="eval").body
-        if not isinstance(tree, ast.Call):
-            return float(ast.literal_eval(tree))
-        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
-        given = [float(ast.literal_eval(one)) for one in tree.args]
-        named = {str(one.arg): float(ast.literal_eval(one.value)) for one in tree.keywords}
-    except (SyntaxError, ValueError, TypeError) as error:
+        call = read_call(code)
+        if call is None:
+            return float(code)
+        name, given, named = call
+    except ValueError as error:
         raise ValueError(
             f"--prior is {text!r}; expected NAME=DIST with numbers, as 'age=Normal(0, 1)'"
         ) from error

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import pyro.distributions as dist
 from torch import Tensor
 
 from pyrofl.arguments import known
 from pyrofl.experiments.options import not_tiny
+from pyrofl.models import guides, priors
 from pyrofl.models.shared.schedules import uneven
 
 Build = Callable[..., Any]
 Epochs = Callable[[Tensor], Tensor]
 N = TypeVar("N", int, float)
+PRIORS = ("flat", "student_t", "mixture", "Horseshoe", "proximal")
+GUIDES = ("delta", "mean_field", "log_mean_field", "full_covariance", "copula", "low_rank", "flow")
 Value = int | float | bool | str | Epochs | None
 
 
 DONE = "done"  # the share of the rounds that are over
-KNOWN = (DONE, "unlabelled")  # no settings: the command line knows them
+KNOWN = (DONE, "server_data")  # no settings: the command line knows them
 
 
 def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str, dict[str, Value]]:
@@ -49,7 +54,13 @@ def read_settings(words: Sequence[str], builds: Mapping[str, Build]) -> dict[str
 
 def arguments(build: Build) -> dict[str, Any]:
     """Return the types of a method's arguments that can be given as text."""
-    return {n: kind for n, kind in accepted(build).items() if n not in KNOWN and readable(kind)}
+    kinds = {n: with_program(n, k) for n, k in accepted(build).items() if n not in KNOWN}
+    return {name: kind for name, kind in kinds.items() if readable(kind)}
+
+
+def with_program(name: str, kind: Any) -> Any:
+    """Return the type of an argument; texts may also stand for a prior or guide."""
+    return Union[(*readable(kind), PROGRAMS[name])] if name in PROGRAMS else kind
 
 
 def accepted(build: Build) -> dict[str, Any]:
@@ -88,6 +99,60 @@ def _epochs(text: str) -> Epochs:
     return uneven(_whole(most))
 
 
+class PriorText:
+    """Kind of the setting `prior`, for which a text such as "student_t(3)" stands."""
+
+
+class GuideText:
+    """Kind of the setting `guide`, for which a text such as "low_rank(3)" stands."""
+
+
+PROGRAMS = {"prior": PriorText, "guide": GuideText}
+
+
+def read_call(text: str) -> tuple[str, list[float], dict[str, float]] | None:
+    """Return name, arguments and keywords of a call with numbers; None for another expression.
+
+    Raises:
+        ValueError: if the text is no expression, or its arguments are no numbers.
+
+    >>> read_call("Normal(0, scale=2.5)"), read_call("flat")
+    (('Normal', [0], {'scale': 2.5}), None)
+    """
+    try:
+        tree = ast.parse(text, mode="eval").body
+        if not isinstance(tree, ast.Call):
+            return None
+        named = {str(one.arg): ast.literal_eval(one.value) for one in tree.keywords}
+        given = [ast.literal_eval(one) for one in tree.args]
+        if not all(isinstance(number, int | float) for number in (*given, *named.values())):
+            raise ValueError(text)
+        return tree.func.id if isinstance(tree.func, ast.Name) else "", given, named
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(text) from error
+
+
+def _prior(text: str) -> Any:
+    names = {*PRIORS, *(name for name in dist.__all__ if name[0].isupper())}
+    return _program(text, {**vars(dist), **vars(priors)}, names)
+
+
+def _guide(text: str) -> Any:
+    return _program(text, vars(guides), GUIDES)
+
+
+def _program(text: str, values: Mapping[str, Any], names: Collection[str]) -> Any:
+    """Return a named value, or what it returns if the text is a call of it with numbers."""
+    call = read_call(text)
+    name = call[0] if call else text
+    if name not in names:
+        raise ValueError(text)
+    try:
+        return values[name](*call[1], **call[2]) if call else values[name]
+    except Exception as error:  # whatever a distribution refuses
+        raise ValueError(text) from error
+
+
 # Types that words can stand for: what is expected, and who reads it.
 READERS: dict[Any, tuple[str, Callable[[str], Value]]] = {
     NoneType: ("none", {"none": None}.__getitem__),
@@ -96,6 +161,8 @@ READERS: dict[Any, tuple[str, Callable[[str], Value]]] = {
     float: ("a number", _number),
     str: ("a word", str),
     Epochs: ("uneven:MOST", _epochs),
+    PriorText: ("a prior, such as student_t(3), Laplace, Normal(0, 1) or flat", _prior),
+    GuideText: (f"a guide: {', '.join(GUIDES[:-2])}, low_rank(3) or flow(2)", _guide),
 }
 
 

@@ -91,7 +91,7 @@ def split(experiment: Experiment, seed: int) -> tuple[Dataset, Federation]:
         seed=seed,
         test=experiment.test,
         held_out=held_out(experiment),
-        server=server_data(experiment, tuple(dataset.x.shape[1:])),
+        server_data=server_data(experiment, tuple(dataset.x.shape[1:])),
     )
     asked = experiment.class_weights
     try:

@@ -29,7 +29,7 @@ from pyrofl.inference.transport.wire import Flat
 FILE = "pyproject.toml"
 TABLE = "tool.pyrofl"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-OWN = ("folder", "unlabelled")  # of one side: not compared
+OWN = ("folder", "server_data")  # of one side: not compared
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Project:
     seed: Whole = 0  # of all random numbers
     dtype: Literal["float32", "float64"] = "float32"
     test_fraction: ShareBelowOne = 0.2  # of each client's rows
-    unlabelled: str = ""  # CSV file of the server alone: rows without target to learn from
+    server_data: str = ""  # CSV file of the server alone: rows without target to learn from
 
     @classmethod
     def read(cls, folder: str | Path) -> Project:
@@ -148,8 +148,8 @@ class Project:
         data = self.outline(clients, rows)
         spare: Tensor | None = data.x[:1].clone()  # sites need no more than its shape
         if server:
-            spare = self.spare() if self.unlabelled else None
-        data = replace(data, unlabelled=spare)
+            spare = self.spare() if self.server_data else None
+        data = replace(data, server_data=spare)
         net = network(self._here(self.net), tuple(data.x.shape[1:]), len(self.classes) or 1)
         seeds = Seeds(self.seed, self.seed, self.seed)
         task = Task(self.seed, self.seed, seeds, data, net, self.likelihood)
@@ -178,7 +178,7 @@ class Project:
 
     def spare(self) -> Tensor:
         """Read the features of the server's unlabeled rows, [U, columns]."""
-        return self.x(self.columns(str(self.folder / self.unlabelled))).to(self.type)
+        return self.x(self.columns(str(self.folder / self.server_data))).to(self.type)
 
     def _here(self, spec: str) -> str:
         """Prefix "FILE.py:NAME" with the project folder; return other names unchanged."""

@@ -29,7 +29,7 @@ corrected = true               # at the end clients report likelihoods at poster
 seed = 0
 dtype = "float32"
 test-fraction = 0.2            # of each client's rows
-# unlabelled = "spare.csv"     # rows without target, at the server alone
+# server_data = "spare.csv"     # rows without target, at the server alone
 
 # What Flower needs. `pyrofl flower up` and `serve` fill in the run's settings; with `flwr run` they
 # are given by --run-config.

@@ -82,7 +82,7 @@ def split(
     seed: Whole = 0,
     test: str = "same_shares",
     held_out: Whole | Sequence[str] = 0,
-    server: int | float | Dataset | Tensor | None = None,
+    server_data: int | float | Dataset | Tensor | None = None,
 ) -> Federation:
     """Partition a data set among clients, and return the federation.
 
@@ -97,9 +97,9 @@ def split(
             group.
         held_out: number of clients in addition to `clients` (of groups: the last ones) that never
             train; or names of groups, which then come last.
-        server: unlabeled rows of the server. A count, or a fraction below 1, of the training rows
-            is withheld from all clients, each class in proportion (FedBE: 10,000 of CIFAR-10). A
-            data set contributes its training rows, see `datasets.resized` where images differ in
+        server_data: unlabeled rows of the server. A count, or a fraction below 1, of the training
+            rows is withheld from all clients, each class in proportion (FedBE: 10,000 of CIFAR-10).
+            A data set contributes its training rows, see `datasets.resized` where images differ in
             shape; a tensor [U, *x] its rows.
 
     Raises:
@@ -117,8 +117,8 @@ def split(
     is_test = dataset.is_test.numpy()
     train_rows, test_rows = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     withheld = None
-    if isinstance(server, int | float):
-        train_rows, withheld = _withhold(dataset, train_rows, server, seed)
+    if isinstance(server_data, int | float):
+        train_rows, withheld = _withhold(dataset, train_rows, server_data, seed)
     groups = name == "groups"
     names: tuple[str, ...] = ()
     out = () if isinstance(held_out, int | Integral) else names_of("held_out", held_out)
@@ -156,7 +156,9 @@ def split(
     if groups and source:
         source = replace(source, client_column=column)
     if withheld is not None:
-        server = x[torch.from_numpy(withheld)]
+        server_data = x[torch.from_numpy(withheld)]
+    elif isinstance(server_data, Dataset):
+        server_data = server_data.x[~server_data.is_test]
     return Federation(
         x=x,
         y=dataset.y,
@@ -166,7 +168,7 @@ def split(
         classes=dataset.classes,
         held_out=held_out,
         pooled_test=torch.from_numpy(test_rows) if len(test_rows) else None,
-        unlabelled=server.x[~server.is_test] if isinstance(server, Dataset) else server,  # type: ignore[arg-type]
+        server_data=server_data,  # type: ignore[arg-type]
         source=source,
         weights=dataset.weights,
     )
@@ -202,14 +204,14 @@ def class_counts(federation: Federation, part: str = "train") -> Tensor:
     return torch.stack([torch.bincount(y[rows], minlength=kinds) for rows in table])
 
 
-def _withhold(dataset: Dataset, rows: Ints, server: int | float, seed: int) -> tuple[Ints, Ints]:
+def _withhold(dataset: Dataset, rows: Ints, amount: float, seed: int) -> tuple[Ints, Ints]:
     """Split training rows into those for clients and unlabeled rows for the server."""
-    share = server if isinstance(server, float) else server / len(rows)
+    share = amount if isinstance(amount, float) else amount / len(rows)
     count = round(share * len(rows)) if 0 < share < 1 else 0
-    if isinstance(server, bool) or not 0 < count < len(rows):
+    if isinstance(amount, bool) or not 0 < count < len(rows):
         raise ValueError(
-            f"server is {server}; expected a number of rows from 1 to {len(rows) - 1}, or a share "
-            f"of the {len(rows)} training rows above 0 and below 1"
+            f"server_data is {amount}; expected a number of rows from 1 to {len(rows) - 1}, or a "
+            f"share of the {len(rows)} training rows above 0 and below 1"
         )
     kept, withheld = allocation.set_aside(_types(dataset)[rows], count, default_rng([seed, 2]))
     return rows[kept], rows[withheld]

@@ -664,21 +664,21 @@ def test_clients_may_have_budgets_of_their_own():
 def scheduled(
     net: Network,
     *,
-    unlabelled: torch.Tensor | None = None,
+    server_data: torch.Tensor | None = None,
     likelihood: Likelihood,
     lr: float = 0.1,
     done: float | None = None,
 ) -> Method:
     """Build a method whose learning rate depends on the round, and that needs the server's rows."""
-    if unlabelled is None:
-        raise ValueError("unlabelled is missing (--server-data)")
+    if server_data is None:
+        raise ValueError("server_data is missing (--server-data)")
     return fedavg.build(net, likelihood=likelihood, lr=lr if done is None else lr * (1 - done))
 
 
 def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
     monkeypatch.setattr("pyrofl.experiments.methods.builds", lambda: {"scheduled": scheduled})
     data = toys.blobs()
-    task = Task(0, 0, Seeds(), replace(data, unlabelled=data.x[:7]), toys.net(), "categorical")
+    task = Task(0, 0, Seeds(), replace(data, server_data=data.x[:7]), toys.net(), "categorical")
     made = methods(["scheduled"], ["lr=0.4"], task, 4)["scheduled"]
     assert callable(made)
     rates = [made(r).phases[0].updates[0].optim([torch.zeros(1, 1)]) for r in range(4)]
@@ -686,7 +686,7 @@ def test_a_schedule_and_the_servers_rows_reach_the_build(monkeypatch):
     with pytest.raises(ValueError, match="unknown setting of scheduled: 'done'"):
         methods(["scheduled"], ["done=0.4"], task, 4)
     bare = Task(0, 0, Seeds(), data, toys.net(), "categorical")
-    with pytest.raises(ValueError, match="scheduled: unlabelled is missing"):
+    with pytest.raises(ValueError, match="scheduled: server_data is missing"):
         methods(["scheduled"], [], bare, 4)
 
 
@@ -697,7 +697,7 @@ def test_the_server_may_hold_rows(tmp_path, monkeypatch, capsys):
         out = ["--out", str(tmp_path / str(k)), "--posterior-draws", "0"]
         assert main(["run", "scheduled", *SMALL, "--server-data", *words, *out]) == 0
     assert main(["run", "scheduled", *SMALL, "--out", str(tmp_path / "no")]) == 2
-    assert "scheduled: unlabelled is missing (--server-data)" in capsys.readouterr().err
+    assert "scheduled: server_data is missing (--server-data)" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
 
 

@@ -48,7 +48,7 @@ def values_of(one: Any) -> st.SearchStrategy[Any]:
 def test_options_json_and_words_give_the_same_experiment(data):
     chosen = {one.name: data.draw(values_of(one)) for one in options() if data.draw(st.booleans())}
     experiment = Experiment(methods=("fedavg",), **chosen)
-    names = ("seeds", "tune", "tries", "metric", "hold_back", "tune_seeds", "over")
+    names = ("seeds", "tune", "trials", "metric", "validation_fraction", "tune_seeds", "over")
     assert Experiment.of(json.loads(json.dumps(experiment.to_json()))) == experiment
     other = replace(experiment, over=())
     assert parsed("compare", *other.words(("over",))) == other

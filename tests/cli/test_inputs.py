@@ -84,7 +84,7 @@ def test_another_file_in_the_folder_of_results_is_kept():
 def test_all_files_that_commands_write_are_known():
     data = [*RUN, "--data", "csv:data.csv"]
     words = [*data, "--save-predictions", "--checkpoint-every", "1", "--seeds", "1", "--tune"]
-    words += ["--settings", "2", "--metric", "accuracy"]
+    words += ["--trials", "2", "--metric", "accuracy"]
     assert main(["compare", "fedavg", "local", *words, "--out", "o"]) == 0
     assert main(["benefit", "o"]) == 0
     assert main(["report", "o"]) == 0

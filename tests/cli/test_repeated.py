@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from promises import others_slow
 
 from pyrofl.cli import main
+from pyrofl.experiments.methods import builds
+from pyrofl.experiments.settings import read_settings
 
 SMALL = ["fedavg", "--per-class", "6", "--clients", "2", "--posterior-draws", "0", "--quiet"]
 
@@ -16,6 +19,13 @@ SMALL = ["fedavg", "--per-class", "6", "--clients", "2", "--posterior-draws", "0
     ("words", "told"),
     [
         (["--round", "3"], "unrecognized arguments: --round 3; did you mean --rounds?"),
+        (["--epochs", "1"], "epochs is a setting of methods, use --set epochs=1; see"),
+        (["--epochs=1"], "epochs is a setting of methods, use --set epochs=1; see"),
+        (["--hold-back", "0.1"], "--hold-back 0.1; it is --validation-fraction now"),
+        (["--settings", "3"], "unrecognized arguments: --settings 3; it is --trials now"),
+        (["--prior", "flat", "--set", "prior=flat"], "--set gives prior more than once"),
+        (["--prior", "student(3)"], "prior of fedavg is 'student(3)'; expected a prior, such as"),
+        (["--guide", "low_rank(0)"], "guide of fedavg is 'low_rank(0)'; expected a guide: delta,"),
         (["--set", "lr=.1", "lr=.2"], "--set gives lr more than once, lr=.1 and lr=.2"),
         (["--set", "lr=.1", "--set", "lr=.1"], "--set gives lr more than once"),
         (["--set", "lr=1e-400"], "lr of fedavg is '1e-400'; expected 0, or at least 1.18e-38"),
@@ -48,6 +58,26 @@ def test_a_config_that_gives_two_values_is_refused(text, told, tmp_path, capsys)
     (tmp_path / "study.yaml").write_text(text)
     assert main(["run", *SMALL, "--config", str(tmp_path / "study.yaml")]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_prior_and_guide_are_settings_of_every_method_and_commas_separate_methods(tmp_path):
+    out = tmp_path / "out"
+    words = ["--prior", "student_t(3)", "--guide", "mean_field", "--rounds", "1", "--seeds", "1"]
+    words += ["--set", "fedavg.epochs=1", "--out", str(out)]
+    assert (
+        main(["compare", "fedavg,pfedvem", "local,", *SMALL[1:], "--net", "softmax", *words]) == 0
+    )
+    for method in ("fedavg", "pfedvem", "local"):
+        settings = json.loads((out / f"{method}-0" / "run.json").read_text())["experiment"]
+        assert settings["settings"][1:] == ["prior=student_t(3)", "guide=mean_field"]
+
+
+@pytest.mark.parametrize("method", others_slow(builds(), ["pfedvem"]))
+@pytest.mark.parametrize("name", ["prior", "guide"])
+def test_every_method_reads_prior_and_guide(method, name):
+    texts = {"prior": "student_t(3)", "guide": "low_rank(2)"}
+    (chosen,) = read_settings([f"{name}={texts[name]}"], {method: builds()[method]}).values()
+    assert callable(chosen[name])
 
 
 def test_settings_on_the_command_line_replace_those_of_the_config(tmp_path):

@@ -24,9 +24,10 @@ DATA = ["--per-class", "12", "--clients", "4", "--net", "softmax", "--rounds", "
 LR = ["--over", "lr=0.0001,0.1", "momentum=0.0,0.9"]
 
 
+@pytest.mark.draws
 def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys):
     out = tmp_path / "tuned"
-    words = ["tune", "fedavg", *LR, *DATA, "--set", "epochs=2", "--hold-back", "0.25"]
+    words = ["tune", "fedavg", *LR, *DATA, "--set", "epochs=2", "--validation-fraction", "0.25"]
     words += ["--split-seed", "0"]
     assert main([*words, "--out", str(out)]) == 0
     table, said = capsys.readouterr().out.split("\n\n")
@@ -46,7 +47,7 @@ def test_tune_writes_what_it_chose_and_the_command_that_runs_it(tmp_path, capsys
     assert "chosen on 0.25 of the training rows of every client" in said
     assert "test rows are not used" in said
     assert len(table.splitlines()) == 14
-    last = {(t["setting"], t["seed"]): t["rounds"] for t in facts["tries"]}
+    last = {(t["setting"], t["seed"]): t["rounds"] for t in facts["trials"]}
     assert facts["rounds"] == 28 == sum(last.values())
     assert (out / "figures/tune.png").stat().st_size > 5000
     assert not list(out.glob("*.safetensors"))
@@ -78,10 +79,10 @@ def test_tune_goes_on_after_a_kill_to_the_same_bytes(tmp_path, forked):
     facts = [json.loads((at / "tune.json").read_text()) for at in (out, whole)]
     for each in facts:
         del each["seconds"], each["hash"]
-        for one in each["tries"]:
+        for one in each["trials"]:
             del one["seconds"]
     assert facts[0] == facts[1]
-    ended = forked([*words(out), "--resume", "--hold-back", "0.5"])
+    ended = forked([*words(out), "--resume", "--validation-fraction", "0.5"])
     assert ended.codes == [2]
     assert (
         "tune.json is of another run; now validation fraction is 0.5 and was 0.2" in ended.told[-1]
@@ -96,7 +97,7 @@ def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tm
     words = ["compare", "local", "fedavg", *DATA, "--seeds", "2", "--posterior-draws", "0"]
     words += [
         "--tune",
-        "--settings",
+        "--trials",
         "3",
         "--tune-seeds",
         "2",
@@ -132,10 +133,10 @@ def test_compare_tunes_every_method_by_as_many_settings_and_says_what_it_took(tm
 def test_a_method_all_of_whose_settings_fail_keeps_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pyrofl.models.fedavg.TUNE_OVER", {"lr": (1e4, 1e5)})
     words = ["compare", "fedavg", *DATA, "--seeds", "1", "--posterior-draws", "0", "--tune"]
-    words += ["--settings", "2", "--set", "fedavg.weight_decay=1000", "fedavg.lr=1000"]
+    words += ["--trials", "2", "--set", "fedavg.weight_decay=1000", "fedavg.lr=1000"]
     code = main([*words, "--out", str(tmp_path / "one")])
     assert code in (2, 4)  # fewer settings than were asked for, or a run that diverged
-    words[words.index("--settings") + 1] = "1"
+    words[words.index("--trials") + 1] = "1"
     assert main([*words, "--out", str(tmp_path / "two")]) == 4
     assert "none: all failed" in capsys.readouterr().out
     assert read_csv(tmp_path / "two/compare.csv")[0]["tuned"] == "none: all failed"
@@ -146,7 +147,7 @@ def test_a_run_that_cannot_be_read_is_no_setting_that_fails(tmp_path, capsys):
     (out / "fedavg-tune").mkdir(parents=True)
     (out / "fedavg-tune/1-0.safetensors").write_bytes(b"cut off")
     words = ["compare", "fedavg", *DATA, "--seeds", "1", "--posterior-draws", "0", "--tune"]
-    assert main([*words, "--settings", "2", "--resume", "--out", str(out)]) == 3
+    assert main([*words, "--trials", "2", "--resume", "--out", str(out)]) == 3
     assert "1-0.safetensors is cut off or of another kind" in capsys.readouterr().err
     assert not (out / "compare.csv").exists()
 
@@ -161,10 +162,13 @@ def test_a_run_that_cannot_be_read_is_no_setting_that_fails(tmp_path, capsys):
         (["--over", "lr=0.1,0.1"], "expected every name once, and no two values alike"),
         (["--over", "lr=0.1", "lr=0.2"], "expected every name once, and no two values alike"),
         (["--over", "lr=0.1", "--set", "lr=1"], "lr is given by --set and by --over; expected one"),
-        (["--over", "lr=0.1,0.10"], "--settings is 2, and of fedavg there are 1 to try; expected"),
-        (["--settings", "99"], "--settings is 99, and of fedavg there are 12 to try; expected at"),
+        (["--over", "lr=0.1,0.10"], "--trials is 2, and of fedavg there are 1 to try; expected"),
+        (["--trials", "99"], "--trials is 99, and of fedavg there are 12 to try; expected at"),
         (["--metric", "rmse"], "metric is 'rmse', but y has classes; use accuracy or nll"),
-        (["--hold-back", "1"], "--hold-back: found '1'; expected a number above 0 to below 1"),
+        (
+            ["--validation-fraction", "1"],
+            "--validation-fraction: found '1'; expected a number above 0 to below 1",
+        ),
     ],
 )
 def test_bad_words_are_refused_in_a_line(tmp_path, capsys, words, told):
@@ -178,7 +182,7 @@ def test_bad_words_are_refused_in_a_line(tmp_path, capsys, words, told):
     ("words", "told"),
     [
         (["--tune", "--metric", "rmse"], "metric is 'rmse', but y has classes; use"),
-        (["--settings", "2"], "--settings is given, and --tune is not; expected both"),
+        (["--trials", "2"], "--trials is given, and --tune is not; expected both"),
         (["--metric", "nll"], "--metric is given, and --tune is not; expected both"),
         (
             ["--tune", "--privacy", "clip=1,noise_multiplier=1"],
@@ -199,7 +203,7 @@ def test_a_comparison_that_cannot_be_tuned_is_refused(tmp_path, capsys, words, t
 @pytest.mark.parametrize("method", others_slow(sorted(builds())))
 def test_every_method_has_nine_settings_of_its_own_and_its_defaults_among_them(method):
     data = datasets.per_class(datasets.load("digits"), 4)
-    federation = federations.split(data, "iid", 2, server=8)
+    federation = federations.split(data, "iid", 2, server_data=8)
     task = Task(0, 0, Seeds(0, 0, 0), federation, build("mlp:3", (64,), 10), "categorical")
 
     def made(**setting: str) -> object:
@@ -207,7 +211,7 @@ def test_every_method_has_nine_settings_of_its_own_and_its_defaults_among_them(m
         return methods([method], words, task, 9)[method]
 
     found = grids.chosen(method, [], None, made, [], 0)
-    assert len(found) == grids.TRIES
+    assert len(found) == grids.TRIALS
     assert found[0].keys() == found[1].keys() <= arguments(builds()[method]).keys()
     assert grids.chosen(method, [], None, made, [], 0) == found
     assert grids.chosen(method, [], None, made, [], 1)[0] == found[0]

@@ -136,7 +136,7 @@ def test_sizes_names_and_held_out_clients():
 
 def test_a_federation_tells_what_it_is():
     data = replace(
-        toys.blobs((3, 5, 8), held_out=1), unlabelled=torch.ones(7, toys.FEATURES).double()
+        toys.blobs((3, 5, 8), held_out=1), server_data=torch.ones(7, toys.FEATURES).double()
     )
     assert repr(data).splitlines() == [
         "Federation",
@@ -148,7 +148,7 @@ def test_a_federation_tells_what_it_is():
         "  server         7 rows of its own",
     ]
     assert "<th>x</th><td>float64 [8] per row</td>" in data._repr_html_()
-    response = replace(data, y=data.x[:, 0], classes=(), unlabelled=None)
+    response = replace(data, y=data.x[:, 0], classes=(), server_data=None)
     assert "float64 [] per row\n  server         0 rows" in repr(response)
 
 
@@ -170,10 +170,10 @@ def test_device_and_type_go_through():
 
 
 def test_the_rows_of_the_server_move_with_the_others():
-    data = replace(toys.blobs((3, 5)), unlabelled=torch.ones(7, toys.FEATURES).double())
-    assert data.to("cpu", torch.float32).unlabelled.dtype == torch.float32
-    assert data.to("cpu").unlabelled.shape == (7, toys.FEATURES)
-    assert toys.blobs((3, 5)).to("cpu", torch.float32).unlabelled is None
+    data = replace(toys.blobs((3, 5)), server_data=torch.ones(7, toys.FEATURES).double())
+    assert data.to("cpu", torch.float32).server_data.dtype == torch.float32
+    assert data.to("cpu").server_data.shape == (7, toys.FEATURES)
+    assert toys.blobs((3, 5)).to("cpu", torch.float32).server_data is None
 
 
 @pytest.mark.parametrize(
@@ -181,16 +181,16 @@ def test_the_rows_of_the_server_move_with_the_others():
     [
         (
             torch.zeros(4, 3).double(),
-            r"unlabelled is torch.float64 \[4, 3\]; expected torch.float64",
+            r"server_data is torch.float64 \[4, 3\]; expected torch.float64",
         ),
-        (torch.zeros(4, toys.FEATURES), r"unlabelled is torch.float32 .* of shape \[8\]"),
+        (torch.zeros(4, toys.FEATURES), r"server_data is torch.float32 .* of shape \[8\]"),
         (torch.zeros(0, toys.FEATURES).double(), r"\[0, 8\]; .* at least one"),
-        (torch.full((2, toys.FEATURES), torch.nan).double(), "unlabelled is NaN or infinite in 2"),
+        (torch.full((2, toys.FEATURES), torch.nan).double(), "server_data is NaN or infinite in 2"),
     ],
 )
 def test_rows_of_the_server_unlike_the_clients_are_refused(rows, message):
     with pytest.raises(ValueError, match=message):
-        replace(toys.blobs((3, 5)), unlabelled=rows)
+        replace(toys.blobs((3, 5)), server_data=rows)
 
 
 NOTHING = torch.zeros(0, dtype=torch.long)

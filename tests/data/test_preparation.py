@@ -146,9 +146,9 @@ def test_test_rows_tell_nothing(tmp_path):
 
 
 def test_rows_of_the_server_are_prepared_too(hospitals):
-    data = federations.split(loaded(hospitals), "iid", 2, server=3)
-    assert data.unlabelled.shape == (3, data.x.shape[1])
-    assert data.unlabelled.isfinite().all()
+    data = federations.split(loaded(hospitals), "iid", 2, server_data=3)
+    assert data.server_data.shape == (3, data.x.shape[1])
+    assert data.server_data.isfinite().all()
 
 
 def test_coefficients_come_back_to_units_of_the_columns(hospitals):

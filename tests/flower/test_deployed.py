@@ -26,7 +26,7 @@ SETTINGS = ("epochs=1", "distil_epochs=1")
 
 def test_all_methods_in_one_run_are_those_of_the_loop(tmp_path):
     project = hospitals.project(
-        tmp_path / "p", methods=METHODS, settings=SETTINGS, unlabelled="spare.csv", net="mlp:3"
+        tmp_path / "p", methods=METHODS, settings=SETTINGS, server_data="spare.csv", net="mlp:3"
     )
     rows = (project.folder / "sites/hospital_1.csv").read_text().splitlines()
     (project.folder / "spare.csv").write_text("\n".join(rows[:20]) + "\n")

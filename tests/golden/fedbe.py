@@ -30,7 +30,7 @@ COMMON |= {"distil_epochs": 4, "distil_batch": 5, "distil_lr": 0.05, "distil_lr_
 COMMON |= {"cycle": 2, "distil_momentum": 0.9, "teachers": "SAC"}
 GAUSSIAN = COMMON | {"posterior": "gaussian", "distil": "swa", "sharpen": False}
 DIRICHLET = COMMON | {"posterior": "dirichlet", "distil": "sgd", "sharpen": True}
-UNLABELLED = torch.from_numpy(np.random.default_rng(24).normal(size=(12, FEATURES)))
+SERVER_DATA = torch.from_numpy(np.random.default_rng(24).normal(size=(12, FEATURES)))
 
 
 def begin() -> Tensors:
@@ -59,13 +59,13 @@ def sampled(models: list[Tensors], n: Tensor, how: dict[str, Any]) -> list[Tenso
 
 def student(w: Tensors, teachers: list[Tensors], how: dict[str, Any]) -> Tensors:
     """Distil: SWA's mean of iterates at cycle ends, or the last iterate."""
-    target = sum(outputs(t, UNLABELLED).softmax(-1) for t in teachers) / len(teachers)
+    target = sum(outputs(t, SERVER_DATA).softmax(-1) for t in teachers) / len(teachers)
     if how["sharpen"]:
         target = target.square() / target.square().sum(-1, keepdim=True)
     cycle, swa, kept = how["cycle"], how["distil"] == "swa", []
-    steps = how["distil_epochs"] * ceil(len(UNLABELLED) / how["distil_batch"])
+    steps = how["distil_epochs"] * ceil(len(SERVER_DATA) / how["distil_batch"])
     optimiser = Momentum(how["distil_lr"], how["distil_momentum"])
-    pairs = batches(how["distil_epochs"], how["distil_batch"], UNLABELLED, target)
+    pairs = batches(how["distil_epochs"], how["distil_batch"], SERVER_DATA, target)
     for i, (x, p) in enumerate(pairs, 1):
         if swa:
             t = ((i - 1) % cycle + 1) / cycle

@@ -47,7 +47,7 @@ def content(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"x": x, "y": y, "sizes": plain.SIZES, "noise": plain.TABLE}
     found |= {"settings": json.dumps(settings), "reports": json.dumps(plain.REPORTS)}
     if name.startswith("fedbe"):
-        found["unlabelled"] = fedbe.UNLABELLED
+        found["unlabelled"] = fedbe.SERVER_DATA
     found |= {f"start/{n}": v for n, v in start.items()}
     for number, (server, private) in enumerate(run(), 1):
         if number in plain.SHOWN:

@@ -387,7 +387,7 @@ def cases() -> dict[str, Case]:
         num_particles=2,
         lr=0.02,
     )
-    rows = {"unlabelled": server_rows(), "distil_epochs": 3, "distil_batch": 10}
+    rows = {"server_data": server_rows(), "distil_epochs": 3, "distil_batch": 10}
     rate = {"distil_lr": 1e-2, "distil_lr_end": 4e-3}  # the defaults when numbers were stored
     vary("predbayes", {"tuned": {"tuning": server_labels(), "thin": 2}}, samples=3, **rows)
     vary(

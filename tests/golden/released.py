@@ -39,14 +39,14 @@ def clients() -> Federation:
     """Return the partition, with rows for methods that want some without labels."""
     digits = datasets.per_class(datasets.load("digits"), 40)
     digits = replace(digits, x=digits.x.double())
-    return federations.split(digits, "dirichlet:0.5,min=10", 10, seed=0, server=0.1)
+    return federations.split(digits, "dirichlet:0.5,min=10", 10, seed=0, server_data=0.1)
 
 
 def measure(name: str, seed: int) -> tuple[float, float]:
     """Return accuracy and NLL of a method's main model, adaptation if it adapts."""
     data, build = clients(), builds()[name]
     wanted = inspect.signature(build).parameters
-    own = {"unlabelled": data.unlabelled} if "unlabelled" in wanted else {}
+    own = {"server_data": data.server_data} if "server_data" in wanted else {}
     method = build(nets.build("mlp:16", (64,), 10), **own)
     run = pyrofl.fit(method, data, ROUNDS, seed=seed, progress=False)
     adaptation = "fine_tune" if method.adapt and method.main_view == "personal" else "none"

@@ -48,7 +48,7 @@ def part(held: dict[str, Any], prefix: str) -> dict[str, Tensor]:
 def method_of(name: str, held: dict[str, Any], **other: Any) -> Method:
     settings = json.loads(str(held["settings"])) | other
     if "unlabelled" in held:
-        settings["unlabelled"] = torch.from_numpy(held["unlabelled"])
+        settings["server_data"] = torch.from_numpy(held["unlabelled"])
     return METHODS[name.partition("_")[0]].build(build("mlp:4,3", (4,), 3), **settings)
 
 

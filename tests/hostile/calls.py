@@ -48,8 +48,12 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("federation(held_out=_)", "held_out", f"3 4 10**30 None {NO_WHOLE}"),
     ("federation(pooled_test=_)", "pooled_test", "3 'x' [0] ids-1 ids+11 ids.double() ids[None]"),
     ("federation(pooled_test=_)", "pooled_test", "ids>0 np.arange(3) ids+10**12 x object()"),
-    ("federation(unlabelled=_)", "unlabelled", "3 'x' [0] x[:0] x[0] x.float() x[:,:2] x.numpy()"),
-    ("federation(unlabelled=_)", "unlabelled", "bad(x,nan) bad(x,inf) y x.to(torch.complex64)"),
+    (
+        "federation(server_data=_)",
+        "server_data",
+        "3 'x' [0] x[:0] x[0] x.float() x[:,:2] x.numpy()",
+    ),
+    ("federation(server_data=_)", "server_data", "bad(x,nan) bad(x,inf) y x.to(torch.complex64)"),
     ("federation(_=3)", "", "nothing Train X labels"),
     ("Federation(_)", "", "x *(x,y) *(x,y,parts)"),
     # data sets
@@ -98,8 +102,12 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ),
     ("federation(weights=_)", "weigh", "3 'x' [1] torch.ones(2) -torch.ones(4) torch.tensor(1)"),
     ("federations.split(dataset,'iid',3,test=_)", "", NO_NAMES),
-    ("federations.split(dataset,'iid',3,server=_)", "", "0 -1 nan inf 1.0 2.0 '10' [] True {} 1j"),
-    ("federations.split(dataset,'iid',3,server=_)", "", "x x[:0] 10**9 schools object()"),
+    (
+        "federations.split(dataset,'iid',3,server_data=_)",
+        "",
+        "0 -1 nan inf 1.0 2.0 '10' [] True {} 1j",
+    ),
+    ("federations.split(dataset,'iid',3,server_data=_)", "", "x x[:0] 10**9 schools object()"),
     ("federations.split(_,'iid',3)", "", "None 3 'digits' x data"),
     # networks
     ("nets.build(_,(4,),3)", "", NO_SPEC),
@@ -299,5 +307,5 @@ WORKS = (  # what is odd, and right
     "datasets.per_class(dataset,10**9).x.shape==dataset.x.shape",
     "federations.split(dataset,'iid',1).clients==1",
     "federations.split(dataset,'iid',3,seed=10**30).clients==3",
-    "federations.split(dataset,'iid',3,server=1).unlabelled.shape[0]==1",
+    "federations.split(dataset,'iid',3,server_data=1).server_data.shape[0]==1",
 )

@@ -60,7 +60,7 @@ NUMBERS: list[Rule] = [
     ),
     *((COMPARE, flag, *rule) for flag, rule in WHOLE.items() if flag != "--per-class"),
     (COMPARE, "--seeds", 1, (REFUSED,)),
-    *((TUNE, flag, 1, (REFUSED,)) for flag in ("--settings", "--tune-seeds")),
+    *((TUNE, flag, 1, (REFUSED,)) for flag in ("--trials", "--tune-seeds")),
     *((f"{SERVE} --cert x", flag, 1, (REFUSED,)) for flag in ("--sites", "--min-sites", "--port")),
     ("flower join 127.0.0.1:1 --show", "--min-scored-rows", 1, (REFUSED,)),
     (AT_SITE, "--draws", 1, (REFUSED,)),
@@ -75,7 +75,7 @@ SHARES = {
     f"{RUN} {SCHOOLS} --min-work": 1e-30,
 }  # from here to 1
 SHARES |= {
-    f"{TUNE} --hold-back": 1.0,
+    f"{TUNE} --validation-fraction": 1.0,
     "predict run --data new.csv --out out.csv --alpha": 1.0,
     "conformal run --alpha": 1.0,
     "conformal run --calibration-fraction": 1.0,
@@ -121,7 +121,7 @@ def shares(draw: Callable[..., Any]) -> Case:
         found = -1.0
     if not 0 <= found <= 1 or found == 0 < least:
         return fill(f"{line}={GAP}", value, (REFUSED,), line.split()[-1], *shown(value))
-    if "--hold-back" in line:
+    if "--validation-fraction" in line:
         return fill(f"{line}=1")
     return fill(f"{line}={GAP}", value, (DONE, NOBODY, *(REFUSED,) * (found < least)))
 
@@ -156,6 +156,7 @@ TEXT: dict[str, tuple[str, ...]] = {
     f"{RUN} {SCHOOLS} --arviz-groups": ("posterior,", "posterior, prior", "ALL", "all,prior"),
     f"{RUN} {SCHOOLS} --privacy": BOUNDS,
     **{f"{RUN} {DIGITS} {flag}": () for flag in ("--partition", "--test", "--net")},
+    **{f"{RUN} {DIGITS} {flag}": ("f()", "Normal(", "x(1)") for flag in ("--prior", "--guide")},
     f"{RUN} {DIGITS} --class-weights": CLASSES,
     f"{TUNE} --over": NO_GRID,
     f"{TUNE} --metric": (),

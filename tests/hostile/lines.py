@@ -29,7 +29,7 @@ LINES: dict[str, str] = {
     "--version> list~--data~digits>digits --rounds~3~run~fedavg>",
     "run ": "fedavgg>fedavgg FEDAVG>FEDAVG fedavg~local>local --rounds~fedavg>--rounds "
     "guides>guides shared>shared __init__>__init__ priors.flat>priors.flat "
-    "fedrep~--per-class~6~--net~softmax> fedbe~--per-class~6~--clients~2>unlabelled "
+    "fedrep~--per-class~6~--net~softmax> fedbe~--per-class~6~--clients~2>server_data "
     "metavd~--data~eight_schools> "
     "pvi~--per-class~6~--clients~2~--fold-messages>--fold-messages "
     "fedbe~--per-class~6~--clients~2~--server-data~10~--fold-messages>--fold-messages",
@@ -41,7 +41,7 @@ LINES: dict[str, str] = {
     "--drop-rate>--drop-rate",
     "compare ": "fedavg~fedavg>fedavg fedavg~local~fedavg>fedavg fedavg~nothing>nothing "
     "fedavg~--method~local>--method local~fedavg~--set~mu=1>mu "
-    "local~fedavg~--set~ditto.lr=1>ditto local~--clients~2~--settings~2>--settings "
+    "local~fedavg~--set~ditto.lr=1>ditto local~--clients~2~--trials~2>--trials "
     "local~--metric~nll>--metric local~--tune~--privacy~clip=1,noise_multiplier=1>--privacy "
     "fedavg~--seed~3~--split-seed~1~--init-seed~1~--participation-seed~1~--noise-seed~1>--seeds "
     "local~-x>",
@@ -54,7 +54,7 @@ LINES: dict[str, str] = {
     "net~softmax~--likelihood~categorical>likelihood",
     "run fedavg --set ": "lr>lr =1>=1 lr=>lr lr==1>lr lr=0.1=2>lr .lr=1>.lr "
     "fedavg.=1>setting fedavg.lr>lr fedprox.lr=1>fedprox FEDAVG.lr=1>FEDAVG LR=1>LR lr:1>lr:1 "
-    "a.b.lr=1>a.b mu=1>mu done=0.5>done net=3>net unlabelled=3>unlabelled "
+    "a.b.lr=1>a.b mu=1>mu done=0.5>done net=3>net server_data=3>server_data "
     "likelihood=normal>likelihood prior=flat>prior guide=delta>guide "
     "aggregation=nothing>nothing epochs=uneven>epochs epochs=uneven:0>0 epochs=uneven:-3>-3 "
     "epochs=uneven:ten>epochs epochs=uneven:>epochs",

@@ -28,7 +28,7 @@ def settings() -> Iterator[tuple[str, str]]:
         at = crc32(f"{method}.{name}".encode()) % len(ODD)
         value = ODD[at] if name not in MAYBE_NONE.split() or ODD[at] != "None" else "'ten'"
         if kind in NUMBERS:
-            more = ",unlabelled=x" if method in ("fedbe", "predbayes") else ""
+            more = ",server_data=x" if method in ("fedbe", "predbayes") else ""
             net = "deep" if method in DEEP else "net"
             yield f"{method}.build({net},{name}={value}{more})", name
 

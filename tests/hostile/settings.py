@@ -31,9 +31,10 @@ YES_OR_NO = "remember decay fresh_tau own_base natural logit_average sharpen sha
 YES_OR_NO += "stateless together newton local_prior"
 WORDS = "average confidence coords covariance distil dropout meta_grad on optimiser option order "
 WORDS += "loss divergence optimizer "
-WORDS += "posterior precision sampling tune guide attention kernel moments surrogates"
+WORDS += "posterior precision sampling tune attention kernel moments surrogates"
 PATTERNS = "head private corrected aggregation bayesian branched teachers strata"
-NO_WORDS = "prior augment tuning"  # of the signature, but nothing that words can say
+NO_WORDS = "augment tuning"  # of the signature, but nothing that words can say
+PROGRAMS = "prior guide"
 BOTH = {"alpha": "a share of apfl, a positive number of others", "beta": "a share or a factor"}
 KINDS: dict[str, str] = {
     name: kind
@@ -48,6 +49,7 @@ KINDS: dict[str, str] = {
         "word": WORDS,
         "pattern": PATTERNS,
         "nothing": NO_WORDS,
+        "program": PROGRAMS,
         "both": " ".join(BOTH),
     }.items()
     for name in names.split()
@@ -85,6 +87,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "both": (*ANY, *BELOW, "-0.01"),
     "yes or no": (*ANY, "0.5", "2", "yes", "no", "on", "t", "truefalse"),
     "word": (*ANY, "true", "FULL", "full,full", "0", "*"),
+    "program": (*ANY, "true", "full", "0", "*", "Normal(", "student_t", "Normal(0, -1)", "f()"),
     "pattern": (" ", "zzz", "[", "a\0b", "\x1b[0m", "x" * 3000, "1e999", "none "),
 }
 # Values that a machine can hold but nobody can want: refused, or something that is told.

@@ -101,8 +101,8 @@ def little(name: str, deep: bool, numbers: bool) -> Method:
     make = contract.MODULES[name].build
     known: dict[str, Any]
     known = {n: v for n, v in LITTLE.items() if n in accepted(make)}
-    if "unlabelled" in accepted(make):
-        known["unlabelled"] = torch.randn(6, FEATURES, generator=generator(1))
+    if "server_data" in accepted(make):
+        known["server_data"] = torch.randn(6, FEATURES, generator=generator(1))
     if numbers:
         known["likelihood"] = normal()
     outputs = 1 if numbers else CLASSES

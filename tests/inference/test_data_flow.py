@@ -129,7 +129,7 @@ def test_what_a_message_repeats_under_another_name_does_not_stay():
 
 def test_unlabeled_rows_are_at_the_server():
     data = blobs(RAGGED)
-    flow = pyrofl.get_data_flow(fedbe.build(net(), unlabelled=data.x[:7], batch=5), data)
+    flow = pyrofl.get_data_flow(fedbe.build(net(), server_data=data.x[:7], batch=5), data)
     (rows,) = (part for part in flow.server if part.role == "unlabeled rows")
     assert (rows.numbers, rows.bytes) == (7 * FEATURES, (7 * FEATURES * 8,))
 

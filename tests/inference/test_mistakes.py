@@ -382,7 +382,7 @@ def test_a_site_outside_the_plate_of_clients_is_refused_unless_one_runs_alone():
 
 @pytest.mark.parametrize("name", others_slow(sorted(builds())))
 def test_every_method_passes(name):
-    extra = {"unlabelled": toys.blobs().x[-30:]} if name in ("fedbe", "predbayes") else {}
+    extra = {"server_data": toys.blobs().x[-30:]} if name in ("fedbe", "predbayes") else {}
     validate_method(builds()[name](toys.net(), **extra), toys.blobs(held_out=1))
     if name not in ("pvi", "fedbe", "predbayes"):
         numeric: dict[str, Any] = {"likelihood": likelihoods.normal()}

@@ -52,7 +52,7 @@ def test_the_right_rate_is_chosen_and_all_scores_are_the_closed_forms(line):
     for seed in range(3):
         begin = first(step(lr=1.0), held_back(line, seed=seed), seed).server
         off.append(abs(float(next(iter(begin.values()))) - SLOPE))
-    for one in found.tries:
+    for one in found.trials:
         exact = off[one.seed] * abs(1 - RATES[one.setting]) ** one.rounds
         assert one.problem or one.score == pytest.approx(exact, abs=1e-9)
     frame = found.frame()
@@ -115,10 +115,10 @@ def test_what_fails_is_last_and_no_crash(line):
 
     found = tune(sometimes, line, {"lr": (1.0, 0.5)}, 3, metric="rmse", progress=False)
     assert found.best == {"lr": 0.5}
-    problem = found.tries[0].problem
+    problem = found.trials[0].problem
     assert problem.startswith("aggregate raises RuntimeError: of its own in 'raise RuntimeError(")
     assert "\n" not in problem
-    assert math.isnan(found.tries[0].score)
+    assert math.isnan(found.trials[0].score)
     with pytest.raises(
         ValueError,
         match="the first: aggregate raises RuntimeError: of its own",
@@ -131,12 +131,12 @@ def test_one_that_diverges_late_gives_way_to_the_next():
         late = "diverged" if (which, rounds, seed) == (3, 9, 1) else ""
         return Trial(which, rounds, seed, math.nan if late else which / 9, 1.0, late)
 
-    tries = halved(4, 9, "accuracy", attempt)
-    assert [(one.setting, one.rounds, one.seed) for one in tries] == [
+    trials = halved(4, 9, "accuracy", attempt)
+    assert [(one.setting, one.rounds, one.seed) for one in trials] == [
         *((k, 3, 0) for k in range(4)),
         *((3, 9, 0), (2, 9, 0), (1, 9, 0), (3, 9, 1), (2, 9, 1), (1, 9, 1), (2, 9, 2), (1, 9, 2)),
     ]
-    found = TuningResult(({},) * 4, tuple(tries), "accuracy", 2)
+    found = TuningResult(({},) * 4, tuple(trials), "accuracy", 2)
     assert found.score == 2 / 9
     assert [margin.setting for margin in found.margins] == [1]
     assert [one.seed for one in halved(1, 9, "accuracy", attempt)] == [0]
@@ -146,9 +146,9 @@ def test_equal_scores_go_to_the_first():
     def attempt(which: int, rounds: int, seed: int) -> Trial:
         return Trial(which, rounds, seed, 1.0, 0.0)
 
-    tries = halved(9, 90, "nll", attempt, seeds=2)
-    assert [one.setting for one in tries] == [*range(9), 0, 1, 2, 0, 1, 2]
-    assert ranked(tries, "nll") == [*range(9)]
+    trials = halved(9, 90, "nll", attempt, seeds=2)
+    assert [one.setting for one in trials] == [*range(9), 0, 1, 2, 0, 1, 2]
+    assert ranked(trials, "nll") == [*range(9)]
     assert rungs(10, 54) == [6, 18, 54]
 
 
@@ -158,9 +158,9 @@ def test_luck_with_one_seed_does_not_decide():
         lucky = 0.8 if seed == 0 else 0.4
         return Trial(which, rounds, seed, lucky if which else 0.7, 0.0)
 
-    tries = halved(2, 18, "accuracy", attempt)
+    trials = halved(2, 18, "accuracy", attempt)
     found = TuningResult(
-        ({"lr": 1}, {"lr": 3}), tuple(tries), "accuracy", ranked(tries, "accuracy")[0]
+        ({"lr": 1}, {"lr": 3}), tuple(trials), "accuracy", ranked(trials, "accuracy")[0]
     )
     assert found.best == {"lr": 1}
     (margin,) = found.margins
@@ -198,8 +198,14 @@ def test_a_method_of_classes_with_a_schedule(method):
         ({"metric": "ece"}, "metric is 'ece'; expected one of accuracy, nll, rmse"),
         ({"seeds": 0}, "seeds is 0; expected a whole number of at least 1"),
         ({"rounds": 0}, "rounds is 0; expected a whole number of at least 1"),
-        ({"share": 1.0}, "share is 1.0; expected a number above 0 to below 1"),
-        ({"share": 0}, "share is 0; expected a number above 0 to below 1"),
+        (
+            {"validation_fraction": 1.0},
+            "validation_fraction is 1.0; expected a number above 0 to below 1",
+        ),
+        (
+            {"validation_fraction": 0},
+            "validation_fraction is 0; expected a number above 0 to below 1",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_in_a_line(line, given, told):

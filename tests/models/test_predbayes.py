@@ -21,13 +21,13 @@ PROMISES = {
     "predbayes": Promises(
         together="*",
         message=(S * toys.ALL, toys.ALL),
-        settings={"unlabelled": X},
+        settings={"server_data": X},
         rises=frozenset({"w/*"}),
         any_number="sample/*",
         numbers=False,
     )
 }
-QUICK: dict[str, object] = {"unlabelled": X, "distil_epochs": 5, "samples": 2, "epochs": 2}
+QUICK: dict[str, object] = {"server_data": X, "distil_epochs": 5, "samples": 2, "epochs": 2}
 
 
 def test_products_and_mixtures_by_hand():
@@ -79,7 +79,7 @@ def test_the_mixture_of_points_is_fedbes_ensemble(tiny):
 def test_without_a_chain_and_a_teacher_it_is_fedavg(tiny):
     net, x = build("mlp:5", (4,), 3), torch.randn(9, 4, generator=generator(1)).double()
     still = predbayes.build(
-        net, unlabelled=x, chain_lr=0.0, temperature=0.0, distil_epochs=0, prior=fedavg.flat
+        net, server_data=x, chain_lr=0.0, temperature=0.0, distil_epochs=0, prior=fedavg.flat
     )
     plain = last(fedavg.build(net, lr=0.05), tiny, 1)
     state = last(still, tiny, 1)
@@ -88,7 +88,7 @@ def test_without_a_chain_and_a_teacher_it_is_fedavg(tiny):
 
 
 def test_the_student_learns_what_the_ensemble_predicts(blobs):
-    method = predbayes.build(toys.net(), unlabelled=X, samples=3)
+    method = predbayes.build(toys.net(), server_data=X, samples=3)
     state = last(method, blobs, 1)
     taught = predbayes.ensemble(toys.net(), state.message, X, 0.5)
     start = first(method, blobs, 0).server

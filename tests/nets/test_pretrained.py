@@ -193,6 +193,6 @@ def test_shortcuts_around_constants_change_no_number(build, monkeypatch):
 
 def test_a_distilled_student_keeps_its_constants():
     net, data = Network(module("0"), pretrained=True), toys.blobs()
-    method = fedbe.build(net, unlabelled=data.x[:20], epochs=1, distil_epochs=1)
+    method = fedbe.build(net, server_data=data.x[:20], epochs=1, distil_epochs=1)
     server = toys.last(method, data, rounds=1).server
     assert not [n for n in server if n.endswith(("0.weight", "0.bias"))]

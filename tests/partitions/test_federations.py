@@ -321,8 +321,8 @@ def test_refuses_domains(data, partition, clients, message):
 @pytest.mark.parametrize("server", [100, 1 / 6])
 def test_the_server_withholds_rows_of_every_class_from_all_clients(server):
     data = toy()
-    federation = split(data, "dirichlet:0.5", 5, server=server)
-    withheld = federation.unlabelled[:, 0].long()
+    federation = split(data, "dirichlet:0.5", 5, server_data=server)
+    withheld = federation.server_data[:, 0].long()
     assert torch.bincount(data.y[withheld]).tolist() == [10] * 10
     together = torch.cat([*federation.train, withheld]).sort().values
     assert torch.equal(together, torch.arange(600))
@@ -330,38 +330,40 @@ def test_the_server_withholds_rows_of_every_class_from_all_clients(server):
 
 def test_exact_counts_survive_what_the_server_takes():
     # FedBE's CIFAR-10, ten times smaller: 1,000 of 5,000 rows, then 2 x 196 + 8 x 1.
-    federation = split(toy(each=500), "step:2,minor=1", 10, server=1000)
+    federation = split(toy(each=500), "step:2,minor=1", 10, server_data=1000)
     assert set(class_counts(federation).flatten().tolist()) == {196, 1}
 
 
 def test_the_seed_decides_what_the_server_takes():
     data = toy()
-    one, again, other = (split(data, "iid", 4, server=50, seed=s).unlabelled for s in (1, 1, 2))
+    one, again, other = (
+        split(data, "iid", 4, server_data=50, seed=s).server_data for s in (1, 1, 2)
+    )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
-    elsewhere = split(data, "labels:2", 10, server=50, seed=1, test="uniform").unlabelled
+    elsewhere = split(data, "labels:2", 10, server_data=50, seed=1, test="uniform").server_data
     assert torch.equal(one, elsewhere)
 
 
 def test_the_server_may_hold_other_rows():
     data, other = toy(), toy(kinds=4, each=3)
     plain = split(data, "iid", 4)
-    given = split(data, "iid", 4, server=other)
-    assert plain.unlabelled is None
-    assert torch.equal(given.unlabelled, other.x[:12])  # its training rows
+    given = split(data, "iid", 4, server_data=other)
+    assert plain.server_data is None
+    assert torch.equal(given.server_data, other.x[:12])  # its training rows
     assert all(torch.equal(a, b) for a, b in zip(plain.train, given.train, strict=True))
-    assert torch.equal(split(data, "iid", 4, server=other.x).unlabelled, other.x)
+    assert torch.equal(split(data, "iid", 4, server_data=other.x).server_data, other.x)
 
 
 def test_the_server_takes_from_natural_groups_but_empties_none():
     data = regression()
-    federation = split(data, "groups", server=0.1)
-    assert len(federation.unlabelled) == round(0.1 * int((~data.is_test).sum()))
-    assert int(federation.sizes.sum()) == int((~data.is_test).sum()) - len(federation.unlabelled)
+    federation = split(data, "groups", server_data=0.1)
+    assert len(federation.server_data) == round(0.1 * int((~data.is_test).sum()))
+    assert int(federation.sizes.sum()) == int((~data.is_test).sum()) - len(federation.server_data)
     with pytest.raises(
         ValueError, match=r"has no training row, as the server took 9\d\d; expected"
     ):
-        split(data, "groups", server=int((~data.is_test).sum()) - 15)
+        split(data, "groups", server_data=int((~data.is_test).sum()) - 15)
 
 
 def test_there_may_be_fewer_test_rows_than_clients():
@@ -371,13 +373,18 @@ def test_there_may_be_fewer_test_rows_than_clients():
 
 @pytest.mark.parametrize("server", [0, -1, 600, 0.0, 1.0, 1.5, float("nan")])
 def test_the_server_takes_some_rows_but_not_all(server):
-    with pytest.raises(ValueError, match=f"server is {server}; expected a number of rows from 1 t"):
-        split(toy(), "iid", 4, server=server)
+    with pytest.raises(ValueError, match=f"server_data is {server}; expected a number of rows"):
+        split(toy(), "iid", 4, server_data=server)
+
+
+def test_a_former_name_is_refused_in_a_line():
+    with pytest.raises(TypeError, match="'server'; it is server_data now"):
+        split(toy(), "iid", 4, server=0.1)
 
 
 def test_rows_of_another_shape_do_not_fit_the_server():
-    with pytest.raises(ValueError, match=r"unlabelled is torch.float32 \[1347, 64\]; expected"):
-        split(toy(), "iid", 4, server=load("digits"))
+    with pytest.raises(ValueError, match=r"server_data is torch.float32 \[1347, 64\]; expected"):
+        split(toy(), "iid", 4, server_data=load("digits"))
 
 
 @pytest.mark.parametrize(
@@ -431,7 +438,7 @@ def test_a_function_is_as_good_as_a_name():
         held_out=1,
     )
     assert fingerprint(own) == fingerprint(named)
-    federation = split(data, by_halves, 5, test="labels_global", server=100)
+    federation = split(data, by_halves, 5, test="labels_global", server_data=100)
     assert federation.sizes.tolist() == [100] * 5
     assert all(len(data.y[rows].unique()) == 2 for rows in federation.train)
     lists = split(data, lambda types, clients, rng: [[0], [2, 1]], 2)

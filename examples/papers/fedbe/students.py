@@ -1,7 +1,7 @@
 """Compare FedBE's student with the average of the clients' models and with its teachers.
 
 Scores are accuracies in percent on the test rows after the last round: of the average of the
-clients' models, of the student, and of the ensemble of teachers; and the fraction of unlabelled
+clients' models, of the student, and of the ensemble of teachers; and the fraction of unlabeled
 rows for which student and teachers predict the same class. FedAvg has no student: its average is
 the global model. A line of the CSV is one run.
 
@@ -56,7 +56,7 @@ parser.add_argument("--epochs", type=int, default=5, help="Local epochs per roun
 parser.add_argument("--batch", type=int, default=10)
 parser.add_argument("--lr", type=float, default=0.01, help="Learning rate of the clients.")
 parser.add_argument(
-    "--server", type=float, default=0.2, help="Fraction of rows that are unlabelled at the server."
+    "--server", type=float, default=0.2, help="Fraction of rows that are unlabeled at the server."
 )
 parser.add_argument("--net", default="mlp:50")
 parser.add_argument("--rounds", type=int, default=5)
@@ -81,12 +81,12 @@ HEAD = ("partition", "setting", "seed", "average", "student", "ensemble", "agree
 def scores(partition: str, name: str, seed: int) -> list[list[float | None]]:
     """Return the scores of one run."""
     data = federations.split(
-        dataset, partition, args.clients, seed=seed, test="labels_global", server=args.server
+        dataset, partition, args.clients, seed=seed, test="labels_global", server_data=args.server
     )
 
     def at(number: int) -> pyrofl.Method:
         over = {"done": number / args.rounds}  # learning rates that decay depend on it
-        return fedbe.build(net, unlabelled=data.unlabelled, **clients | SETTINGS[name] | over)
+        return fedbe.build(net, server_data=data.server_data, **clients | SETTINGS[name] | over)
 
     run = pyrofl.fit(at, data, args.rounds, seed=seed, progress=False)
     server, rows = run.state.server, data.pooled_test[:: args.tested]

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from pyrofl.arguments import known
-from pyrofl.experiments.experiment import TRIES, as_text
+from pyrofl.experiments.experiment import TRIALS, as_text
 from pyrofl.experiments.methods import Scheduled, builds, reaching
 from pyrofl.experiments.settings import arguments, parse
 from pyrofl.inference.definition.description import described
@@ -58,26 +58,26 @@ def own(
 def chosen(
     method: str,
     over: Sequence[str],
-    tries: int | None,
+    trials: int | None,
     build: Callable[..., Scheduled],
     fixed: Sequence[str],
     seed: int,
 ) -> list[Words]:
-    """Return at most `tries` method settings for tuning, each of which builds a different method.
+    """Return at most `trials` method settings for tuning, each of which builds a different method.
 
-    They are of --over, by default all; without it of the method's own values, by default `TRIES`.
+    They are of --over, by default all; without it of the method's own values, by default `TRIALS`.
     What is drawn goes by the seed. `build` makes the method of a setting, and refuses a bad one.
     """
     if over:
         every = asked(method, over, fixed)
-        count = len(every) if tries is None else tries
+        count = len(every) if trials is None else trials
         some = every if count == len(every) else Random(seed).sample(every, len(every))
     else:
-        count, some = TRIES if tries is None else tries, own(method, build, fixed, seed)
+        count, some = TRIALS if trials is None else trials, own(method, build, fixed, seed)
     found = list(islice(_different(some, build), count))
     if len(found) < count:
         cure = "" if over else ", or more of them by pyrofl tune --over NAME=VALUE,VALUE"
-        told = f"--settings is {count}, and of {method} there are {len(found)} to try"
+        told = f"--trials is {count}, and of {method} there are {len(found)} to try"
         raise ValueError(f"{told}; expected at most so many{cure}")
     return found
 

@@ -15,11 +15,11 @@ from pyrofl.cli.commands import grids
 from pyrofl.cli.commands.input_files import refuse_replaced_inputs
 from pyrofl.cli.output.received_tables import HASH, read_search
 from pyrofl.cli.output.sections import spelled
+from pyrofl.experiments import results
 from pyrofl.experiments.console import Stopped, ending, say, show, tell
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.jobs import Job, jobs
 from pyrofl.experiments.methods import Scheduled, methods, reaching
-from pyrofl.experiments.results import drawn, figures_lack
 from pyrofl.experiments.tasks import SEEDED, resolve, threads
 from pyrofl.files import checkpoint_file, run_folder, run_json, text_tables
 from pyrofl.files.lock import locked
@@ -50,7 +50,7 @@ class Search:
     def settings(self) -> list[grids.Words]:
         """All combinations of settings that the search tries."""
         one, name = self.job.experiment, self.job.name
-        return grids.chosen(name, one.over, one.tries, self.build, self.fixed, self.job.task.seed)
+        return grids.chosen(name, one.over, one.trials, self.build, self.fixed, self.job.task.seed)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Search:
             "rounds": experiment.rounds,
             "settings": self.settings,
             "set": reaching(self.fixed, self.job.name),
-            "validation fraction": experiment.hold_back,
+            "validation fraction": experiment.validation_fraction,
             "tune seeds": experiment.tune_seeds,
             "metric": experiment.metric,
             "seeds": {"split": task.split, **vars(task.seeds)},
@@ -86,14 +86,14 @@ def tune(experiment: Experiment) -> None:
         found = done(search)
         lines = "\n".join(["", *sentences(search, found), f"{command(search, found)}"])
         show(f"{table(found)}\n{lines}", f"{path} holds {TABLE}")
-        figures_lack(path, drawn_of(search, found))
+        results.figures_lack(path, drawn_of(search, found))
         say(experiment, f"{path} holds {TABLE}, {FACTS} and a figure")
 
 
 def searches(experiment: Experiment, asked: Sequence[Job]) -> list[Search]:
     """Return the searches for settings of `compare --tune`, one per method, with its first seed."""
     if not experiment.tune:
-        for flag, dest in (("--settings", "tries"), ("--metric", "metric")):
+        for flag, dest in (("--trials", "trials"), ("--metric", "metric")):
             if getattr(experiment, dest) is not None:
                 raise ValueError(f"{flag} is given, and --tune is not; expected both")
         return []
@@ -157,7 +157,7 @@ def done(search: Search) -> TuningResult:
             search.settings,
             experiment.rounds,
             metric=experiment.metric,
-            share=experiment.hold_back,
+            validation_fraction=experiment.validation_fraction,
             folder=path,
             every=experiment.checkpoint_every,
             seeds=experiment.tune_seeds,
@@ -175,7 +175,7 @@ def done(search: Search) -> TuningResult:
 def facts(search: Search, found: TuningResult) -> dict[str, Any]:
     """Return the content of tune.json, the result of a search for settings."""
     none = {"score": None}  # of NaN and infinity, which JSON lacks
-    tries = [asdict(t) | ({} if isfinite(t.score) else none) for t in found.tries]
+    trials = [asdict(t) | ({} if isfinite(t.score) else none) for t in found.trials]
     return {
         "about": search.about,
         "versions": run_folder.versions(),
@@ -187,7 +187,7 @@ def facts(search: Search, found: TuningResult) -> dict[str, Any]:
         "margins": [margin(found, one) for one in found.margins],
         "rounds": found.rounds,
         "seconds": found.seconds,
-        "tries": tries,
+        "trials": trials,
     }
 
 
@@ -201,10 +201,10 @@ def read(path: Path, about: dict[str, Any]) -> TuningResult:
     """Read saved tuning results; raise ValueError if their search had other inputs."""
     had = read_search(path)
     try:
-        scores = [nan if t["score"] is None else t["score"] for t in had["tries"]]
-        tries = [Trial(**t | {"score": s}) for t, s in zip(had["tries"], scores, strict=True)]
+        scores = [nan if t["score"] is None else t["score"] for t in had["trials"]]
+        trials = [Trial(**t | {"score": s}) for t, s in zip(had["trials"], scores, strict=True)]
         settings = tuple(had["about"]["settings"])
-        found = TuningResult(settings, tuple(tries), had["metric"], had["place"])
+        found = TuningResult(settings, tuple(trials), had["metric"], had["place"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error!r}; expected what tune writes") from error
     checkpoint_file.refuse_differences(path, had["about"], json.loads(json.dumps(about)))
@@ -213,7 +213,7 @@ def read(path: Path, about: dict[str, Any]) -> TuningResult:
 
 def until(search: Search) -> str:
     """Describe the validation rows by which settings are chosen."""
-    share = f"{search.job.experiment.hold_back:g} of the training rows of every client"
+    share = f"{search.job.experiment.validation_fraction:g} of the training rows of every client"
     return f"chosen on {share}, as validation rows; test rows are not used"
 
 
@@ -228,7 +228,7 @@ def sentences(search: Search, found: TuningResult) -> Iterator[str]:
 def table(found: TuningResult) -> str:
     """Format a table of all trials (fits with one setting each) of a search for settings."""
     lines = []
-    for (name, *_, chosen, _), t in zip(found.lines(), found.tries, strict=True):
+    for (name, *_, chosen, _), t in zip(found.lines(), found.trials, strict=True):
         score, mark = None if t.problem else t.score, "*" if chosen else ""
         lines.append((name, t.rounds, t.seed, score, t.seconds, mark, t.problem))
     head = ("setting", "rounds", "seed", found.metric, "seconds", "chosen", "problem")
@@ -244,4 +244,6 @@ def command(search: Search, found: TuningResult) -> str:
 
 def drawn_of(search: Search, found: TuningResult) -> list[str]:
     """Plot the scores of all tuning trials; return the names of figures that failed."""
-    return drawn(search.path, [(FIGURE, lambda: figures.tuning(found.frame(), found.metric))])
+    return results.drawn(
+        search.path, [(FIGURE, lambda: figures.tuning(found.frame(), found.metric))]
+    )

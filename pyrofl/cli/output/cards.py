@@ -20,7 +20,14 @@ from pyrofl.data import Federation
 from pyrofl.experiments.console import show
 from pyrofl.experiments.experiment import as_text
 from pyrofl.experiments.methods import builds
-from pyrofl.experiments.settings import READERS, Epochs, arguments, readable
+from pyrofl.experiments.settings import (
+    PROGRAMS,
+    READERS,
+    Epochs,
+    arguments,
+    readable,
+    with_program,
+)
 from pyrofl.inference.definition.method import Method
 from pyrofl.inference.engine.federate import federate
 from pyrofl.nets import Network
@@ -124,7 +131,7 @@ def network() -> Network:
 def made(name: str, net: Network) -> Method:
     """Build a method with default settings, to measure its messages."""
     build = builds()[name]
-    own = {"unlabelled": rows().x} if "unlabelled" in inspect.signature(build).parameters else {}
+    own = {"server_data": rows().x} if "server_data" in inspect.signature(build).parameters else {}
     method: Method = build(net, **own)
     return method
 
@@ -157,8 +164,10 @@ def settings(build: Callable[..., Any]) -> Iterator[Setting]:
     """Yield a method's settings: its own arguments, then those it passes on to other functions."""
     hints, about = get_type_hints(build, include_extras=True), docstrings.arguments(build)
     for name, parameter in inspect.signature(build).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in ("unlabelled", "done"):
-            yield Setting(name, kind(hints[name]), value(parameter.default), about.get(name, ""))
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in ("server_data", "done"):
+            yield Setting(
+                name, kind_of(name, hints[name]), value(parameter.default), about.get(name, "")
+            )
         elif parameter.kind is parameter.VAR_KEYWORD:  # **name: Unpack[a TypedDict]
             yield from _handed_on(get_args(hints[name])[0])
 
@@ -172,11 +181,18 @@ def _handed_on(fields: Any) -> Iterator[Setting]:
         found = (f for f in makers if name in docstrings.arguments(f))
         if name != "done" and (maker := next(found, None)):
             default = inspect.signature(maker).parameters[name].default
-            yield Setting(name, kind(hint), value(default), docstrings.arguments(maker)[name])
+            yield Setting(
+                name, kind_of(name, hint), value(default), docstrings.arguments(maker)[name]
+            )
 
 
 def _belongs(function: Any, module: ModuleType) -> bool:
     return inspect.isfunction(function) and function.__module__ == module.__name__
+
+
+def kind_of(name: str, hint: Any) -> str:
+    """Describe the valid values of a method's setting, given its name and type annotation."""
+    return kind(with_program(name, hint) if name in PROGRAMS else hint)
 
 
 def kind(hint: Any) -> str:

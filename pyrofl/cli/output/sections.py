@@ -21,8 +21,8 @@ from pyrofl.reports.page import Section
 from pyrofl.reports.parameters import fitting
 
 UNTOLD = (
-    *("methods", "seed", "seeds", "out", "overwrite", "resume", "quiet", "tune", "over", "tries"),
-    *("metric", "hold_back", "tune_seeds"),  # of the choice of settings
+    *("methods", "seed", "seeds", "out", "overwrite", "resume", "quiet", "tune", "over", "trials"),
+    *("metric", "validation_fraction", "tune_seeds"),  # of the choice of settings
 )
 TRAVELLED = ("bytes_down", "bytes_up", "seconds")  # of each round, in run.json
 BY_CLASS = (

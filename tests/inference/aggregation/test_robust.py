@@ -192,7 +192,7 @@ def test_a_function_of_ones_own_will_do(blobs):
 
 
 def test_fedbe_teaches_from_the_robust_model(blobs):
-    options = {"distil": "none", "epochs": 1, "unlabelled": blobs.x[:9]}
+    options = {"distil": "none", "epochs": 1, "server_data": blobs.x[:9]}
     got = toys.last(fedbe.build(toys.net(), aggregation="median", **options), blobs, 1)
     plain = toys.last(fedavg.build(toys.net(), aggregation="median", epochs=1), blobs, 1)
     toys.assert_same({n: got.server[n] for n in plain.server}, plain.server)

@@ -73,7 +73,9 @@ def both():
     """Return draws of NUTS and of SVI."""
     data = federation()
     nuts = reference.nuts(hierarchy, data, 200, 100, 2, shared="mu", jit=True)
-    svi = reference.centralised(hierarchy, data, 400, shared="mu", steps=250, lr=0.1, particles=8)
+    svi = reference.centralised(
+        hierarchy, data, 400, shared="mu", steps=250, lr=0.1, num_particles=8
+    )
     return nuts, svi
 
 
@@ -143,7 +145,7 @@ def test_without_shared_sites_every_client_has_its_own():
 def test_svi_of_all_clients_finds_it_too():
     data = federation()
     found = reference.centralised(
-        hierarchy, data, 2000, shared="mu", steps=250, lr=0.1, particles=8
+        hierarchy, data, 2000, shared="mu", steps=250, lr=0.1, num_particles=8
     )
     assert found["posterior"]["theta"].shape == (1, 2000, 4)
     assert_exact(found, data, effective=300)
@@ -269,7 +271,7 @@ def test_runs_are_compared_as_they_are():
         (reference.centralised, "draws", 0, 1),
         (reference.centralised, "seed", -1, 0),
         (reference.centralised, "steps", 0, 1),
-        (reference.centralised, "particles", 0, 1),
+        (reference.centralised, "num_particles", 0, 1),
     ],
 )
 def test_numbers_out_of_range_are_named(sampler, argument, value, least):

@@ -441,7 +441,7 @@ def test_a_server_needs_no_rows(name, monkeypatch):
 
 def test_the_rows_without_labels_are_the_servers():
     rows, teaching = toys.blobs().x[-30:], {"distil_epochs": 1, "epochs": 1}
-    whole = fedbe.build(toys.net(), unlabelled=rows, **teaching)
+    whole = fedbe.build(toys.net(), server_data=rows, **teaching)
     clients = sites(fedbe.build(toys.net(), distil="none", epochs=1))
     server = begun(whole)
     for state in federate(whole, DATA, 2, chunk_size=1):

@@ -37,7 +37,7 @@ PROMISES = {
         together="*",
         random=True,
         message=(toys.ALL, toys.ALL),
-        settings={"unlabelled": toys.blobs().x[-30:]},
+        settings={"server_data": toys.blobs().x[-30:]},
         unordered={"teachers": "SA"},
         numbers=False,
     )
@@ -49,7 +49,7 @@ QUICK = {"distil_epochs": 2, "distil_batch": 16, "cycle": 2, "distil_lr": 0.05, 
 
 
 def made(**options: object) -> Method:
-    return fedbe.build(NET, unlabelled=X, **{**QUICK, **options})  # type: ignore[arg-type]
+    return fedbe.build(NET, server_data=X, **{**QUICK, **options})  # type: ignore[arg-type]
 
 
 def student(server: Tensors) -> Tensors:
@@ -221,7 +221,7 @@ def test_every_variant_keeps_the_contract(teachers, distil, posterior, on):
     data = toys.blobs((3, 6, 2, 5))
     method = fedbe.build(
         toys.net(),
-        unlabelled=data.x[-16:],
+        server_data=data.x[-16:],
         teachers=teachers,
         distil=distil,
         posterior=posterior,
@@ -365,8 +365,8 @@ def test_the_rate_of_the_clients_falls_with_the_rounds(tiny):
             close(one.message[n], value)
 
 
-def test_the_unlabelled_rows_may_be_of_another_type(tiny):
-    one, other = (last(fedbe.build(NET, unlabelled=x, **QUICK), tiny, 1) for x in (X, X.float()))
+def test_the_unlabeled_rows_may_be_of_another_type(tiny):
+    one, other = (last(fedbe.build(NET, server_data=x, **QUICK), tiny, 1) for x in (X, X.float()))
     for n, value in one.server.items():
         close(other.server[n], value, 1e-5)
 
@@ -449,8 +449,8 @@ def test_before_the_first_round_the_servers_posterior_is_the_start(tiny):
 def test_the_defaults_are_not_below_fedavg_on_digits():
     net, gaps = build("mlp:50", (64,), 10), []
     for seed in range(5):
-        data = split(load("digits"), "slices:5", 20, seed=seed, server=0.2)
-        methods = fedavg.build(net), fedbe.build(net, unlabelled=data.unlabelled)
+        data = split(load("digits"), "slices:5", 20, seed=seed, server_data=0.2)
+        methods = fedavg.build(net), fedbe.build(net, server_data=data.server_data)
         runs = [pyrofl.fit(one, data, 20, seed=seed, progress=False) for one in methods]
         plain, taught = (run.evaluate(model="global").mean("accuracy") for run in runs)
         gaps.append(taught - plain)
