@@ -212,7 +212,7 @@ def two_of_many() -> Sides:
         data = sized([50] * count)
         draw = SETTINGS["two"].draw
         method = pfedvem.build(network(data))
-        return ours(method, data, training_clients=draw, max_state_bytes=2**30)
+        return ours(method, data, training_clients=draw)
 
     return of(10_000), of(100)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -48,12 +45,10 @@ class RowStore:
 
     Attributes:
         room: number of clients, which is the number of rows of the first block.
-        memory: limit of all clients' tensors in memory, in bytes; larger ones are mapped from
-            temporary files. None sets no limit.
     """
 
-    def __init__(self, room: int, memory: int | None = None) -> None:
-        self.room, self.memory = room, memory
+    def __init__(self, room: int) -> None:
+        self.room = room
         self.blocks: list[Block] = []
 
     def write(self, values: Tensors) -> list[Row]:
@@ -75,16 +70,10 @@ class RowStore:
     def _grow(self, values: Tensors, needed: int) -> Block:
         """Allocate a memory block for client states: the first for all clients, others smaller."""
         rows = max(needed, self.room // 4 if self.blocks else self.room)
-        tables = {n: self.table(rows, v, row_bytes(values)) for n, v in values.items()}
+        # Rows that are not written use no memory.
+        tables = {n: v.new_empty(rows, *v.shape[1:]) for n, v in values.items()}
         self.blocks.append(Block(tables, range(rows - 1, -1, -1)))
         return self.blocks[-1]
-
-    def table(self, rows: int, like: Tensor, size: int) -> Tensor:
-        """Allocate an uninitialized tensor for `rows` clients, in memory or in a temporary file."""
-        shape = rows, *like.shape[1:]
-        if self.memory is not None and self.room * size > self.memory:
-            return mapped(shape, like.dtype)
-        return like.new_empty(shape)  # unwritten rows use no memory
 
 
 class Tables(Mapping[str, Tensor]):
@@ -121,24 +110,22 @@ class ClientStates(Tables):
         self.clients, self.store, self._rows, self._like = clients, store, rows, like
 
     @classmethod
-    def of(cls, tables: Mapping[str, Tensor], seen: Tensor, memory: int | None) -> ClientStates:
+    def of(cls, tables: Mapping[str, Tensor], seen: Tensor) -> ClientStates:
         """Create client states from stacked tensors [J, ...]; `seen` marks clients with a state.
 
         Args:
             tables: states, or tensors of the caller, which are not modified.
             seen: clients with a state.
-            memory: limit in bytes, see `RowStore`.
         """
         if isinstance(tables, cls):
-            tables.store.memory = memory
             return tables
         block = Block(tables)
         ids = seen.nonzero().flatten().tolist() if tables else []
         rows = {i: Row(block, i) for i in ids}
-        return cls(len(seen), RowStore(len(seen), memory), rows, _like(rows.values()))
+        return cls(len(seen), RowStore(len(seen)), rows, _like(rows.values()))
 
     def __getitem__(self, name: str) -> Tensor:
-        table = self.store.table(self.clients, self._like[name], row_bytes(self._like)).zero_()
+        table = self._like[name].new_zeros(self.clients, *self._like[name].shape[1:])
         for ids, block, index in _by_block(self._rows.items()):
             if name in block.tables:
                 table[ids.to(table.device)] = block.tables[name][index.to(table.device)]
@@ -192,11 +179,6 @@ def layout_of(tables: Mapping[str, Tensor]) -> Layout:
     return tuple((n, tuple(v.shape[1:]), v.dtype) for n, v in sorted(tables.items()))
 
 
-def row_bytes(tables: Mapping[str, Tensor]) -> int:
-    """Return the number of bytes per client in stacked client tensors [R, ...]."""
-    return sum(v.shape[1:].numel() * v.element_size() for v in tables.values())
-
-
 def _like(rows: Iterable[Row]) -> Tensors:
     """Return empty tensors [0, ...] with the names, shapes and types of clients' stored tensors."""
     blocks = {id(row.block): row.block for row in rows}
@@ -213,21 +195,3 @@ def _by_block(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[Tensor, Block, 
         index.append(row.index)
     for block, places, index in found.values():
         yield torch.tensor(places), block, torch.tensor(index)
-
-
-def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a zero tensor mapped from a temporary file, which is deleted with the tensor.
-
-    The environment variable TMPDIR sets the folder of the file.
-    """
-    handle, path = tempfile.mkstemp(prefix="pyrofl-")
-    try:
-        count = torch.Size(shape).numel()
-        size = count * dtype.itemsize
-        if hasattr(os, "posix_fallocate") and size:  # or writing would kill the process
-            os.posix_fallocate(handle, 0, size)
-        return torch.from_file(path, shared=True, size=count, dtype=dtype).view(shape)
-    finally:
-        os.close(handle)
-        with suppress(PermissionError):  # some systems keep a file until it is closed
-            os.unlink(path)

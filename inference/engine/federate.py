@@ -33,7 +33,6 @@ class LoopOptions(TypedDict, total=False):
     chunk_size: int | None
     stragglers: Stragglers | None
     on_bad_message: OnBadMessage
-    max_state_bytes: int | None
     keep_messages: bool
     check: bool
     record: bool | None
@@ -56,7 +55,6 @@ def federate(
     resume_from: RoundState | None = None,
     stragglers: Stragglers | None = None,
     on_bad_message: OnBadMessage = "reject",
-    max_state_bytes: Whole | None = None,
     keep_messages: bool = True,
     check: bool = True,
     record: bool | None = None,
@@ -82,8 +80,6 @@ def federate(
         resume_from: a `RoundState` of the same clients with the same training rows.
         stragglers: clients that do part of their work, or that drop out before reporting.
         on_bad_message: "reject" continues without the client, "raise" stops the run.
-        max_state_bytes: memory for all client states, in bytes; larger states are mapped from a
-            temporary file. None sets no limit.
         keep_messages: False folds messages into one on arrival, for an `Aggregator`: memory holds
             the messages of one chunk only, and those of a `RoundState` are [0, ...].
         check: before round one, raise ValueError for a method that would give wrong numbers, see
@@ -163,7 +159,6 @@ def federate(
                 on_bad_message,
                 seed,
                 chunk_size=chunk_size,
-                memory=max_state_bytes,
                 keep_messages=keep_messages,
                 record=record,
                 backend=backend,

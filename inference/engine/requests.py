@@ -29,7 +29,6 @@ class RoundRequest:
         reporters: sorted ids of clients that are to send a message.
         seed: seed of the run.
         chunk_size: clients per vectorized batch; None chooses it by the size of their state.
-        memory: limit of all client states in memory, in bytes; None sets no limit.
         record: False runs phases as written; True and None as `federate` explains.
         rounds: number of rounds, including this one, in which a client is expected to train; None
             if it is unknown.
@@ -41,7 +40,6 @@ class RoundRequest:
     reporters: Tensor
     seed: Seed
     chunk_size: int | None = None
-    memory: int | None = None
     record: bool | None = None
     rounds: float | None = None
 

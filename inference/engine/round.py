@@ -94,7 +94,6 @@ def run_round(
     *,
     seed: Seed = 0,
     chunk_size: int | None = None,
-    memory: int | None = None,
     keep_messages: bool = True,
     record: bool | None = None,
     rounds: float | None = None,
@@ -116,7 +115,7 @@ def run_round(
     silent = reporters[:0] if silent is None else silent
     # The aggregation may write into the server's state, so it gets a copy.
     box = inbox(method, {n: v.clone() for n, v in state.server.items()}, reporters, keep_messages)
-    request = RoundRequest(method, state, ids, reporters, seed, chunk_size, memory, record, rounds)
+    request = RoundRequest(method, state, ids, reporters, seed, chunk_size, record, rounds)
     replies: list[Reply] = []
     if backend is None:
         assert isinstance(data, Federation)
@@ -175,7 +174,7 @@ class LocalClients(RunningRound):
 
     def __init__(self, data: Federation, request: RoundRequest) -> None:
         self.data, self.request, last = data, request, request.state
-        self.states = ClientStates.of(last.client_states, last.seen, request.memory)
+        self.states = ClientStates.of(last.client_states, last.seen)
         self.written: dict[int, Row] = {}  # new client states, used when the round is closed
 
     def __exit__(self, *_: object) -> None:

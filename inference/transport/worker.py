@@ -62,13 +62,12 @@ class Worker:
             request: fields of the `RoundRequest`, except the method.
         """
         self.states = {n: states for n, states in self.states.items() if n in held}
-        ids, memory, before = (request[n] for n in ("ids", "memory", "state"))
+        ids, before = request["ids"], request["state"]
         own = {
             "state": replace(
                 before, server=to_data(before.server, self.data), client_states=self.states[number]
             ),
             "ids": ids[torch.isin(ids, self.mine)],
-            "memory": None if memory is None else memory * len(self.mine) // self.data.clients,
         }
         self.round = LocalClients(self.data, RoundRequest(self.method, **{**request, **own}))
         self.left = deque(self.round.chunks())

@@ -211,9 +211,6 @@ class Experiment:
         "Number of clients that train together in one vectorized batch (default: chosen from the "
         "sizes of the state and of the processor's cache).",
     )
-    state_memory: Whole = free(
-        "GIB", "Memory for client states, in GiB; larger states are kept in a temporary file.", 4
-    )
     record: bool = free(
         None,
         "Record the updates of a network with your own forward, which is faster; it may depend on "

@@ -45,7 +45,6 @@ class Job:
             "progress": not experiment.quiet,
             "participation": self.reporting,
             "chunk_size": experiment.chunk_size,
-            "max_state_bytes": experiment.state_memory * 2**30,
             "stragglers": Stragglers(experiment.drop_rate, experiment.min_work),
             "on_bad_message": experiment.on_bad_message,
             "keep_messages": not experiment.fold_messages,

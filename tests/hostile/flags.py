@@ -47,7 +47,7 @@ WHOLE: dict[str, tuple[int, tuple[str, ...]]] = {
     "--clients": (1, (REFUSED,)),
     "--held-out": (0, (REFUSED,)),
     **dict.fromkeys(("--seed", "--split-seed", "--init-seed"), (0, EITHER)),
-    **dict.fromkeys(("--participation-seed", "--noise-seed", "--state-memory"), (0, EITHER)),
+    **dict.fromkeys(("--participation-seed", "--noise-seed"), (0, EITHER)),
     **dict.fromkeys(("--rounds", "--draws", "--threads", "--workers"), (1, (REFUSED,))),
     "--posterior-draws": (0, (REFUSED,)),
     **dict.fromkeys(("--eval-every", "--chunk-size", "--checkpoint-every"), (1, EITHER)),

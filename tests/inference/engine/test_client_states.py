@@ -1,4 +1,4 @@
-"""Private state of many clients: an immutable mapping, in memory or on the disk."""
+"""Private state of many clients: an immutable mapping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 import toys
 
-from pyrofl.inference.engine.client_states import ClientStates, RowStore, mapped
+from pyrofl.inference.engine.client_states import ClientStates, RowStore
 from pyrofl.inference.engine.federate import federate
 from pyrofl.inference.engine.participation import fixed
 from pyrofl.inference.engine.round import run_round
@@ -33,13 +33,6 @@ def rows(states: ClientStates, ids: list[int], value: float) -> ClientStates:
     """Return states in which a table `a` [J, 2] has other rows."""
     values = {"a": torch.full((len(ids), 2), value)}
     return states.updated(states.write(torch.tensor(ids), values))
-
-
-def test_files_hold_what_memory_holds(blobs):
-    *_, here = runs(blobs)
-    *_, file = runs(blobs, max_state_bytes=0)
-    toys.assert_same(dict(here.client_states), dict(file.client_states))
-    toys.assert_same(here.server, file.server)
 
 
 def test_a_state_of_clients_never_changes(blobs):
@@ -104,7 +97,7 @@ def test_rows_that_no_state_holds_are_written_again():
 def test_tensors_of_the_caller_are_not_written():
     table = torch.arange(4.0)[:, None].expand(4, 2).clone()
     seen = torch.tensor([True, True, False, False])
-    states = ClientStates.of({"a": table}, seen, None)
+    states = ClientStates.of({"a": table}, seen)
     assert states["a"][:, 0].tolist() == [0, 1, 0, 0]
     after = rows(states, [1, 2], 9.0)
     del states
@@ -140,14 +133,6 @@ def test_two_runs_that_go_on_from_one_round_do_not_meet(blobs):
     pairs = [(next(one), next(other)) for _ in range(2)]
     for a, b in pairs:
         toys.assert_same_round(a, b)
-
-
-def test_a_mapped_tensor_is_zeros_that_can_be_written():
-    value = mapped((3, 2), torch.float64)
-    assert value.tolist() == [[0, 0]] * 3
-    value[1] = 7
-    assert value.sum() == 14
-    assert mapped((0, 2), torch.float32).shape == (0, 2)
 
 
 def test_clients_whose_messages_are_left_out_in_the_end_keep_what_they_had(blobs):

@@ -150,9 +150,3 @@ def test_folded_messages_are_the_same(blobs, posts):
     *_, found = federate(method, blobs, 2, workers=3, chunk_size=1, keep_messages=False)
     *_, expected = alone(method, blobs, 2, keep_messages=False)
     toys.assert_same_round(found, expected, **CLOSE)
-
-
-def test_state_in_files_goes_back_too(blobs, posts):
-    *_, found = federate(small(), blobs, 3, workers=2, max_state_bytes=0, **ODD)
-    *_, expected = alone(small(), blobs, 3, **ODD)
-    toys.assert_same_round(found, expected, **CLOSE)
