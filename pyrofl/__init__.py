@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # each is imported when it is first used, see FUNCTIONS
     from pyrofl.inference.definition.aggregator import Aggregator
     from pyrofl.inference.definition.budget import Privacy
     from pyrofl.inference.definition.elbo import elbo
-    from pyrofl.inference.definition.method import GradientStep, Method, Phase
+    from pyrofl.inference.definition.method import ClosedFormUpdate, GradientStep, Method, Phase
     from pyrofl.inference.definition.optim import adam, sgd
     from pyrofl.inference.definition.seeds import Seeds
     from pyrofl.inference.engine.federate import federate
@@ -67,6 +67,7 @@ __all__ = [
     "Batch",
     "Chains",
     "Client",
+    "ClosedFormUpdate",
     "Federation",
     "GradientStep",
     "Method",
@@ -128,6 +129,7 @@ FUNCTIONS = {
     "Batch": "pyrofl.data",
     "Chains": "pyrofl.inference.fitted_run.chains",
     "Client": "pyrofl.inference.transport",
+    "ClosedFormUpdate": "pyrofl.inference.definition.method",
     "conformal": "pyrofl.inference.conformal.conformal",
     "elbo": "pyrofl.inference.definition.elbo",
     "evaluate": "pyrofl.inference.evaluation.evaluate",

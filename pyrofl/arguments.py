@@ -86,6 +86,10 @@ Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range(0)]
 
 
+CONVERSIONS: dict[Any, tuple[type, Callable[[Any], Any]]] = {}
+"""Annotated class -> another class whose values are converted to it, and the conversion."""
+
+
 def checked(function: F) -> F:
     """Decorate a function so that it validates its arguments against their type annotations."""
     signature = inspect.signature(function)
@@ -93,13 +97,18 @@ def checked(function: F) -> F:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             unknown = sorted(kwargs.keys() - signature.parameters.keys())
             hint = f"; {_hint(unknown[0], list(signature.parameters))}" if unknown else ""
             raise TypeError(f"{function.__qualname__}() {error}{hint}") from None
-        _refuse_bad(given, _hints(function))
-        return function(*args, **kwargs)
+        hints = _hints(function)
+        for name, value in bound.arguments.items():
+            other, convert = CONVERSIONS.get(hints.get(name), (NoneType, None))
+            if convert and isinstance(value, other):
+                bound.arguments[name] = convert(value)
+        _refuse_bad(bound.arguments, hints)
+        return function(*bound.args, **bound.kwargs)
 
     return cast("F", call)
 
@@ -267,16 +276,26 @@ def _shown(name: str) -> str:
     return name if name == name.strip() else repr(name)
 
 
+SHORTEST = 3  # characters of the beginning of a name that stand for it
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the name most similar to one, first of all but for blanks and case; "" if none is.
 
+    The beginning of a single name stands for it.
+
     >>> nearest("age", ["Age ", "dose"]), nearest("blood_pressure", ["Blood Pressure"])
     ('Age ', 'Blood Pressure')
+    >>> nearest("acc", ["nll", "accuracy"])
+    'accuracy'
     """
     keys = {re.sub(r"[\W_]+", "", other.casefold()): other for other in reversed([*names])}
     key = re.sub(r"[\W_]+", "", name.casefold())
     if key in keys:
         return keys[key]
+    begun = [other for other in keys if len(key) >= SHORTEST and other.startswith(key)]
+    if len(begun) == 1:
+        return keys[begun[0]]
     close = get_close_matches(name, keys.values(), 1) or get_close_matches(key, keys, 1)
     return keys.get(close[0], close[0]) if close else ""
 

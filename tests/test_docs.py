@@ -245,8 +245,9 @@ def test_the_reference_lists_every_public_name(monkeypatch):
     made = dict(import_module("making.pages").references())
     index = (DOCS / "reference.md").read_text()
     listed = set(re.findall(r"(?m)^   ([\w]+)$", index))
-    assert listed == {*pyrofl.FUNCTIONS, *pyrofl.__all__} - {"Tensors"}
+    assert listed == {*pyrofl.FUNCTIONS, *pyrofl.__all__} - {"ClosedFormUpdate", "Tensors"}
     assert "`pyrofl.Tensors` is a type" in index
+    assert "`pyrofl.ClosedFormUpdate` is the type" in index
     assert sum(len(offered(module)) for module in pyrofl.MODULES.keys() - {"models"}) > 150
     for module in pyrofl.MODULES.keys() - {"models"}:
         assert f"<made/reference/{module}>`" in index

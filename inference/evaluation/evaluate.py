@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Generator, Tensor
@@ -26,8 +26,12 @@ from pyrofl.inference.evaluation.predict import Prediction, answers, predict, pr
 from pyrofl.inference.evaluation.prepare import pooled_name, untrained
 from pyrofl.inference.evaluation.specification import EvaluationFields, EvaluationSpec
 from pyrofl.returned import calling
+from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors, join_up
 from pyrofl.turns import synchronized
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCORES = ("total", "aleatoric", "epistemic", "doubt")
 
@@ -35,8 +39,8 @@ Metric = Callable[[Prediction, Tensor, Tensor], Tensor]
 """(prediction, y [C, B], mask [C, B]) -> [C], means over a client's rows; mask hides padding."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scores(EvaluationSpec):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Scores(Summarised, EvaluationSpec):
     """Evaluation metrics of a model for each client, with the settings of the evaluation.
 
     Attributes:
@@ -48,6 +52,19 @@ class Scores(EvaluationSpec):
         rejected: reasons for leaving out invalid replies of remote clients, "client: reason".
         untrained: names of the clients whose personal model has not trained: their scores, which
             are in `values`, are those of its initial values.
+        names: [C], names of the clients; () if unknown.
+
+    Examples:
+        >>> import pyrofl
+        >>> from pyrofl import datasets, federations, nets
+        >>> from pyrofl.models import fedavg
+        >>> data = federations.split(datasets.load("digits"), "iid", clients=4)
+        >>> run = pyrofl.fit(
+        ...     fedavg.build(nets.build("softmax", (64,), 10)), data, rounds=1, progress=False
+        ... )
+        >>> scores = run.evaluate()
+        >>> scores.to_dataframe().shape
+        (4, 9)
     """
 
     model: str
@@ -57,6 +74,48 @@ class Scores(EvaluationSpec):
     predicted: Prediction | None = None
     rejected: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Title of the summary: model, adaptation, rows and clients."""
+        adapted = {"none": "", "fine_tune": ", fine-tuned", "train": ", trained"}[self.adaptation]
+        whose = {"training": "", "held_out": " of held-out clients", "pooled": ", pooled"}
+        rows = f"{self.part} rows{whose[self.population]}"
+        return f"Scores of the {self.model} model{adapted} on {rows}"
+
+    def overview(self) -> dict[str, object]:
+        """Return the numbers of clients and rows, and each metric's mean and range by client."""
+        rows, names = self.rows.tolist(), self._names()
+        few, many = min(rows), max(rows)
+        each = f"{few:,}" if few == many else f"{few:,} to {many:,}"
+        facts: dict[str, object] = {
+            "clients": len(names),
+            "rows": f"{each} per client, {sum(rows):,} in all",
+        }
+        for metric, value in self.values.items():
+            mean = f"mean {float(value.mean()):.4g}"
+            if len(names) > 1:
+                low, high = int(value.argmin()), int(value.argmax())
+                ends = (f"{float(value[i]):.4g} ({names[i]})" for i in (low, high))
+                mean += f" over clients, from {' to '.join(ends)}"
+            facts[metric] = mean
+        if self.untrained:
+            facts["untrained"] = ", ".join(self.untrained)
+        if self.rejected:
+            facts["rejected"] = "; ".join(self.rejected)
+        return facts
+
+    def to_dataframe(self) -> DataFrame:
+        """Return a pandas data frame with one row per client: numbers of rows, and the metrics."""
+        from pandas import DataFrame, Index
+
+        columns = {"rows": self.rows.tolist()} | {n: v.tolist() for n, v in self.values.items()}
+        return DataFrame(columns, index=Index(self._names(), name="client"))
+
+    def _names(self) -> list[str]:
+        """Return the clients' names, or their ids if these are unknown."""
+        return [*self.names] or [str(i) for i in self.ids.tolist()]
 
     def mean(self, metric: str, weighting: scoring.Weighting = "client") -> float:
         """Return the mean of a metric over clients, weighted equally or by number of rows."""
@@ -72,8 +131,14 @@ class Scores(EvaluationSpec):
         order = sizes[self.ids].argsort(stable=True)
         keep = order[: max(1, round(share * len(order)))].sort().values
         values = {n: v[keep] for n, v in self.values.items()}
+        names = tuple(self.names[i] for i in keep.tolist()) if self.names else ()
         return replace(
-            self, ids=self.ids[keep], rows=self.rows[keep], values=values, predicted=None
+            self,
+            ids=self.ids[keep],
+            rows=self.rows[keep],
+            values=values,
+            predicted=None,
+            names=names,
         )
 
 
@@ -114,8 +179,10 @@ def evaluate(
             by_client[i] = Prediction(*(value[seen].cpu() for value in both))
     ids, order = torch.cat([some for some, *_ in found]).sort()
     values = {n: v.cpu()[order] for n, v in join_up(v for *_, v in found).items()}
+    names = (*data.names, pooled_name(data))
     return Scores(
         **vars(how),
+        names=tuple(names[i] for i in ids.tolist()),
         ids=ids,
         rows=torch.cat([rows for _, rows, _ in found]).cpu()[order],
         values={n: v for n, v in values.items() if not bool(v.isnan().any())},

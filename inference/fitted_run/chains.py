@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from pyrofl.choices import Until
 from pyrofl.inference.definition.method import Method
@@ -14,6 +14,7 @@ from pyrofl.inference.definition.table_method import variables_of
 from pyrofl.inference.engine.federate import LoopOptions
 from pyrofl.inference.engine.state import RoundState
 from pyrofl.inference.evaluation.evaluate import Metric
+from pyrofl.inference.evaluation.specification import EvaluationFields
 from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.status import ConvergenceStatus, Kind
@@ -89,6 +90,26 @@ class Chains(Summarised, Sequence[Run]):
             what: further arguments of `to_arviz`.
         """
         return summarize(self.to_arviz(draws, **what), prob, variables_of(self.runs[0].method))
+
+    def evaluate(
+        self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[EvaluationFields]
+    ) -> DataFrame:
+        """Return the scores of all runs, averaged over clients, with mean and sd over the seeds.
+
+        Arguments are those of `Run.evaluate`.
+
+        Returns:
+            A data frame with one row per metric, and the columns mean, sd and "seed S" of each run.
+            The sd is that of a seed, with denominator n - 1; NaN for a single one.
+        """
+        from pandas import DataFrame
+
+        scores = {f"seed {run.seed}": run.evaluate(metrics, **asked) for run in self.runs}
+        each = DataFrame(
+            {seed: {n: one.mean(n) for n in one.values} for seed, one in scores.items()}
+        )
+        spread = {"mean": each.mean(axis=1), "sd": each.std(axis=1)}
+        return DataFrame(spread).join(each).rename_axis("metric")
 
     def parameter_changes(self) -> DataFrame:
         """Return a table of the parameter changes of all runs, with the seed as first column."""

@@ -142,6 +142,7 @@ class ScoreParser:
                 for n in metrics
             },
             rejected=tuple(refused),
+            names=tuple(self.roster.names[i] for i, *_ in places),
         )
 
 

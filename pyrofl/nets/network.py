@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Size, Tensor, nn
 from torch.nn.utils import parametrize
 
-from pyrofl.arguments import Count, checked, known
+from pyrofl.arguments import CONVERSIONS, Count, checked, known
 from pyrofl.nets import stacked
 from pyrofl.nets.architectures import Chain, Noise, module
 from pyrofl.nets.drawing import Drawn
@@ -268,6 +268,9 @@ class Network(Summarised):
         if found != (1, outputs):
             told = f"the network gives outputs of shape {found} for one row"
             raise ValueError(f"{told}; expected {(1, outputs)}")
+
+
+CONVERSIONS[Network] = nn.Module, Network  # methods take modules as they are
 
 
 @rebuildable
