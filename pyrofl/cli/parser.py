@@ -32,13 +32,11 @@ from pyrofl.cli.rows import (
     SECTION,
     SEVERAL,
     UNTUNED,
-    Row,
     rows_of,
 )
 from pyrofl.experiments.console import complaint, ended, show
 from pyrofl.experiments.experiment import (
     Experiment,
-    flag_of,
     options,
     read_config,
     words_of,
@@ -52,6 +50,7 @@ from pyrofl.experiments.options import (
     POSITIVE,
     REQUIRED,
     TEXT,
+    Row,
     expand_home,
     refuse_repeated,
 )
@@ -147,7 +146,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Namespace], None], tuple[Row, ...]]] = 
     "partition": (
         "plot how many rows of each class every client holds",
         on_data("cli.commands.fitting:partition"),
-        (*rows_of(OF_DATA), FIGURE),
+        (*rows_of(OF_DATA | {"overwrite"}), FIGURE),
     ),
     "predict": ("predict new rows with a saved run", load("cli.commands.predict:predict"), PREDICT),
     "conformal": (
@@ -291,7 +290,7 @@ class Parser(ArgumentParser):
 
 def remedy(flag: str, value: str) -> str:
     """Return the end of the message that refuses an unknown option: what it may stand for."""
-    flags = [flag_of(one) for one in options()]
+    flags = [row.flag for row in options().values()]
     name = flag.removeprefix("--").replace("-", "_")
     if flag in flags:
         return f"; other commands have {flag}, and this one has not"
@@ -328,7 +327,7 @@ def with_config(words: Sequence[str]) -> list[str]:
     settings = words_of({"settings": values.pop("settings", None)})[1:]
     refuse_repeated(settings, f"--config {path}")
     methods = values.pop("methods", [])
-    own = [row.kind.get("dest") for row in COMMANDS[words[0]][2]]
+    own = [row.name for row in COMMANDS[words[0]][2]]
     given = parser().parse_args(words)
     over = {word.partition("=")[0] for word in given.settings}
     values["settings"] = [word for word in settings if word.partition("=")[0] not in over]
@@ -360,14 +359,14 @@ def parser() -> ArgumentParser:
 
 def describe(command: ArgumentParser, do: Callable[[Namespace], None], rows: Sequence[Row]) -> None:
     """Add arguments, with their help sections, to the parser of a subcommand."""
-    headings: dict[str | None, Any] = {None: command}
+    groups: dict[str | None, Any] = {None: command}
     for row in rows:
-        option, _, metavar = row.words.partition(" ")
         text = row.text
         if row.default and "(default" not in text:
             text = f"{text.removesuffix('.')} (default: %(default)s){'.' * text.endswith('.')}"
-        if row.section not in headings:
-            headings[row.section] = command.add_argument_group(row.section)
+        if row.section not in groups:
+            groups[row.section] = command.add_argument_group(row.section)
+        metavar = row.words.partition(" ")[2]
         more = row.kind | ({"metavar": metavar} if metavar else {})
-        headings[row.section].add_argument(option, default=row.default, help=text, **more)
+        groups[row.section].add_argument(row.flag, default=row.default, help=text, **more)
     command.set_defaults(do=do)

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Collection
 
 from pyrofl.choices import FAMILIES, RowScore
-from pyrofl.experiments.experiment import SECTIONS, flag_of, kinds, options, sections
-from pyrofl.experiments.options import COUNT, FLAG, FRACTION, PATH, REQUIRED, TEXT, Kind, choice
+from pyrofl.experiments.experiment import SECTIONS, options
+from pyrofl.experiments.options import COUNT, FLAG, FRACTION, PATH, REQUIRED, TEXT, Row, choice
 
 
-class Row(NamedTuple):
-    """Command-line argument: option name, description, default and help section."""
-
-    words: str
-    """Its option and a name for its value, such as "--out DIR"."""
-    kind: Kind
-    text: str
-    default: Any = None
-    section: str | None = None
-    """Heading in the help."""
-
-
-def rows_of(names: Collection[str]) -> Iterator[Row]:
-    """Yield the command-line options of `pyrofl run` and similar commands with the given names."""
-    for one in options():
-        if one.name in names:
-            words = " ".join(filter(None, (flag_of(one), one.metadata["metavar"])))
-            # Lists are extended by argparse, which must not extend the field's default.
-            default = list(one.default) if isinstance(one.default, tuple) else one.default
-            kind = kinds()[one.name] | {"dest": one.name}
-            yield Row(words, kind, one.metadata["text"], default, sections()[one.name])
+def rows_of(names: Collection[str]) -> list[Row]:
+    """Return the options of `pyrofl run` and similar commands with the given names."""
+    return [row for name, row in options().items() if name in names]
 
 
 RUNS = Row("folder DIR", PATH, "Output directory of pyrofl run or pyrofl compare.")
@@ -39,7 +20,7 @@ SCORE = Row(
     choice(RowScore),
     "Score to compare by (default: accuracy, or error where the target is numeric).",
 )
-PREDICT: tuple[Any, ...] = (
+PREDICT: tuple[Row, ...] = (
     Row("folder DIR", PATH, "Output directory of pyrofl run, or directory written by Run.save."),
     Row("--data FILE.csv", REQUIRED, "Rows to predict, with the feature columns of training."),
     Row("--out FILE.csv", REQUIRED, "Output file with one line per row."),
@@ -64,7 +45,7 @@ PREDICT: tuple[Any, ...] = (
     ),
     Row("--overwrite", FLAG, "Overwrite an existing file.", False),
 )
-CONFORMAL: tuple[Any, ...] = (
+CONFORMAL: tuple[Row, ...] = (
     Row("folder DIR", PATH, "Output directory of pyrofl run."),
     Row("--alpha A", FRACTION, "Probability that a set does not contain the true value.", 0.1),
     Row(
@@ -79,7 +60,7 @@ CONFORMAL: tuple[Any, ...] = (
         "Build sets without randomization: they are larger and never empty.",
         False,
     ),
-    *(row for row in PREDICT if row.words.split()[0] in ("--model", "--net", "--draws")),
+    *(row for row in PREDICT if row.flag in ("--model", "--net", "--draws")),
 )
 LISTED = ("methods", "data", "partitions", "tests", "networks", "likelihoods")
 SECTION = Row(
@@ -100,16 +81,11 @@ CONFIG = Row(
     PATH,
     "YAML file with options, or a run.json; options on the command line override it.",
 )
-HEADINGS = list(SECTIONS.values())
-OF_DATA = {n for n, section in sections().items() if section in HEADINGS[:3]} | {"overwrite"}
-OF_RUN = {n for n, section in sections().items() if section != HEADINGS[-1]}
-OF_TUNING = sections().keys() - OF_RUN
+OF_DATA = {n for n, row in options().items() if row.section in [*SECTIONS.values()][:3]}
+OF_TUNING = {n for n, row in options().items() if row.section == SECTIONS["seeds"]}
+OF_RUN = options().keys() - OF_TUNING
 UNTUNED = {"stop_when", "privacy", "eval_every", "posterior_draws", "arviz_groups"}
 UNTUNED |= {"save_predictions", "log", "seeds", "tune"}
-SHARED = {
-    row.kind["dest"]: row
-    for row in rows_of({"row_weights", "seed", "posterior_draws", "overwrite", "quiet"})
-}
 QUESTION = Row("--question TEXT", TEXT, "Title of the report (default: from the model).")
 REGRESS: tuple[Row, ...] = (
     Row("formula FORMULA", TEXT, "Formula, such as 'died ~ age + (1 + age | client)'."),
@@ -140,12 +116,14 @@ REGRESS: tuple[Row, ...] = (
         "reference (default: in the order of the alphabet).",
         [],
     ),
-    SHARED["row_weights"],
+    options()["row_weights"],
     Row("--rounds N", COUNT, "Largest number of rounds (default: until converged)."),
-    SHARED["seed"],
-    SHARED["posterior_draws"]._replace(kind=COUNT, text="Number of posterior draws.", default=4000),
+    options()["seed"],
+    options()["posterior_draws"]._replace(
+        kind=COUNT, text="Number of posterior draws.", default=4000
+    ),
     QUESTION,
     Row("--out DIR", PATH, "Output directory (default: runs/regression-SEED)."),
-    SHARED["overwrite"],
-    SHARED["quiet"],
+    options()["overwrite"],
+    options()["quiet"],
 )

@@ -10,7 +10,7 @@ import json
 import pathlib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache, partial
 from typing import Any, Self, get_type_hints
@@ -18,12 +18,11 @@ from typing import Any, Self, get_type_hints
 from pyrofl.arguments import RENAMED, Count, PositiveShare, ProperShare, Share, ShareBelowOne, Whole
 from pyrofl.choices import Engine, Logger, Metric, Missing, OnBadMessage, Scaling, Until
 from pyrofl.experiments.options import (
-    FLAG,
     ArvizGroups,
     Clients,
     Few,
-    Kind,
     Path,
+    Row,
     Seed,
     Settings,
     Threads,
@@ -285,34 +284,20 @@ def default_interval(rounds: int) -> int:
     return max(1, rounds // EVALUATIONS)
 
 
-def options() -> list[Field[Any]]:
-    """Return the fields of `Experiment` that are command-line options."""
-    return [one for one in fields(Experiment) if one.name != "methods"]
-
-
 @cache
-def kinds() -> dict[str, Kind]:
-    """Return the arguments of `add_argument` for each command-line option, given its type."""
-    hints = get_type_hints(Experiment, include_extras=True)
-    return {one.name: kind_of(hints[one.name]) for one in options()}
-
-
-@cache
-def sections() -> dict[str, str]:
-    """Return the heading under which the help lists each option: field name -> heading."""
-    found, heading = dict[str, str](), ""
-    for one in options():
-        found[one.name] = heading = SECTIONS.get(one.name, heading)
+def options() -> dict[str, Row]:
+    """Return the command-line options of an experiment: field name -> option."""
+    hints, found, section = get_type_hints(Experiment, include_extras=True), dict[str, Row](), ""
+    for one in fields(Experiment):
+        section = SECTIONS.get(one.name, section)
+        if one.name != "methods":
+            words = one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
+            words += f" {one.metadata['metavar']}" if one.metadata["metavar"] else ""
+            # argparse extends lists, and must not extend the default of the field.
+            default = list(one.default) if isinstance(one.default, tuple) else one.default
+            kind = kind_of(hints[one.name]) | {"dest": one.name}
+            found[one.name] = Row(words, kind, one.metadata["text"], default, section)
     return found
-
-
-def flag_of(one: Field[Any]) -> str:
-    """Return the command-line option of a settings field, such as "--per-class".
-
-    >>> [flag_of(one) for one in options() if one.name in ("per_class", "settings")]
-    ['--per-class', '--set']
-    """
-    return one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
@@ -322,19 +307,19 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
     ['--per-class', '12', '--set', 'lr=0.1', 'batch=none', '--resume']
     """
     words = list[str]()
-    for one in options():
-        value, kind = values.get(one.name), kinds()[one.name]
+    for name, row in options().items():
+        value = values.get(name)
         if value is None or value is False or value == () or value == []:  # 0 is a value
             continue
         if isinstance(value, Mapping):
             value = [f"{n}={as_text(v)}" for n, v in value.items()]
-        if value is True and kind == FLAG:
-            words.append(flag_of(one))
-        elif kind.get("action") == "extend":
-            words += [flag_of(one), *([value] if isinstance(value, str) else map(str, value))]
+        if value is True and row.kind.get("action") == "store_true":
+            words.append(row.flag)
+        elif row.kind.get("action") == "extend":
+            words += [row.flag, *([value] if isinstance(value, str) else map(str, value))]
         else:
             text = ",".join(map(str, value)) if isinstance(value, list | tuple) else as_text(value)
-            words += [f"{flag_of(one)}={text}"] if text.startswith("-") else [flag_of(one), text]
+            words += [f"{row.flag}={text}"] if text.startswith("-") else [row.flag, text]
     return words
 
 
@@ -371,7 +356,7 @@ def read_config(path: str) -> dict[str, Any]:
         found = found["experiment"]
     if not isinstance(found, dict):
         raise ValueError(f"--config {path} holds no mapping; expected lines such as rounds: 20")
-    known = {flag_of(one).removeprefix("--"): one.name for one in options()}
+    known = {row.flag.removeprefix("--"): name for name, row in options().items()}
     known |= {one.name: one.name for one in fields(Experiment)}  # settings is --set, as in run.json
     for name in found:
         if name not in known:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from pyrofl.arguments import Count, Positive, ProperShare, Whole, composed
 from pyrofl.choices import GROUPS
@@ -19,6 +19,31 @@ Kind = dict[str, Any]
 """Keyword arguments of `ArgumentParser.add_argument`."""
 
 SMALLEST = 2.0**-126  # smaller numbers are not normal in single precision
+
+
+class Row(NamedTuple):
+    """Command-line argument: option name, description, default and help section."""
+
+    words: str
+    """Its option and a name for its value, such as "--out DIR"."""
+    kind: Kind
+    text: str
+    default: Any = None
+    section: str | None = None
+    """Heading in the help."""
+
+    @property
+    def flag(self) -> str:
+        """Its name without that of its value: "--out", or "folder" for a positional argument."""
+        return self.words.partition(" ")[0]
+
+    @property
+    def name(self) -> str:
+        """Name of the argument in the parsed command line."""
+        found: str = self.kind.get("dest", self.flag.removeprefix("--").replace("-", "_"))
+        return found
+
+
 MAX_COUNT = 2**31 - 1
 MAX_THREADS = max(64, os.cpu_count() or 1)  # too many threads kill a process
 

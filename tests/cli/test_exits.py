@@ -274,7 +274,8 @@ def test_errors_are_told_in_words():
 
 def test_the_numbers_of_all_flags_have_an_end():
     for rows in parser.COMMANDS.values():
-        for flag, kind, *_ in rows[2]:
-            if "type" in kind and kind["type"].__name__ == "read" and "seed" not in flag.split()[0]:
+        for row in rows[2]:
+            read = row.kind.get("type")
+            if read and read.__name__ == "read" and "seed" not in row.flag:
                 with pytest.raises(Exception, match="expected a "):
-                    kind["type"](HUGE)
+                    read(HUGE)

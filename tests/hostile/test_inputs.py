@@ -85,7 +85,7 @@ def test_every_flag_and_setting_has_its_rule() -> None:
     words = {*re.split("[ =~>]", known), *(rule[1] for rule in flags.NUMBERS)}
     some = [row for _, _, rows in COMMANDS.values() for row in rows]
     some += [row for _, rows in FLOWER.values() for row in rows]
-    rows = {row.words.split()[0] for row in some if row.words.startswith("--")}
+    rows = {row.flag for row in some if row.flag.startswith("--")}
     others = {"--question", "--figures"}  # which take any text, and run all lessons
     assert rows - words <= {"--config", "--data-dir", "--deterministic", "--rejoin", *others}
     lacking = [n for m, n in settings.known() if (m, n) not in settings.OTHERS]
