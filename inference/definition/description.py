@@ -42,29 +42,33 @@ class Description:
     Attributes:
         parts: name of a part -> text that is equal for equal parts.
         constants: name of a part -> frozen weights and buffers of its networks, not copied.
+        has_text: whether parts are described, which hashes their source, or only the constants.
     """
 
     parts: dict[str, str] = field(default_factory=dict)
     constants: Tensors = field(default_factory=dict)
+    has_text: bool = True
     _known: dict[int, Any] = field(default_factory=dict)  # references keep ids unique
 
     def add(self, path: str, value: Any) -> None:
         """Add a value and all nested values to the text that identifies a method, each once."""
         if isinstance(value, PLAIN):
-            self.parts[path] = repr(value)
+            if self.has_text:
+                self.parts[path] = repr(value)
             return
         inner = value.layer if isinstance(value, _Trained) else value
         if id(inner) in self._known:
             return
         self._known[id(inner)] = inner
-        self.parts[path] = _kind(inner)
+        if self.has_text:
+            self.parts[path] = _kind(inner)
         for name, part in _parts(value):
             if isinstance(inner, nn.Module) and isinstance(part, Tensor) and name in _own(inner):
                 self.constants[f"{path}.{name}"] = part
             self.add(f"{path}.{name}", part)
 
 
-def describe(method: Method) -> Description:
+def describe(method: Method, has_text: bool = True) -> Description:
     """Describe a method as part names -> text, such as "phases.0.updates.0.optim.lr" -> "0.01".
 
     Functions are described by their source and the values they refer to: closure variables, such
@@ -80,7 +84,7 @@ def describe(method: Method) -> Description:
     compared. Source is read when a function is first described, so an edit between import and fit
     is attributed to the imported function.
     """
-    found = Description()
+    found = Description(has_text=has_text)
     for one in fields(method):
         found.add(one.name, getattr(method, one.name))
     return found
@@ -93,7 +97,8 @@ def described(method: Method) -> dict[str, str]:
 
 def constants_hash(method: Method) -> str:
     """Return a hash of a method's frozen weights and buffers; "" if it has none."""
-    values = sorted({_kind(value) for value in describe(method).constants.values()})
+    constants = describe(method, has_text=False).constants.values()
+    values = sorted({_kind(value) for value in constants})
     return _hash(repr(values).encode()) if values else ""
 
 

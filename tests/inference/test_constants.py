@@ -18,6 +18,7 @@ import toys
 from torch import Tensor, nn
 
 import pyrofl
+from pyrofl.inference.definition import description
 from pyrofl.inference.definition.description import clients_part, described
 from pyrofl.inference.definition.metadata import Metadata
 from pyrofl.inference.definition.method import Method
@@ -283,3 +284,14 @@ def test_methods_that_a_dataclass_makes_are_not_described():
         "metadata.statistics.class.__call__",
         "metadata.statistics.class.base.0",
     }
+
+
+def test_a_fit_hashes_no_source(monkeypatch):
+    def refused(code: object) -> str:
+        raise AssertionError(code)
+
+    monkeypatch.setattr(description, "_source", refused)
+    method = fedavg.build(Network(Own()))
+    fit(method, data(), 1, progress=False)
+    with pytest.raises(AssertionError):
+        described(method)
