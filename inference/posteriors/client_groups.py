@@ -22,7 +22,7 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.posteriors.draws import JointNoise
 from pyrofl.inference.posteriors.pointwise import Client, densities
 from pyrofl.inference.training.noise import client_axis, open_latent
-from pyrofl.tensors import Tensors, cut, matches
+from pyrofl.tensors import Tensors, cut, default_type, matches
 
 ROWS = 4096  # maximum rows of a group, including padding, unless it has a single client
 SHORT = 16  # number of rows up to which clients of any size are padded to each other
@@ -38,9 +38,12 @@ class ClientGroup(NamedTuple):
 
     def one(self, c: int, data: Federation) -> Client:
         """Return the inputs of the programs for the c-th client alone, without padding."""
-        received, local, _ = self.client
-        some = slice(c, c + 1)
-        return cut(received, some), cut(local, some), data.batch(torch.tensor([self.ids[c]]))
+        batch, some = data.batch(torch.tensor([self.ids[c]])), slice(c, c + 1)
+        received, local = (
+            {n: rounded(v, batch.size.dtype) for n, v in cut(part, some).items()}
+            for part in self.client[:2]
+        )
+        return received, local, batch
 
 
 class Proposed(Messenger):
@@ -90,8 +93,33 @@ def grouped(
     for part in alike(data.sizes, ids, most):
         how = replace(asked, chunk_size=len(part))
         for some, received, local, sources in single(method, data, state, part, how):
-            found.append(ClientGroup(some.tolist(), (received, local, data.batch(some)), sources))
+            group = ClientGroup(some.tolist(), (received, local, data.batch(some)), sources)
+            found.append(in_double_precision(method, group))
     return found
+
+
+def in_double_precision(method: Method, group: ClientGroup) -> ClientGroup:
+    """Return the group in double precision, if its programs run so.
+
+    A probability near 1 is 1 in single precision, where its density may have much of its mass.
+    """
+    received, local, batch = group.client
+    columns = {name: getattr(batch, name) for name in ("x", "y", "size", "weights")}
+    wide = replace(batch, **{n: v if v is None else rounded(v, torch.double) for n, v in columns.items()})
+    tensors = ({n: rounded(v, torch.double) for n, v in some.items()} for some in (received, local))
+    found = group._replace(client=(*tensors, wide))
+    other = found._replace(sources=[Generator() for _ in group.ids])
+    try:
+        with unproposed(method, other), default_type(wide.size.dtype):
+            traces(method.model, method.guide, *found.client, 2)
+    except RuntimeError:  # the program has tensors of its own in single precision
+        return group
+    return found
+
+
+def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in another precision if it is of floating point."""
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def alike(sizes: Tensor, ids: Tensor, most: int) -> list[Tensor]:
@@ -142,7 +170,7 @@ def unproposed(method: Method, group: ClientGroup) -> Iterator[None]:
 def evaluated(method: Method, group: ClientGroup, proposed: Proposed) -> tuple[Tensors, Any, Any]:
     """Return log densities [S, C] of sites at given noise, with the traces of guide and model."""
     batch, draws = group.client[2], proposed.draws
-    with unproposed(method, group), proposed:
+    with unproposed(method, group), proposed, default_type(batch.size.dtype):
         q, p = traces(method.model, method.guide, *group.client, draws)
     zero = batch.size.new_zeros(draws, len(batch))
     with pyro.validation_enabled(False):  # where a value is NaN, so is the density

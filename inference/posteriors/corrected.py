@@ -45,7 +45,7 @@ from pyrofl.inference.evaluation.specification import EvaluationSpec
 from pyrofl.inference.monitoring.progress import in_notebook
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.axes import ClientAxes, Variable
-from pyrofl.inference.posteriors.client_groups import grouped
+from pyrofl.inference.posteriors.client_groups import grouped, rounded
 from pyrofl.inference.posteriors.draws import Values
 from pyrofl.inference.posteriors.group_weights import GroupWeighing
 from pyrofl.inference.posteriors.guided_sites import CannotCorrect, GuidedSites
@@ -144,7 +144,10 @@ def corrected(
     for part, at in zip(parts, kept if len(kept) > 1 else kept * len(parts), strict=True):
         group = part.group
         for c, i in enumerate(group.ids):
-            values = {n: Values(v.value[at, c : c + 1], v.rows) for n, v in part.sites.items()}
+            values = {
+                n: Values(rounded(v.value[at, c : c + 1], data.dtype), v.rows)
+                for n, v in part.sites.items()
+            }
             if rows:
                 name = data.names[i]
                 source = stream(asked.seed, Stream.ROWS, state.number, name)

@@ -21,6 +21,7 @@ WIDE = 40  # factor of the chunk size, as the densities are evaluated repeatedly
 STEPS, DONE = 5, 0.2  # of Newton's method, in the guide's standard deviations
 MOST = 20  # maximum variables of a client for Newton's method
 FLAT = 0.05  # minimum curvature, relative to the guide's
+FALL, WIDENED = 2.0, 4  # least fall of log p at `REACH` sds, where a normal one falls by 8; doublings
 SHARE = 1 / 32  # probability of the wider normal of the proposal of z
 
 
@@ -177,7 +178,34 @@ class GroupWeighing:
             left = going.any(1).nonzero()[:, 0]
             if not len(left):
                 break
-        return torch.where((going & halved)[..., None], last, at), root
+        at = torch.where((going & halved)[..., None], last, at)
+        return at, root if self.guided.listed else self._widened(noise, at, root)
+
+    def _widened(self, noise: Tensor, mode: Tensor, root: Tensor) -> Tensor:
+        """Return roots [S, C, n, n] whose columns reach where the density is much lower.
+
+        The curvature at a mode does not show long tails, as those of a U-shaped density.
+        """
+        root = root.clone()
+        with torch.no_grad():
+            height = self._log_p(noise, mode)
+            for i in range(mode.shape[-1]):
+                left = torch.arange(len(noise))
+                for _ in range(WIDENED):
+                    off = REACH * root[left, :, :, i]
+                    ends = (self._log_p(noise[left], mode[left] + s * off) for s in (-1, 1))
+                    highest = torch.maximum(*ends).nan_to_num(nan=-torch.inf)
+                    short = highest > height[left] - FALL
+                    if not bool(short.any()):
+                        break
+                    root[left, :, :, i] *= torch.where(short, 2.0, 1.0)[..., None]
+                    left = left[short.any(1)]
+        return root
+
+    def _log_p(self, noise: Tensor, at: Tensor) -> Tensor:
+        """Return the clients' log density [S, C] at noise [S, d] and [S, C, n], up to a constant."""
+        found, _, _ = self._evaluated(noise, at)
+        return found["log_p"] - found["log_q"] - at.square().sum(-1) / 2
 
     def _slopes(self, noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return gradient [S, C, n] and negative Hessian [S, C, n, n] of log p by the noise.
@@ -186,8 +214,7 @@ class GroupWeighing:
         """
         at = at.detach().requires_grad_()
         with torch.enable_grad():
-            found, _, _ = self._evaluated(noise, at)
-            log_p = found["log_p"] - found["log_q"] - at.square().sum(-1) / 2
+            log_p = self._log_p(noise, at)
             (slope,) = torch.autograd.grad(log_p.sum(), at, create_graph=True)
             rows = [
                 torch.autograd.grad(one.sum(), at, retain_graph=True)[0] for one in slope.unbind(-1)

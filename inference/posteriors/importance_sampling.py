@@ -154,7 +154,7 @@ class Weighing:
 
         Where the list has no draws in a tail of the posterior, no weight shows it, so that further
         draws are needed. They end once they agree with those before; see `Mixture`. Where the list
-        lacks a mode, neither shows it, so that the signs of variables are changed at last.
+        lacks a mode, neither shows it, so that points elsewhere follow; see `ModeSearch`.
         """
         source, draws = Listed(self.guided.listed), [self.guided.least] * len(self.rows)
         _, reply, ratio = self._tried(source, PILOT, draws, sets=2)
@@ -185,14 +185,14 @@ class Weighing:
                 doubt = "" if even else UNCHECKED
             if k < HEAVY and not doubt:
                 break
-        images = self.listed.mirrored
-        if images is None:
+        elsewhere = self.listed.elsewhere
+        if elsewhere is None:
             return _weighed(values, log_w, k, doubt)
         # Their terms and values are the last of the exchange; as draws they have no weight.
-        server, level = self.listed.listed_at(images.noise)
+        server, level = self.listed.listed_at(elsewhere.noise)
         places = Listed(len(level)).sample((len(level),))
         reply = self.exchange(Request(places, draws, server=server, more=True))
-        missing_mode = images.second_mode(_ratio(reply) + level)
+        missing_mode = elsewhere.second_mode(_ratio(reply) + level)
         values = {n: torch.cat([v, reply.values[n]]) for n, v in values.items()}
         none = torch.full_like(level, -torch.inf)
         return _weighed(values, torch.cat([log_w, none]), k, doubt, missing_mode)

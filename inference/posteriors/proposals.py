@@ -75,36 +75,37 @@ class Listed:
         return -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1)
 
 
-class MirrorImages(NamedTuple):
-    """A draw, its R mirror images with the signs of some variables changed, and the middles.
+class ModeSearch(NamedTuple):
+    """A draw, and points on paths that lead away from it, to where there may be another mode.
 
     Attributes:
-        noise: of the draw, its images, the points half way to them, and again the draw, so that
-            the number of points is even, [2 + 2 R, d].
-        names: variables whose signs are changed, such as "b" or "w and z", R.
+        noise: of the draw, of the points path by path, each from its start, and, where their number
+            is odd, of the draw once more, [S, d].
+        paths: what changes along each path, such as "b has the other sign", and its number of
+            points.
     """
 
     noise: Tensor
-    names: Sequence[str]
+    paths: Sequence[tuple[str, int]]
 
     def second_mode(self, log_p: Tensor) -> str:
-        """Return that an image shows another mode of the posterior, or "".
+        """Return which path has reached another mode of the posterior, or "".
 
-        The image is far away, its density is not far below that of the draw, and that in the
-        middle is lower. `log_p` are the log densities [2 + 2 R] up to a constant.
+        A point is far from the draw, its density is not far below that of the draw, and a point
+        before it has less than both. `log_p` are the log densities [S] up to a constant.
         """
-        images = len(self.names)
-        draw, image, middle, _ = log_p.split([1, images, images, 1])
-        off = self.noise[1 : 1 + images] - self.noise[:1]
-        far = off.square().sum(-1) > APART**2
-        seen = far & (image > draw - LOWER) & (middle < torch.minimum(image, draw) - DIP)
-        if not bool(seen.any()):
-            return ""
-        name = self.names[int(seen.int().argmax())]
-        return (
-            f"the posterior has another mode, without draws, where {name} has the other sign: "
-            "restrict the sign by the prior, or check the model with pyrofl.reference.nuts"
-        )
+        draw = log_p[0]
+        far = (self.noise - self.noise[:1]).square().sum(-1) > APART**2
+        ends = torch.tensor([1, *(count for _, count in self.paths)]).cumsum(0).tolist()
+        for (change, _), start, end in zip(self.paths, ends, ends[1:], strict=False):
+            level = log_p[start:end]
+            valley = torch.cummin(level, 0).values < torch.minimum(level, draw) - DIP
+            if bool((far[start:end] & (level > draw - LOWER) & valley).any()):
+                return (
+                    f"the posterior has another mode, without draws, where {change}: narrow the "
+                    "prior, or check the model with pyrofl.reference.nuts"
+                )
+        return ""
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,13 @@ class ServerDraws:
         log_density: of the noise, up to a constant, [S].
         listed_at: noise [S, d] -> a server state that lists draws at this noise instead, and their
             log densities [S], with the same constant.
-        mirrored: points at which a symmetric posterior has a mode that the list may lack.
+        elsewhere: points at which the posterior may have a mode that the list lacks.
     """
 
     noise: Tensor
     log_density: Tensor
     listed_at: Callable[[Tensor], tuple[Tensors, Tensor]]
-    mirrored: MirrorImages | None = None
+    elsewhere: ModeSearch | None = None
 
 
 @dataclass(frozen=True)

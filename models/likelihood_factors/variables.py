@@ -19,13 +19,16 @@ import torch
 from torch import Tensor
 
 from pyrofl.inference.hmc import LogDensity, covariance_root
-from pyrofl.inference.posteriors.proposals import MirrorImages, ServerDraws
+from pyrofl.inference.posteriors.proposals import ModeSearch, ServerDraws
 from pyrofl.models.likelihood_factors.structure import Evaluated, Structure
 from pyrofl.models.shared.sites import Layout
 from pyrofl.tensors import Tensors
 
 STEPS = 200  # of the search for the first mode
 FLIPPED = 20  # at most as many sites change signs by two, and as many entries one by one
+SCANNED = 20  # at most as many variables are changed one by one
+RANGE, START = 3.0, 3.0  # sds of the prior, and of the draws, between which they are changed
+LINEAR, GEOMETRIC = 24, 8  # points on each side
 
 
 def find_mode(log_density: LogDensity, start: Tensor) -> Tensor:
@@ -135,13 +138,18 @@ class Variables:
 
         with torch.no_grad():
             growth = self.shared(w)[2]
-        points, names = mirror_images(self.structure.ours, u[log_density.argmax()])
-        images = MirrorImages(noise_of(self.sampled(points)), names) if names else None
-        return ServerDraws(noise_of(w), log_density + growth, at, images)
+        best, layout = u[log_density.argmax()], self.structure.ours
+        paths = mirror_images(layout, best) + changed_one_by_one(layout, best, u.std(0))
+        points = torch.cat([best[None], *(points for _, points in paths)])
+        if len(points) % 2:  # the middle of a list is its mean
+            points = torch.cat([points, best[None]])
+        lengths = [(change, len(points)) for change, points in paths]
+        search = ModeSearch(noise_of(self.sampled(points)), lengths) if paths else None
+        return ServerDraws(noise_of(w), log_density + growth, at, search)
 
 
-def mirror_images(layout: Layout, u: Tensor) -> tuple[Tensor, list[str]]:
-    """Return the points of `MirrorImages` of shared variables u [d], and their names.
+def mirror_images(layout: Layout, u: Tensor) -> list[tuple[str, Tensor]]:
+    """Return paths of `ModeSearch` from shared variables u [d] to their mirror images, [2, d] each.
 
     Signs are changed of each site, each two, all sites, and each entry. Positive variables keep
     theirs, as they are logarithms here.
@@ -160,6 +168,42 @@ def mirror_images(layout: Layout, u: Tensor) -> tuple[Tensor, list[str]]:
         mask &= (layout.each("positive") == 0) & (u != 0)
         if bool(mask.any()):
             masks.setdefault(tuple(mask.tolist()), name)
-    flipped = torch.tensor([*masks], dtype=u.dtype).view(-1, len(u))
-    points = torch.cat([u[None], u * (1 - 2 * flipped), u * (1 - flipped), u[None]])
-    return points, [*masks.values()]
+    found = []
+    for values, name in masks.items():
+        flipped = torch.tensor(values, dtype=u.dtype)
+        path = torch.stack([u * (1 - flipped), u * (1 - 2 * flipped)])
+        found.append((f"{name} has the other sign", path))
+    return found
+
+
+def changed_one_by_one(layout: Layout, u: Tensor, sd: Tensor) -> list[tuple[str, Tensor]]:
+    """Return paths of `ModeSearch` on which one of the shared variables u [d] moves over its prior.
+
+    Args:
+        layout: of the shared variables.
+        u: of the draw.
+        sd: standard deviations of the draws, [d].
+    """
+    if len(u) > SCANNED:
+        return []
+    sizes = [len(site.mean) for site in layout.sites]
+    names = [
+        f"{site.name}[{i}]" if size > 1 else site.name
+        for site, size in zip(layout.sites, sizes, strict=True)
+        for i in range(size)
+    ]
+    mean, wide = (v.double() for v in layout.prior())
+    found = []
+    for i, name in enumerate(names):
+        begin = START * float(sd[i])
+        for sign in (-1, 1):
+            length = sign * float(mean[i] + sign * RANGE * wide[i] - u[i])
+            if length <= begin:
+                continue
+            steps = (torch.arange(LINEAR, dtype=u.dtype) + 1) / LINEAR * length
+            near = torch.logspace(0, 1, GEOMETRIC, base=length / begin, dtype=u.dtype) * begin
+            off = torch.cat([steps[steps > begin], near]).sort().values
+            path = u.repeat(len(off), 1)
+            path[:, i] += sign * off
+            found.append((f"{name} is far from its draws", path))
+    return found

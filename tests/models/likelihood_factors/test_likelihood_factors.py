@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import programs
@@ -527,6 +528,37 @@ def test_the_other_sign_of_a_symmetric_posterior_is_reported(program):
         run.to_arviz(draws=FEW)
     assert run.status.kind == "not converged"
     assert "where a has the other sign" in run.status.why
+
+
+def sine(received, local, batch):
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(0.0, 3.0))
+        with batch.rows():
+            pyro.sample("y", dist.Normal((w * batch.x[..., 0]).sin(), 0.4), obs=batch.y)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_frequency_is_right_or_another_mode_is_reported(seed):
+    """Seven rows of the frequency 2.2: the likelihood has many maxima."""
+    rng, sites = np.random.default_rng(22), {}
+    for name, n in (("A", 2), ("B", 3), ("C", 2)):
+        x = rng.uniform(-3, 3, n)
+        sites[name] = (x[:, None], np.sin(2.2 * x) + 0.4 * rng.normal(size=n))
+    data = Federation.from_arrays(sites)
+    run = pyrofl.fit(
+        likelihood_factors.hierarchical(sine, data, shared="w"), data, seed=seed, progress=False
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        drawn = run.to_arviz(4000, progress=False)["posterior"]["w"]
+    x, y = (torch.cat([torch.tensor(v[i]) for v in sites.values()]) for i in (0, 1))
+    grid = torch.linspace(-15, 15, 30001).double()
+    log_l = dist.Normal((grid[:, None] * x[:, 0]).sin(), 0.4).log_prob(y).sum(1)
+    weight = (log_l - (grid / 3).square() / 2).softmax(0)
+    mean = float(weight @ grid)
+    sd = float((weight @ (grid - mean).square()).sqrt())
+    right = abs(float(drawn.mean()) - mean) < 0.1 * sd and abs(float(drawn.std()) / sd - 1) < 0.1
+    assert right or run.status.kind == "not converged", run.status
 
 
 def test_one_sign_is_not_reported_as_two():
