@@ -105,9 +105,14 @@ def in_double_precision(method: Method, group: ClientGroup) -> ClientGroup:
     """
     received, local, batch = group.client
     columns = {name: getattr(batch, name) for name in ("x", "y", "size", "weights")}
-    wide = replace(batch, **{n: v if v is None else rounded(v, torch.double) for n, v in columns.items()})
-    tensors = ({n: rounded(v, torch.double) for n, v in some.items()} for some in (received, local))
-    found = group._replace(client=(*tensors, wide))
+    doubled: dict[str, Any] = {
+        n: rounded(v, torch.double) for n, v in columns.items() if v is not None
+    }
+    wide = replace(batch, **doubled)
+    received, local = (
+        {n: rounded(v, torch.double) for n, v in some.items()} for some in (received, local)
+    )
+    found = group._replace(client=(received, local, wide))
     other = found._replace(sources=[Generator() for _ in group.ids])
     try:
         with unproposed(method, other), default_type(wide.size.dtype):

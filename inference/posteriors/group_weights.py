@@ -21,7 +21,10 @@ WIDE = 40  # factor of the chunk size, as the densities are evaluated repeatedly
 STEPS, DONE = 5, 0.2  # of Newton's method, in the guide's standard deviations
 MOST = 20  # maximum variables of a client for Newton's method
 FLAT = 0.05  # minimum curvature, relative to the guide's
-FALL, WIDENED = 2.0, 4  # least fall of log p at `REACH` sds, where a normal one falls by 8; doublings
+FALL, WIDENED = (
+    2.0,
+    4,
+)  # least fall of log p at `REACH` sds, where a normal one falls by 8; doublings
 SHARE = 1 / 32  # probability of the wider normal of the proposal of z
 
 
@@ -203,7 +206,7 @@ class GroupWeighing:
         return root
 
     def _log_p(self, noise: Tensor, at: Tensor) -> Tensor:
-        """Return the clients' log density [S, C] at noise [S, d] and [S, C, n], up to a constant."""
+        """Return the clients' log density [S, C] at noise [S, d] and [S, C, n]."""
         found, _, _ = self._evaluated(noise, at)
         return found["log_p"] - found["log_q"] - at.square().sum(-1) / 2
 

@@ -16,6 +16,7 @@ import pyro.distributions as dist
 import torch
 from torch import Generator, Tensor
 
+from pyrofl.inference.definition.rejection import SINGULAR
 from pyrofl.inference.posteriors.group_weights import GroupTerms
 from pyrofl.inference.posteriors.guided_sites import LEAST, CannotCorrect, GuidedSites
 from pyrofl.inference.posteriors.proposals import (
@@ -121,7 +122,13 @@ class Weighing:
 
     def together(self) -> Weighed:
         """Weigh draws of the shared sites; draws of own sites are those of the last exchanges."""
-        return self._of_list() if self.guided.listed else self._of_noise()
+        try:
+            return self._of_list() if self.guided.listed else self._of_noise()
+        except SINGULAR as error:
+            raise CannotCorrect(
+                "the weighted draws do not vary in some direction",
+                "check the model: its posterior may be improper",
+            ) from error
 
     def _of_noise(self) -> Weighed:
         """Weigh draws of a normal guide, or of t distributions nearer to the posterior."""

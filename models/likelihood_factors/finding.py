@@ -13,7 +13,7 @@ from torch import Tensor
 from pyrofl.data import Batch, Federation
 from pyrofl.inference.definition.elbo import base_of, latent
 from pyrofl.inference.definition.programs import Program
-from pyrofl.models.likelihood_factors.linear import is_linear, with_linear
+from pyrofl.models.likelihood_factors.linear import is_linear, knows_noise, with_linear
 from pyrofl.models.likelihood_factors.simulated import simulated, unsuitable
 from pyrofl.models.likelihood_factors.structure import (
     CLIENTS,
@@ -90,7 +90,20 @@ def _found(
     else:
         found = replace(found, reads=torch.arange(ours.size))
     _check_curvature(found, some)
-    return with_linear(found, some), declared.text()
+    found = with_linear(found, some)
+    if found.linear is not None and not knows_noise(found):
+        _refuse_constant(shown)
+    return found, declared.text()
+
+
+def _refuse_constant(data: Federation) -> None:
+    """Raise ValueError if all responses are equal: a standard deviation has no posterior then."""
+    y = data.y[torch.cat(list(data.train))]
+    if len(y) > 1 and bool((y == y[0]).all()):
+        raise ValueError(
+            f"all responses are {float(y[0]):g}, so that their standard deviation has no proper "
+            "posterior; check the data, or fix the standard deviation in the program"
+        )
 
 
 def refuse_rows(structure: Structure, batch: Batch) -> None:

@@ -13,17 +13,20 @@ from functools import cached_property
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import Tensor
 
 from pyrofl.data import Batch, Federation
-from pyrofl.inference.definition.elbo import latent
+from pyrofl.inference.definition.elbo import base_of, latent, log_prob, observed, per_draw, weighed
 from pyrofl.inference.definition.programs import Program
 from pyrofl.models.shared.sites import Layout, Site
 from pyrofl.models.shared.unconstrained import DECENTRED, name_of, spread_by_others, traced
 
 DRAWS = 3  # of the prior, to see what changes with what
+TOGETHER = 8  # draws that are compared with each alone
+CLIENTS = 64  # whose responses are checked at a time
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,65 @@ class Declared:
                 f"{name!r} is in shared, and its prior depends on the client's data; use the same "
                 f"prior for all clients, or remove {name!r} from shared"
             )
+        self.refuse_joint_draws()
+        for start in range(0, self.data.clients, CLIENTS):
+            ids = torch.arange(start, min(start + CLIENTS, self.data.clients))
+            self.refuse_values(self.data.batch(ids))
+
+    def refuse_joint_draws(self) -> None:
+        """Raise ValueError if densities at several draws in one run are not those of each alone."""
+        both = self.data.batch(torch.tensor([0, self.data.clients - 1]))
+        every = traced(self.program, both, TOGETHER, 1.0)
+        values = {name: site["value"] for name, site in latent(every)}
+        at_all = _densities(every, both)
+        for s in range(TOGETHER):
+            alone = {
+                name: value[s : s + 1] if len(value) == TOGETHER else value
+                for name, value in values.items()
+            }
+            run = traced(poutine.condition(self.program, alone), both, 1, 1.0)
+            for name, density in _densities(run, both).items():
+                together = at_all[name]
+                one = together[s] if len(together) > 1 else together[0]
+                if not torch.allclose(one, density[0], rtol=1e-3, atol=1e-3, equal_nan=True):
+                    raise ValueError(
+                        f"the density of site {name!r} at one draw depends on other draws of the "
+                        "same run: use batched operations, such as torch.where instead of if, and "
+                        "no means over the first axis, which is that of the draws"
+                    )
+
+    def refuse_values(self, batch: Batch) -> None:
+        """Raise ValueError if a response has no density, whatever the values of the latent sites.
+
+        Such a value is outside of the support of its distribution, or at the boundary.
+        """
+        for name, site in self.run((), batch).nodes.items():
+            if site["type"] != "sample" or not site["is_observed"] or name in self.values:
+                continue
+            fn, value = site["fn"], site["value"]
+            bounds = vars(base_of(fn).support).values() if value.is_floating_point() else ()
+            if fn.event_dim or not bounds or any(isinstance(v, Tensor) for v in bounds):
+                continue
+            with pyro.validation_enabled(False):
+                density = fn.log_prob(value)
+                shape = (DRAWS, *batch.mask.shape)
+                if density.shape != shape or value.shape[-2:] != batch.mask.shape:
+                    continue
+                without = ~density.isfinite().any(0) & batch.mask
+                good = density.isfinite().all(0) & batch.mask
+                if not bool(without.any()) or not bool(good.any()):
+                    continue
+                # Where another value has a density, it is the value that has none.
+                every = value.expand(shape)
+                other = fn.log_prob(every[0][good][0].expand_as(every))
+                without &= other.isfinite().all(0)
+            for c, b in without.nonzero()[:1].tolist():
+                raise ValueError(
+                    f"{self.data.names[int(batch.ids[c])]}: site {name!r} has the value "
+                    f"{float(every[0, c, b]):g}, which has no density under its "
+                    f"{type(base_of(fn)).__name__}: it is outside of the support or at the "
+                    "boundary; move such values inside, or use another distribution"
+                )
 
     def warn(self) -> None:
         """Warn of sites that are probably missing in the declaration."""
@@ -172,6 +234,16 @@ class Declared:
             value = self.values[name]
             first[name] = value[:1].expand(DRAWS, len(batch), *value.shape[2:])
         return traced(poutine.condition(self.program, first), batch, DRAWS, 1.0)
+
+
+def _densities(trace: Any, batch: Batch) -> dict[str, Tensor]:
+    """Return the log densities [S, C] of the sites of a trace, by name."""
+    found = {}
+    with pyro.validation_enabled(False):
+        for name, site in (*latent(trace), *observed(trace)):
+            if not isinstance(base_of(site["fn"]), dist.ImproperUniform):
+                found[name] = per_draw(weighed(site, log_prob(name, site)), len(batch))
+    return found
 
 
 def _name(site: Site) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -353,3 +355,16 @@ def test_all_rows_may_train(tmp_path):
         ValueError, match=r"test_fraction is 1\.0; expected a number from 0 to below 1"
     ):
         load(f"csv:{path}", target="y", test_fraction=1.0)
+
+
+def test_omitted_text_with_few_levels_is_reported(tmp_path):
+    """A column such as sex would be missing from the model without a word."""
+    rows = [f"{30 + i},{'mf'[i % 2]},note {i},{i // 3 % 2}" for i in range(24)]
+    path = tmp_path / "patients.csv"
+    path.write_text("\n".join(["age,sex,note,y", *rows]))
+    with pytest.warns(UserWarning, match=r"text is left out: sex \(2 levels\)"):
+        load(f"csv:{path}", target="y")
+    for options in ({"features": ["age"]}, {"categories": ["sex"]}, {"scaling": "standardize"}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            load(f"csv:{path}", target="y", **options)

@@ -22,7 +22,7 @@ from pyrofl.data.tables.data_quality import (
     of_words,
     without_common_levels,
 )
-from pyrofl.data.tables.feature_selection import choose, far_apart
+from pyrofl.data.tables.feature_selection import choose, far_apart, without_categories
 from pyrofl.data.tables.holdout import draw_test_rows, last_rows, told_rows
 from pyrofl.data.tables.preprocessor import Prepared, PreprocessingPlan, Preprocessor
 from pyrofl.data.tables.row_checks import (
@@ -148,6 +148,7 @@ def load_csv(
     raw = [name for name in chosen.names if name not in levels and scaling != "standardize"]
     apart = far_apart(raw, x[~is_test][:, [chosen.names.index(name) for name in raw]])
     texts += [apart] if scaling is None else []
+    texts += [without_categories(columns, chosen)] if features is None else []
     for text in filter(None, texts):
         warn(f"{path}: {text}", UserWarning, stacklevel=5)
     plan = PreprocessingPlan(chosen.names, levels, scaling or "none", missing == "impute", plain)

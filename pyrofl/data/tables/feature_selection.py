@@ -86,6 +86,19 @@ def far_apart(names: Sequence[str], x: Tensor) -> str:
     )
 
 
+def without_categories(table: Mapping[str, Column], chosen: Chosen) -> str:
+    """Return a warning if columns of text that may be categories are omitted, or ""."""
+    found = [name for name in chosen.left_out if _few_words(table[name])]
+    if not found:
+        return ""
+    levels = [len(set(table[name].words[~table[name].gaps])) for name in found]
+    each = ", ".join(f"{name} ({n} levels)" for name, n in zip(found, levels, strict=True))
+    return (
+        f"text is left out: {each}; name such columns as categories (--categories), or name all "
+        "features (--features)"
+    )
+
+
 def _few_words(column: Column) -> bool:
     """Return whether a text column has few distinct values, at most half its number of rows."""
     words = column.words[~column.gaps]
