@@ -37,7 +37,8 @@ SAVED = 0.001  # seconds that a recording of small kernels saves in each update,
 COMPILING = 0.03  # seconds to generate new code
 BINDING = 0.008  # seconds to reuse it in another shape
 TRIALS = 4  # updates as written that take as long as recording and comparing one: all are measured
-TRIED = 2.5  # the same for recording one, and estimating the time of its kernels
+REPEATS = 2  # measurements of the kernels' time, of which the first may be disturbed
+TRIED = 1.5 + REPEATS  # the same for recording one, and measuring the time of its kernels
 GAIN = 0.03  # fraction of an update's time that its recording has to save
 TIMED = 3  # replays that are timed
 CHECKS = 2  # comparisons of new code with the update as written; in further shapes, one
@@ -336,11 +337,9 @@ class Recorder:
             if requested != found.requested:
                 reason = "it draws other noise from update to update"
         elif not tape.reason and self.kind not in RECORDINGS.compiled:
-            begin = clock()
-            tape.repeat()
-            saved, cost = seconds - (clock() - begin), COMPILING + TRIALS / 2 * seconds
-            found.written = min(found.written, seconds)
-            reason = "" if pays(left, saved, cost) else KERNELS
+            found.written, cost = min(found.written, seconds), COMPILING + TRIALS / 2 * seconds
+            paying = (pays(left, seconds - tape.repeat(clock), cost) for _ in range(REPEATS))
+            reason = "" if any(paying) else KERNELS
         if self.numbers() != before:
             reason = "its optimizer counts in Python"
         found.requested = requested
