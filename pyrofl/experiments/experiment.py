@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -43,6 +44,10 @@ SECTIONS = {
 EVALUATIONS = 20  # of a run, without --eval-every
 TRIALS = 9  # settings of every method, without --trials
 MAX_UNREQUESTED = 5_000_000  # numbers in groups of posterior.nc without --arviz-groups
+UNTOLD = (
+    *("methods", "seed", "seeds", "out", "overwrite", "resume", "quiet", "tune", "over", "trials"),
+    *("metric", "validation_fraction", "tune_seeds"),  # of the choice of settings
+)
 PRIVACY = (
     "Differential privacy: clip client updates and add noise. Optional values are delta=, "
     "max_weight=, where=server or where=client, and seed=, which makes the noise repeatable and "
@@ -277,6 +282,10 @@ class Experiment:
     def words(self, without: Sequence[str] = ()) -> list[str]:
         """Return command-line options that reproduce the settings, except the names of methods."""
         return words_of({n: value for n, value in vars(self).items() if n not in without})
+
+    def command(self, words: Sequence[str], seed: int) -> str:
+        """Return a `pyrofl` command line that begins with `words`, with these settings."""
+        return shlex.join(["pyrofl", *words, *self.words(UNTOLD), "--seed", str(seed)])
 
 
 def default_interval(rounds: int) -> int:

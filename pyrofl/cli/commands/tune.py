@@ -14,7 +14,6 @@ from pyrofl import figures
 from pyrofl.cli.commands import grids
 from pyrofl.cli.commands.input_files import refuse_replaced_inputs
 from pyrofl.cli.output.received_tables import HASH, read_search
-from pyrofl.cli.output.sections import spelled
 from pyrofl.experiments import results
 from pyrofl.experiments.console import Stopped, ending, say, show, tell
 from pyrofl.experiments.experiment import Experiment
@@ -239,7 +238,7 @@ def command(search: Search, found: TuningResult) -> str:
     """Return the command line that runs the method with the chosen settings."""
     chosen = (f"{n}={v}" for n, v in found.best.items())
     fitted = replace(search.job.experiment, settings=(*search.fixed, *chosen))
-    return spelled(["run", search.job.name], fitted, search.job.task.seed)
+    return fitted.command(["run", search.job.name], search.job.task.seed)
 
 
 def drawn_of(search: Search, found: TuningResult) -> list[str]:

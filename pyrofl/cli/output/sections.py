@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +19,6 @@ from pyrofl.reports.first_page import score_of, score_table
 from pyrofl.reports.page import Section
 from pyrofl.reports.parameters import fitting
 
-UNTOLD = (
-    *("methods", "seed", "seeds", "out", "overwrite", "resume", "quiet", "tune", "over", "trials"),
-    *("metric", "validation_fraction", "tune_seeds"),  # of the choice of settings
-)
 TRAVELLED = ("bytes_down", "bytes_up", "seconds")  # of each round, in run.json
 BY_CLASS = (
     "Recall of all is the balanced accuracy; AUROC and average precision are those of a class's "
@@ -298,10 +293,5 @@ def repeating(made: Sequence[SavedRun], several: bool) -> str:
     """Return the `pyrofl` command line that reproduces a run or a comparison."""
     methods, seeds = (sorted({getattr(one, n) for one in made}) for n in ("method", "seed"))
     command = ["compare" if several else "run", *methods]
-    text = spelled(command, Experiment.of(made[0].facts["experiment"]), seeds[0])
+    text = Experiment.of(made[0].facts["experiment"]).command(command, seeds[0])
     return f"{text} --seeds {len(seeds)}" if several else text
-
-
-def spelled(command: Sequence[str], experiment: Experiment, seed: int) -> str:
-    """Return a `pyrofl` command line with the options of an experiment and a seed."""
-    return shlex.join(["pyrofl", *command, *experiment.words(UNTOLD), "--seed", str(seed)])
