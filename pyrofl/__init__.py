@@ -20,6 +20,7 @@ from pyrofl.extensions import register
 
 if TYPE_CHECKING:  # each is imported when it is first used, see FUNCTIONS
     from pyrofl.data import Batch, Federation
+    from pyrofl.experiments.comparison import compare
     from pyrofl.inference.definition.aggregator import Aggregator
     from pyrofl.inference.definition.budget import Privacy
     from pyrofl.inference.definition.elbo import elbo
@@ -81,6 +82,7 @@ __all__ = [
     "Server",
     "Tensors",
     "adam",
+    "compare",
     "conformal",
     "elbo",
     "evaluate",
@@ -130,6 +132,7 @@ FUNCTIONS = {
     "Chains": "pyrofl.inference.fitted_run.chains",
     "Client": "pyrofl.inference.transport",
     "ClosedFormUpdate": "pyrofl.inference.definition.method",
+    "compare": "pyrofl.experiments.comparison",
     "conformal": "pyrofl.inference.conformal.conformal",
     "elbo": "pyrofl.inference.definition.elbo",
     "evaluate": "pyrofl.inference.evaluation.evaluate",

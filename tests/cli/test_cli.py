@@ -18,9 +18,9 @@ import xarray
 
 from pyrofl.choices import GROUPS
 from pyrofl.cli.commands import preflight
-from pyrofl.cli.output.comparison_table import compare_table
 from pyrofl.cli.parser import COMMANDS, main, parser
 from pyrofl.data.tables.preprocessor import Prepared, Preprocessor
+from pyrofl.experiments.comparison import compare_table
 from pyrofl.experiments.methods import builds, methods, reaching
 from pyrofl.experiments.settings import Epochs, arguments, parse, read_settings
 from pyrofl.experiments.tasks import Task, participation

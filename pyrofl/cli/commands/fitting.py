@@ -14,8 +14,8 @@ from pyrofl.cli.commands import benefit, tune
 from pyrofl.cli.commands.input_files import refuse_replaced_input
 from pyrofl.cli.commands.preflight import preflight
 from pyrofl.cli.commands.resuming import evaluation_interval, keeping, opened, rescued
-from pyrofl.cli.output.comparison_table import CompareRow, compare_rows, compare_table
 from pyrofl.experiments import results
+from pyrofl.experiments.comparison import CompareRow, compare_rows, compare_table
 from pyrofl.experiments.console import FAILED, UNLEARNED, Stopped, ending, say, show
 from pyrofl.experiments.experiment import MAX_UNREQUESTED, Experiment
 from pyrofl.experiments.jobs import Job, jobs
@@ -99,7 +99,7 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
                 raise
             failed.append(f"{job.path.name} {stop}")
         else:
-            finals += compare_rows(job, done, scores)
+            finals += compare_rows(job.name, done, scores, job.tuned)
             lost += [f"{job.path.name} {problem}"] if (problem := unlearned(done)) else []
             of = {"method": job.name, "seed": job.task.seed}
             open_runs |= {(job.name, job.task.seed)} if done.status.kind != "converged" else set()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyrofl.cli.output.comparison_table import CompareRow
+from pyrofl.experiments.comparison import CompareRow
 from pyrofl.experiments.saved_runs import SavedRun
 from pyrofl.files import run_folder, run_json
 from pyrofl.files.own_files import refuse_link
@@ -29,7 +29,9 @@ def comparison(path: Path, made: Sequence[SavedRun]) -> list[CompareRow]:
         lines = run_folder.read_csv(path)
         if lines and list(lines[0]) != list(run_folder.COMPARE):
             raise ValueError(f"lacks a column; expected {', '.join(run_folder.COMPARE)}")
-        rows = [(*_texts(line), float(line["value"]), line["tuned"]) for line in lines]
+        rows: list[CompareRow] = [
+            (*_texts(line), float(line["value"]), line["tuned"]) for line in lines
+        ]
         found: dict[Any, float] = {row[:5]: row[5] for row in rows}
     runs = {key[:2] for key in found}
     for one in made:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pyrofl.choices import RowScore
-from pyrofl.cli.output.comparison_table import compare_lines
 from pyrofl.cli.output.received_tables import comparison, read_search
 from pyrofl.experiments import rows
+from pyrofl.experiments.comparison import compare_lines
 from pyrofl.experiments.experiment import Experiment
 from pyrofl.experiments.rows import has_crps, of_model
 from pyrofl.experiments.saved_runs import SavedRun

@@ -1,24 +1,31 @@
-"""Tables that compare methods: means over seeds, differences from the best, tuned settings."""
+"""Comparison of methods: means over seeds, differences from the best, tuned settings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Set
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
 
-from pyrofl.experiments.jobs import Job
+from pyrofl.arguments import Count, Whole, checked
+from pyrofl.data import Federation
 from pyrofl.experiments.results import cost
 from pyrofl.experiments.saved_runs import OPEN
 from pyrofl.files import run_folder, text_tables
 from pyrofl.inference.definition.budget import SEEDED
+from pyrofl.inference.definition.method import Method
+from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.evaluation.evaluate import Scores
+from pyrofl.inference.fit import fit
+from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.paired import interval_over_seeds
 
 if TYPE_CHECKING:
-    from pandas import Series
+    from pandas import DataFrame, Series
 
-CompareRow = tuple[str, int, str, str, str, float, str]
+CompareRow = tuple[str, Seed, str, str, str, float, str]
 """method, seed, model, adaptation, metric, value, tuned: one line of compare.csv."""
 
 SMALLEST = 0.1  # share of the clients that counts as small
@@ -44,33 +51,127 @@ SHOWN = {
 }
 
 
-def compare_rows(job: Job, run: Run, scores: list[Scores]) -> Iterator[CompareRow]:
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Fits of several methods with several seeds; printed as the table of `pyrofl compare`.
+
+    Attributes:
+        runs: name of a method -> its runs, one for each seed.
+        scores: name -> the scores of each run, of all its models.
+    """
+
+    runs: Mapping[str, Chains]
+    scores: Mapping[str, Sequence[Sequence[Scores]]]
+
+    def to_dataframe(self) -> DataFrame:
+        """Return a data frame with the columns of compare.csv: a row per run, model and metric."""
+        from pandas import DataFrame
+
+        return DataFrame(self._rows(), columns=list(run_folder.COMPARE))
+
+    def _rows(self) -> Iterator[CompareRow]:
+        for name, runs in self.runs.items():
+            for run, scores in zip(runs, self.scores[name], strict=True):
+                yield from compare_rows(name, run, scores)
+
+    def __repr__(self) -> str:
+        """Return the table of mean scores and of differences from the best."""
+        each = ((name, run) for name, runs in self.runs.items() for run in runs)
+        open_runs = {(name, run.seed) for name, run in each if run.status.kind != "converged"}
+        return compare_table(self._rows(), open_runs)
+
+
+@checked
+def compare(
+    methods: Mapping[str, Fitting] | Sequence[Method],
+    data: Federation,
+    rounds: Whole | None = None,
+    *,
+    seeds: Count | Sequence[int] = 3,
+    **options: Unpack[FitOptions],
+) -> Comparison:
+    """Fit several methods with the same seeds, and compare their scores on test rows.
+
+    Args:
+        methods: name -> method, or a sequence of methods with different names. A function of the
+            number of rounds may stand for a method, as in `fit`.
+        data: the federation.
+        rounds: number of rounds of each; None: until each has converged.
+        seeds: number of seeds, or the seeds.
+        options: further arguments of `fit`, the same for all methods.
+
+    Returns:
+        The comparison. Its text has the mean and the standard error over seeds of each model, and
+        the difference from the best with its 95% interval.
+
+    Raises:
+        ValueError: if there is no method, two have the same name, or an argument does not fit.
+
+    Examples:
+        >>> import pyrofl
+        >>> from pyrofl import datasets, federations, nets
+        >>> from pyrofl.models import fedavg, local
+        >>> data = federations.split(datasets.load("digits"), "slices:2", clients=10)
+        >>> net = nets.build("softmax", (64,), 10)
+        >>> found = pyrofl.compare(
+        ...     [local.build(net), fedavg.build(net)], data, rounds=2, seeds=2, progress=False
+        ... )
+        >>> sorted(found.runs)
+        ['fedavg', 'local']
+        >>> found.to_dataframe()["seed"].nunique()
+        2
+    """
+    if isinstance(methods, Mapping):
+        named = dict(methods)
+    else:
+        twice = [n for n, count in Counter(one.name for one in methods).items() if count > 1]
+        if twice:
+            raise ValueError(
+                f"several methods are named {', '.join(twice)}; pass a dict of names and methods"
+            )
+        named = {one.name: one for one in methods}
+    if not named:
+        raise ValueError("methods is empty; expected at least one")
+    runs, scores = {}, {}
+    for name, method in named.items():
+        chains = fit(method, data, rounds, seeds=seeds, **options)
+        assert isinstance(chains, Chains)  # as seeds are given
+        runs[name] = chains
+        scores[name] = [run.evaluate_all() for run in chains]
+    return Comparison(runs, scores)
+
+
+def compare_rows(
+    name: str, run: Run, scores: Sequence[Scores], tuned: str = ""
+) -> Iterator[CompareRow]:
     """Yield one run's rows of compare.csv: the value of every metric of every model.
 
     A metric's name alone is about clients that train; "held_out_..." is about new ones,
     "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.
     """
-    spent = run.privacy
+    spent, seed = run.privacy, run.seed
     for s in scores:
         parts = {f"{s.population}_": s}
         if s.population == "training":
             parts = {"": s, "smallest_": s.smallest(SMALLEST, run.data.sizes)}
         for prefix, part in parts.items():
             for metric in s.values:
-                name, value = f"{prefix}{metric}", part.mean(metric)
-                yield job.name, job.task.seed, s.model, s.adaptation, name, value, job.tuned
-        for name, value in cost(spent).items() if s.population == "training" else ():
-            yield job.name, job.task.seed, s.model, s.adaptation, name, value, job.tuned
+                label, value = f"{prefix}{metric}", part.mean(metric)
+                yield name, seed, s.model, s.adaptation, label, value, tuned
+        for label, value in cost(spent).items() if s.population == "training" else ():
+            yield name, seed, s.model, s.adaptation, label, value, tuned
 
 
-def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
+def compare_table(
+    rows: Iterable[CompareRow], open_runs: Set[tuple[str, Seed]] = frozenset()
+) -> str:
     """Format a table of mean scores ± standard errors over seeds, one line per method and model."""
     head, lines, notes = compare_lines(rows, open_runs)
     return "\n".join([text_tables.table(head, lines), *notes])
 
 
 def compare_lines(
-    rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()
+    rows: Iterable[CompareRow], open_runs: Set[tuple[str, Seed]] = frozenset()
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
     """Return a table that compares methods, as its header, its lines and the notes below it.
 
@@ -115,7 +216,7 @@ def compare_lines(
     return (*names, *more), laid, notes
 
 
-def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
+def _open(values: Series, method: str, open_runs: Set[tuple[str, Seed]]) -> str:
     """Return a note on how many runs of a method have not converged; "" if all have."""
     seeds = [int(seed) for seed in values.dropna().index]
     count = sum((method, seed) in open_runs for seed in seeds)
