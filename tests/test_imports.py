@@ -186,7 +186,6 @@ def test_types_are_those_of_the_names_imported_when_used():
 def test_an_unknown_name_is_refused():
     with pytest.raises(AttributeError, match="'pyrofl' has no attribute 'comparison'"):
         pyrofl.comparison  # noqa: B018
-    assert not hasattr(pyrofl, "compare")  # which the command line has, of methods
 
 
 def test_the_folders_are_packages():

@@ -15,7 +15,6 @@ from pyrofl.experiments.saved_runs import OPEN
 from pyrofl.files import run_folder, text_tables
 from pyrofl.inference.definition.budget import SEEDED
 from pyrofl.inference.definition.method import Method
-from pyrofl.inference.definition.seeds import Seed
 from pyrofl.inference.evaluation.evaluate import Scores
 from pyrofl.inference.fit import fit
 from pyrofl.inference.fitted_run.chains import Chains, FitOptions, Fitting
@@ -25,7 +24,7 @@ from pyrofl.paired import interval_over_seeds
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-CompareRow = tuple[str, Seed, str, str, str, float, str]
+CompareRow = tuple[str, int, str, str, str, float, str]
 """method, seed, model, adaptation, metric, value, tuned: one line of compare.csv."""
 
 SMALLEST = 0.1  # share of the clients that counts as small
@@ -58,10 +57,12 @@ class Comparison:
     Attributes:
         runs: name of a method -> its runs, one for each seed.
         scores: name -> the scores of each run, of all its models.
+        seeds: of the runs of each method.
     """
 
     runs: Mapping[str, Chains]
     scores: Mapping[str, Sequence[Sequence[Scores]]]
+    seeds: Sequence[int]
 
     def to_dataframe(self) -> DataFrame:
         """Return a data frame with the columns of compare.csv: a row per run, model and metric."""
@@ -70,14 +71,17 @@ class Comparison:
         return DataFrame(self._rows(), columns=list(run_folder.COMPARE))
 
     def _rows(self) -> Iterator[CompareRow]:
+        for name, seed, run in self._named():
+            yield from compare_rows(name, seed, run, self.scores[name][self.seeds.index(seed)])
+
+    def _named(self) -> Iterator[tuple[str, int, Run]]:
         for name, runs in self.runs.items():
-            for run, scores in zip(runs, self.scores[name], strict=True):
-                yield from compare_rows(name, run, scores)
+            for seed, run in zip(self.seeds, runs, strict=True):
+                yield name, seed, run
 
     def __repr__(self) -> str:
         """Return the table of mean scores and of differences from the best."""
-        each = ((name, run) for name, runs in self.runs.items() for run in runs)
-        open_runs = {(name, run.seed) for name, run in each if run.status.kind != "converged"}
+        open_runs = {(n, seed) for n, seed, run in self._named() if run.status.kind != "converged"}
         return compare_table(self._rows(), open_runs)
 
 
@@ -132,24 +136,25 @@ def compare(
         named = {one.name: one for one in methods}
     if not named:
         raise ValueError("methods is empty; expected at least one")
+    each = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     runs, scores = {}, {}
     for name, method in named.items():
-        chains = fit(method, data, rounds, seeds=seeds, **options)
+        chains = fit(method, data, rounds, seeds=each, **options)
         assert isinstance(chains, Chains)  # as seeds are given
         runs[name] = chains
         scores[name] = [run.evaluate_all() for run in chains]
-    return Comparison(runs, scores)
+    return Comparison(runs, scores, each)
 
 
 def compare_rows(
-    name: str, run: Run, scores: Sequence[Scores], tuned: str = ""
+    name: str, seed: int, run: Run, scores: Sequence[Scores], tuned: str = ""
 ) -> Iterator[CompareRow]:
     """Yield one run's rows of compare.csv: the value of every metric of every model.
 
     A metric's name alone is about clients that train; "held_out_..." is about new ones,
     "pooled_..." about all test rows, "smallest_..." about the tenth with the fewest rows.
     """
-    spent, seed = run.privacy, run.seed
+    spent = run.privacy
     for s in scores:
         parts = {f"{s.population}_": s}
         if s.population == "training":
@@ -162,16 +167,14 @@ def compare_rows(
             yield name, seed, s.model, s.adaptation, label, value, tuned
 
 
-def compare_table(
-    rows: Iterable[CompareRow], open_runs: Set[tuple[str, Seed]] = frozenset()
-) -> str:
+def compare_table(rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()) -> str:
     """Format a table of mean scores ± standard errors over seeds, one line per method and model."""
     head, lines, notes = compare_lines(rows, open_runs)
     return "\n".join([text_tables.table(head, lines), *notes])
 
 
 def compare_lines(
-    rows: Iterable[CompareRow], open_runs: Set[tuple[str, Seed]] = frozenset()
+    rows: Iterable[CompareRow], open_runs: Set[tuple[str, int]] = frozenset()
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
     """Return a table that compares methods, as its header, its lines and the notes below it.
 
@@ -216,7 +219,7 @@ def compare_lines(
     return (*names, *more), laid, notes
 
 
-def _open(values: Series, method: str, open_runs: Set[tuple[str, Seed]]) -> str:
+def _open(values: Series, method: str, open_runs: Set[tuple[str, int]]) -> str:
     """Return a note on how many runs of a method have not converged; "" if all have."""
     seeds = [int(seed) for seed in values.dropna().index]
     count = sum((method, seed) in open_runs for seed in seeds)

@@ -383,7 +383,8 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
     words = ["run", "local", "--data", f"csv:{table}", "--target", "won", "--client-column", "who"]
     words += ["--rounds", "1", "--missing", "drop", "--posterior-draws", "0"]
     words += ["--scaling", "none"]
-    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    with pytest.warns(UserWarning, match="text is left out: kind"):
+        assert main([*words, "--out", str(tmp_path / "out")]) == 0
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
         f"csv:{table}: 30 rows; target won: numbers from 0 to 1, likelihood normal:learned (all "
@@ -414,7 +415,8 @@ def test_it_says_what_is_predicted_from_what(tmp_path, capsys):
         "client_column": "who",
     }
     words = ["compare", "local", *words[2:], "--seeds", "1", "--likelihood", "categorical"]
-    assert main([*words, "--out", str(tmp_path / "all")]) == 0
+    with pytest.warns(UserWarning, match="text is left out: kind"):
+        assert main([*words, "--out", str(tmp_path / "all")]) == 0
     assert "30 rows; target won: 2 classes (0, 1); features" in capsys.readouterr().err
     figure = ["--out", str(tmp_path / "f.png"), "--clients", "3", "--partition", "iid"]
     assert main(["partition", "--target", "kind", "--data", words[3], *figure]) == 2

@@ -99,7 +99,7 @@ def fit_all(experiment: Experiment, asked: Sequence[Job], folder: Path) -> None:
                 raise
             failed.append(f"{job.path.name} {stop}")
         else:
-            finals += compare_rows(job.name, done, scores, job.tuned)
+            finals += compare_rows(job.name, job.task.seed, done, scores, job.tuned)
             lost += [f"{job.path.name} {problem}"] if (problem := unlearned(done)) else []
             of = {"method": job.name, "seed": job.task.seed}
             open_runs |= {(job.name, job.task.seed)} if done.status.kind != "converged" else set()

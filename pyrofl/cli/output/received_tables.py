@@ -29,9 +29,7 @@ def comparison(path: Path, made: Sequence[SavedRun]) -> list[CompareRow]:
         lines = run_folder.read_csv(path)
         if lines and list(lines[0]) != list(run_folder.COMPARE):
             raise ValueError(f"lacks a column; expected {', '.join(run_folder.COMPARE)}")
-        rows: list[CompareRow] = [
-            (*_texts(line), float(line["value"]), line["tuned"]) for line in lines
-        ]
+        rows = [(*_texts(line), float(line["value"]), line["tuned"]) for line in lines]
         found: dict[Any, float] = {row[:5]: row[5] for row in rows}
     runs = {key[:2] for key in found}
     for one in made:
