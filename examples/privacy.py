@@ -2,7 +2,7 @@
 
 A thousand hospitals with ten patients each fit a logistic regression by PVI. Each adds noise to the
 change of its factor before sending it. The posterior does not account for this noise: its standard
-deviation hardly increases while the error of its mean does. Requires pip install 'pyrofl[privacy]'.
+deviation hardly increases while the error of its mean does. Requires pip install -e '.[privacy]'.
 
 Run: python examples/privacy.py [--quick] [--out FOLDER]
 """

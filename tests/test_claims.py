@@ -149,7 +149,9 @@ OF_FLOWER = {
     *("--disable-runtime-dependency-installation", "--superlink", "--root-certificates"),
     *("--auth-supernode-private-key", "--node-config", "--run-config"),
 }
-OTHERS = OF_RAY | OF_FLOWER | {"--disable-usage-stats"}  # of other programs
+OTHERS = (
+    OF_RAY | OF_FLOWER | {"--disable-usage-stats", "--no-index", "--find-links"}
+)  # of other programs
 OF_SCRIPTS = {
     option
     for path in (ROOT / "examples").rglob("*.py")

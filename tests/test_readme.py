@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from fault_table import PAGE, shown, written
 from matplotlib import pyplot
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from pyrofl import reference
 
@@ -148,3 +151,24 @@ def test_the_fault_table_is_what_the_tests_inject():
     for (kind, count, promise), (injected, number, kept) in zip(table, found, strict=True):
         assert (kind, promise) == (injected, kept)
         assert int(count.replace(",", "")) <= int(number.replace(",", "")), kind
+
+
+def test_installed_cpu_builds_of_torch_are_kept():
+    """No requirement of the package, or of its extras, asks pip for another build."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [one for some in project["optional-dependencies"].values() for one in some]
+    found = [Requirement(one) for one in (*project["dependencies"], *extras)]
+    torches = [one for one in found if one.name in ("torch", "torchvision")]
+    assert {one.name for one in torches} == {"torch", "torchvision"}
+    for one in torches:
+        assert one.specifier.contains(Version("2.14.1+cpu"))
+        assert not one.url
+
+
+def test_the_first_command_installs_what_the_course_needs():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert any(Requirement(one).extras >= {"course"} for one in extras["test"])
+    course = {Requirement(one).name for one in extras["course"]}
+    assert course >= {"jupytext", "docutils"}

@@ -24,7 +24,7 @@
 # - interpret epsilon, and derive and measure the error of private results,
 # - compute the sum of private numbers without revealing them.
 #
-# You need lessons 1 to 3, and the extra `privacy`: `pip install 'pyrofl[privacy]'`. The cells compute for about two minutes.
+# You need lessons 1 to 3, and the extra `privacy`: `pip install -e '.[privacy]'`. The cells compute for about two minutes.
 
 # %%
 # %matplotlib inline

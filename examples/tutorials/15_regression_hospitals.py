@@ -26,7 +26,7 @@
 # - predict for a hospital that did not participate.
 #
 # You need lesson 1, and to know what a multilevel (mixed) model and a logistic regression are. Terms of Bayesian inference are
-# explained in lesson 2. The extra `regression` must be installed: `pip install 'pyrofl[regression]'`. The cells compute for about
+# explained in lesson 2. The extra `regression` must be installed: `pip install -e '.[regression]'`. The cells compute for about
 # a minute.
 
 # %%

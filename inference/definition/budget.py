@@ -4,8 +4,8 @@ Two federations are neighbors if they differ in one client, whose contribution i
 in one of them: privacy protects clients, not rows. A run is (epsilon, delta)-private if for all
 neighbors and all sets of results P(result in set) <= e^epsilon P'(result in set) + delta.
 
-The accountant is Google's dp-accounting, with Renyi orders; it is an extra: pip install
-'pyrofl[privacy]'.
+The accountant is Google's dp-accounting, with Renyi orders; it is an extra: pip
+install -e '.[privacy]'.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class PrivacyAccountant:
         if find_spec("dp_accounting") is None:
             raise ValueError(
                 "privacy needs dp-accounting to compute epsilon, which is not installed; run "
-                "pip install 'pyrofl[privacy]'"
+                "pip install -e '.[privacy]' in the clone"
             )
 
     def spent(self, rounds: int, times: Sequence[int]) -> PrivacySpent:

@@ -70,5 +70,5 @@ def library(kind: Logger) -> Any:
         return import_module({"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}[kind])
     except ImportError as error:
         raise ValueError(
-            f"{kind} is not installed ({error}); run pip install 'pyrofl[{kind}]'"
+            f"{kind} is not installed ({error}); run pip install -e '.[{kind}]' in the clone"
         ) from error

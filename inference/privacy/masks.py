@@ -48,8 +48,8 @@ class Masks:
             from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
         except ImportError:
             raise ValueError(
-                "secure sums need cryptography, which is not installed; run pip install "
-                "'pyrofl[privacy]'"
+                "secure sums need cryptography, which is not installed; run "
+                "pip install -e '.[privacy]' in the clone"
             ) from None
         self._secret = X25519PrivateKey.generate()
         self.public: bytes = self._secret.public_key().public_bytes_raw()

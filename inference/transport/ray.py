@@ -29,7 +29,7 @@ def hired(workers: int | None, data: Federation) -> int:
     if lacking := [name for name in ("ray", "cloudpickle") if find_spec(name) is None]:
         raise ValueError(
             f"engine is 'ray', but {' and '.join(lacking)} cannot be imported; run "
-            "pip install 'pyrofl[ray]', or use engine='local'"
+            "pip install -e '.[ray]' in the clone, or use engine='local'"
         )
     most = _room(data.device)
     if workers is None and most is None:

@@ -44,7 +44,7 @@ def flower() -> Any:
         return {n: import_module(f"flwr.{n}") for n in ("app", "clientapp", "serverapp")}
     except ImportError as error:
         raise ValueError(
-            f"Flower cannot be imported ({error}); expected pip install 'pyrofl[flower]'"
+            f"Flower cannot be imported ({error}); expected pip install -e '.[flower]' in the clone"
         ) from error
 
 

@@ -115,7 +115,9 @@ def program(name: str) -> str:
     here = Path(sys.executable).parent
     if found := shutil.which(name, path=os.pathsep.join([str(here), os.environ.get("PATH", "")])):
         return found
-    raise ValueError(f"Flower's program {name} is missing; expected pip install 'pyrofl[flower]'")
+    raise ValueError(
+        f"Flower's program {name} is missing; expected pip install -e '.[flower]' in the clone"
+    )
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -91,7 +91,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
         raise ValueError(
-            "a report is written by jinja2; expected pip install 'pyrofl[report]'"
+            "a report is written by jinja2; expected pip install -e '.[report]' in the clone"
         ) from error
     pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = pages.from_string(files("pyrofl.reports").joinpath("page.html").read_text("utf-8"))

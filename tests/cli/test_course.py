@@ -334,7 +334,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path, capsys):
 def test_missing_libraries_are_refused_before_any_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jupytext", None)
     assert main(["course", str(tmp_path / "out")]) == 2
-    assert "pip install 'pyrofl[course]'" in capsys.readouterr().err
+    assert "pip install -e '.[course]' in the clone" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

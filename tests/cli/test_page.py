@@ -239,7 +239,7 @@ def test_a_damaged_search_is_refused_in_a_line(compared, capsys, text):
 def test_without_jinja2_it_says_what_to_install(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["report", str(folder)]) == 2
-    assert "jinja2; expected pip install 'pyrofl[report]'" in capsys.readouterr().err
+    assert "jinja2; expected pip install -e '.[report]' in the clone" in capsys.readouterr().err
 
 
 def test_no_folder_of_a_run(tmp_path, capsys):

@@ -236,7 +236,9 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path, monkeypatch):
     path.write_bytes(b"PAR1")
     for name in ("pyarrow", "fastparquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=r"expected pip install 'pyrofl\[tables\]', or a CSV file"):
+    with pytest.raises(
+        ValueError, match=r"expected pip install -e '\.\[tables\]' in the clone, or a CSV"
+    ):
         load_table(str(path))
 
 

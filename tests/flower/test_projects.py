@@ -257,10 +257,10 @@ def test_without_flower_one_line_says_what_to_install(project, capsys, monkeypat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "flwr", None)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    with pytest.raises(ValueError, match=r"expected pip install 'pyrofl\[flower\]'"):
+    with pytest.raises(ValueError, match=r"expected pip install -e '\.\[flower\]'"):
         apps.flower()
     assert main(["flower", "up", str(project.folder)]) == 2
-    assert "expected pip install 'pyrofl[flower]'\n" in capsys.readouterr().err
+    assert "expected pip install -e '.[flower]' in the clone\n" in capsys.readouterr().err
     assert not (project.folder / "run").exists()
 
 

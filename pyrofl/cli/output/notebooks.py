@@ -60,7 +60,7 @@ def _jupytext() -> Any:
         return import_module("jupytext")
     except ImportError as error:
         raise ValueError(
-            "a course is written by jupytext; expected pip install 'pyrofl[course]'"
+            "a course is written by jupytext; expected pip install -e '.[course]' in the clone"
         ) from error
 
 

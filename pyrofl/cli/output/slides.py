@@ -64,7 +64,7 @@ def deck(notebook: Any) -> str:
         import_module("docutils")
     except ImportError as error:
         raise ValueError(
-            f"slides are written by {error.name}; expected pip install 'pyrofl[course]'"
+            f"slides are written by {error.name}; expected pip install -e '.[course]' in the clone"
         ) from error
 
     def formula(text: str, options: dict[str, Any]) -> str:

@@ -174,7 +174,8 @@ def _parquet(path: str) -> Columns:
         frame = pd.read_parquet(path)
     except ImportError as error:
         raise ValueError(
-            f"{path} needs pandas and pyarrow; expected pip install 'pyrofl[tables]', or a CSV file"
+            f"{path} needs pandas and pyarrow; expected pip install -e '.[tables]' in the clone, "
+            "or a CSV file"
         ) from error
     except Exception as error:  # what is damaged in a file fails in many ways
         why = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -30,12 +30,12 @@ def refused(match, blobs, **how):
 def test_an_engine_that_is_not_there_is_refused_before_any_work(blobs, monkeypatch, capsys):
     monkeypatch.setattr(by_ray, "find_spec", lambda name: None)
     told = r"engine is 'ray', but ray and cloudpickle cannot be imported; run pip install "
-    refused(told + r"'pyrofl\[ray\]', or use engine='local'", blobs, engine="ray")
+    refused(told + r"-e '\.\[ray\]' in the clone, or use engine='local'", blobs, engine="ray")
     with pytest.raises(ValueError, match="cannot be imported"):
         fit(fedavg.build(toys.net()), blobs, 1, engine="ray", progress=False)
     words = ["run", "fedavg", "--data", "eight_schools", "--engine", "ray", "--out", "nowhere"]
     assert main(words) == 2
-    assert "run pip install 'pyrofl[ray]'" in capsys.readouterr().err
+    assert "run pip install -e '.[ray]' in the clone" in capsys.readouterr().err
     refused("engine is 'dask'; expected", blobs, engine="dask")
 
 
