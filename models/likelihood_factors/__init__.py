@@ -23,7 +23,8 @@ A few more exchanges correct the draws: `to_arviz` weighs the server's draws by 
 for which each client reports L_j at every draw. No weight shows a tail in which the server has no
 draw, so draws of one or two t distributions near the weighted moments follow; see `Mixture` in
 `pyrofl.inference.posteriors.proposals`. A warning names estimates in which these sets of draws
-differ. Pareto k measures the remaining error, except that of a mode that no draw has reached.
+differ. Pareto k measures the remaining error, except that of a mode that no draw has reached:
+points with other signs, and on a line along each shared variable, look for one in a last exchange.
 Clients search for a second maximum of their likelihoods, and `Run.warnings` counts those that have
 found one; see `factors`.
 
