@@ -19,6 +19,7 @@ from pyrofl.inference.fitted_run.records import RoundRecord
 from pyrofl.inference.fitted_run.run import Run
 from pyrofl.inference.monitoring.status import ConvergenceStatus, Kind
 from pyrofl.inference.posteriors.arviz import to_arviz
+from pyrofl.inference.posteriors.hypotheses import hypotheses
 from pyrofl.inference.posteriors.summary import summarize
 from pyrofl.summaries import Summarised
 from pyrofl.tensors import Tensors
@@ -90,6 +91,17 @@ class Chains(Summarised, Sequence[Run]):
             what: further arguments of `to_arviz`.
         """
         return summarize(self.to_arviz(draws, **what), prob, variables_of(self.runs[0].method))
+
+    def hypothesis(
+        self, statements: str | Sequence[str], draws: int = 4000, prob: float = 0.95, **what: Any
+    ) -> DataFrame:
+        """Return the posterior probability of statements such as "b[treat] < 0" as a table.
+
+        See `pyrofl.inference.posteriors.hypotheses.hypotheses`; `what` are arguments of `to_arviz`.
+        """
+        return hypotheses(
+            self.to_arviz(draws, **what), statements, prob, variables_of(self.runs[0].method)
+        )
 
     def evaluate(
         self, metrics: Mapping[str, Metric] | None = None, **asked: Unpack[EvaluationFields]

@@ -37,6 +37,7 @@ from pyrofl.inference.monitoring.parameter_changes import table
 from pyrofl.inference.monitoring.status import ConvergenceMonitor, ConvergenceStatus, monitor_of
 from pyrofl.inference.posteriors.arviz import to_arviz
 from pyrofl.inference.posteriors.draws import posterior
+from pyrofl.inference.posteriors.hypotheses import hypotheses
 from pyrofl.inference.posteriors.optimum import optimum
 from pyrofl.inference.posteriors.summary import summarize
 from pyrofl.inference.posteriors.widths import unlearned_widths
@@ -197,6 +198,15 @@ class Run(Pickled, Summarised):
         See `pyrofl.inference.posteriors.summary.summarize`; `what` are arguments of `to_arviz`.
         """
         return summarize(self.to_arviz(draws, **what), prob, variables_of(self.method))
+
+    def hypothesis(
+        self, statements: str | Sequence[str], draws: int = 4000, prob: float = 0.95, **what: Any
+    ) -> DataFrame:
+        """Return the posterior probability of statements such as "b[treat] < 0" as a table.
+
+        See `pyrofl.inference.posteriors.hypotheses.hypotheses`; `what` are arguments of `to_arviz`.
+        """
+        return hypotheses(self.to_arviz(draws, **what), statements, prob, variables_of(self.method))
 
     def evaluate_all(self) -> list[Scores]:
         """Evaluate every model on training and held-out clients, and on all test rows pooled.

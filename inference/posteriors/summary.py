@@ -45,11 +45,7 @@ def summarize(
     if not 0 < prob < 1:
         raise ValueError(f"prob is {prob}; expected a probability between 0 and 1")
     posterior = found["posterior"]
-    every = [str(n) for n in posterior.data_vars]
-    if names is None:
-        names = {n: n for n in every if not n.endswith(ADDED)}
-    for name in names:
-        known(name, every, "variable")
+    names = entries_of(posterior, names)
     arviz, chains = import_arviz(), posterior.sizes["chain"]
     ends = (1 - prob) / 2, (1 + prob) / 2
     stats, rows, index = found.get("sample_stats", {}), [], []
@@ -71,6 +67,20 @@ def summarize(
     table = pandas.DataFrame(rows, index, ["mean", "sd", "median", *shown, *of_arviz, *OF_RUN])
     table.attrs["corrected"] = str(posterior.attrs.get("corrected", ""))
     return table
+
+
+def entries_of(posterior: Any, names: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return variable -> its name in the table, by default of all that the model states.
+
+    Raises:
+        ValueError: if a variable is unknown.
+    """
+    every = [str(n) for n in posterior.data_vars]
+    if names is None:
+        return {n: n for n in every if not n.endswith(ADDED)}
+    for name in names:
+        known(name, every, "variable")
+    return names
 
 
 def _of(function: Any, value: xarray.DataArray, **how: Any) -> np.ndarray:
