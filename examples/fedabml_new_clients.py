@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from papers import files
+from papers import files, plots
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets
@@ -95,5 +95,5 @@ curves = {
     ]
     for name, some in files.by(lines, "method").items()
 }
-figures.save(figures.after_epochs(few, curves), args.out / "new_clients.png")
+figures.save(plots.after_epochs(few, curves), args.out / "new_clients.png")
 print(f"Results saved to {args.out}: new_clients.csv, new_clients.png")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from papers import plots
 
 import pyrofl
 from pyrofl import figures, likelihoods, nets
@@ -85,6 +86,6 @@ for what, curves in (("error of the server", distance), ("loss after fine-tuning
     means = {name: np.mean(curve, 0) for name, curve in curves.items()}
     rows = [[name, *(f"{mean[r]:.3f}" for r in shown)] for name, mean in means.items()]
     print(table([what, *(f"round {r}" for r in shown)], rows))
-figure = figures.distance({"distance of the server's mean from the exact mean (norm)": distance})
+figure = plots.distance({"distance of the server's mean from the exact mean (norm)": distance})
 figures.save(figure, args.out / "toy.png")
 print(f"figure: {args.out / 'toy.png'}")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from papers import plots
 
 import pyrofl
 from pyrofl import datasets, federations, figures, nets
@@ -89,5 +90,5 @@ for name, models in (
     probs = predictions(net, models, data.x[data.pooled_test])
     right = probs.argmax(-1) == data.y[data.pooled_test]
     panels[name] = (probs.amax(-1), right)
-figures.save(figures.confidence_histogram(panels), args.out / "confidence.png")
+figures.save(plots.confidence_histogram(panels), args.out / "confidence.png")
 print(f"figure: {args.out / 'confidence.png'}")

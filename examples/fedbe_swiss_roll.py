@@ -14,7 +14,7 @@ import itertools
 from pathlib import Path
 
 import torch
-from papers import files
+from papers import files, plots
 from sklearn.datasets import make_swiss_roll
 
 import pyrofl
@@ -102,7 +102,7 @@ for lr, some in files.by(lines, "lr").items():
         "best of 100 mixtures": gain[:, 1],
     }
 figures.save(
-    figures.histograms(panels, "difference in accuracy from FedAvg (percentage points)"),
+    plots.histograms(panels, "difference in accuracy from FedAvg (percentage points)"),
     args.out / "histogram.png",
 )
 
@@ -119,11 +119,11 @@ marks = {
     "best mixture": (share[best].tolist(), float(accuracy[best])),
     "ensemble of ten mixtures": (None, run.evaluate(model="ensemble").mean("accuracy")),
 }
-figures.save(figures.simplex(share, accuracy, marks, run.data.names), args.out / "simplex.png")
+figures.save(plots.simplex(share, accuracy, marks, run.data.names), args.out / "simplex.png")
 test = run.data.x[run.data.test[0]]
 sure = {
     name: (predictions(net, models, test).amax(-1), right(run, models))
     for name, models in (("clients", clients), ("mixtures", mixed(run)))
 }
-figures.save(figures.confidence_histogram(sure), args.out / "confidence.png")
+figures.save(plots.confidence_histogram(sure), args.out / "confidence.png")
 print(f"figures: {', '.join(str(args.out / n) for n in ('histogram.png', 'simplex.png'))}")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from papers import files
+from papers import files, plots
 
 import pyrofl
 from pyrofl import datasets, figures, nets
@@ -90,5 +90,5 @@ history = {
     name: run(name, float(of[0]["rate"]), 0)[1] for name, of in best.items() if name.startswith("5")
 }
 panels = [f"classes {2 * k} and {2 * k + 1}" for k in PAIR.tolist()]
-figures.save(figures.alphas(history, panels), args.out / "alphas.png")
+figures.save(plots.alphas(history, panels), args.out / "alphas.png")
 print(f"Results saved to {args.out}: pairs.csv, alphas.png")

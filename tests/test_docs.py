@@ -22,6 +22,7 @@ import numpy as np
 import pyro
 import pytest
 from matplotlib import pyplot
+from papers import plots
 from pictures import overlaps
 from promises import others_slow
 
@@ -314,11 +315,12 @@ def test_the_site_fetches_nothing():
             assert not re.search(pattern, page.read_text()), page.name
 
 
-DRAWING = sorted(
+DRAWING = [
     name
     for name, draw in vars(figures).items()
     if inspect.isfunction(draw) and draw.__annotations__.get("return") == "Figure"
-)
+]
+DRAWING = sorted([*DRAWING, *plots.__all__])
 
 
 def test_every_figure_is_in_the_gallery(monkeypatch):
@@ -334,7 +336,8 @@ def test_an_entry_of_the_gallery_draws_its_figure_in_about_ten_lines(name):
     path = DOCS / "gallery" / f"{name}.py"
     lines = [line for line in path.read_text().splitlines() if line and "import" not in line]
     assert len(lines) <= 15
-    assert f"figures.{name}(" in path.read_text()
+    module = "plots" if name in plots.__all__ else "figures"
+    assert f"{module}.{name}(" in path.read_text()
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     figure = runpy.run_path(str(path))["figure"]
     assert overlaps(figure) == []

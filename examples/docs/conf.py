@@ -15,7 +15,7 @@ from typing import Any
 from sphinx.errors import ConfigError
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = map(str, (HERE, HERE.parent))
 
 extensions = [
     "myst_nb",

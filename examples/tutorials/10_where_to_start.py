@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 import pyrofl
-from pyrofl import Federation, datasets, federations, figures, likelihoods, nets
+from pyrofl import Federation, datasets, federations, likelihoods, nets
 from pyrofl.figures import moving
 from pyrofl.models import fedabml, fedavg, perfedavg, reptile
 
@@ -167,7 +167,12 @@ for seed in range(seeds):
             ).mean("accuracy")
             for tune in epochs
         ])  # fmt: skip
-figures.after_epochs(epochs, found)
+figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+for name, runs in found.items():
+    error = np.std(runs, 0) / max(1, seeds - 1) ** 0.5
+    axes.errorbar(epochs, np.mean(runs, 0), error, marker="o", capsize=3, label=name)
+axes.set(xlabel="epochs of fine-tuning", ylabel="accuracy of new clients (± standard error)")
+axes.legend()
 
 # %%
 for name, runs in found.items():

@@ -8,7 +8,6 @@ from pyrofl.figures.checks import *
 from pyrofl.figures.diagrams import *
 from pyrofl.figures.flows import *
 from pyrofl.figures.motion import *
-from pyrofl.figures.papers import *
 from pyrofl.figures.posteriors import *
 from pyrofl.figures.runs import *
 from pyrofl.figures.sites import *

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["coverage", "coverage_by_client", "narrowing", "predictive_checks", "ranks"]
-__all__ += ["reliability_by_client"]
+__all__ = ["coverage", "coverage_by_client", "entropies", "narrowing", "predictive_checks"]
+__all__ += ["ranks", "reliability_by_client"]
 
 BAND = 0.99
 POOLINGS = {
@@ -32,6 +32,8 @@ EXTREME = 0.025  # p values that are marked, at either end
 MARKED = f"p below {EXTREME} or above {1 - EXTREME}"
 CHECKED = ("low", "high", "mean", "observed", "p")
 COLUMNS = 4  # of panels
+THIN = 60  # clients with a line of their own
+ROUNDING = 1e-4  # of entropies in single precision
 
 
 def ranks(places: Mapping[str, Any], bins: int = 20, columns: int = 4) -> Figure:
@@ -277,6 +279,46 @@ def narrowing(
     axes.set(xlabel="rows of the new client", ylabel=title)
     about = "Posterior of a new client by its number of rows"
     return with_legend(figure, [axes], note="mean and 95% interval", ax=ax, title=about)
+
+
+def entropies(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None) -> Figure:
+    """Plot the distribution of the clients' predictive entropy by data set.
+
+    Distributions are cumulative: most entropies of confident models are near 0, where a density has
+    a peak that hides the rest.
+
+    Args:
+        entropy: data set -> of every client, the entropy of its predictions [N], in nats. Every
+            client is a thin line, all together a thick one.
+        classes: K; entropy is between 0 and log K.
+        ax: where to draw; None makes a figure.
+    """
+    from matplotlib.patheffects import Normal, Stroke
+
+    figure, axes = style.one_panel(5.8, 3.8, ax)
+    top = float(np.log(classes))
+    edge = [Stroke(linewidth=4, foreground="white"), Normal()]
+    every = {n: [np.asarray(v, dtype=float).ravel() for v in of] for n, of in entropy.items()}
+    many.refuse_lengths(entropy=every)
+    for name, of in every.items():
+        many.refuse_lengths(**{name: of})
+        many.refuse_outside(name, np.concatenate(of), -ROUNDING, top + ROUNDING)
+    for name, look in styles(every).items():
+        clients = [value[np.isfinite(value)] for value in every[name]]
+        thin: dict[str, Any] = {"color": look["color"], "lw": 0.7, "alpha": 0.4}
+        for value in many.some([value for value in clients if len(value)], THIN):
+            axes.ecdf(value, **thin)
+        thick = {"color": look["color"], "linewidth": 2.4, "label": name, "path_effects": edge}
+        axes.ecdf(np.concatenate(clients), zorder=3, **thick)
+    axes.set(xlim=(-0.02 * top, 1.02 * top), ylim=(-0.02, 1.02))
+    axes.set_ylabel("predictions (cumulative fraction)")
+    axes.set_xlabel(f"entropy of the prediction (nats; at most log {classes} = {top:.2f})")
+    most = max(map(len, every.values()))
+    lines = "one client each" if most <= THIN else f"{THIN} of {most:,} clients"
+    gaps = many.missing(np.concatenate([value for of in every.values() for value in of]))
+    note = many.notes(f"thin: {lines}; thick: all of them", gaps)
+    title = "Uncertainty of predictions: curves further right are less certain"
+    return with_legend(figure, [axes], note=note, ax=ax, title=title)
 
 
 def _inside(values: Any, levels: Any) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pictures import overlaps
 from scipy.stats import binom, binomtest
 
 from pyrofl import figures
+from pyrofl.figures import style
 from pyrofl.metrics import calibration_bins, calibration_error
 
 G = np.random.default_rng(0)
@@ -107,3 +111,30 @@ def test_narrowing_shows_every_fit_at_every_size():
     bars = axes.containers[0].lines[2][0].get_segments()
     assert [segment[:, 1].tolist() for segment in bars] == [[0.0, 3.0], [1.5, 2.5]]
     assert words(figure) == ["truth", "exact", "own"]
+
+
+def test_every_client_has_its_distribution_and_every_data_set_a_color():
+    clients = {"in": [G.random(40) for _ in range(3)], "out": [1 + G.random(40)] * 2}
+    figure = figures.entropies(clients, classes=10)
+    axes = figure.axes[0]
+    looks = [(line.get_color(), line.get_linewidth()) for line in axes.lines]
+    blue, orange = style.COLOURS[:2]
+    assert looks == [(blue, 0.7)] * 3 + [(blue, 2.4)] + [(orange, 0.7)] * 2 + [(orange, 2.4)]
+    together = np.sort(np.concatenate(clients["in"]))
+    x, y = axes.lines[3].get_data()
+    np.testing.assert_array_equal(x[1:], together)
+    np.testing.assert_allclose(y[1:], np.arange(1, 121) / 120)
+    low, high = axes.get_xlim()
+    assert low < 0 < math.log(10) < high  # a peak at either end is not cut off
+    assert "nats; at most log 10 = 2.30" in axes.get_xlabel()
+    assert [text.get_text() for text in figure.legends[0].texts] == ["in", "out"]
+    assert overlaps(figure) == []
+
+
+@pytest.mark.parametrize("end", [0.0, math.log(3)])
+def test_entropies_at_an_end_are_inside_the_panel(end):
+    (axes,) = figures.entropies({"in": [np.full(9, end)]}, 3).axes
+    assert axes.get_ylim() == pytest.approx((-0.02, 1.02))
+    x, y = axes.lines[-1].get_data()
+    assert axes.get_xlim()[0] < x[-1] < axes.get_xlim()[1]
+    assert y[-1] == 1.0

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from papers import plots
 from pictures import overlaps, title
 
 from pyrofl import figures
@@ -150,17 +151,17 @@ def statistics(count):
 
 
 PANELS = {
-    "confidence_histogram": lambda n: figures.confidence_histogram(
+    "confidence_histogram": lambda n: plots.confidence_histogram(
         {f"model {i}": (RNG.random(99), RNG.random(99) > 0.5) for i in range(n)}
     ),
     "courses": lambda n: figures.courses(
         range(30), summary(30, n), [f"a long name of a coefficient {i}" for i in range(n)], "x", "y"
     ),
     "coverage": lambda n: figures.coverage({f"b[{i}]": {"a": RNG.random(99)} for i in range(n)}),
-    "distance": lambda n: figures.distance(
+    "distance": lambda n: plots.distance(
         {f"quantity {i}": {"a": np.exp(RNG.normal(size=(3, 9)))} for i in range(n)}
     ),
-    "histograms": lambda n: figures.histograms(
+    "histograms": lambda n: plots.histograms(
         {f"rate {i}": {"a": RNG.normal(size=50)} for i in range(n)}, "gain (points)"
     ),
     "lines": lambda n: figures.lines(
@@ -219,7 +220,7 @@ def reliability(models):
 
 
 CURVES = {
-    "after_epochs": lambda n: figures.after_epochs(
+    "after_epochs": lambda n: plots.after_epochs(
         [0, 1, 5], {f"method {m}": RNG.random((3, 3)) for m in range(n)}
     ),
     "curves": lambda n: figures.curves(scores(n)),
@@ -272,7 +273,7 @@ MISSING = {
     "differences": lambda: figures.differences({"a": {"x": (NAN,) * 3, "y": (1, 0, 2)}}, "points"),
     "entropies": lambda: figures.entropies({"a": [one_gap(9)]}, 10),
     "forest": lambda: figures.forest({"a": (one_gap(3), np.zeros(3), np.ones(3))}, "abc", "x"),
-    "histograms": lambda: figures.histograms({"a": {"b": one_gap(9)}}, "gain"),
+    "histograms": lambda: plots.histograms({"a": {"b": one_gap(9)}}, "gain"),
     "pooling": lambda: figures.pooling(
         np.arange(1, 4), (one_gap(3), np.ones(3)), (np.ones(3), np.ones(3)), 0.5, "y"
     ),
@@ -396,7 +397,7 @@ def test_levels_and_groups_of_a_conditional_effect_can_be_told_apart():
         (lambda: figures.entropies({"a": [[0.2, 1.5]]}, 3), "a has 1.5"),
         (lambda: figures.entropies({"a": []}, 3), "a has 0"),
         (
-            lambda: figures.confidence_histogram({"a": ([40.0, 90.0], [1, 0])}),
+            lambda: plots.confidence_histogram({"a": ([40.0, 90.0], [1, 0])}),
             "confidence has 40",
         ),
         (lambda: figures.confidence([1.0, -2.0], [1.0, 1.0], [1, 2]), "tau has -2"),
@@ -405,10 +406,10 @@ def test_levels_and_groups_of_a_conditional_effect_can_be_told_apart():
             lambda: figures.pooling([1, 2], ([1.0], [1.0]), ([1.0], [1.0]), 0.0, "t"),
             "size has 2, raw has 1",
         ),
-        (lambda: figures.distance({"m": {"a": [[1.0, 0.0]]}}), "m has 0"),
-        (lambda: figures.histograms({}, "x"), "panels_of has 0"),
+        (lambda: plots.distance({"m": {"a": [[1.0, 0.0]]}}), "m has 0"),
+        (lambda: plots.histograms({}, "x"), "panels_of has 0"),
         (lambda: figures.lines({}, "x", "y"), "clients has 0"),
-        (lambda: figures.alphas({}), "history has 0"),
+        (lambda: plots.alphas({}), "history has 0"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_in_one_line(draw, told):

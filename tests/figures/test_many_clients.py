@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.figure import Figure
+from papers import plots
 from pictures import overlaps, title
 
 from pyrofl import figures
@@ -60,7 +61,7 @@ def summary(clients: int):
 
 
 BY_CLIENT = {
-    "alphas": lambda n: figures.alphas({"a": RNG.dirichlet([1.0] * 3, (9, n))}, names(n)),
+    "alphas": lambda n: plots.alphas({"a": RNG.dirichlet([1.0] * 3, (9, n))}, names(n)),
     "clients": lambda n: figures.clients(
         torch.arange(1, n + 1), {"alone": RNG.random(n), "together": RNG.random(n)}, "accuracy"
     ),

@@ -9,19 +9,18 @@ import pytest
 import torch
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.colors import to_hex
-from pictures import overlaps
-from scipy.stats import t
-
-from pyrofl.figures import (
+from papers.plots import (
     after_epochs,
     alphas,
     confidence_histogram,
     distance,
-    entropies,
     histograms,
     simplex,
-    style,
 )
+from pictures import overlaps
+from scipy.stats import t
+
+from pyrofl.figures import style
 
 RNG = np.random.default_rng(0)
 
@@ -132,36 +131,6 @@ def test_the_histogram_counts_right_and_wrong_predictions():
     assert overlaps(figure) == []
 
 
-# Distributions of entropy.
-
-
-def test_every_client_has_its_distribution_and_every_data_set_a_color():
-    clients = {"in": [RNG.random(40) for _ in range(3)], "out": [1 + RNG.random(40)] * 2}
-    figure = entropies(clients, classes=10)
-    axes = figure.axes[0]
-    looks = [(line.get_color(), line.get_linewidth()) for line in axes.lines]
-    blue, orange = style.COLOURS[:2]
-    assert looks == [(blue, 0.7)] * 3 + [(blue, 2.4)] + [(orange, 0.7)] * 2 + [(orange, 2.4)]
-    together = np.sort(np.concatenate(clients["in"]))
-    x, y = axes.lines[3].get_data()
-    np.testing.assert_array_equal(x[1:], together)
-    np.testing.assert_allclose(y[1:], np.arange(1, 121) / 120)
-    low, high = axes.get_xlim()
-    assert low < 0 < math.log(10) < high  # a peak at either end is not cut off
-    assert "nats; at most log 10 = 2.30" in axes.get_xlabel()
-    assert labels(figure) == ["in", "out"]
-    assert overlaps(figure) == []
-
-
-@pytest.mark.parametrize("end", [0.0, math.log(3)])
-def test_entropies_at_an_end_are_inside_the_panel(end):
-    (axes,) = entropies({"in": [np.full(9, end)]}, 3).axes
-    assert axes.get_ylim() == pytest.approx((-0.02, 1.02))
-    x, y = axes.lines[-1].get_data()
-    assert axes.get_xlim()[0] < x[-1] < axes.get_xlim()[1]
-    assert y[-1] == 1.0
-
-
 # Curves.
 
 
@@ -208,7 +177,7 @@ def test_distances_have_a_band_of_95_percent_confidence():
 def test_pyplot_knows_of_no_figure_and_no_chance_is_used():
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     alphas(history(3, 2, 9))
-    entropies({"in": [RNG.random(9)]}, 3)
+    histograms({"in": {"a": RNG.random(9)}}, "points")
     assert Gcf.figs == {}
     assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
     assert len({to_hex(colour) for colour in style.COLOURS}) == len(style.COLOURS)

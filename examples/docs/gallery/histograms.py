@@ -1,8 +1,7 @@
 """One seed is not sufficient evidence: the figure has the gain of an ensemble for fifty seeds."""
 
 import numpy as np
-
-from pyrofl import figures
+from papers import plots
 
 random = np.random.default_rng(0)
 gains = {
@@ -12,4 +11,4 @@ gains = {
     }
     for lr, mean, sd in ((0.001, 1.3, 4.4), (0.003, -0.2, 8.3))
 }
-figure = figures.histograms(gains, "accuracy above FedAvg's (points)")
+figure = plots.histograms(gains, "accuracy above FedAvg's (points)")

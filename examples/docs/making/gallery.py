@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+from papers import plots
+
 from making.cards import capital
 from pyrofl import figures
 
 QUESTIONS = {
     "How sure is each client?": "shrinkage pooling forest narrowing entropies",
     "Are the intervals and probabilities right?": "coverage coverage_by_client ranks "
-    "reliability reliability_by_client confidence_histogram predictive_checks",
+    "reliability reliability_by_client predictive_checks",
     "How does a response depend on a covariate?": "conditional lines courses",
-    "Which method is best?": "comparison curves differences clients tuning after_epochs "
-    "histograms simplex",
-    "Has the fit converged, and to the right posterior?": "convergence distance cost watched",
-    "How do the clients and the model look?": "partition plates data_flow confidence alphas",
+    "Which method is best?": "comparison curves differences clients tuning",
+    "Has the fit converged, and to the right posterior?": "convergence cost watched",
+    "How do the clients and the model look?": "partition plates data_flow confidence",
+    "Figures of single papers (in examples/papers)": " ".join(plots.__all__),
 }
 
 
@@ -45,13 +47,23 @@ def entry(name: str, code: str) -> str:
     hint, _, lines = code.removeprefix('"""').partition('"""')
     return (
         f"# {name}\n\n{about(name)}. {' '.join(hint.split())}\n\n![{about(name)}]({name}.png)\n\n"
-        f"```python\n{lines.strip()}\n```\n\nArguments: {{py:func}}`pyrofl.figures.{name}`.\n"
+        f"```python\n{lines.strip()}\n```\n\n{arguments(name)}\n"
     )
+
+
+def arguments(name: str) -> str:
+    """Return where the arguments of a figure are described."""
+    if name in plots.__all__:
+        return (
+            "Run it in a clone with `PYTHONPATH=examples`. Arguments: `examples/papers/plots.py`."
+        )
+    return f"Arguments: {{py:func}}`pyrofl.figures.{name}`."
 
 
 def about(name: str) -> str:
     """Return what a figure shows, from the first line of its function."""
-    first = (getattr(figures, name).__doc__ or "").split("\n")[0]
+    module = plots if name in plots.__all__ else figures
+    first = (getattr(module, name).__doc__ or "").split("\n")[0]
     return capital(re.sub(r"^(Plot|Draw) ", "", first).rstrip("."))
 
 

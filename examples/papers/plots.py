@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["after_epochs", "alphas", "confidence_histogram", "distance"]
-__all__ += ["entropies", "histograms", "simplex"]
+__all__ = ["after_epochs", "alphas", "confidence_histogram", "distance", "histograms", "simplex"]
 
 COLUMNS = 4  # of panels
-THIN = 60  # clients with a line of their own
 TINIEST = np.finfo(float).tiny  # positive number
-ROUNDING = 1e-4  # of entropies in single precision
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])  # of the simplex, in the plane
 
 
@@ -175,46 +172,6 @@ def histograms(panels_of: Mapping[str, Mapping[str, Any]], across: str, bins: in
         axes.yaxis.set_major_locator(style.whole_numbers(6))
     note = many.missing(all_values)
     return with_legend(figure, grid, looks, note, title=f"Number of seeds by {across}{some}")
-
-
-def entropies(entropy: Mapping[str, Sequence[Any]], classes: int, ax: Axes | None = None) -> Figure:
-    """Plot the distribution of the clients' predictive entropy by data set (FedABML, figures 5, 6).
-
-    Distributions are cumulative: most entropies of confident models are near 0, where a density has
-    a peak that hides the rest.
-
-    Args:
-        entropy: data set -> of every client, the entropy of its predictions [N], in nats. Every
-            client is a thin line, all together a thick one.
-        classes: K; entropy is between 0 and log K.
-        ax: where to draw; None makes a figure.
-    """
-    from matplotlib.patheffects import Normal, Stroke
-
-    figure, axes = style.one_panel(5.8, 3.8, ax)
-    top = float(np.log(classes))
-    edge = [Stroke(linewidth=4, foreground="white"), Normal()]
-    every = {n: [np.asarray(v, dtype=float).ravel() for v in of] for n, of in entropy.items()}
-    many.refuse_lengths(entropy=every)
-    for name, of in every.items():
-        many.refuse_lengths(**{name: of})
-        many.refuse_outside(name, np.concatenate(of), -ROUNDING, top + ROUNDING)
-    for name, look in styles(every).items():
-        clients = [value[np.isfinite(value)] for value in every[name]]
-        thin: dict[str, Any] = {"color": look["color"], "lw": 0.7, "alpha": 0.4}
-        for value in many.some([value for value in clients if len(value)], THIN):
-            axes.ecdf(value, **thin)
-        thick = {"color": look["color"], "linewidth": 2.4, "label": name, "path_effects": edge}
-        axes.ecdf(np.concatenate(clients), zorder=3, **thick)
-    axes.set(xlim=(-0.02 * top, 1.02 * top), ylim=(-0.02, 1.02))
-    axes.set_ylabel("predictions (cumulative fraction)")
-    axes.set_xlabel(f"entropy of the prediction (nats; at most log {classes} = {top:.2f})")
-    most = max(map(len, every.values()))
-    lines = "one client each" if most <= THIN else f"{THIN} of {most:,} clients"
-    gaps = many.missing(np.concatenate([value for of in every.values() for value in of]))
-    note = many.notes(f"thin: {lines}; thick: all of them", gaps)
-    title = "Uncertainty of predictions: curves further right are less certain"
-    return with_legend(figure, [axes], note=note, ax=ax, title=title)
 
 
 def after_epochs(
