@@ -84,7 +84,10 @@ class Declared:
                 for name, value in values.items()
             }
             run = traced(poutine.condition(self.program, alone), both, 1, 1.0)
-            for name, density in _densities(run, both).items():
+            densities = _densities(run, both)
+            if densities.keys() != at_all.keys():
+                return  # a site of one branch alone, which the validation of the method explains
+            for name, density in densities.items():
                 together = at_all[name]
                 one = together[s] if len(together) > 1 else together[0]
                 if not torch.allclose(one, density[0], rtol=1e-3, atol=1e-3, equal_nan=True):
@@ -103,6 +106,8 @@ class Declared:
             if site["type"] != "sample" or not site["is_observed"] or name in self.values:
                 continue
             fn, value = site["fn"], site["value"]
+            if not _is_valid(fn, value):
+                continue  # the validation of the method explains it
             bounds = vars(base_of(fn).support).values() if value.is_floating_point() else ()
             if fn.event_dim or not bounds or any(isinstance(v, Tensor) for v in bounds):
                 continue
@@ -236,12 +241,25 @@ class Declared:
         return traced(poutine.condition(self.program, first), batch, DRAWS, 1.0)
 
 
+def _is_valid(fn: Any, value: Any) -> bool:
+    """Return whether a site has a tensor, and a distribution with parameters in their ranges."""
+    if not isinstance(value, Tensor) or not hasattr(fn, "log_prob"):
+        return False
+    base = base_of(fn)
+    ranges = getattr(base, "arg_constraints", {})
+    known = {name: getattr(base, name, None) for name in ranges}
+    return all(
+        bool(ranges[name].check(v).all()) for name, v in known.items() if isinstance(v, Tensor)
+    )
+
+
 def _densities(trace: Any, batch: Batch) -> dict[str, Tensor]:
     """Return the log densities [S, C] of the sites of a trace, by name."""
     found = {}
     with pyro.validation_enabled(False):
         for name, site in (*latent(trace), *observed(trace)):
-            if not isinstance(base_of(site["fn"]), dist.ImproperUniform):
+            fn = site["fn"]
+            if _is_valid(fn, site["value"]) and not isinstance(base_of(fn), dist.ImproperUniform):
                 found[name] = per_draw(weighed(site, log_prob(name, site)), len(batch))
     return found
 
