@@ -280,6 +280,14 @@ def log_prob(name: str, site: Any) -> Tensor:
         return cast("Tensor", site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"]))
     except ValueError as error:
         raise ValueError(f"site {name!r}: {error}") from error
+    except RuntimeError as error:
+        value = site["value"]
+        if "can't be cast" not in str(error) or value.is_floating_point():
+            raise
+        raise ValueError(
+            f"site {name!r}: its values are {str(value.dtype).removeprefix('torch.')}, and its "
+            f"{type(base_of(site['fn'])).__name__} needs numbers; use obs=batch.y.to(batch.x.dtype)"
+        ) from error
 
 
 def weighed(site: Any, value: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from pyrofl.inference.monitoring.status import ConvergenceStatus
 from pyrofl.inference.posteriors.importance_sampling import BAD, ENOUGH, Weights
-from pyrofl.inference.posteriors.tail_shapes import ESTIMATES, SURE
+from pyrofl.inference.posteriors.tail_shapes import ESTIMATES
 
 YES = "yes"
 RICHER = (
@@ -36,13 +35,11 @@ def heavy_tail(weights: Weights) -> str:
 
 
 def heavy_estimates(weights: Weights) -> str:
-    """Return which means and standard deviations have too large a Pareto k, beyond its error."""
-    sure = SURE / (3 * math.sqrt(weights.tried)) ** 0.5  # of an error of (1 + k) / sqrt(tail)
-    limit = (BAD + sure) / (1 - sure)
+    """Return which means and standard deviations have too large a Pareto k."""
     found = []
     for site, value in weights.shapes.items():
         for name, k in zip(ESTIMATES, value, strict=True):
-            if k.numel() and float(k.max()) > limit:
+            if k.numel() and float(k.max()) > BAD:
                 found.append(f"{float(k.max()):.2f} for the {name} of {site}")
     return ", ".join(found)
 

@@ -197,6 +197,12 @@ class Look:
         same = not any(v.numel() > 1 for v in bounds) and support.event_dim == 0
         if same and value is self.batch.y and not len(odd):
             odd = self.data.y[~support.check(self.data.y)]
+        if len(odd) and any(v.numel() > 1 for v in bounds):
+            raise ValueError(
+                f"a response {name!r} of the data is {odd.flatten()[0].item():g}, outside the "
+                "support of its distribution at a draw of the prior: the support depends on other "
+                "sites; use a distribution with a fixed support"
+            )
         if len(odd):
             raise ValueError(
                 f"a response {name!r} of the data is {odd.flatten()[0].item():g}, outside the "

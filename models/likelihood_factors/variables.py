@@ -152,7 +152,7 @@ def mirror_images(layout: Layout, u: Tensor) -> list[tuple[str, Tensor]]:
     """Return paths of `ModeSearch` from shared variables u [d] to their mirror images, [2, d] each.
 
     Signs are changed of each site, each two, all sites, and each entry. Positive variables keep
-    theirs, as they are logarithms here.
+    theirs, as they are logarithms here. Sites of equal sizes and supports exchange their values.
     """
     parts = torch.arange(len(u)).split([len(site.mean) for site in layout.sites])
     places = {site.name: part for site, part in zip(layout.sites, parts, strict=True)}
@@ -173,6 +173,13 @@ def mirror_images(layout: Layout, u: Tensor) -> list[tuple[str, Tensor]]:
         flipped = torch.tensor(values, dtype=u.dtype)
         path = torch.stack([u * (1 - flipped), u * (1 - 2 * flipped)])
         found.append((f"{name} has the other sign", path))
+    kinds = {site.name: (len(site.mean), type(site.transform)) for site in layout.sites}
+    for one, other in combinations(places, 2) if len(places) <= FLIPPED else ():
+        if kinds[one] == kinds[other]:
+            image = u.clone()
+            image[places[one]], image[places[other]] = u[places[other]], u[places[one]]
+            path = torch.stack([(u + image) / 2, image])
+            found.append((f"{one} and {other} exchange their values", path))
     return found
 
 

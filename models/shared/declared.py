@@ -91,6 +91,14 @@ class Declared:
                 together = at_all[name]
                 one = together[s] if len(together) > 1 else together[0]
                 if not torch.allclose(one, density[0], rtol=1e-3, atol=1e-3, equal_nan=True):
+                    again = _densities(
+                        traced(poutine.condition(self.program, values), both, TOGETHER, 1.0), both
+                    )
+                    if not torch.allclose(again[name], together, equal_nan=True):
+                        raise ValueError(
+                            f"the density of site {name!r} changes from run to run at the same "
+                            "values of all sites: draw random numbers by pyro.sample alone"
+                        )
                     raise ValueError(
                         f"the density of site {name!r} at one draw depends on other draws of the "
                         "same run: use batched operations, such as torch.where instead of if, and "

@@ -193,7 +193,7 @@ GAPS: tuple[tuple[str, str, str], ...] = (
     ("priors.student_t(_)", "df", NO_POSITIVE),
     ("priors.proximal(_)", "strength", NO_POSITIVE.removeprefix("0 ")),
     ("guides.mean_field(net.shapes,init_scale=_)", "init_scale", NO_POSITIVE),
-    ("fedavg.build(_)", "net", "None 3 'mlp' nn.Linear(4,3) module {}"),
+    ("fedavg.build(_)", "net", "None 3 'mlp' {}"),
     ("fedavg.build(net,likelihood=_)", "likelihood", "3 'normal' [] {} nan"),
     ("fedavg.build(net,guide=_)", "guide", "3 'normal' [] nan"),
     ("fedavg.build(net,aggregation=_)", "aggregation", "3 'nothing' [] nan None {} ''"),

@@ -194,8 +194,8 @@ def test_a_list_that_no_t_distribution_can_check_is_said(sd, doubt, monkeypatch)
 
 
 def test_estimates_with_a_heavy_tail_are_named():
-    """A mean and a standard deviation that do not exist; errors of k are allowed for."""
-    shapes = torch.tensor([[0.8, 1.2], [0.9, 2.1], [0.2, 0.2], [0.2, 0.2]])[:, None]
+    """A mean and a standard deviation that do not exist, or whose errors cannot be known."""
+    shapes = torch.tensor([[0.6, 1.2], [0.69, 2.1], [0.2, 0.2], [0.2, 0.2]])[:, None]
     found = Weights(torch.tensor([0.2]), torch.tensor([3000.0]), 5000, "", {"beta": shapes})
     assert heavy_estimates(found) == "1.20 for the mean of beta, 2.10 for the sd of beta"
     assert heavy_estimates(found._replace(shapes={"beta": shapes[..., :1]})) == ""

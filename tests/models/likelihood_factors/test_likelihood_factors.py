@@ -561,6 +561,33 @@ def test_a_frequency_is_right_or_another_mode_is_reported(seed):
     assert right or run.status.kind == "not converged", run.status
 
 
+def test_exchanged_values_of_two_sites_are_a_second_mode():
+    """The prior tells the components of a mixture apart a little; the draws have one labeling."""
+
+    def mixture(received, local, batch):
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(-0.3, 3.0))
+            b = pyro.sample("b", dist.Normal(0.3, 3.0))
+            with batch.rows():
+                each = torch.stack([batch.y - a, batch.y - b]) / 0.3
+                pyro.factor("y", (-each.square() / 2).logsumexp(0))
+
+    rng = np.random.default_rng(0)
+    means = rng.choice([-2.0, 2.0], 18)
+    y = torch.tensor(means + 0.3 * rng.normal(size=18))
+    data = Federation.from_arrays(
+        {f"c{j}": (torch.zeros(len(part), 1), part) for j, part in enumerate(y.split([2, 9, 7]))}
+    )
+    method = likelihood_factors.hierarchical(mixture, data, shared="a b")
+    run = pyrofl.fit(method, data, progress=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        drawn = run.to_arviz(draws=FEW)["posterior"]
+    both = 0.01 < float((drawn["a"] < drawn["b"]).mean()) < 0.99
+    said = run.status.kind != "converged"
+    assert both or said, [str(one.message) for one in caught]
+
+
 def test_one_sign_is_not_reported_as_two():
     data = of_mean(0.1)  # the posterior has both signs
     method = likelihood_factors.hierarchical(heavy_tails, data, shared="a")

@@ -121,3 +121,23 @@ def test_draws_of_one_run_may_share_constants():
         return dist.Normal(effect + torch.linspace(0.0, 1.0, 3).sum(), 1.0)
 
     pyrofl.hierarchical(program(shifted), clients([0.5]), shared="mu")
+
+
+def test_boolean_responses_of_a_program_are_refused_with_a_remedy():
+    data = pyrofl.Federation.from_arrays(
+        {name: (np.ones((2, 1)), np.array([True, False])) for name in "ab"}
+    )
+
+    def bernoulli(mu, effect):
+        return dist.Bernoulli(logits=effect)
+
+    with pytest.raises(ValueError, match=r"its values are int64.*use obs=batch\.y\.to"):
+        pyrofl.hierarchical(program(bernoulli), data, shared="mu")
+
+
+def test_random_numbers_of_a_program_are_named():
+    def noisy(mu, effect):
+        return dist.Normal(effect + torch.randn(()), 1.0)
+
+    with pytest.raises(ValueError, match=r"changes from run to run .* by pyro.sample alone"):
+        pvi.hierarchical(program(noisy), clients([0.5]), shared="mu")
